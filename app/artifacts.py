@@ -1,0 +1,80 @@
+"""The trained model in the model directory: written aside, then renamed, so that it is whole or absent."""
+
+import json
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+import torchvision
+from torch import nn
+
+
+def check_writable(model_dir: Path) -> None:
+    """Create `model_dir` if need be; ValueError if nothing can be written there, before any time is spent training."""
+    try:
+        model_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=model_dir):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"SM_MODEL_DIR: {model_dir} cannot be written ({error.strerror}); allowed is a writable folder"
+        ) from None
+
+
+def save(
+    model_dir: Path, model: pl.LightningModule, datamodule: pl.LightningDataModule, metrics: dict[str, float], revision: str
+) -> Path:
+    """Write model.pt and model.json and return the path of model.pt.
+
+    model.pt is the state dict of `model.network`, or of the whole module if it has none of that name, on the CPU;
+    `torch.load(..., weights_only=True)` reads it. model.json says what it is and how to feed it: class path, classes,
+    input shape, normalisation, metrics, versions, revision.
+    """
+    network = getattr(model, "network", model)
+    network = network if isinstance(network, nn.Module) else model
+    state = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+    normalized = getattr(datamodule, "normalize", False)
+    classes = getattr(datamodule, "classes", None)
+    description = {
+        "class_path": _class_path(network),
+        "module_class_path": _class_path(model),
+        "data_class_path": _class_path(datamodule),
+        "num_classes": getattr(datamodule, "num_classes", None),
+        "classes": list(classes) if classes else None,
+        "input_shape": list(getattr(datamodule, "dims", None) or []) or None,
+        "input_range": [0.0, 1.0],
+        "normalization": {key: list(getattr(datamodule, key)) for key in ("mean", "std")}
+        if normalized and hasattr(datamodule, "mean")
+        else None,
+        "metrics": metrics,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "torchvision": torchvision.__version__,
+            "pytorch_lightning": pl.__version__,
+        },
+        "revision": revision,
+    }
+    _write(model_dir / "model.pt", lambda file: torch.save(state, file))
+    _write(model_dir / "model.json", lambda file: file.write(json.dumps(description, indent=2).encode() + b"\n"))
+    return model_dir / "model.pt"
+
+
+def _class_path(instance: object) -> str:
+    return f"{type(instance).__module__}.{type(instance).__qualname__}"
+
+
+def _write(path: Path, write) -> None:
+    """Call `write` with a file beside `path`, put it on the disk and rename it to `path`."""
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        with aside.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

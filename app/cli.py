@@ -1,0 +1,102 @@
+"""Flags to objects: class defaults < SageMaker's directories < trainer.yaml < flags. Reads no environment variable."""
+
+import difflib
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from jsonargparse import ArgumentError
+from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import TensorBoardLogger
+
+from app import data, model
+from app.environment import Environment
+from app.progress import LogProgress
+
+
+class Logger(TensorBoardLogger):
+    """TensorBoard, with the flags that people set.
+
+    Args:
+        save_dir: Folder or s3:// address of the logs.
+        name: Sub-folder of this experiment.
+        version: Sub-folder of this run; the next free number if it is not given.
+        flush_secs: Seconds after which what was logged is written.
+    """
+
+    def __init__(
+        self, save_dir: str, name: str = "lightning_logs", version: int | str | None = None, flush_secs: int = 120
+    ) -> None:
+        super().__init__(save_dir, name=name, version=version, flush_secs=flush_secs)
+
+
+class CLI(LightningCLI):
+    """Parses `args` (sys.argv's if None) and makes `trainer`, `model` and `datamodule` of them.
+
+    ValueError, ArgumentError or MisconfigurationException says in one line which flag is wrong.
+    """
+
+    def __init__(self, environment: Environment, args: list[str] | None = None) -> None:
+        self.environment = environment
+        # --optimizer is meant to override what the model would choose: no news to whoever gave it.
+        warnings.filterwarnings("ignore", message=".*configure_optimizers` will be overridden")
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            parser_kwargs={
+                "default_config_files": [str(Path(__file__).with_name("trainer.yaml"))],
+                "exit_on_error": False,  # raise instead of printing the usage and leaving
+            },
+            save_config_kwargs={"overwrite": True},
+            load_from_checkpoint_support=False,  # it puts objects into checkpoints that weights_only=True refuses
+            run=False,
+            args=args,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the namespaces logger, checkpoint and progress, and SageMaker's directories as defaults."""
+        parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
+        parser.add_class_arguments(Logger, "logger")
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(LogProgress, "progress")
+        channels, training_dir = self.environment.channels, self.environment.training_dir
+        datamodule = {"class_path": f"{data.__name__}.{'CIFAR10' if channels else 'Digits'}DataModule"}
+        parser.set_defaults(
+            {
+                "model": {"class_path": f"{model.__name__}.ResNet18"},
+                "data": datamodule | ({"init_args": {"data_dir": str(training_dir)}} if training_dir else {}),
+                "trainer.num_nodes": len(self.environment.hosts),
+                "logger.save_dir": str(self.environment.output_data_dir / "tensorboard"),
+                "checkpoint.dirpath": str(self.environment.checkpoint_dir),
+            }
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse what this machine cannot do, and read -1 devices as all there are, on a CPU too."""
+        accelerator = self.config.trainer.accelerator
+        if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+            raise ValueError(
+                f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu and auto, or start "
+                "it where there is a GPU"
+            )
+        if self.config.trainer.devices in (-1, "-1"):
+            self.config.trainer.devices = "auto"
+
+    def instantiate_trainer(self, **kwargs) -> Trainer:
+        """Return the trainer with the logger of its own namespace, and either a progress bar or log lines."""
+        trainer = self.config_init.trainer
+        if sys.stdout.isatty():
+            self.parser.callback_keys.remove("progress")
+        else:
+            trainer.enable_progress_bar = False
+        if trainer.enable_checkpointing is False:
+            self.parser.callback_keys.remove("checkpoint")
+        if trainer.logger in (None, True):
+            trainer.logger = self.config_init.logger
+        return super().instantiate_trainer(**kwargs)

@@ -1,0 +1,110 @@
+"""The one reader of `SM_*` and of the files in /opt/ml/input/config.
+
+The SageMaker training toolkit exports the `SM_*` variables to the program it runs (aws/sagemaker-training-toolkit,
+README, "Environment variables"). `Environment.read` turns them into one typed value that the rest of the
+application is handed; outside SageMaker, where there are none, the defaults below hold.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# SDK 3's ModelTrainer ships the job's source and its own drivers as channels: they are no training data.
+CODE_CHANNELS = {"code", "sm_drivers"}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What SageMaker tells a training container, or what takes its place on a desk."""
+
+    hosts: tuple[str, ...] = ("localhost",)
+    """All hosts of the job, as SageMaker sorts them (by text: algo-1, algo-10, algo-2)."""
+    current_host: str = "localhost"
+    """This host, one of `hosts`."""
+    num_gpus: int = 0
+    """GPUs of this host that the toolkit counted."""
+    channels: Mapping[str, Path] = field(default_factory=dict)
+    """Input folder of each data channel by name, the code channels of SDK 3 left out."""
+    model_dir: Path = Path("output/model")
+    """Where the trained model goes; SageMaker uploads it as model.tar.gz."""
+    output_data_dir: Path = Path("output/data")
+    """Where logs go; SageMaker uploads it as output.tar.gz."""
+    checkpoint_dir: Path = Path("output/data/checkpoints")
+    """Where checkpoints go: the job's checkpoint folder if it has one, else below `output_data_dir`."""
+    revision: str = "unknown"
+    """Commit that the image was built from."""
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
+        """Return the environment that `variables` describe; ValueError names the variable that contradicts itself."""
+        hosts = tuple(_json(variables, "SM_HOSTS", list, list(cls.hosts)))
+        current_host = variables.get("SM_CURRENT_HOST", hosts[0] if len(hosts) == 1 else "")
+        if current_host not in hosts:
+            raise ValueError(f"SM_CURRENT_HOST: found {current_host!r}, allowed is one of SM_HOSTS: {', '.join(hosts)}")
+        output_data_dir = Path(variables.get("SM_OUTPUT_DATA_DIR", cls.output_data_dir))
+        return cls(
+            hosts=hosts,
+            current_host=current_host,
+            num_gpus=int(variables.get("SM_NUM_GPUS") or 0),
+            channels=_channels(variables),
+            model_dir=Path(variables.get("SM_MODEL_DIR", cls.model_dir)),
+            output_data_dir=output_data_dir,
+            checkpoint_dir=_checkpoint_dir(variables) or output_data_dir / "checkpoints",
+            revision=variables.get("SAGEMAKER_LIGHTNING_REVISION") or cls.revision,
+        )
+
+    @property
+    def training_dir(self) -> Path | None:
+        """Folder of the channel `training`, or of the only channel there is; None if that leaves none or a choice."""
+        if "training" in self.channels:
+            return self.channels["training"]
+        return next(iter(self.channels.values())) if len(self.channels) == 1 else None
+
+
+def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the file that becomes the job's FailureReason, None outside SageMaker; apart, as reading may fail."""
+    return Path(variables["SM_OUTPUT_DIR"], "failure") if "SM_OUTPUT_DIR" in variables else None
+
+
+def _json(variables: Mapping[str, str], name: str, kind: type, default):
+    """Return variable `name` decoded, which must be a non-empty JSON value of type `kind`, or `default` if unset."""
+    if name not in variables:
+        return default
+    try:
+        value = json.loads(variables[name])
+    except json.JSONDecodeError:
+        value = None
+    if not isinstance(value, kind) or (kind is list and not value and default):
+        raise ValueError(f"{name}: found {variables[name]!r}, allowed is a JSON {kind.__name__} that is not empty")
+    return value
+
+
+def _channels(variables: Mapping[str, str]) -> dict[str, Path]:
+    """Return the folder of each channel in SM_CHANNELS that is data; the toolkit upper-cases names and nothing more."""
+    names = _json(variables, "SM_CHANNELS", list, [])
+    if not names:  # a desk without the toolkit: SM_CHANNEL_TRAINING alone is enough
+        names = [key.removeprefix("SM_CHANNEL_").lower() for key in variables if key.startswith("SM_CHANNEL_")]
+    missing = [name for name in names if f"SM_CHANNEL_{name.upper()}" not in variables]
+    if missing:
+        raise ValueError(f"SM_CHANNELS names {missing[0]!r}, but SM_CHANNEL_{missing[0].upper()} is not set")
+    return {name: Path(variables[f"SM_CHANNEL_{name.upper()}"]) for name in sorted(names) if name not in CODE_CHANNELS}
+
+
+def _checkpoint_dir(variables: Mapping[str, str]) -> Path | None:
+    """Return the job's checkpoint folder, if it has one.
+
+    SageMaker sets no variable for it: the only signs are checkpointconfig.json (its `LocalPath`) and the
+    folder /opt/ml/checkpoints itself; SM_CHECKPOINT_DIR is for whoever wants to say so by hand.
+    """
+    if "SM_CHECKPOINT_DIR" in variables:
+        return Path(variables["SM_CHECKPOINT_DIR"])
+    config = Path(variables.get("SM_INPUT_CONFIG_DIR", "/nonexistent"), "checkpointconfig.json")
+    if config.is_file():
+        try:
+            return Path(json.loads(config.read_text())["LocalPath"])
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{config}: allowed is a JSON object with LocalPath, found {error}") from None
+    folder = Path(variables.get("SM_MODEL_DIR", "/nonexistent/model")).parent / "checkpoints"
+    return folder if folder.is_dir() else None

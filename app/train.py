@@ -1,0 +1,52 @@
+"""Trains a model and writes it down: environment and flags -> fit -> test -> export.
+
+    python app/train.py --data=CIFAR10DataModule --data.data_dir=DIR --trainer.max_epochs=5     on a desk
+    docker run IMAGE train                                                                      as SageMaker does
+    docker run IMAGE python app/train.py --help                                                 all flags
+
+`app/train_multi_node.py` and `app/train_torchrun.py` start it on several nodes or devices. Without SageMaker's
+variables everything goes below ./output.
+"""
+
+import sys
+
+import torch
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+from pytorch_lightning.utilities.model_helpers import is_overridden
+
+from app import artifacts
+from app.cli import CLI
+from app.environment import Environment, failure_file
+from app.failures import reported
+
+
+def main(args: list[str] | None = None) -> None:
+    """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
+    with reported(failure_file()):
+        environment = Environment.read()
+        artifacts.check_writable(environment.model_dir)
+        cli = CLI(environment, args)
+        try:
+            cli.trainer.fit(cli.model, cli.datamodule)
+        except SIGTERMException:  # a SystemExit without a status: half a model would look like a whole one
+            sys.exit(143)
+        export(cli, environment)
+
+
+def export(cli: CLI, environment: Environment) -> None:
+    """Test the best model and write it to the model directory; no rank returns before it is there."""
+    best = cli.config_init.checkpoint.best_model_path
+    if best:
+        cli.model.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["state_dict"])
+    metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
+    if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule):
+        metrics |= cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
+    if cli.trainer.is_global_zero:
+        path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, environment.revision)
+        print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
+        print(f"model: {path}\nlogs: {environment.output_data_dir}\ncheckpoints: {environment.checkpoint_dir}", flush=True)
+    cli.trainer.strategy.barrier("artifacts")
+
+
+if __name__ == "__main__":
+    main()

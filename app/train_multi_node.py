@@ -1,0 +1,22 @@
+"""Starts app/train.py on this node, where Lightning starts one process for each device.
+
+    docker run IMAGE train              it is the image's SAGEMAKER_PROGRAM: the toolkit runs it on every node
+    python app/train_multi_node.py FLAGS
+"""
+
+import os
+
+from app import rendezvous, train
+from app.environment import Environment, failure_file
+from app.failures import reported
+
+
+def main(args: list[str] | None = None) -> None:
+    """Set what the user has not set of torch.distributed's variables, and train."""
+    with reported(failure_file()):
+        os.environ.update(rendezvous.torch_distributed(Environment.read()) | os.environ)
+    train.main(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+#!/bin/bash
+# The image's entry point: activates the environment, prepares what a bare container lacks, and becomes the command.
+#
+#   docker run IMAGE train                     trains, with whatever of /opt/ml is mounted; with nothing mounted, too
+#   docker run IMAGE python app/train.py ...   any other command, in the environment
+#
+# `make train` runs it without Docker, on the folder SAGEMAKER_BASE_DIR in place of /opt/ml.
+set -euo pipefail
+
+home=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+conda=/opt/conda/envs/sagemaker-lightning
+base=${SAGEMAKER_BASE_DIR:-/opt/ml}
+
+fail() {
+    echo "error: $1" >&2
+    { echo "error: $1" >"$base/output/failure"; } 2>/dev/null || true
+    exit 1
+}
+
+# What `conda activate` does, without starting conda (half a second) and without a login shell.
+activate() {
+    [[ -d $conda ]] || return 0
+    export CONDA_PREFIX=$conda CONDA_DEFAULT_ENV=${conda##*/} PATH="$conda/bin:$PATH"
+    local script
+    set +u # the packages' scripts are not written for strict shells
+    for script in "$conda"/etc/conda/activate.d/*.sh; do
+        # shellcheck disable=SC1090
+        [[ -r $script ]] && . "$script"
+    done
+    set -u
+}
+
+# The toolkit exits 0 in silence, having done nothing, where a file below is missing or output/ cannot be written.
+prepare() {
+    mkdir -p "$base"/{input/config,input/data,model,output/data,code} 2>/dev/null ||
+        fail "$base: its folders cannot be made; allowed is a writable $base (is it mounted read-only, or this user not root?)"
+    rm -f "$base"/output/{success,failure} 2>/dev/null || true # an earlier run's, where the folder is used again
+    { head -c 4096 /dev/zero >"$base/output/.probe"; } 2>/dev/null ||
+        fail "$base/output: cannot be written or is full; allowed is a writable folder with space left"
+    rm -f "$base/output/.probe"
+
+    local interface=lo
+    [[ -e /sys/class/net/eth0 ]] && interface=eth0
+    provide hyperparameters.json '{}'
+    provide resourceconfig.json \
+        "{\"current_host\": \"localhost\", \"hosts\": [\"localhost\"], \"network_interface_name\": \"$interface\"}"
+    provide inputdataconfig.json "$(channels)"
+
+    # The application is baked outside /opt/ml, which belongs to AWS; the toolkit runs what is in code/. A job's own
+    # source comes there too, but only if the folder is empty.
+    if ! names sagemaker_submit_directory && [[ ! -e $base/code/app ]]; then
+        cp -R "$home/app" "$base/code/app" || fail "$base/code: the application cannot be copied there"
+    fi
+    # The toolkit lets the image's program win over the job's.
+    if names sagemaker_program; then unset SAGEMAKER_PROGRAM; fi
+}
+
+provide() {
+    [[ -e $base/input/config/$1 ]] || { echo "$2" >"$base/input/config/$1"; } 2>/dev/null ||
+        fail "$base/input/config/$1: is missing and cannot be written; mount the folder writable, or with that file in it"
+}
+
+names() {
+    grep -q "\"$1\"" "$base/input/config/hyperparameters.json"
+}
+
+# Each folder that is mounted under input/data is a channel.
+channels() {
+    local folder list=""
+    for folder in "$base"/input/data/*/; do
+        [[ -d $folder ]] || continue
+        list+="${list:+, }\"$(basename "$folder")\": {\"TrainingInputMode\": \"File\"}"
+    done
+    echo "{$list}"
+}
+
+activate
+if [[ ${1-} == train ]]; then
+    (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
+    prepare
+fi
+exec "$@"
