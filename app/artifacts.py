@@ -20,12 +20,16 @@ def check_writable(model_dir: Path) -> None:
             pass
     except OSError as error:
         raise ValueError(
-            f"SM_MODEL_DIR: {model_dir} cannot be written ({error.strerror}); allowed is a writable folder"
+            f"{model_dir}: the model cannot be written there ({error.strerror}); allowed is a writable folder"
         ) from None
 
 
 def save(
-    model_dir: Path, model: pl.LightningModule, datamodule: pl.LightningDataModule, metrics: dict[str, float], revision: str
+    model_dir: Path,
+    model: pl.LightningModule,
+    datamodule: pl.LightningDataModule,
+    metrics: dict[str, float],
+    revision: str,
 ) -> Path:
     """Write model.pt and model.json and return the path of model.pt.
 

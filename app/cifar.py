@@ -97,6 +97,8 @@ def _files(folder: Path, names: tuple[str, ...], channel: str) -> Iterator[tuple
                 name = Path(member.name).name
                 if member.isreg() and name in names and member.size <= MAX_BYTES:
                     yield name, archive.extractfile(member).read()
+            while archive.fileobj.read(2**20):  # to its end, where gzip keeps the checksum
+                pass
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:  # OSError: gzip's checksum
         raise ValueError(f"{channel}: {ARCHIVE} is damaged or incomplete ({error}); copy it again") from None
 

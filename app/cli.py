@@ -1,7 +1,6 @@
 """Flags to objects: class defaults < SageMaker's directories < trainer.yaml < flags. Reads no environment variable."""
 
-import difflib
-import re
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -12,8 +11,9 @@ from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from app import data, model
+from app import data, flags, model
 from app.environment import Environment
 from app.progress import LogProgress
 
@@ -34,16 +34,25 @@ class Logger(TensorBoardLogger):
         super().__init__(save_dir, name=name, version=version, flush_secs=flush_secs)
 
 
+def _quiet() -> None:
+    """Leave out of the log what a person cannot act on."""
+    # --optimizer is meant to override what the model would choose: no news to whoever gave it.
+    warnings.filterwarnings("ignore", message=".*configure_optimizers` will be overridden")
+    # Lightning 2.6 with torch 2.15, on itself.
+    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")
+    # Lightning's advertisements.
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "Tip:" not in record.msg)
+
+
 class CLI(LightningCLI):
     """Parses `args` (sys.argv's if None) and makes `trainer`, `model` and `datamodule` of them.
 
-    ValueError, ArgumentError or MisconfigurationException says in one line which flag is wrong.
+    ValueError says in one line which flag is wrong.
     """
 
     def __init__(self, environment: Environment, args: list[str] | None = None) -> None:
         self.environment = environment
-        # --optimizer is meant to override what the model would choose: no news to whoever gave it.
-        warnings.filterwarnings("ignore", message=".*configure_optimizers` will be overridden")
+        _quiet()
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -52,6 +61,7 @@ class CLI(LightningCLI):
             parser_kwargs={
                 "default_config_files": [str(Path(__file__).with_name("trainer.yaml"))],
                 "exit_on_error": False,  # raise instead of printing the usage and leaving
+                "allow_abbrev": False,  # a misspelt flag is a mistake, not another flag's short name
             },
             save_config_kwargs={"overwrite": True},
             load_from_checkpoint_support=False,  # it puts objects into checkpoints that weights_only=True refuses
@@ -61,7 +71,7 @@ class CLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the namespaces logger, checkpoint and progress, and SageMaker's directories as defaults."""
-        parser.link_arguments("data.num_classes", "model.init_args.num_classes", apply_on="instantiate")
+        parser.link_arguments("data", "model.init_args.num_classes", self._num_classes, apply_on="instantiate")
         parser.add_class_arguments(Logger, "logger")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(LogProgress, "progress")
@@ -77,16 +87,57 @@ class CLI(LightningCLI):
             }
         )
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: list[str] | None) -> None:
+        """Parse `args`; the parser's many lines become one."""
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            raise ValueError(flags.explain(error, parser)) from None
+
     def before_instantiate_classes(self) -> None:
         """Refuse what this machine cannot do, and read -1 devices as all there are, on a CPU too."""
         accelerator = self.config.trainer.accelerator
         if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
             raise ValueError(
-                f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu and auto, or start "
-                "it where there is a GPU"
+                f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu and auto; or "
+                "start it where there is a GPU"
+            )
+        channels, chosen = self.environment.channels, self.config.data
+        if len(channels) > 1 and chosen.class_path.endswith("CIFAR10DataModule") and not chosen.init_args.data_dir:
+            raise ValueError(
+                f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the training data "
+                "`training`, or give its folder"
             )
         if self.config.trainer.devices in (-1, "-1"):
             self.config.trainer.devices = "auto"
+
+    def instantiate_classes(self) -> None:
+        """Make the objects; what a class's code has against a flag is raised as it was, not as the parser tells it."""
+        try:
+            super().instantiate_classes()
+            return
+        except ValueError as error:
+            first = error
+            while cause := first.__cause__ or (None if first.__suppress_context__ else first.__context__):
+                first = cause
+        raise first
+
+    def _num_classes(self, datamodule: LightningDataModule) -> int | None:
+        """Return what the data says, or else the flag; None, which goes nowhere, if the model has no such parameter."""
+        settings = self.config.model.get("init_args", {})
+        if "num_classes" not in settings:
+            return None
+        given = settings["num_classes"]
+        found = getattr(datamodule, "num_classes", given)
+        name = type(datamodule).__name__
+        if found is None:
+            raise ValueError(f"--model.num_classes: not given, and {name} does not say how many classes it has")
+        if given not in (None, found):
+            raise ValueError(
+                f"--model.num_classes: found {given}, but {name} has {found} classes; leave the flag out, it is taken "
+                "from the data"
+            )
+        return found
 
     def instantiate_trainer(self, **kwargs) -> Trainer:
         """Return the trainer with the logger of its own namespace, and either a progress bar or log lines."""
@@ -99,4 +150,7 @@ class CLI(LightningCLI):
             self.parser.callback_keys.remove("checkpoint")
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise ValueError(f"--trainer: {error}") from None

@@ -103,7 +103,7 @@ class ResidentDataModule(LightningDataModule):
     predict_dataloader = test_dataloader
 
     def _loader(self, split: str, **options) -> ResidentLoader:
-        """Return a loader of `split` on the trainer's device, for its rank; one process on the CPU without a trainer."""
+        """Return a loader of `split` on the trainer's device, for its rank; without a trainer, one on the CPU."""
         trainer = self.trainer
         if trainer:
             self.sets[split] = self.sets[split].to(trainer.strategy.root_device)
@@ -175,7 +175,7 @@ class DigitsDataModule(ResidentDataModule):
     name = "digits"
     classes = tuple("0123456789")
     mean = (0.3053,) * 3
-    std = (0.3564,) * 3
+    std = (0.3758,) * 3
     flip = False
 
     def __init__(self, val_split: int | float = 0.1, **kwargs) -> None:
@@ -183,7 +183,7 @@ class DigitsDataModule(ResidentDataModule):
 
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
-        # The file that sklearn.datasets.load_digits reads: importing scikit-learn for it would take as long as an epoch.
+        # The file that sklearn.datasets.load_digits reads; importing scikit-learn would take longer than reading.
         file = Path(find_spec("sklearn").submodule_search_locations[0], "datasets/data/digits.csv.gz")
         with gzip.open(file) as rows:
             table = np.loadtxt(rows, delimiter=",", dtype=np.int64)

@@ -47,7 +47,7 @@ class Environment:
         return cls(
             hosts=hosts,
             current_host=current_host,
-            num_gpus=int(variables.get("SM_NUM_GPUS") or 0),
+            num_gpus=_json(variables, "SM_NUM_GPUS", int, 0),
             channels=_channels(variables),
             model_dir=Path(variables.get("SM_MODEL_DIR", cls.model_dir)),
             output_data_dir=output_data_dir,
@@ -69,15 +69,15 @@ def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def _json(variables: Mapping[str, str], name: str, kind: type, default):
-    """Return variable `name` decoded, which must be a non-empty JSON value of type `kind`, or `default` if unset."""
+    """Return variable `name` decoded, a JSON value of type `kind` and no empty list, or `default` if it is not set."""
     if name not in variables:
         return default
     try:
         value = json.loads(variables[name])
     except json.JSONDecodeError:
         value = None
-    if not isinstance(value, kind) or (kind is list and not value and default):
-        raise ValueError(f"{name}: found {variables[name]!r}, allowed is a JSON {kind.__name__} that is not empty")
+    if not isinstance(value, kind) or (value == [] and default):
+        raise ValueError(f"{name}: found {variables[name]!r}, allowed is a JSON {kind.__name__}, not empty")
     return value
 
 

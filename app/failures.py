@@ -13,8 +13,8 @@ FAILURE_REASON_CHARACTERS = 1024  # that much of the failure file SageMaker show
 def reported(failure_file: Path | None) -> Iterator[None]:
     """Turn an exception of the block into one line, `failure_file` and exit status 1.
 
-    A user's mistake, which this application and its parser raise as ValueError or the like, is the line alone; for
-    anything else the traceback follows, of which the failure file gets the end.
+    A user's mistake, which this application raises as ValueError, is the line alone; for anything else there is the
+    traceback, too, of which the failure file gets the end.
     """
     try:
         yield
@@ -30,8 +30,8 @@ def reported(failure_file: Path | None) -> Iterator[None]:
 
 
 def _is_mistake(error: Exception) -> bool:
-    """Return whether `error` is for the user: raised, on purpose, by this application, its parser or Lightning's checks."""
-    if type(error).__name__ in ("ArgumentError", "MisconfigurationException"):
+    """Return whether `error` is for the user: raised, on purpose, by this application or Lightning's checks."""
+    if type(error).__name__ == "MisconfigurationException":
         return True
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
     return isinstance(error, ValueError) and Path(innermost.f_code.co_filename).parent == Path(__file__).parent

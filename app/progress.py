@@ -71,4 +71,3 @@ def _metrics(trainer: Trainer, stage: str) -> str:
     """Return the newest values of a stage's metrics as `name=value` pairs."""
     values = ((name, value) for name, value in trainer.callback_metrics.items() if name.startswith(stage))
     return " ".join(f"{name}={float(value):.4f}" for name, value in values)
-

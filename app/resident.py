@@ -59,9 +59,9 @@ class Augmentation:
         """Return uint8 `images` [n, C, H, W] cropped and flipped with the choices of `positions`, int64 [n]."""
         height, width = images.shape[-2:]
         padded = torch.nn.functional.pad(images, [PADDING] * 4)
-        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: every crop that there is, [n, C, 9, 9, H, W]
-        choose = (choice[positions].to(images.device) for choice in (self.top, self.left, self.flip))
-        top, left, flip = choose
+        # A view of every crop that there is, [n, C, 2 * PADDING + 1, 2 * PADDING + 1, H, W].
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+        top, left, flip = (choice[positions].to(images.device) for choice in (self.top, self.left, self.flip))
         cropped = windows[torch.arange(len(images), device=images.device), :, top, left]
         return torch.where(flip[:, None, None, None], cropped.flip(-1), cropped)
 
@@ -124,7 +124,8 @@ class ResidentLoader:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         epoch, first = divmod(self.batches_done(), max(1, self.limit(self.batches)))
         size, device = len(self.data), self.data.images.device
-        order = torch.randperm(size, generator=generator("order", self.seed, epoch)) if self.shuffle else torch.arange(size)
+        draw = generator("order", self.seed, epoch)
+        order = torch.randperm(size, generator=draw) if self.shuffle else torch.arange(size)
         choices = Augmentation.of_epoch(self.seed, epoch, size, self.flip) if self.augment else None
         for batch in range(first, self.batches):
             last = batch == self.batches - 1

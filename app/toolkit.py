@@ -27,7 +27,8 @@ def main() -> None:
         try:
             files.write_failure_file(reason)  # kept as it is where the program has written one
         except OSError as unwritable:
-            print(f"error: {reason}\nerror: output/failure could not be written: {unwritable}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"error: {reason}\nerror: output/failure could not be written: {unwritable}\n")
+            sys.stderr.flush()
             os._exit(ProgramFailed.errno)
         raise ProgramFailed(reason) from None
 

@@ -44,7 +44,9 @@ def export(cli: CLI, environment: Environment) -> None:
     if cli.trainer.is_global_zero:
         path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, environment.revision)
         print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
-        print(f"model: {path}\nlogs: {environment.output_data_dir}\ncheckpoints: {environment.checkpoint_dir}", flush=True)
+        print(f"model: {path}")
+        print(f"logs: {environment.output_data_dir}")
+        print(f"checkpoints: {environment.checkpoint_dir}", flush=True)
     cli.trainer.strategy.barrier("artifacts")
 
 

@@ -2,6 +2,8 @@
 
     docker run IMAGE train              it is the image's SAGEMAKER_PROGRAM: the toolkit runs it on every node
     python app/train_multi_node.py FLAGS
+
+On one node it is app/train.py, and nothing more.
 """
 
 import os

@@ -2,6 +2,8 @@
 
     docker run -e SAGEMAKER_PROGRAM=app/train_torchrun.py IMAGE train
     python app/train_torchrun.py FLAGS          --trainer.devices=N for N processes on a CPU
+
+torchrun's own documentation: https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
 import argparse
@@ -30,7 +32,7 @@ def command(environment: Environment, args: list[str], gpus: int) -> list[str]:
 
 
 def processes(args: list[str], gpus: int) -> int:
-    """Return the number of processes: what --trainer.devices says; all GPUs, or one on a CPU, if it says all or nothing."""
+    """Return the number of processes: what --trainer.devices says, else one for each GPU, else one."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--trainer.devices", dest="devices", default="auto")
     devices = parser.parse_known_args(args)[0].devices.strip("[] ")

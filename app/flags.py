@@ -1,0 +1,60 @@
+"""What the parser has against a flag, in one line a person can act on: flag, what was found, what is allowed."""
+
+import difflib
+import inspect
+import re
+from importlib import import_module
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+
+def explain(error: ArgumentError, parser: ArgumentParser) -> str:
+    """Return the line for jsonargparse's (4.53) message of up to forty lines, whose last part is the heart of it."""
+    text = str(error).replace("<class 'NoneType'>", "null")
+    flag = "--" + ".".join(re.findall(r'Parser key "([^"]+)"', text))
+    owner = (re.findall(r"given class_path '([^']+)'", text) or [""])[-1]
+    if option := re.search(r"Option '([^']+)' is not accepted", text):
+        return _unknown_setting(flag, option[1], owner, text)
+    if unknown := re.search(r"unrecognized arguments: ([^\s=]+)", text):
+        known = ["--" + key.replace(".init_args", "") for key in parser.get_defaults().keys()]  # noqa: SIM118
+        return f"{unknown[1]}: is no flag here{_like(unknown[1], known)}; see --help"
+    given = (re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", text) or [""])[-1].strip()
+    base = re.search(r"Subtypes: \[<class '(\w+\.[\w.]+)'>, null\]", text)
+    if base and (not owner or owner == given):
+        reason = re.search(r"No module named \S+|does not correspond to a subclass|No attribute.*", text)
+        kind = f"subclass of {base[1].rpartition('.')[2]}"
+        return (
+            f"{flag}: found {given!r}{f' ({reason[0]})' if reason else ''}, allowed is the name or import path of a "
+            f"{kind}{_like(given, _subclass_names(base[1]))}"
+        )
+    if allowed := re.findall(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[(.*)\])", text):
+        kinds = dict.fromkeys(kind or literal for kind, literal in allowed)
+        nullable = ["null"] if "Expected a null" in text and not owner else []
+        return f"{flag}: found {given!r}, allowed is {' or '.join([*kinds, *nullable])}"
+    return " ".join(re.sub(r'^Parser key "([^"]+)"', r"--\1", text.removeprefix("argument ")).split())
+
+
+def _unknown_setting(flag: str, option: str, owner: str, text: str) -> str:
+    """Return the line for a setting that class `owner`, given or default, does not have."""
+    module, _, name = owner.rpartition(".")
+    if f"class '{owner}'" in text or name in ("Optimizer", "LRScheduler"):  # the base class: none was chosen
+        return f"{flag}.{option}: belongs to a class that is not given; give {flag}=NAME as well"
+    classes = getattr(import_module(module), name).__mro__
+    settings = [setting for each in classes for setting in inspect.signature(each.__init__).parameters]
+    return f"{flag}.{option}: {name} has no such setting{_like(option, settings, f'{flag}.')}; see --help"
+
+
+def _subclass_names(path: str) -> list[str]:
+    module, _, name = path.rpartition(".")
+    found, left = set(), [getattr(import_module(module), name)]
+    while left:
+        children = left.pop().__subclasses__()
+        found.update(child.__name__ for child in children)
+        left += children
+    return sorted(found)
+
+
+def _like(word: str, words: list[str], prefix: str = "") -> str:
+    """Return what among `words` may have been meant."""
+    close = difflib.get_close_matches(word, words, n=1)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
