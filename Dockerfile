@@ -1,0 +1,122 @@
+# A container that trains a PyTorch Lightning app on SageMaker. scripts/build_image.sh builds it and explains ARGs.
+# Layers come in the order in which they change: system, conda, packages, code, version.
+# Plain instructions only (no heredocs, no --mount, no syntax line): BuildKit and the legacy builder both build it.
+
+# No CUDA base image: the CUDA libraries come with the torch wheel, the driver comes from the host.
+ARG BASE_IMAGE=ubuntu:24.04@sha256:008173c23f95b170204355c12626cb5a965d779a7e1283b09e9cffbb1bf33ca3
+
+
+# ---- base: the system and Miniconda ---------------------------------------------------------------------------------
+
+FROM ${BASE_IMAGE} AS base
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+
+# ca-certificates: trust, for everything that speaks https, here and in a job.  curl: fetches Miniconda.
+# No tini: AWS warns against it in training images; app/toolkit.py hands signals on.  No openssh: nothing here uses MPI.
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates curl \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
+
+# For closed networks: PEM text of the certificates to trust besides. The system's store wants one file for each.
+ARG EXTRA_CA_CERTIFICATE=
+RUN if [ -n "$EXTRA_CA_CERTIFICATE" ]; then \
+        echo "$EXTRA_CA_CERTIFICATE" \
+      | awk '/BEGIN CERTIFICATE/ { n++ } n { print > ("/usr/local/share/ca-certificates/extra-" n ".crt") }' \
+     && update-ca-certificates; \
+    fi
+
+# One trust store, the system's: python, pip, conda and boto3 would each bring their own.
+ENV LANG=C.UTF-8 \
+    SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
+    REQUESTS_CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt
+
+# Miniconda is checked before it runs. conda-forge replaces its `defaults` channel, which has other terms of use.
+ARG MINICONDA_URL=https://repo.anaconda.com/miniconda/Miniconda3-py311_24.11.1-0-Linux-x86_64.sh
+ARG MINICONDA_SHA256=807774bae6cd87132094458217ebf713df436f64779faf9bb4c3d4b6615c1e3a
+RUN curl -fsSL --retry 3 -o /tmp/miniconda.sh "$MINICONDA_URL" \
+ && echo "$MINICONDA_SHA256  /tmp/miniconda.sh" | sha256sum -c - \
+ && bash /tmp/miniconda.sh -b -p /opt/conda \
+ && rm /tmp/miniconda.sh \
+ && echo 'channels: [conda-forge]' >/opt/conda/.condarc \
+ && /opt/conda/bin/conda clean -afy
+
+
+# ---- wheels: what has to be compiled, so that no compiler gets into the image ---------------------------------------
+
+FROM base AS wheels
+
+# sagemaker-training comes as source only and has a small C extension. python's own headers are Miniconda's.
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends gcc libc6-dev
+
+# Its version is environment.yml's. --use-pep517: setuptools comes fresh from the index, not from Miniconda.
+# pip reads PIP_INDEX_URL itself and takes empty as its default. No password in it: `docker history` shows it.
+ARG PIP_INDEX_URL=
+COPY environment.yml /tmp/
+RUN pin=$(sed -n 's/^ *- \(sagemaker-training==[^ ]*\).*/\1/p' /tmp/environment.yml) \
+ && /opt/conda/bin/python -m pip wheel --use-pep517 --no-deps --wheel-dir /wheels "$pin"
+
+
+# ---- the image ------------------------------------------------------------------------------------------------------
+
+FROM base
+
+# Outside of /opt/ml, which is SageMaker's: it mounts over it.
+WORKDIR /opt/sagemaker-lightning
+
+# Found by a shell that nothing has activated: SageMaker's SDK 3 goes round ENTRYPOINT and asks for bash, python, pip.
+ENV PATH=/opt/conda/envs/sagemaker-lightning/bin:/opt/conda/bin:$PATH
+
+# The environment, in one layer with its cleaning. conda, like pip, reads its argument under the argument's own name.
+# Removed is what nothing here can use: static libraries (no linker), tests, the multi-GPU cuSOLVER (torch does not link
+# it), NVSHMEM's device bitcode (it takes a compiler), Triton's AMD code generator and its profiler's copies of CUPTI.
+ARG CONDA_CHANNEL_ALIAS=https://conda.anaconda.org
+ARG PIP_INDEX_URL=
+COPY --from=wheels /wheels /tmp/wheels
+COPY environment.yml ./
+RUN PIP_FIND_LINKS=/tmp/wheels PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
+        conda env create -f environment.yml \
+ && conda clean -afy \
+ && rm -rf /tmp/wheels /root/.cache \
+ && cd /opt/conda/envs/sagemaker-lightning/lib/python3.11/site-packages \
+ && find . \( -name '*.a' -o -type d -name tests \) -prune -exec rm -rf {} + \
+ && rm -rf nvidia/*/lib/libcusolverMg.so.* nvidia/nvshmem/lib/libnvshmem_device_*.bc \
+        triton/backends/amd/lib triton/backends/nvidia/lib/cupti*
+
+# Off unless a version is given: Lightning Bolts' data modules.
+ARG LIGHTNING_BOLTS=
+COPY scripts/install_bolts.sh /tmp/
+RUN if [ -n "$LIGHTNING_BOLTS" ]; then PIP_NO_CACHE_DIR=1 /tmp/install_bolts.sh "$LIGHTNING_BOLTS"; fi
+
+# For runs outside of SageMaker: without /opt/ml/output the toolkit's `train` fails in silence, with exit status 0.
+# No /opt/ml/code: only there does the toolkit unpack a job's own source, and only while it is empty.
+RUN mkdir -p /opt/ml/input/config /opt/ml/input/data /opt/ml/model /opt/ml/output/data
+
+# The code comes last: a change of it adds kilobytes.
+COPY entrypoint.sh ./
+COPY app app
+
+# SAGEMAKER_PROGRAM is what `train` runs, SAGEMAKER_TRAINING_MODULE what runs inside `train`.
+# NVIDIA_*: which GPUs and which parts of the driver the host's container runtime brings in.
+ARG SAGEMAKER_PROGRAM=app/train_multi_node.py
+ENV SAGEMAKER_PROGRAM=$SAGEMAKER_PROGRAM \
+    SAGEMAKER_TRAINING_MODULE=app.toolkit:main \
+    PYTHONPATH=/opt/sagemaker-lightning \
+    PYTHONUNBUFFERED=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+# What was built, for `docker inspect` and for the program.
+ARG VERSION=
+ARG REVISION=
+ENV SAGEMAKER_LIGHTNING_VERSION=$VERSION \
+    SAGEMAKER_LIGHTNING_REVISION=$REVISION
+LABEL org.opencontainers.image.title="sagemaker-lightning" \
+      org.opencontainers.image.description="Runs a PyTorch Lightning app under the SageMaker training toolkit" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION"
+
+# No USER: SageMaker runs training containers as root. CMD: SDK 3's local mode gives no command.
+ENTRYPOINT ["/opt/sagemaker-lightning/entrypoint.sh"]
+CMD ["train"]

@@ -1,0 +1,50 @@
+# Every target is a command that a person could type. `make` alone prints them.
+.DEFAULT_GOAL := help
+.PHONY: help env train test lint format build run push benchmark clean
+
+PYTHON ?= python3
+IMAGE ?= sagemaker-lightning
+VENV := .venv
+BIN := $(VENV)/bin
+
+help:  ## print this list
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+env: $(VENV)/ready  ## make the Python environment in .venv (done by the targets that need it)
+$(VENV)/ready: environment.yml tests/requirements.txt scripts/make_env.sh
+	PYTHON=$(PYTHON) scripts/make_env.sh $(VENV)
+
+train: $(VENV)/ready  ## train on the embedded data, by the SageMaker toolkit, without Docker; files go to output/ml
+	rm -rf output/ml/code
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR) SAGEMAKER_BASE_DIR=$(CURDIR)/output/ml \
+	SAGEMAKER_PROGRAM=app/train_multi_node.py SAGEMAKER_TRAINING_MODULE=app.toolkit:main ./entrypoint.sh train
+
+test: $(VENV)/ready  ## run all tests; those of the image need a Docker engine
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/ready  ## check style, and the shell scripts where shellcheck is installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	if command -v shellcheck >/dev/null; then git ls-files '*.sh' .ci/run | xargs shellcheck; else echo "no shellcheck here: shell scripts not checked"; fi
+
+format: $(VENV)/ready  ## put the code into its style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+build:  ## build the image (IMAGE, BASE_IMAGE, ...: see scripts/build_image.sh)
+	IMAGE=$(IMAGE) scripts/build_image.sh
+
+run:  ## train in the image on the embedded data; the model is in output/model
+	mkdir -p output/model
+	docker run --rm -v $(CURDIR)/output/model:/opt/ml/model $(IMAGE) train
+
+push:  ## push the image to REPOSITORY (after docker login)
+	@test -n "$(REPOSITORY)" || { echo "error: REPOSITORY is not set; make push REPOSITORY=HOST/NAME"; exit 1; }
+	docker tag $(IMAGE) $(REPOSITORY)
+	docker push $(REPOSITORY)
+
+benchmark: $(VENV)/ready  ## measure, as ratios in one run: images/s against bare PyTorch and the original's recipe, start-up
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove the environment and everything below output/
+	rm -rf $(VENV) output
