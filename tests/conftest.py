@@ -1,0 +1,115 @@
+"""What the tests share: small real-looking CIFAR-10 folders, real runs of `train`, and a watch for leaks."""
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks():
+    """A test that leaves an environment variable, a signal handler or a process group behind fails."""
+    before = dict(os.environ), [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    variables = {key: value for key, value in os.environ.items() if key not in ("PYTEST_CURRENT_TEST", *OTHERS_OWN)}
+    expected = {key: value for key, value in before[0].items() if key not in ("PYTEST_CURRENT_TEST", *OTHERS_OWN)}
+    assert variables == expected
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before[1]
+    assert not torch.distributed.is_initialized()
+
+
+# Set by Lightning's seed_everything (the first two), its Trainer, torch, and scikit-learn (the last two).
+OTHERS_OWN = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS", "POSSIBLE_USER_WARNINGS", "TORCHINDUCTOR_CACHE_DIR")
+OTHERS_OWN += ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+
+
+def batch(images: int, seed: int, labels=None) -> dict:
+    """Return one CIFAR-10 batch as the authors pickle it, of random images whose class shows in their brightness."""
+    random = np.random.RandomState(seed)
+    labels = list(range(10)) * (images // 10) if labels is None else labels
+    data = random.randint(0, 60, (images, 3072)) + 19 * np.array(labels)[:, None]
+    return {"batch_label": "", "labels": labels, "data": data.astype(np.uint8), "filenames": [""] * images}
+
+
+def write_cifar(folder: Path, images: int = 40) -> Path:
+    """Write a small cifar-10-batches-py into `folder` (`images` a batch) and return it."""
+    target = folder / "cifar-10-batches-py"
+    target.mkdir(parents=True)
+    for number, name in enumerate([f"data_batch_{k}" for k in range(1, 6)] + ["test_batch"]):
+        (target / name).write_bytes(pickle.dumps(batch(images, number), protocol=2))
+    (target / "batches.meta").write_bytes(pickle.dumps({"label_names": CLASSES}, protocol=2))
+    return target
+
+
+@pytest.fixture
+def cifar(tmp_path: Path) -> Path:
+    """A folder that holds a small cifar-10-batches-py."""
+    write_cifar(tmp_path / "cifar")
+    return tmp_path / "cifar"
+
+
+class Job:
+    """An /opt/ml of its own, on which `train` (the real toolkit) runs through entrypoint.sh as in the container."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file below the base folder."""
+        path = self.base / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def run(self, *command: str, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess:
+        """Run `command` (default: train) and return it with all its output in `stdout`."""
+        environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "SAGEMAKER_BASE_DIR": str(self.base),
+            "SAGEMAKER_PROGRAM": "app/train_multi_node.py",
+            "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main",
+        }
+        return subprocess.run(
+            [str(ROOT / "entrypoint.sh"), *(command or ("train",))],
+            env=environment | variables,
+            cwd=self.base.parent,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+        )
+
+    @property
+    def failure(self) -> str:
+        """What became the job's FailureReason."""
+        return (self.base / "output/failure").read_text()[:1024]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A job on an empty folder."""
+    return Job(tmp_path / "ml")
+
+
+def docker_says() -> str | None:
+    """Return None if a Docker engine answers, else why not."""
+    if not shutil.which("docker"):
+        return "there is no docker command"
+    answer = subprocess.run(["docker", "info"], capture_output=True, text=True)
+    return None if answer.returncode == 0 else answer.stderr.strip().splitlines()[-1]
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say in one line that the container tests did not run, and why."""
+    if reason := docker_says():
+        terminalreporter.write_line(f"the container tests did not run: no Docker engine answers ({reason})")

@@ -1,0 +1,112 @@
+"""The table of the rooms (README, "How it is built") stays true: who imports whom, and who reads the environment."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+APP = Path(__file__).resolve().parent.parent / "app"
+HEAVY = {"torch", "torchvision", "torchmetrics", "pytorch_lightning"}
+
+# What each module may import: of the application, and besides the standard library.
+MAY_IMPORT = {
+    "__init__": set(),
+    "environment": set(),
+    "rendezvous": {"app.environment"},
+    "failures": set(),
+    "cifar": {"numpy", "torchvision"},
+    "resident": {"torch"},
+    "data": {"app.cifar", "app.resident", "numpy", "torch", "pytorch_lightning"},
+    "model": {"torch", "torchvision", "torchmetrics", "pytorch_lightning"},
+    "progress": {"pytorch_lightning"},
+    "artifacts": {"torch", "torchvision", "pytorch_lightning"},
+    "flags": {"jsonargparse"},
+    "cli": {"app.data", "app.environment", "app.flags", "app.model", "app.progress", *HEAVY, "jsonargparse"},
+    "train": {"app.artifacts", "app.cli", "app.environment", "app.failures", *HEAVY},
+    "train_multi_node": {"app.environment", "app.failures", "app.rendezvous", "app.train"},
+    "train_torchrun": {"app.environment", "app.failures", "app.rendezvous", "torch"},
+    "toolkit": {"sagemaker_training"},
+}
+STANDARD = {
+    "argparse",
+    "collections",
+    "contextlib",
+    "dataclasses",
+    "datetime",
+    "difflib",
+    "functools",
+    "gzip",
+    "hashlib",
+}
+STANDARD |= {
+    "importlib",
+    "inspect",
+    "io",
+    "json",
+    "logging",
+    "math",
+    "os",
+    "pathlib",
+    "pickle",
+    "platform",
+    "re",
+    "sys",
+}
+STANDARD |= {"tarfile", "tempfile", "time", "traceback", "typing", "warnings", "zlib"}
+
+
+def modules() -> list[Path]:
+    return sorted(APP.glob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Return what a module imports: `app.x` for the application's own modules, else the top-level package."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            own = node.module == "app"
+            names = [f"app.{alias.name}" for alias in node.names] if own else [node.module]
+        else:
+            continue
+        found |= {name if name.startswith("app.") else name.split(".")[0] for name in names}
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: path.stem)
+def test_a_module_imports_what_its_room_allows(path):
+    assert imports(path) - STANDARD <= MAY_IMPORT[path.stem]
+
+
+def test_every_room_is_there():
+    assert {path.stem for path in modules()} == set(MAY_IMPORT)
+
+
+def test_one_module_names_sagemakers_variables():
+    readers = {path.stem for path in modules() if re.search(r"[\"']SM_[A-Z]+[\"'_]", path.read_text())}
+    assert readers == {"environment"}
+
+
+def test_only_launchers_write_the_environment():
+    writes = r"os\.environ\.update|os\.environ\[[^]]+\] *=|os\.putenv|os\.environ\.setdefault"
+    writers = {path.stem for path in modules() if re.search(writes, path.read_text())}
+    assert writers == {"train_multi_node"}
+
+
+def test_no_module_shadows_a_package():
+    """`python app/train.py` puts app/ first on the path: a module there must not be taken for another's package."""
+    import sys
+
+    others = set(sys.stdlib_module_names) | {"sagemaker", "torch", "lightning", "numpy", "yaml", "tensorboard", "boto3"}
+    assert not others & {path.stem for path in modules()}
+
+
+def test_modules_and_functions_stay_short():
+    for path in modules():
+        source = path.read_text()
+        assert source.count("\n") <= 220, path
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 50, f"{path}: {node.name}"

@@ -1,0 +1,199 @@
+"""app/cifar.py: the three shapes of the data, and files that are damaged, foreign or hostile."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import pickle
+import random
+import shutil
+import tarfile
+import threading
+
+import numpy as np
+import pytest
+from conftest import batch, write_cifar
+from torchvision.datasets import CIFAR10
+
+from app import cifar
+
+
+def read(folder, train=True):
+    return cifar.read(folder, train, channel="channel training")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_cifar(tmp_path / "data").parent
+
+
+def pack(folder):
+    """Put the batches into the authors' archive and remove them."""
+    with tarfile.open(folder / cifar.ARCHIVE, "w:gz") as archive:
+        archive.add(folder / cifar.FOLDER, cifar.FOLDER)
+    shutil.rmtree(folder / cifar.FOLDER)
+
+
+def test_unpacked_loose_and_packed_give_the_same(folder):
+    images, labels = read(folder)
+    assert images.dtype == np.uint8 and images.shape == (200, 3, 32, 32)
+    assert labels.dtype == np.int64 and labels.tolist() == list(range(10)) * 20
+    assert (images[40:80].reshape(40, -1) == batch(40, 1)["data"]).all()
+    assert len(read(folder, train=False)[1]) == 40
+    loose = read(folder / cifar.FOLDER)
+    pack(folder)
+    packed = read(folder)
+    for other in (loose, packed):
+        assert (other[0] == images).all() and (other[1] == labels).all()
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_every_pickle_protocol(folder, protocol):
+    (folder / cifar.FOLDER / "test_batch").write_bytes(pickle.dumps(batch(20, 9), protocol))
+    assert (read(folder, train=False)[0].reshape(20, -1) == batch(20, 9)["data"]).all()
+
+
+def test_a_pickle_of_python_2(folder):
+    """The official files: bytes for keys and, in the array, Python 2's str and numpy 1's module names."""
+    content = pickle.dumps(batch(20, 9), protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+    assert b"numpy.core.multiarray" in content
+    (folder / cifar.FOLDER / "test_batch").write_bytes(content)
+    assert read(folder, train=False)[0].shape == (20, 3, 32, 32)
+
+
+class Evil:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.mark.parametrize("where", ["alone", "inside"])
+def test_a_pickle_cannot_run_code(folder, tmp_path, where):
+    evil = Evil(tmp_path / "ran")
+    content = evil if where == "alone" else batch(20, 1) | {"filenames": [evil]}
+    (folder / cifar.FOLDER / "data_batch_3").write_bytes(pickle.dumps(content))
+    with pytest.raises(ValueError, match=r"channel training: data_batch_3 .*system"):
+        read(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "not a CIFAR-10 batch"),
+        (b"<html>not found</html>", "not a CIFAR-10 batch"),
+        (pickle.dumps([1, 2]), "'data' is NoneType"),
+        (pickle.dumps({"labels": [0]}), "'data' is NoneType"),
+        (pickle.dumps({"data": np.zeros((2, 3072), np.float32), "labels": [0, 1]}), "float32"),
+        (pickle.dumps({"data": np.zeros((2, 3072), object), "labels": [0, 1]}), "object"),
+        (pickle.dumps({"data": np.zeros((2, 1024), np.uint8), "labels": [0, 1]}), "1024"),
+        (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 1]}), "'labels'"),
+        (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}), "'labels'"),
+        (pickle.dumps(batch(10, 0, labels=list(range(1, 11)))), "label 10 found, allowed are 0 to 9"),
+        (pickle.dumps(batch(10, 0, labels=[0] * 9 + [-1])), "label -1 found, allowed are 0 to 9"),
+        (pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": ["cat"]}), "label 'cat' found"),
+        (pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [True]}), "label True found"),
+    ],
+)
+def test_a_foreign_file_is_named(folder, content, says):
+    (folder / cifar.FOLDER / "data_batch_4").write_bytes(content)
+    with pytest.raises(ValueError, match="channel training: data_batch_4") as error:
+        read(folder)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_truncated_file_is_named(folder):
+    path = folder / cifar.FOLDER / "data_batch_2"
+    content = path.read_bytes()
+    for length in (1, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match="channel training: data_batch_2"):
+            read(folder)
+
+
+def test_two_hundred_damaged_batches_end_in_one_line_or_in_images(folder):
+    """Flipped bytes: never a crash, never another exception than the one that names the file."""
+    path = folder / cifar.FOLDER / "test_batch"
+    whole, draw = path.read_bytes(), random.Random(0)
+    for _ in range(200):
+        damaged = bytearray(whole)
+        for _ in range(draw.randint(1, 8)):
+            place = draw.randrange(200) if draw.random() < 0.7 else draw.randrange(len(damaged))
+            damaged[place] = draw.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            assert read(folder, train=False)[0].dtype == np.uint8
+        except ValueError as error:
+            assert str(error).startswith("channel training: test_batch")
+
+
+def test_a_damaged_archive_is_named(folder):
+    pack(folder)
+    path = folder / cifar.ARCHIVE
+    content = path.read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 255
+    unpacked = gzip.decompress(content)
+    for damaged in (b"", content[:1000], content[:-9], bytes(flipped), b"no archive", gzip.compress(unpacked[:5000])):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="channel training: .*(cifar-10-python.tar.gz|data_batch)"):
+            read(folder)
+
+
+def test_an_archive_of_something_else(tmp_path):
+    with tarfile.open(tmp_path / cifar.ARCHIVE, "w:gz") as archive:
+        member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(member)
+        archive.addfile(tarfile.TarInfo("../../data_batch_2"), io.BytesIO())
+    with pytest.raises(ValueError, match="channel training: data_batch_2"):
+        read(tmp_path)
+
+
+def test_a_missing_batch_an_empty_and_an_absent_folder(folder, tmp_path):
+    (folder / cifar.FOLDER / "data_batch_5").unlink()
+    with pytest.raises(ValueError, match="data_batch_5 is missing"):
+        read(folder)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"channel training: .*empty holds no CIFAR-10 \(found: nothing\)"):
+        read(tmp_path / "empty")
+    with pytest.raises(ValueError, match="no such folder"):
+        read(tmp_path / "absent")
+
+
+def test_a_huge_file_is_not_read(folder):
+    path = folder / cifar.FOLDER / "data_batch_1"
+    os.truncate(path, cifar.MAX_BYTES + 1)
+    with pytest.raises(ValueError, match="data_batch_1 has 268435457 bytes"):
+        read(folder)
+
+
+def test_a_download_is_checked_and_whole_or_absent(tmp_path, monkeypatch):
+    """The dataset's host cannot be reached from here: a server on loopback stands in for it."""
+    source = tmp_path / "source"
+    write_cifar(source)
+    pack(source)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=source)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{cifar.ARCHIVE}")
+        download_twice(source, tmp_path / "target", monkeypatch)
+        server.shutdown()
+
+
+def download_twice(source, target, monkeypatch):
+    with pytest.raises(ValueError, match="--data.download"):
+        cifar.download(target)  # another MD5 than the authors'
+    assert list(target.iterdir()) == []
+
+    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5((source / cifar.ARCHIVE).read_bytes()).hexdigest())
+    cifar.download(target)
+    assert len(read(target)[1]) == 200
+    (source / cifar.ARCHIVE).unlink()
+    cifar.download(target)  # it is there: nothing is fetched

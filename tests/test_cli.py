@@ -1,0 +1,187 @@
+"""app/cli.py: the original's flags, the order of precedence, other people's classes, and one line for each mistake."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from pytorch_lightning.loggers import TensorBoardLogger
+
+from app.cli import CLI
+from app.data import CIFAR10DataModule, DigitsDataModule
+from app.environment import Environment
+from app.model import ResNet18
+
+TRAINER_YAML = yaml.safe_load((Path(__file__).parent.parent / "app/trainer.yaml").read_text())
+
+
+@pytest.fixture(autouse=True)
+def no_flags_of_pytest(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.chdir(tmp_path)
+
+
+def cli(*flags: str, **environment) -> CLI:
+    return CLI(Environment(**environment), list(flags))
+
+
+def test_without_flags():
+    made = cli()
+    assert type(made.model) is ResNet18 and type(made.datamodule) is DigitsDataModule
+    assert made.model.hparams.num_classes == 10
+    assert made.trainer.max_epochs == TRAINER_YAML["trainer"]["max_epochs"]
+
+
+@pytest.mark.parametrize("shape", ["{}={}", "{} {}"])
+def test_every_flag_of_the_original(shape, cifar):
+    flags = {
+        "--data": "CIFAR10DataModule",
+        "--data.data_dir": str(cifar),
+        "--data.batch_size": "64",
+        "--data.num_workers": "4",
+        "--optimizer": "Adam",
+        "--optimizer.lr": "0.002",
+        "--trainer.accelerator": "cpu",
+        "--trainer.devices": "-1",
+        "--trainer.max_epochs": "5",
+        "--trainer.strategy": "ddp",
+        "--logger.save_dir": "somewhere",
+        "--logger.name": "tutorial",
+        "--logger.flush_secs": "7",
+    }
+    made = cli(*" ".join(shape.format(*flag) for flag in flags.items()).split())
+    assert type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == str(cifar)
+    assert made.datamodule.batch_size == 64 and made.datamodule.num_workers == 4
+    optimizer = made.model.configure_optimizers()
+    assert type(optimizer) is torch.optim.Adam and optimizer.defaults["lr"] == 0.002
+    assert made.trainer.max_epochs == 5 and made.trainer.num_devices == 1
+    assert type(made.trainer.strategy).__name__ == "DDPStrategy"
+    logger = made.trainer.logger
+    assert isinstance(logger, TensorBoardLogger) and logger.save_dir == "somewhere" and logger.name == "tutorial"
+    assert logger._kwargs["flush_secs"] == 7
+
+
+def test_the_defaults_of_the_data_module_are_the_originals():
+    made = CIFAR10DataModule()
+    expected = {"data_dir": None, "val_split": 10000, "num_workers": 1, "normalize": True, "batch_size": 32, "seed": 42}
+    expected |= {"shuffle": True, "pin_memory": True, "drop_last": False}
+    assert {name: getattr(made, name) for name in expected} == expected
+    assert (made.num_classes, made.num_samples, made.dims) == (10, 40_000, (3, 32, 32))
+
+
+def test_the_order_of_precedence(tmp_path, monkeypatch):
+    """Class default < SageMaker's directories < trainer.yaml < flags, each against the one below it."""
+    directories = {
+        "channels": {"training": Path("/channel")},
+        "output_data_dir": Path("/logs"),
+        "checkpoint_dir": Path("/checkpoints"),
+        "hosts": ("a", "b"),
+        "current_host": "a",
+    }
+    made = cli("--trainer.strategy=ddp", "--trainer.accelerator=cpu", **directories)
+    assert type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == "/channel"  # class: None
+    assert made.trainer.num_nodes == 2  # class: 1
+    assert made.trainer.logger.save_dir == "/logs/tensorboard"
+    assert str(made.trainer.checkpoint_callback.dirpath) == "/checkpoints"  # class: None
+    assert made.trainer.checkpoint_callback.monitor == "val_loss"  # trainer.yaml; class: None
+    assert made.trainer.logger._kwargs["flush_secs"] == TRAINER_YAML["logger"]["flush_secs"]  # class: 120
+
+    config = TRAINER_YAML | {"checkpoint": {"dirpath": "/from/yaml"}, "logger": {"save_dir": "/yaml", "flush_secs": 9}}
+    (tmp_path / "trainer.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr("app.cli.__file__", str(tmp_path / "cli.py"))
+    made = cli(**directories | {"hosts": ("a",)})
+    assert str(made.trainer.checkpoint_callback.dirpath) == "/from/yaml"
+    assert made.trainer.logger.save_dir == "/yaml"
+
+    flags = [
+        "--checkpoint.dirpath=/flag",
+        "--logger.save_dir=/flag2",
+        "--logger.flush_secs=8",
+        "--trainer.max_epochs=3",
+    ]
+    made = cli(*flags, "--data.data_dir=/flag3", **directories | {"hosts": ("a",)})
+    assert str(made.trainer.checkpoint_callback.dirpath) == "/flag"
+    assert made.trainer.logger.save_dir == "/flag2" and made.trainer.logger._kwargs["flush_secs"] == 8
+    assert made.trainer.max_epochs == 3 and made.datamodule.data_dir == "/flag3"
+
+
+def test_the_channel_reaches_a_class_that_a_flag_names():
+    made = cli("--data=CIFAR10DataModule", "--data.batch_size=8", channels={"training": Path("/channel")})
+    assert made.datamodule.data_dir == "/channel" and made.datamodule.batch_size == 8
+
+
+def test_other_peoples_classes(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    made = cli("--model=foreign.Model", "--model.width=5", "--data=foreign.Data", "--data.size=16")
+    assert made.model.layers[0].out_features == 5 and made.datamodule.size == 16
+    assert type(made.model.configure_optimizers()) is torch.optim.SGD  # its own, as no flag says otherwise
+    assert cli("--data=foreign.Data", "--model.num_classes=2").model.hparams.num_classes == 2
+
+
+def test_equal_num_classes_are_no_contradiction():
+    assert cli("--model.num_classes=10").model.hparams.num_classes == 10
+
+
+def test_all_settings_have_a_sentence(capsys):
+    for flag in ("--help", "--data.help=CIFAR10DataModule", "--model.help=ResNet18"):
+        with pytest.raises(SystemExit) as leaving:
+            cli(flag)
+        assert leaving.value.code == 0
+    text = capsys.readouterr().out
+    for name in (
+        "val_split",
+        "num_workers",
+        "seed",
+        "shuffle",
+        "drop_last",
+        "every_n_seconds",
+        "flush_secs",
+        "download",
+    ):
+        line = text.partition(name)[2].partition("\n--")[0]
+        assert len(line.split()) > 5, name
+
+
+MISTAKES = [
+    (["--trainer.max_epoch=5"], "--trainer.max_epoch: is no flag here; did you mean --trainer.max_epochs?"),
+    (["--max_epochs=5"], "--max_epochs: is no flag here; did you mean --trainer.max_epochs?"),
+    (["nonsense"], "unrecognized arguments: nonsense|nonsense: is no flag"),
+    (["-k", "5"], "-k: is no flag here"),
+    (["--trainer.max_epochs=five"], "--trainer.max_epochs: found 'five', allowed is int or null"),
+    (["--trainer.max_epochs"], "--trainer.max_epochs: expected one argument"),
+    (["--trainer.precision=13"], "--trainer.precision: found '13', allowed is .*bf16-mixed"),
+    (["--trainer.accelerator=quantum"], "--trainer: .*quantum.*cpu"),
+    (["--trainer.strategy=nope"], "--trainer: .*nope.*ddp"),
+    (["--trainer.devices=0"], "--trainer: .*devices='0'"),
+    (["--data=CIFAR11DataModule"], "--data: found 'CIFAR11DataModule', .*did you mean CIFAR10DataModule"),
+    (["--data=my.nope.Data"], "--data: found 'my.nope.Data' .No module named 'my'"),
+    (["--data=json.JSONDecoder"], "--data: found 'json.JSONDecoder'.*subclass of LightningDataModule"),
+    (["--data.batch_sizes=3"], "--data.batch_sizes: .*did you mean --data.batch_size?"),
+    (["--data.batch_size=0"], "--data.batch_size: found 0, allowed is 1 or more"),
+    (["--data.shuffle=maybe"], "--data.shuffle: found 'maybe', allowed is bool"),
+    (["--data=CIFAR10DataModule", "--data.val_split=abc"], "--data.val_split: found 'abc', allowed is int or float"),
+    (["--model.num_classes=5"], "--model.num_classes: found 5, but DigitsDataModule has 10 classes"),
+    (["--model=ResNet19"], "--model: found 'ResNet19'.*did you mean ResNet18"),
+    (["--optimizer=Adamm"], "--optimizer: found 'Adamm'.*did you mean Adam"),
+    (["--optimizer.lr=1"], "--optimizer.lr: .*--optimizer=NAME"),
+    (["--optimizer=Adam", "--optimizer.lr=abc"], "--optimizer.lr: found 'abc', allowed is float"),
+    (["--optimizer=Adam", "--optimizer.learning_rate=1"], "--optimizer.learning_rate: Adam has no such setting"),
+    (["--config=/nope.yaml"], "--config: .*nope.yaml"),
+    (["--logger.flush_secs=often"], "--logger.flush_secs: found 'often', allowed is int"),
+]
+
+
+@pytest.mark.parametrize(("flags", "says"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES])
+def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
+    with pytest.raises(ValueError, match=says) as error:
+        cli(*flags)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+    assert error.value.__traceback__  # of this application's own making: app/failures.py shows the line alone
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("name", ["gpu", "cuda"])
+def test_a_gpu_on_a_machine_without_one(name):
+    with pytest.raises(ValueError, match=f"--trainer.accelerator={name}: this machine has no GPU"):
+        cli(f"--trainer.accelerator={name}")

@@ -1,0 +1,229 @@
+"""The data path: a pure function of (seed, epoch, position), and the same split as Lightning Bolts' class."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, write_cifar
+from pytorch_lightning import LightningModule, Trainer
+from torchvision.transforms import functional
+
+from app.data import CIFAR10DataModule, DigitsDataModule
+from app.resident import PADDING, Augmentation, Normalize, ResidentLoader, ResidentSet
+
+
+def numbered(size: int) -> ResidentSet:
+    """Return images that carry their own number: label k, all pixels of value k % 256."""
+    labels = torch.arange(size)
+    return ResidentSet((labels % 256).to(torch.uint8)[:, None, None, None].expand(size, 3, 8, 8).contiguous(), labels)
+
+
+def loader(size=103, **options) -> ResidentLoader:
+    defaults = {"batch_size": 10, "normalize": Normalize(), "seed": 5, "shuffle": True}
+    return ResidentLoader(numbered(size), **defaults | options)
+
+
+def labels_of(loader) -> list[list[int]]:
+    return [labels.tolist() for _, labels in loader]
+
+
+def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
+    epochs = [sum(labels_of(loader(batches_done=lambda epoch=epoch: 11 * epoch)), []) for epoch in range(3)]
+    assert all(sorted(epoch) == list(range(103)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert epochs[0] == sum(labels_of(loader()), [])
+    assert epochs[0] != sum(labels_of(loader(seed=6)), [])
+    assert sum(labels_of(loader(shuffle=False)), []) == list(range(103))
+
+
+def test_an_iteration_that_starts_in_mid_epoch_sees_the_rest_of_it():
+    whole = list(loader(augment=True, flip=True, batches_done=lambda: 11))
+    rest = list(loader(augment=True, flip=True, batches_done=lambda: 11 + 4))
+    assert len(whole) == 11 and len(rest) == 7
+    for (images, labels), (others, same) in zip(whole[4:], rest, strict=True):
+        assert torch.equal(images, others) and torch.equal(labels, same)
+
+
+@pytest.mark.parametrize("size", [40, 41, 42, 43, 59, 60, 61])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_ranks_share_each_global_batch(size, world_size, drop_last):
+    options = {"batch_size": 5, "world_size": world_size, "drop_last": drop_last}
+    ranks = [labels_of(loader(size, rank=rank, **options)) for rank in range(world_size)]
+    assert len({len(batches) for batches in ranks}) == 1  # as many steps on every rank
+    assert all(batch for batches in ranks for batch in batches)  # and none without a sample
+    together = [sum(parts, []) for parts in zip(*ranks, strict=True)]
+    one_process = labels_of(loader(size, batch_size=5 * world_size, drop_last=drop_last))
+    seen = sum(together, [])
+    assert seen == sum(one_process, []) if drop_last else sorted(seen) == list(range(size))
+    if drop_last:
+        assert all(len(batch) == 5 * world_size for batch in together)
+
+
+def test_fewer_samples_than_a_batch_of_every_rank_is_an_error_that_names_the_flag():
+    with pytest.raises(ValueError, match="--data.batch_size"):
+        loader(3, world_size=4)
+    with pytest.raises(ValueError, match="--data.batch_size"):
+        loader(3, drop_last=True)
+
+
+def test_the_limit_of_batches_is_the_length_of_an_epoch():
+    third_epoch = labels_of(loader(limit=lambda batches: min(batches, 4), batches_done=lambda: 8))
+    assert third_epoch == labels_of(loader(batches_done=lambda: 22))
+
+
+def test_augmentation_is_torchvisions_for_the_same_choices():
+    images = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8)
+    choices = Augmentation.of_epoch(seed=1, epoch=2, size=64, flip=True)
+    positions = torch.arange(64)
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
+    ours = Normalize(mean, std)(choices.apply(images, positions))
+    for k in range(64):
+        image = functional.pad(functional.to_pil_image(images[k]), PADDING)
+        image = functional.crop(image, int(choices.top[k]), int(choices.left[k]), 32, 32)
+        image = functional.hflip(image) if choices.flip[k] else image
+        theirs = functional.normalize(functional.to_tensor(image), mean, std)
+        assert torch.equal(ours[k], theirs)
+    assert choices.top.unique().tolist() == choices.left.unique().tolist() == list(range(2 * PADDING + 1))
+    assert 0 < int(choices.flip.sum()) < 64
+    assert not Augmentation.of_epoch(seed=1, epoch=2, size=64, flip=False).flip.any()
+    assert torch.equal(Normalize()(images), images / 255)
+
+
+def test_num_workers_and_pin_memory_change_nothing(cifar):
+    def first_batch(**options):
+        module = CIFAR10DataModule(str(cifar), val_split=20, **options)
+        module.setup("fit")
+        return next(iter(module.train_dataloader()))
+
+    plain = first_batch()
+    for options in ({"num_workers": 0}, {"num_workers": 7}, {"pin_memory": False}):
+        assert all(torch.equal(a, b) for a, b in zip(plain, first_batch(**options), strict=True))
+    assert not torch.equal(plain[0], first_batch(seed=1)[0])
+
+
+class Recorder(LightningModule):
+    """Notes the batches that Lightning gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(1, 1), []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append((self.current_epoch, batch[1].tolist(), float(batch[0].sum())))
+        return self.layer(torch.ones(1)).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(cifar, tmp_path, model, epochs, ckpt_path=None, **options):
+    trainer = Trainer(
+        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, default_root_dir=tmp_path, **options,
+    )  # fmt: skip
+    trainer.fit(model, CIFAR10DataModule(str(cifar), val_split=20, batch_size=32), ckpt_path=ckpt_path)
+    return trainer
+
+
+@pytest.mark.parametrize("limit", [None, 4, 0.5])
+def test_lightning_sees_each_epochs_own_order_also_after_a_checkpoint(cifar, tmp_path, limit):
+    options = {} if limit is None else {"limit_train_batches": limit}
+    whole, first, second = Recorder(), Recorder(), Recorder()
+    fit(cifar, tmp_path, whole, 3, **options)
+    assert whole.seen[0][1] != whole.seen[len(whole.seen) // 3][1]
+    fit(cifar, tmp_path, first, 1, **options).save_checkpoint(tmp_path / "one.ckpt")
+    fit(cifar, tmp_path, second, 3, ckpt_path=tmp_path / "one.ckpt", **options)
+    assert first.seen + second.seen == whole.seen
+
+
+def test_digits_are_scikit_learns_and_every_split_is_apart():
+    from sklearn.datasets import load_digits
+
+    module = DigitsDataModule()
+    module.setup()
+    assert {name: len(part) for name, part in module.sets.items()} == {"train": 1294, "val": 143, "test": 360}
+    assert module.num_samples == 1294 and module.num_classes == 10 and module.dims == (3, 32, 32)
+    reference = load_digits()
+    whole = np.concatenate([module.load(train)[0] for train in (True, False)])
+    order = np.random.RandomState(0).permutation(1797)
+    assert (whole[:, 0, ::4, ::4] == (reference.images[order] * 255 // 16)).all()
+    labels = np.concatenate([module.load(train)[1] for train in (True, False)])
+    assert (labels == reference.target[order]).all()
+    pixels = torch.cat([part.images for part in module.sets.values()]).flatten(1).unique(dim=0)
+    assert len(pixels) == 1797  # no image is in two splits
+    images = torch.from_numpy(module.load(True)[0]) / 255
+    assert images.mean().item() == pytest.approx(module.mean[0], abs=1e-3)
+    assert images.std().item() == pytest.approx(module.std[0], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"val_split": 200}, "--data.val_split: found 200, allowed are 1 to 199"),
+        ({"val_split": 0}, "--data.val_split"),
+        ({"val_split": 1.5}, "--data.val_split"),
+        ({"val_split": -0.1}, "--data.val_split"),
+        ({"batch_size": 0}, "--data.batch_size"),
+        ({"num_workers": -1}, "--data.num_workers"),
+    ],
+)
+def test_a_wrong_setting_is_named(cifar, options, flag):
+    with pytest.raises(ValueError, match=flag):
+        CIFAR10DataModule(str(cifar), **options).setup("fit")
+
+
+def test_no_data_dir_says_what_to_do():
+    with pytest.raises(ValueError, match="channel `training`.*--data.data_dir"):
+        CIFAR10DataModule().setup("fit")
+
+
+# Lightning Bolts itself -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bolts(tmp_path_factory):
+    """A folder with the real lightning-bolts 0.7.0, installed as the image installs it."""
+    target = tmp_path_factory.mktemp("bolts")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run([ROOT / "scripts/install_bolts.sh", "0.7.0", target], check=True, env=os.environ | {"PATH": path})
+    yield target
+    alias = Path(sys.modules["pytorch_lightning"].__file__).parent / "utilities/apply_func.py"
+    alias.unlink()
+
+
+@pytest.mark.parametrize("val_split", [20, 70, 0.2, 0.33])
+@pytest.mark.parametrize("seed", [0, 42])
+def test_the_split_is_that_of_lightning_bolts(bolts, cifar, monkeypatch, val_split, seed):
+    monkeypatch.syspath_prepend(str(bolts))
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: True)  # other checksums here
+    from pl_bolts.datamodules import CIFAR10DataModule as BoltsDataModule
+
+    theirs = BoltsDataModule(str(cifar), val_split=val_split, seed=seed)
+    theirs.setup("fit")
+    ours = CIFAR10DataModule(str(cifar), val_split=val_split, seed=seed)
+    ours.setup("fit")
+    for split, subset in (("train", theirs.dataset_train), ("val", theirs.dataset_val)):
+        images = subset.dataset.data[subset.indices].transpose(0, 3, 1, 2)
+        assert torch.equal(ours.sets[split].images, torch.from_numpy(images))
+        assert ours.sets[split].labels.tolist() == [subset.dataset.targets[k] for k in subset.indices]
+
+
+def test_the_class_of_lightning_bolts_trains(bolts, tmp_path):
+    write_cifar(tmp_path)
+    program = (
+        "from torchvision.datasets import cifar; cifar.check_integrity = lambda path, md5: True;"  # as above
+        "from app.train import main; main()"
+    )
+    flags = ["--data=pl_bolts.datamodules.CIFAR10DataModule", f"--data.data_dir={tmp_path}", "--data.val_split=40"]
+    run = subprocess.run(
+        [sys.executable, "-c", program, *flags, "--trainer.max_epochs=1", "--trainer.accelerator=cpu"],
+        env=os.environ | {"PYTHONPATH": f"{bolts}:{ROOT}"}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "test_acc=" in run.stdout
+    assert (tmp_path / "output/model/model.pt").is_file()

@@ -1,0 +1,151 @@
+"""entrypoint.sh and the toolkit: any command as it is, a bare folder made ready, and never exit 0 for nothing."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Job
+
+ROOT_USER = os.geteuid() == 0
+
+
+@pytest.fixture
+def code(job: Job) -> Job:
+    """A job with a program of its own, which prints what it was given."""
+    job.write("code/show.py", "import json, os, sys\nprint('ARGS', json.dumps(sys.argv[1:]))\nprint(os.getcwd())\n")
+    job.write("input/config/hyperparameters.json", '{"sagemaker_program": "show.py", "a": "x y", "b": "1.5"}')
+    return job
+
+
+def test_any_command_keeps_its_quoting_and_exit_status(job: Job):
+    run = job.run("bash", "-c", 'printf "<%s>" "$@"; exit 7', "_", "a b", "", "$HOME", "'\"", "*")
+    assert run.returncode == 7
+    assert run.stdout == "<a b><><$HOME><'\"><*>"
+    assert not job.base.exists()  # only `train` needs the folders
+    assert job.run("no-such-command").returncode == 127
+
+
+def test_standard_input_reaches_the_command(job: Job):
+    run = subprocess.run([ROOT / "entrypoint.sh", "cat"], input="hello", capture_output=True, text=True)
+    assert run.stdout == "hello"
+
+
+def test_a_jobs_own_program_wins_over_the_images(code: Job):
+    run = code.run()
+    assert run.returncode == 0, run.stdout
+    assert 'ARGS ["-a", "x y", "-b", "1.5"]' in run.stdout
+    assert f"{code.base}/code" in run.stdout
+
+
+def test_a_jobs_source_archive_is_what_runs(code: Job, tmp_path: Path):
+    """With `sagemaker_submit_directory` the code folder stays empty for the toolkit to unpack into."""
+    source = tmp_path / "sourcedir"
+    shutil.move(code.base / "code", source)
+    subprocess.run(["tar", "-czf", tmp_path / "sourcedir.tar.gz", "-C", source, "show.py"], check=True)
+    hyperparameters = {"sagemaker_program": "show.py", "sagemaker_submit_directory": str(tmp_path / "sourcedir.tar.gz")}
+    code.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+    run = code.run()
+    assert run.returncode == 0, run.stdout
+    assert "ARGS []" in run.stdout
+    assert not (code.base / "code/app").exists()
+
+
+def test_files_that_are_there_are_left_alone(code: Job):
+    resources = '{"current_host": "localhost", "hosts": ["localhost"], "network_interface_name": "lo"}'
+    code.write("input/config/resourceconfig.json", resources)
+    code.write("input/config/inputdataconfig.json", '{"mine": {"TrainingInputMode": "File"}}')
+    code.write("code/show.py", "import os\nprint('CHANNEL', os.environ['SM_CHANNEL_MINE'])\n")
+    run = code.run()
+    assert run.returncode == 0, run.stdout
+    assert f"CHANNEL {code.base}/input/data/mine" in run.stdout
+    assert (code.base / "input/config/resourceconfig.json").read_text() == resources
+
+
+def test_a_mounted_folder_is_a_channel(code: Job):
+    code.write("input/data/my-data/file", "")
+    code.write("code/show.py", "import os\nprint(os.environ['SM_CHANNELS'], os.environ['SM_CHANNEL_MY-DATA'])\n")
+    assert f'["my-data"] {code.base}/input/data/my-data' in code.run().stdout
+
+
+def test_flags_after_train_are_refused(job: Job):
+    run = job.run("train", "--trainer.max_epochs=3")
+    assert run.returncode == 1
+    assert "train takes no flags (found: --trainer.max_epochs=3)" in run.stdout
+
+
+def test_a_program_that_fails_fails_the_job(code: Job):
+    for body, says in (
+        ("import sys; sys.exit(7)", "ExitCode 7"),
+        ("import os; os.kill(os.getpid(), 9)", "ExitCode -9"),
+    ):
+        code.write("code/show.py", body)
+        run = code.run()
+        assert run.returncode == 1
+        assert says in code.failure
+        assert not (code.base / "output/success").exists()
+
+
+def test_damaged_hyperparameters_fail_the_job(job: Job):
+    job.write("input/config/hyperparameters.json", "{")
+    assert job.run().returncode != 0
+    assert job.failure
+
+
+def test_an_output_folder_that_is_a_file(job: Job):
+    job.write("output", "in the way")
+    run = job.run()
+    assert run.returncode == 1
+    assert run.stdout.count("\n") == 1 and "its folders cannot be made" in run.stdout
+
+
+@pytest.mark.skipif(not ROOT_USER, reason="mounting needs root")
+@pytest.mark.parametrize("options", ["ro", "size=8k"])
+def test_a_read_only_or_full_output_is_no_success(code: Job, options):
+    output = code.base / "output"
+    output.mkdir()
+    (output / "data").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", output], check=True)
+    try:
+        (output / "data").mkdir()
+        if options == "ro":
+            subprocess.run(["mount", "-o", "remount,ro", output], check=True)
+        else:
+            subprocess.run([sys.executable, "-c", f"{FILL}\nfill({str(output)!r})"], check=True)
+        run = code.run()
+        assert run.returncode == 1
+        assert "output: cannot be written or is full" in run.stdout
+        assert "ARGS" not in run.stdout
+    finally:
+        subprocess.run(["umount", output], check=True)
+
+
+@pytest.mark.skipif(not ROOT_USER, reason="mounting needs root")
+@pytest.mark.parametrize(("status", "says"), [(0, "success"), (3, "ExitCode 3")])
+def test_an_output_that_fills_up_while_the_program_runs_is_no_success(code: Job, status, says):
+    """Here the toolkit alone would exit 0: it cannot write the file that says how the job went."""
+    output = code.base / "output"
+    output.mkdir()
+    code.write("code/show.py", f"import sys\n{FILL}\nfill({str(output)!r})\nsys.exit({status})\n")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k,nr_inodes=6", "tmpfs", output], check=True)
+    try:
+        run = code.run()
+        assert run.returncode == 1, run.stdout
+        assert "error: " in run.stdout and "output" in run.stdout and says in run.stdout
+    finally:
+        subprocess.run(["umount", output], check=True)
+
+
+FILL = '''
+def fill(folder):
+    """Use up all space and all file names of a small file system."""
+    from pathlib import Path
+    try:
+        for number in range(100):
+            Path(folder, f"filler-{number}").write_bytes(b"x" * 4096)
+    except OSError:
+        pass
+'''

@@ -1,0 +1,185 @@
+"""The main job for real: the toolkit's `train` on an /opt/ml of its own, both launchers, and what is left behind."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, Job
+from torchvision.models import resnet18
+
+from app.data import DigitsDataModule
+
+SHORT = {"trainer.max_epochs": "2", "data.batch_size": "256"}
+
+
+def test_nothing_given_trains_on_the_default_data(job: Job):
+    """A bare base folder: everything that `train` needs is made, and a model that works comes out."""
+    job.write("input/config/hyperparameters.json", json.dumps({"trainer.max_epochs": "8"}))
+    run = job.run(SAGEMAKER_LIGHTNING_REVISION="abc123")
+    assert run.returncode == 0, run.stdout
+    assert (job.base / "output/success").is_file() and not (job.base / "output/failure").exists()
+
+    described = json.loads((job.base / "model/model.json").read_text())
+    assert described["class_path"] == "torchvision.models.resnet.ResNet"
+    assert described["module_class_path"] == "app.model.ResNet18" and described["revision"] == "abc123"
+    assert described["num_classes"] == 10 and described["input_shape"] == [3, 32, 32]
+    assert described["versions"]["torch"] == torch.__version__
+
+    # What a user does with it: nothing but torchvision and the two files.
+    model = resnet18(num_classes=described["num_classes"])
+    model.load_state_dict(torch.load(job.base / "model/model.pt", weights_only=True))
+    model.eval()
+    data = DigitsDataModule()
+    data.setup("test")
+    mean, std = (torch.tensor(described["normalization"][key])[:, None, None] for key in ("mean", "std"))
+    with torch.no_grad():
+        found = model((data.sets["test"].images / 255 - mean) / std).argmax(1)
+    accuracy = (found == data.sets["test"].labels).float().mean().item()
+    assert accuracy == pytest.approx(described["metrics"]["test_acc"], abs=0.004)
+    assert accuracy > 0.8
+    assert f"test_acc={described['metrics']['test_acc']:.4f}" in run.stdout
+    assert f"model: {job.base}/model/model.pt" in run.stdout
+
+    # The best by validation loss, not the last.
+    losses = [float(loss) for loss in re.findall(r"val_loss=([\d.]+)", run.stdout)]
+    assert len(losses) == 8
+    best = losses.index(min(losses))
+    assert [path.name.split("-")[1] for path in (job.base / "output/data/checkpoints").iterdir()] == [f"epoch={best}"]
+    assert sorted(path.name for path in (job.base / "model").iterdir()) == ["model.json", "model.pt"]
+
+
+def test_the_originals_job(job: Job, cifar: Path):
+    """The hyperparameters of the original's run_sagemaker.py, on the channel `training`; its GPU left out."""
+    hyperparameters = {
+        "data": "CIFAR10DataModule", "data.batch_size": "32", "optimizer": "Adam", "optimizer.lr": "0.001",
+        "trainer.accelerator": "cpu", "trainer.devices": "-1", "trainer.max_epochs": "5", "logger.name": "tutorial",
+        "data.val_split": "40",
+    }  # fmt: skip
+    job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+    (job.base / "input/data").mkdir(parents=True)
+    cifar.rename(job.base / "input/data/training")
+    run = job.run()
+    assert run.returncode == 0, run.stdout
+    assert "test_acc=" in run.stdout
+    assert list(job.base.glob("output/data/tensorboard/tutorial/version_0/events.*"))
+    assert json.loads((job.base / "model/model.json").read_text())["classes"][0] == "airplane"
+
+
+def test_the_same_seed_gives_the_same_weights(job: Job, tmp_path: Path):
+    weights = []
+    for name, workers in (("a", "0"), ("b", "3")):
+        one = Job(tmp_path / name)
+        one.write("input/config/hyperparameters.json", json.dumps(SHORT | {"data.num_workers": workers}))
+        assert one.run().returncode == 0
+        weights.append((one.base / "model/model.pt").read_bytes())
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("program", ["app/train_torchrun.py", "app/train_multi_node.py"])
+def test_two_processes_on_one_node(job: Job, program):
+    job.write(
+        "input/config/hyperparameters.json", json.dumps(SHORT | {"trainer.devices": "2", "trainer.accelerator": "cpu"})
+    )
+    run = job.run(SAGEMAKER_PROGRAM=program)
+    assert run.returncode == 0, run.stdout
+    assert "MEMBER: 2/2" in run.stdout
+    assert run.stdout.count("model: ") == 1  # one rank writes, one speaks
+    assert (job.base / "model/model.pt").is_file()
+
+
+def run_train(*flags: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess:
+    """Run app/train.py without the toolkit."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "app/train.py"), *flags],
+        cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)} | variables, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_on_a_desk_everything_goes_below_output(tmp_path):
+    run = run_train("--trainer.max_epochs=1", "--data.batch_size=256", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "output/model/model.pt").is_file() and list(tmp_path.iterdir()) == [tmp_path / "output"]
+
+
+def test_other_peoples_model_and_data(tmp_path):
+    path = f"{ROOT}:{ROOT / 'tests'}"
+    run = run_train(
+        "--model=foreign.Model", "--data=foreign.Data", "--trainer.max_epochs=2", cwd=tmp_path, PYTHONPATH=path
+    )
+    assert run.returncode == 0, run.stderr
+    state = torch.load(tmp_path / "output/model/model.pt", weights_only=True)
+    assert state["layers.0.weight"].shape == (3, 4)
+    assert json.loads((tmp_path / "output/model/model.json").read_text())["module_class_path"] == "foreign.Model"
+
+
+MISTAKES = {
+    "an unknown flag": ({"trainer.max_epoch": "5"}, {}, "--trainer.max_epoch: is no flag"),
+    "a wrong value": ({"trainer.max_epochs": "five"}, {}, "--trainer.max_epochs: found 'five'"),
+    "no channel": ({"data": "CIFAR10DataModule"}, {}, "channel `training`"),
+    "an empty channel": ({"data": "CIFAR10DataModule"}, {"input/data/training": None}, "found: nothing"),
+    "a foreign file": ({}, {"input/data/training/data_batch_1": "<html>"}, "data_batch_1 is not a CIFAR-10 batch"),
+    "two channels": ({}, {"input/data/a": None, "input/data/b": None}, "channels found are a, b"),
+    "another number of classes": ({"model.num_classes": "5"}, {}, "--model.num_classes: found 5"),
+    "a GPU": ({"trainer.accelerator": "gpu"}, {}, "--trainer.accelerator=gpu: this machine has no GPU"),
+    "a metric that is not there": ({"checkpoint.monitor": "nope", **SHORT}, {}, "monitor='nope'"),
+}
+
+
+@pytest.mark.parametrize(("hyperparameters", "files", "says"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_one_line_in_the_log_and_the_failure_file(job: Job, hyperparameters, files, says):
+    if torch.cuda.is_available() and "trainer.accelerator" in hyperparameters:
+        pytest.skip("this machine has a GPU")
+    job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+    job.write("model/model.pt", "an earlier model")
+    for name, text in files.items():
+        if text is None:
+            (job.base / name).mkdir(parents=True)
+        else:
+            job.write(name, text)
+    run = job.run()
+    assert run.returncode != 0
+    assert says in job.failure.splitlines()[0] and job.failure.startswith("error: ")
+    assert len(job.failure.splitlines()) == 1
+    assert sum(says in line for line in run.stdout.splitlines() if line.startswith("error: ")) == 1
+    assert "Traceback" not in run.stdout.partition("error: ")[0]
+    assert (job.base / "model/model.pt").read_text() == "an earlier model"
+    assert not (job.base / "output/success").exists()
+
+
+def test_an_error_of_the_program_has_its_traceback(job: Job):
+    job.write("code/broken.py", "import torch, pytorch_lightning as pl\n\n\nclass Model(pl.LightningModule):\n"
+              "    def training_step(self, batch, index):\n        return undefined_name\n\n"
+              "    def configure_optimizers(self):\n        return torch.optim.SGD([torch.zeros(1)], 1)\n")  # fmt: skip
+    job.write("input/config/hyperparameters.json", '{"model": "broken.Model"}')
+    run = job.run()
+    assert run.returncode != 0
+    assert job.failure.startswith("error: NameError: name 'undefined_name' is not defined\n")
+    assert "broken.py" in job.failure and "return undefined_name" in job.failure
+    assert len(job.failure) <= 1024
+
+
+def test_a_model_directory_that_is_a_file(job: Job):
+    job.write("elsewhere", "a file")
+    run = run_train(cwd=job.base, SM_MODEL_DIR=str(job.base / "elsewhere"), SM_OUTPUT_DIR=str(job.base))
+    assert run.returncode == 1
+    assert f"error: {job.base}/elsewhere: the model cannot be written there" in (job.base / "failure").read_text()
+
+
+def test_sigterm_is_not_taken_for_a_success(tmp_path):
+    """What becomes of the training so far is issue 4; here only that nobody takes it for a whole one."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "app/train.py"), "--progress.every_n_seconds=0"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in process.stdout:
+        if "train_loss" in line:
+            break
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert not (tmp_path / "output/model/model.pt").exists()
