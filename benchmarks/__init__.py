@@ -1,0 +1,1 @@
+"""What the application costs and gains, as ratios measured in one run: `make benchmark`, or `python -m benchmarks`."""

@@ -1,0 +1,114 @@
+"""images/s of the application's training / images/s of the recipe that the original tutorial used.
+
+    python -m benchmarks.original [--n 5] [--steps 10] [--data_dir DIR]
+
+The recipe: torchvision's CIFAR10 read as PIL images, one transform after another on each, a DataLoader with one worker
+process, batches of 32, Adam 1e-3, float32, Lightning's Trainer with its defaults. Network and machine are the same.
+"""
+
+import argparse
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from pytorch_lightning import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+from torchvision.models import resnet18
+
+from app import cifar
+from app.data import CIFAR10DataModule
+from benchmarks import report, training, turns
+from benchmarks.training import RandomDataModule
+from benchmarks.turns import Clock
+
+
+class Images(Dataset):
+    """PIL images made and transformed one by one, as torchvision.datasets.CIFAR10 does it."""
+
+    transform = transforms.Compose(
+        [
+            transforms.RandomCrop(32, padding=4),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(CIFAR10DataModule.mean, CIFAR10DataModule.std),
+        ]
+    )
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        """Take images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
+        self.images, self.labels = np.ascontiguousarray(images.transpose(0, 2, 3, 1)), labels.tolist()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return an image, float32 [3, 32, 32], and its label."""
+        return self.transform(Image.fromarray(self.images[index])), self.labels[index]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Tutorial(LightningModule):
+    """The network, the loss and the optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = resnet18(num_classes=10)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the loss of a batch."""
+        images, labels = batch
+        loss = nn.functional.cross_entropy(self.network(images), labels)
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return Adam."""
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+def recipe(clock: Clock, data_dir: Path | None) -> None:
+    """Train by the original's recipe, on the CIFAR-10 in `data_dir` or on random images."""
+    pin = training.ACCELERATOR == "cuda"
+    data = Images(*(cifar.read(data_dir, True, "--data_dir") if data_dir else RandomDataModule().load(train=True)))
+    loader = DataLoader(data, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1, pin_memory=pin)
+    with training.quiet(), tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            accelerator=training.ACCELERATOR,
+            devices=1,
+            max_steps=clock.total_steps,
+            default_root_dir=folder,
+            enable_progress_bar=False,
+            callbacks=[clock],
+        )
+        trainer.fit(Tutorial(), loader)
+
+
+def run(n: int, steps: int, data_dir: Path | None) -> report.Comparison:
+    """Compare in n pairs of processes, on the CIFAR-10 in `data_dir` or on random images; see `turns.compare`."""
+    datamodule = CIFAR10DataModule if data_dir else RandomDataModule
+    flags = [f"--data={datamodule.__module__}.{datamodule.__name__}"]
+    flags += [f"--data.data_dir={data_dir}"] if data_dir else []
+    return turns.compare(
+        "original",
+        f"turns of {steps} steps, {'CIFAR-10' if data_dir else 'random images'}: our training / the original's recipe",
+        partial(training.train, data=flags),
+        partial(recipe, data_dir=data_dir),
+        n,
+        steps,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that this benchmark alone has."""
+    parser.add_argument("--data_dir", type=Path, help="folder with CIFAR-10's python version (default: random images)")
+
+
+if __name__ == "__main__":
+    parser = report.parser(__doc__)
+    turns.add_arguments(parser)
+    add_arguments(parser)
+    report.publish([run(**vars(parser.parse_args()))])

@@ -1,0 +1,76 @@
+"""What the benchmarks share: the ratios of interleaved pairs, and a table that names the machine."""
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytorch_lightning
+import torch
+import torchvision
+
+ROOT = Path(__file__).resolve().parents[1]
+HEADER = "| benchmark | ratio: median [range] | n | what / what |\n| --- | --- | --- | --- |"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The ratios ours / other of one benchmark, one for each pair."""
+
+    name: str
+    what: str
+    """Quantity, ours / other: in words."""
+    ratios: Sequence[float]
+
+    def row(self) -> str:
+        """Return the row of the table."""
+        low, middle, high = min(self.ratios), statistics.median(self.ratios), max(self.ratios)
+        return f"| {self.name} | {middle:.3f} [{low:.3f}..{high:.3f}] | {len(self.ratios)} | {self.what} |"
+
+
+def parser(manual: str) -> argparse.ArgumentParser:
+    """Return a parser with the flag that all benchmarks have; `manual` is the caller's docstring."""
+    made = argparse.ArgumentParser(description=manual, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--n", type=positive, help="pairs that are measured (default: %(default)s)")
+    return made
+
+
+def positive(text: str) -> int:
+    """Return the whole number above 0 that a flag was given."""
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
+
+
+def publish(comparisons: Sequence[Comparison]) -> None:
+    """Print the machine, the versions and a Markdown table."""
+    rows = "\n".join(comparison.row() for comparison in comparisons)
+    print(f"\n{machine()}\n\n{HEADER}\n{rows}")
+
+
+def machine() -> str:
+    """Return hardware, versions and commit; load is that of the last minute, to tell how busy the machine was."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    cpu = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    versions = f"python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}"
+    return (
+        f"hardware: {cpu}; GPU: {gpu}; load: {os.getloadavg()[0]:.1f}\n"
+        f"versions: {versions}, pytorch-lightning {pytorch_lightning.__version__}\n"
+        f"commit: {_commit()}"
+    )
+
+
+def _commit() -> str:
+    """Return the commit, marked -dirty where files differ from it; unknown outside a checkout."""
+    try:
+        line = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,54 @@
+"""The application's own training with a clock, on images that need no download."""
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from app.cli import CLI
+from app.data import CIFAR10DataModule
+from app.environment import Environment
+from benchmarks.turns import Clock
+
+BATCH_SIZE = 32  # the application's default, and the original's
+ACCELERATOR = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class RandomDataModule(CIFAR10DataModule):
+    """Random images, as many as CIFAR-10 has and of their shape: as much work as real ones."""
+
+    def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
+        draw, size = np.random.default_rng(0), self.num_train_images
+        return draw.integers(256, size=(size, 3, 32, 32), dtype=np.uint8), draw.integers(10, size=size)
+
+
+def train(clock: Clock, data: list[str]) -> None:
+    """Train as in a container, with the flags `data`; no validation comes between, as one epoch is enough."""
+    with quiet(), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        environment = Environment(model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints")
+        flags = [f"--data.batch_size={BATCH_SIZE}", f"--trainer.accelerator={ACCELERATOR}", "--trainer.devices=1"]
+        cli = CLI(environment, [*data, *flags, f"--trainer.max_steps={clock.total_steps}"])
+        cli.trainer.callbacks.append(clock)
+        batches = cli.datamodule.num_samples // BATCH_SIZE
+        if clock.total_steps >= batches:
+            raise ValueError(f"--steps: {clock.total_steps} steps in all turns, but an epoch has {batches}")
+        cli.trainer.fit(cli.model, cli.datamodule)
+
+
+@contextlib.contextmanager
+def quiet():
+    """Keep what training prints out of the table.
+
+    stdout is no terminal inside: the application then logs lines, as in a container, and draws no progress bar.
+    """
+    for name in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
+        yield

@@ -1,0 +1,108 @@
+"""Two trainings that take turns of a second or so, so that what else the machine does meets both.
+
+Measured one after another as wholes, on a machine with other work, the same pair gave ratios from 0.6 to 5. Each has a
+process of its own, as in real life: threads of one process do not get memory in the same way. The one whose turn it is
+not sleeps. How lucky a process is with its memory can be worth 10 % for all its life, so every pair is two new ones.
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.synchronize import Semaphore
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from benchmarks import report
+
+PAIRS = 5  # default of --n
+TURNS = 6  # of each of a pair
+WARMUP = 5  # steps at the start of a turn that are not timed: caches, threads, a worker's full queue
+
+
+class Clock(Callback):
+    """Times one of the two: in each turn WARMUP steps untimed and `steps` timed, then it is the other's turn.
+
+    The first turn includes the setting up and is to be left out.
+    """
+
+    def __init__(self, steps: int, my_turn: Semaphore, other_turn: Semaphore) -> None:
+        self.my_turn, self.other_turn = my_turn, other_turn
+        self.steps, self.step, self.images, self.started = steps, 0, 0, 0.0
+        self.total_steps = TURNS * (WARMUP + steps)
+        self.rates: list[float] = []  # images/s of each turn
+
+    def tick(self, images: int) -> None:
+        """Note the end of a step that trained on `images`; at the end of a turn, return when it is this one's again."""
+        self.step = (self.step + 1) % (WARMUP + self.steps)
+        self.images += images
+        if self.step not in (0, WARMUP):
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        if self.step == 0:
+            self.rates.append(self.images / (time.perf_counter() - self.started))
+            self.other_turn.release()
+            self.my_turn.acquire()
+        self.images, self.started = 0, time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Tick."""
+        self.tick(len(batch[1]))
+
+
+def compare(
+    name: str, what: str, ours: Callable[[Clock], None], other: Callable[[Clock], None], n: int, steps: int
+) -> report.Comparison:
+    """Return n ratios of images/s, each the median over the turns of two processes.
+
+    Both functions train for `clock.total_steps` steps.
+    """
+    ratios = []
+    for _ in range(n):
+        turns = list(zip(*_race(ours, other, steps), strict=True))[1:]
+        ratios.append(statistics.median(our_rate / other_rate for our_rate, other_rate in turns))
+        our_rate, other_rate = (statistics.median(rates) for rates in zip(*turns, strict=True))
+        print(f"{name}: {our_rate:.1f} / {other_rate:.1f} images/s, ratio {ratios[-1]:.3f}", flush=True)
+    return report.Comparison(name, f"images/s, {what}", ratios)
+
+
+def _race(ours: Callable[[Clock], None], other: Callable[[Clock], None], steps: int) -> list[list[float]]:
+    """Run each in a new process and return the images/s of the turns of both."""
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    turns = [context.Semaphore(1), context.Semaphore(0)]
+    pipes = [context.Pipe(duplex=False) for _ in turns]
+    clocks = [Clock(steps, *turns), Clock(steps, *reversed(turns))]
+    processes = [
+        context.Process(target=_train, args=(train, clock, sender))
+        for train, clock, (_, sender) in zip((ours, other), clocks, pipes, strict=True)
+    ]
+    for process in processes:
+        process.start()
+    while running := [process.sentinel for process in processes if process.is_alive()]:
+        wait(running)
+        if any(process.exitcode for process in processes):
+            for process in processes:
+                process.terminate()
+            raise SystemExit("error: a training failed, see above")
+    return [receiver.recv() for receiver, _ in pipes]
+
+
+def _train(train: Callable[[Clock], None], clock: Clock, sender: Connection) -> None:
+    """Be one of the two processes: wait for the first turn, train, send the rates, and let the other one end."""
+    clock.my_turn.acquire()
+    train(clock)
+    sender.send(clock.rates)
+    clock.other_turn.release()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --steps, and give --n its default here."""
+    parser.set_defaults(n=PAIRS)
+    parser.add_argument("--steps", type=report.positive, default=10, help="timed steps of a turn (default: 10)")
