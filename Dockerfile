@@ -12,7 +12,7 @@ FROM ${BASE_IMAGE} AS base
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 
 # ca-certificates: trust, for everything that speaks https, here and in a job.  curl: fetches Miniconda.
-# No tini: AWS warns against it in training images; app/toolkit.py hands signals on.  No openssh: nothing here uses MPI.
+# No tini: AWS warns against it in training images.  No openssh: nothing here uses MPI.
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates curl \
  && rm -rf /var/lib/apt/lists/* /var/cache/apt/*

@@ -44,7 +44,7 @@ push:  ## push the image to REPOSITORY (after docker login)
 	docker push $(REPOSITORY)
 
 benchmark: $(VENV)/ready  ## measure, as ratios in one run: images/s against bare PyTorch and the original's recipe, start-up
-	$(BIN)/python -m benchmarks
+	PATH="$(CURDIR)/$(BIN):$$PATH" ./entrypoint.sh python -m benchmarks
 
 clean:  ## remove the environment and everything below output/
 	rm -rf $(VENV) output

@@ -30,6 +30,10 @@ activate() {
     set -u
 }
 
+# glibc gives the memory of every large tensor back to the system and asks for it again in the next step: on a CPU, page
+# faults were a third of the training time. Now it keeps up to 1 GiB. What the user has set stays.
+export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-1073741824} MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-1073741824}
+
 # The toolkit exits 0 in silence, having done nothing, where a file below is missing or output/ cannot be written.
 prepare() {
     mkdir -p "$base"/{input/config,input/data,model,output/data,code} 2>/dev/null ||
