@@ -39,7 +39,7 @@ prepare() {
     mkdir -p "$base"/{input/config,input/data,model,output/data,code} 2>/dev/null ||
         fail "$base: its folders cannot be made; allowed is a writable $base (is it mounted read-only, or this user not root?)"
     rm -f "$base"/output/{success,failure} 2>/dev/null || true # an earlier run's, where the folder is used again
-    { head -c 4096 /dev/zero >"$base/output/.probe"; } 2>/dev/null ||
+    { head -c 1048576 /dev/zero >"$base/output/.probe"; } 2>/dev/null ||
         fail "$base/output: cannot be written or is full; allowed is a writable folder with space left"
     rm -f "$base/output/.probe"
 

@@ -2,17 +2,17 @@
 
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import containers
 import numpy as np
 import pytest
 import torch
+from containers import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
@@ -101,15 +101,16 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path / "ml")
 
 
-def docker_says() -> str | None:
-    """Return None if a Docker engine answers, else why not."""
-    if not shutil.which("docker"):
-        return "there is no docker command"
-    answer = subprocess.run(["docker", "info"], capture_output=True, text=True)
-    return None if answer.returncode == 0 else answer.stderr.strip().splitlines()[-1]
+@pytest.fixture(scope="session")
+def image() -> str:
+    """The image, built from this checkout; it stays, so that the next run of the tests builds from its cache."""
+    tag = "sagemaker-lightning-test"
+    done = containers.build(tag, **containers.build_variables())
+    assert done.returncode == 0, done.stdout[-3000:]
+    return tag
 
 
 def pytest_terminal_summary(terminalreporter):
     """Say in one line that the container tests did not run, and why."""
-    if reason := docker_says():
+    if reason := containers.no_engine():
         terminalreporter.write_line(f"the container tests did not run: no Docker engine answers ({reason})")

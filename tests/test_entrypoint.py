@@ -103,12 +103,12 @@ def test_an_output_folder_that_is_a_file(job: Job):
 
 
 @pytest.mark.skipif(not ROOT_USER, reason="mounting needs root")
-@pytest.mark.parametrize("options", ["ro", "size=8k"])
+@pytest.mark.parametrize("options", ["ro", "full"])
 def test_a_read_only_or_full_output_is_no_success(code: Job, options):
     output = code.base / "output"
     output.mkdir()
     (output / "data").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", output], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", output], check=True)
     try:
         (output / "data").mkdir()
         if options == "ro":
@@ -130,7 +130,7 @@ def test_an_output_that_fills_up_while_the_program_runs_is_no_success(code: Job,
     output = code.base / "output"
     output.mkdir()
     code.write("code/show.py", f"import sys\n{FILL}\nfill({str(output)!r})\nsys.exit({status})\n")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k,nr_inodes=6", "tmpfs", output], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=20", "tmpfs", output], check=True)
     try:
         run = code.run()
         assert run.returncode == 1, run.stdout
@@ -145,7 +145,7 @@ def fill(folder):
     from pathlib import Path
     try:
         for number in range(100):
-            Path(folder, f"filler-{number}").write_bytes(b"x" * 4096)
+            Path(folder, f"filler-{number}").write_bytes(b"x" * 65536)
     except OSError:
         pass
 '''

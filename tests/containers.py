@@ -1,0 +1,52 @@
+"""A Docker engine for the tests: the image, and containers of it that are removed by id."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCKER = os.environ.get("DOCKER", "docker")
+BASE = "sagemaker-lightning-base:stand-in"
+
+
+def docker(*arguments: str, timeout: float = 600, **options) -> subprocess.CompletedProcess:
+    """Run the docker client and return what it said, both streams in `stdout`."""
+    return subprocess.run(
+        [DOCKER, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, **options
+    )
+
+
+def no_engine() -> str | None:
+    """Return None if a Docker engine answers, else why not."""
+    if not shutil.which(DOCKER):
+        return f"there is no {DOCKER} command"
+    answer = docker("info")
+    return None if answer.returncode == 0 else answer.stdout.strip().splitlines()[-1]
+
+
+def build_variables() -> dict[str, str]:
+    """Return the variables for scripts/build_image.sh: those of the stand-ins where debootstrap can make them.
+
+    A base image and Miniconda are stood in for through the Dockerfile's own build arguments: tests/image/base.sh.
+    Where there is no debootstrap, nothing is stood in for, and the build needs a registry and a conda host.
+    """
+    if not shutil.which("debootstrap") or os.environ.get("BASE_IMAGE"):
+        return {}
+    script = str(ROOT / "tests/image/base.sh")
+    subprocess.run([script, BASE], check=True)
+    lines = subprocess.check_output(["bash", "-c", f'eval "$({script} --print-args {BASE})" && env -0'], text=True)
+    after = dict(line.split("=", 1) for line in lines.split("\0") if line)
+    return {key: value for key, value in after.items() if os.environ.get(key) != value and key not in ("_", "SHLVL")}
+
+
+def build(tag: str, source: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
+    """Build the image as `make build` does."""
+    return subprocess.run(
+        ["make", "-C", str(source), "build", f"IMAGE={tag}"],
+        env=os.environ | {"DOCKER": DOCKER} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=1800,
+    )

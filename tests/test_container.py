@@ -1,0 +1,215 @@
+"""The image: built for real and run by a real Docker engine. Its base and Miniconda are stand-ins (tests/image)."""
+
+import json
+import re
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import CLASSES
+from containers import ROOT, build, build_variables, docker, no_engine
+from torchvision.models import resnet18
+
+pytestmark = pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+
+
+@pytest.fixture
+def container(image: str):
+    """Run a container of the image and return what `docker run` said; it is removed after the test."""
+    names = []
+
+    def run(*arguments: str, options: tuple[str, ...] = (), **settings) -> subprocess.CompletedProcess:
+        names.append(f"sagemaker-lightning-{uuid.uuid4().hex[:12]}")
+        done = docker("run", "--name", names[-1], *options, image, *arguments, **settings)
+        done.container = names[-1]
+        return done
+
+    yield run
+    for name in names:
+        docker("rm", "--force", "--volumes", name)
+
+
+def inspect(image: str) -> dict:
+    return json.loads(docker("image", "inspect", image).stdout)[0]
+
+
+def mount(source: Path, target: str, mode: str = "rw") -> tuple[str, ...]:
+    return ("--volume", f"{source}:{target}:{mode}")
+
+
+def test_nothing_mounted_trains_without_a_network(container, image, tmp_path):
+    run = container("train", options=("--network", "none"))
+    assert run.returncode == 0, run.stdout
+    assert float(re.search(r"^test_loss=\S+ test_acc=(\S+)$", run.stdout, re.MULTILINE)[1]) >= 0.95
+    assert docker("cp", f"{run.container}:/opt/ml/model", str(tmp_path)).returncode == 0
+    state = torch.load(tmp_path / "model/model.pt", weights_only=True)
+    resnet18(num_classes=10).load_state_dict(state)
+    described = json.loads((tmp_path / "model/model.json").read_text())
+    assert described["data_class_path"] == "app.data.DigitsDataModule"
+    assert described["revision"] == inspect(image)["Config"]["Labels"]["org.opencontainers.image.revision"]
+
+
+def test_the_command_may_be_left_out(container):
+    """SageMaker SDK 3's local mode gives none."""
+    assert "train takes no flags" not in container(options=("--env", "SAGEMAKER_PROGRAM=nothing.py")).stdout
+
+
+def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
+    """What the original's run_sagemaker.py gives, its GPU left out, on a channel that cannot be written."""
+    hyperparameters = {
+        "data": "CIFAR10DataModule", "data.batch_size": "32", "optimizer": "Adam", "optimizer.lr": "0.001",
+        "trainer.accelerator": "cpu", "trainer.devices": "-1", "trainer.max_epochs": "2", "logger.name": "tutorial",
+        "data.val_split": "40",
+    }  # fmt: skip
+    config, model, output = (tmp_path / name for name in ("config", "model", "output"))
+    for folder in (config, model, output):
+        folder.mkdir()
+    (config / "hyperparameters.json").write_text(json.dumps(hyperparameters))
+    mounts = mount(cifar, "/opt/ml/input/data/training", "ro") + mount(config, "/opt/ml/input/config")
+    run = container("train", options=mounts + mount(model, "/opt/ml/model") + mount(output, "/opt/ml/output"))
+    assert run.returncode == 0, run.stdout
+    assert json.loads((model / "model.json").read_text())["classes"] == CLASSES
+    assert list(output.glob("data/tensorboard/tutorial/version_0/events.*"))
+    assert list(output.glob("data/checkpoints/best-*.ckpt"))
+    assert (output / "success").exists()
+
+
+def test_a_mistake_is_in_the_failure_file(container, tmp_path: Path):
+    (tmp_path / "hyperparameters.json").write_text('{"trainer.accelerator": "gpu"}')
+    (tmp_path / "output").mkdir()
+    path = "/opt/ml/input/config/hyperparameters.json"
+    mounts = mount(tmp_path / "hyperparameters.json", path, "ro") + mount(tmp_path / "output", "/opt/ml/output")
+    run = container("train", options=mounts)
+    assert run.returncode == 1
+    failure = (tmp_path / "output/failure").read_text()
+    assert failure.startswith("error: --trainer.accelerator=gpu: this machine has no GPU") and "\n" not in failure
+    assert failure in run.stdout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--read-only",), ("--tmpfs", "/opt/ml/output:ro"), ("--tmpfs", "/opt/ml/output:size=64k")],
+    ids=["read-only container", "read-only output", "full output"],
+)
+def test_an_output_that_cannot_be_written_is_no_success(container, options):
+    run = container("train", options=options)
+    assert run.returncode == 1, run.stdout
+    assert run.stdout.startswith("error: /opt/ml")
+
+
+def test_any_command_keeps_its_quoting_and_exit_status(container):
+    run = container("bash", "-c", 'printf "<%s>" "$@"; exit 7', "_", "a b", "", "$HOME", "'\"")
+    assert (run.returncode, run.stdout) == (7, "<a b><><$HOME><'\">")
+    assert container("python", "-c", "import app.train, sys; sys.exit(5)").returncode == 5
+
+
+def test_a_shell_that_nothing_activated_finds_the_environment(container):
+    """SageMaker SDK 3 goes round the entry point and looks for these three."""
+    run = container("-c", "command -v python pip bash && python -c 'import app.train, sagemaker_training'",
+                    options=("--entrypoint", "bash"))  # fmt: skip
+    assert run.returncode == 0, run.stdout
+    python, pip, _ = run.stdout.split()
+    assert python == "/opt/conda/envs/sagemaker-lightning/bin/python"
+    assert pip == "/opt/conda/envs/sagemaker-lightning/bin/pip"
+
+
+def test_what_is_in_the_image_and_what_is_not(container, image: str):
+    absent = "/opt/ml/code /root/.cache /tmp/wheels /tmp/miniconda.sh /opt/sagemaker-lightning/tests"
+    script = f"""
+        for name in gcc cc g++ make ssh; do ! command -v $name || exit 1; done
+        for path in {absent}; do [[ ! -e $path ]] || {{ echo $path; exit 1; }}; done
+        [[ -z $(ls /var/lib/apt/lists) ]] || exit 1
+        pip check && pip list --format=freeze && find /opt/conda -name '*.conda' -o -name '*.whl' | head
+    """
+    run = container("bash", "-c", script)
+    assert run.returncode == 0, run.stdout
+    pinned = re.findall(r"^ +- ([a-z0-9-]+)(?:\[.*\])?==(\S+)", (ROOT / "environment.yml").read_text(), re.MULTILINE)
+    installed = dict(line.lower().replace("_", "-").split("==") for line in run.stdout.splitlines() if "==" in line)
+    assert len(pinned) == 9
+    assert {name: installed.get(name) for name, _ in pinned} == dict(pinned)
+
+    about = inspect(image)
+    assert about["Size"] <= 6.5e9
+    assert about["Config"]["Cmd"] == ["train"]
+    variables = dict(line.split("=", 1) for line in about["Config"]["Env"])
+    assert variables["SAGEMAKER_PROGRAM"] == "app/train_multi_node.py"
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert variables["PATH"].split(":")[0] == "/opt/conda/envs/sagemaker-lightning/bin"
+    labels = about["Config"]["Labels"]
+    assert labels["org.opencontainers.image.version"] and labels["org.opencontainers.image.revision"]
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of what the image is built from, to be changed."""
+    for name in ("app", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / "source" / name)
+    for name in ("Dockerfile", "Makefile", ".dockerignore", "entrypoint.sh", "environment.yml"):
+        shutil.copy2(ROOT / name, tmp_path / "source" / name)
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def tag():
+    """A tag of its own, removed after the test."""
+    name = f"sagemaker-lightning-test:{uuid.uuid4().hex[:12]}"
+    yield name
+    docker("image", "rm", "--force", name)
+
+
+def layers(image: str) -> list[str]:
+    return inspect(image)["RootFS"]["Layers"]
+
+
+def test_a_change_of_the_code_adds_kilobytes(image: str, source: Path, tag: str):
+    with (source / "app/model.py").open("a") as file:
+        file.write("# changed\n")
+    run = build(tag, source, **build_variables())
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert layers(tag)[-1] != layers(image)[-1] and layers(tag)[:-1] == layers(image)[:-1]
+    changed = docker("run", "--rm", tag, "tail", "-n1", "/opt/sagemaker-lightning/app/model.py")
+    assert changed.stdout == "# changed\n"
+    sizes = [int(size) for size in docker("history", "--human=false", "--format", "{{.Size}}", tag).stdout.split()]
+    assert 0 < next(filter(None, sizes)) < 1_000_000  # newest first; what only describes the image has no size
+
+
+def test_the_program_is_a_build_argument(image: str, tag: str, tmp_path: Path):
+    run = build(tag, **build_variables(), SAGEMAKER_PROGRAM="app/train_torchrun.py")
+    assert run.returncode == 0, run.stdout[-3000:]
+    (tmp_path / "hyperparameters.json").write_text(
+        '{"trainer.max_epochs": "1", "trainer.devices": "2", "data.batch_size": "256", "trainer.accelerator": "cpu"}'
+    )
+    path = "/opt/ml/input/config/hyperparameters.json"
+    done = docker("run", "--rm", *mount(tmp_path / "hyperparameters.json", path, "ro"), tag)
+    assert done.returncode == 0, done.stdout
+    assert "MEMBER: 2/2" in done.stdout
+
+
+def test_lightning_bolts_is_a_build_argument(image: str, tag: str):
+    run = build(tag, **build_variables(), LIGHTNING_BOLTS="0.7.0")
+    assert run.returncode == 0, run.stdout[-3000:]
+    code = "from pl_bolts.datamodules import CIFAR10DataModule as D; print('classes', D('/tmp').num_classes)"
+    assert "classes 10" in docker("run", "--rm", tag, "python", "-W", "ignore", "-c", code).stdout
+    assert "No module named 'pl_bolts'" in docker("run", "--rm", image, "python", "-c", "import pl_bolts").stdout
+
+
+def test_an_installer_with_another_checksum_is_not_run(tag: str):
+    run = build(tag, **build_variables() | {"MINICONDA_SHA256": "0" * 64})
+    assert run.returncode != 0
+    assert "/tmp/miniconda.sh: FAILED" in run.stdout
+    assert docker("image", "inspect", tag).returncode != 0
+
+
+def test_the_legacy_builder_builds_it_too(image: str, tag: str):
+    """As the fixture's was built by BuildKit where the client has it; without its cache: minutes."""
+    run = build(tag, **build_variables() | {"DOCKER_BUILDKIT": "0"})
+    assert run.returncode == 0, run.stdout[-3000:]
+    ours, other = inspect(image)["Config"], inspect(tag)["Config"]
+    assert {key: ours[key] for key in ("Entrypoint", "Cmd", "Env", "WorkingDir")} == {
+        key: other[key] for key in ("Entrypoint", "Cmd", "Env", "WorkingDir")
+    }
+    assert docker("run", "--rm", tag, "python", "-c", "import app.train").returncode == 0

@@ -1,0 +1,93 @@
+"""Progress as log lines: what a line says, how often one comes, and on which rank."""
+
+import re
+
+from pytorch_lightning import Trainer
+
+from app import progress
+from app.data import DigitsDataModule
+from app.model import ResNet18
+from app.progress import LogProgress
+
+LINE = re.compile(
+    r"epoch=(\d+)/2 step=(\d+)/(\d+) train_loss=\d+\.\d{4} train_acc=[01]\.\d{4} "
+    r"(val_loss=\d+\.\d{4} val_acc=[01]\.\d{4} )?images/s=\d+\.\d left=\d:\d\d:\d\d"
+)
+
+
+def train(tmp_path, capsys, every_n_seconds: float, **settings) -> list[str]:
+    """Train four steps an epoch for two epochs and return the lines that were printed."""
+    trainer = Trainer(
+        default_root_dir=tmp_path,
+        callbacks=[LogProgress(every_n_seconds)],
+        accelerator="cpu",
+        max_epochs=2,
+        limit_train_batches=4,
+        limit_val_batches=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    capsys.readouterr()
+    trainer.fit(ResNet18(num_classes=10), DigitsDataModule())
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")]
+
+
+def test_a_line_after_each_validation(tmp_path, capsys):
+    lines = train(tmp_path, capsys, every_n_seconds=1000)
+    matches = [LINE.fullmatch(line) for line in lines]
+    assert all(matches), lines
+    assert [match.group(1, 2, 3) for match in matches] == [("1", "4", "8"), ("2", "8", "8")]
+    assert all(match[4] for match in matches)
+    assert lines[-1].endswith("left=0:00:00")
+
+
+def test_a_line_whenever_the_seconds_are_over(tmp_path, capsys):
+    steps = [re.search(r"step=(\d+)", line)[1] for line in train(tmp_path, capsys, every_n_seconds=0)]
+    assert steps == ["1", "2", "3", "4", "4", "5", "6", "7", "8", "8"]
+
+
+def test_the_rate_counts_images_and_time_left_counts_steps(tmp_path, capsys, monkeypatch):
+    """With a clock that moves on by one second whenever it is read."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    lines = train(tmp_path, capsys, every_n_seconds=2)
+    for line in lines:
+        images, seconds = 32 * 2, 2  # two steps between two lines, each of which reads the clock once
+        if "val_loss" not in line:
+            assert f"images/s={images / seconds:.1f}" in line
+    # The clock was read at the start (0, 1), the epoch's start (2), after step 1 (3), step 2 (4) and for `left` (5).
+    assert lines[0].endswith(f"left=0:00:{round(5 / 2 * 6)}")
+
+
+def test_without_a_known_end_the_time_left_is_unknown(tmp_path, capsys):
+    trainer = Trainer(
+        default_root_dir=tmp_path,
+        callbacks=[LogProgress(0), StopAfter(2)],
+        accelerator="cpu",
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(ResNet18(num_classes=10), DigitsDataModule())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")]
+    assert re.fullmatch(r"epoch=1 step=1 train_loss=\S+ train_acc=\S+ images/s=\S+ left=unknown", lines[0])
+
+
+class StopAfter(progress.Callback):
+    """Ends the training after some steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        trainer.should_stop = trainer.global_step >= self.steps
+
+
+def test_ranks_other_than_zero_print_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Trainer, "is_global_zero", False)
+    assert not train(tmp_path, capsys, every_n_seconds=0)
