@@ -43,11 +43,12 @@ def seconds(arguments: list[str]) -> float:
             [sys.executable, *arguments],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": str(report.ROOT)},
-            stdout=subprocess.PIPE,
+            capture_output=True,
             text=True,
-            check=True,
-        ).stdout.split()[-1]
-    return float(ended) - started
+        )
+    if ended.returncode:
+        raise SystemExit(f"{ended.stderr}error: {' '.join(arguments)} failed, see above")
+    return float(ended.stdout.split()[-1]) - started
 
 
 def run(n: int) -> report.Comparison:
