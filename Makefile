@@ -15,7 +15,6 @@ $(VENV)/ready: environment.yml tests/requirements.txt scripts/make_env.sh
 	PYTHON=$(PYTHON) scripts/make_env.sh $(VENV)
 
 train: $(VENV)/ready  ## train on the embedded data, by the SageMaker toolkit, without Docker; files go to output/ml
-	rm -rf output/ml/code
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR) SAGEMAKER_BASE_DIR=$(CURDIR)/output/ml \
 	SAGEMAKER_PROGRAM=app/train_multi_node.py SAGEMAKER_TRAINING_MODULE=app.toolkit:main ./entrypoint.sh train
 

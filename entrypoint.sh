@@ -7,7 +7,6 @@
 # `make train` runs it without Docker, on the folder SAGEMAKER_BASE_DIR in place of /opt/ml.
 set -euo pipefail
 
-home=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 conda=/opt/conda/envs/sagemaker-lightning
 base=${SAGEMAKER_BASE_DIR:-/opt/ml}
 
@@ -49,23 +48,25 @@ prepare() {
     provide resourceconfig.json \
         "{\"current_host\": \"localhost\", \"hosts\": [\"localhost\"], \"network_interface_name\": \"$interface\"}"
     provide inputdataconfig.json "$(channels)"
-
-    # The application is baked outside /opt/ml, which belongs to AWS; the toolkit runs what is in code/. A job's own
-    # source comes there too, but only if the folder is empty.
-    if ! names sagemaker_submit_directory && [[ ! -e $base/code/app ]]; then
-        cp -R "$home/app" "$base/code/app" || fail "$base/code: the application cannot be copied there"
-    fi
-    # The toolkit lets the image's program win over the job's.
-    if names sagemaker_program; then unset SAGEMAKER_PROGRAM; fi
+    local wrong
+    wrong=$(cd "$base/input/config" && python -c "$check" hyperparameters.json resourceconfig.json inputdataconfig.json) ||
+        fail "$base/input/config/$wrong; allowed is a JSON object"
 }
+
+check='
+import json, sys
+for name in sys.argv[1:]:
+    try:
+        found = json.load(open(name))
+    except (OSError, ValueError) as error:
+        sys.exit(print(f"{name}: cannot be read ({error})") or 1)
+    if type(found) is not dict:
+        sys.exit(print(f"{name}: found {json.dumps(found)[:50]}") or 1)
+'
 
 provide() {
     [[ -e $base/input/config/$1 ]] || { echo "$2" >"$base/input/config/$1"; } 2>/dev/null ||
         fail "$base/input/config/$1: is missing and cannot be written; mount the folder writable, or with that file in it"
-}
-
-names() {
-    grep -q "\"$1\"" "$base/input/config/hyperparameters.json"
 }
 
 # Each folder that is mounted under input/data is a channel.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 # SDK 3's ModelTrainer ships the job's source and its own drivers as channels: they are no training data.
 CODE_CHANNELS = {"code", "sm_drivers"}
+RANKS = {"RANK": "rank", "LOCAL_RANK": "local rank"}  # torchrun sets both, Lightning the second
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ class Environment:
 def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
     """Return the file that becomes the job's FailureReason, None outside SageMaker; apart, as reading may fail."""
     return Path(variables["SM_OUTPUT_DIR"], "failure") if "SM_OUTPUT_DIR" in variables else None
+
+
+def place(variables: Mapping[str, str] = os.environ) -> str:
+    """Return the host and rank of this process, for messages; the rank on this host where only that is known."""
+    rank = next((f"{words} {variables[key]}" for key, words in RANKS.items() if key in variables), "local rank 0")
+    return f"host {variables.get('SM_CURRENT_HOST', 'localhost')}, {rank}"
 
 
 def _json(variables: Mapping[str, str], name: str, kind: type, default):

@@ -1,5 +1,6 @@
 """A failure that says why: one line for a person, in the log and as the job's FailureReason."""
 
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -8,10 +9,51 @@ from pathlib import Path
 
 FAILURE_REASON_CHARACTERS = 1024  # that much of the failure file SageMaker shows (API reference, FailureReason)
 
+# What an exception's class and text tell, and what to do about it. The first that matches counts.
+ADVICE = (
+    (
+        r"OutOfMemoryError|CUDA out of memory|CUDNN_STATUS_ALLOC_FAILED",
+        "out of GPU memory: make --data.batch_size smaller (and --trainer.accumulate_grad_batches larger), use "
+        "--trainer.precision=16-mixed, or take a GPU with more memory",
+    ),
+    (
+        r"MemoryError|DefaultCPUAllocator|Cannot allocate memory|DataLoader worker .* is killed by signal: Killed",
+        "out of host memory: use smaller batches or fewer processes, or take an instance with more memory",
+    ),
+    (
+        r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed|unexpected pos \d+ vs",
+        "disk full: make the job's volume larger (VolumeSizeInGB), or keep fewer checkpoints",
+    ),
+    (
+        r"DataLoader worker .*(shared memory|Bus error)|bus error.*shm",
+        "shared memory (/dev/shm) is full: set --data.num_workers=0, or start the container with --shm-size=1g",
+    ),
+    (
+        r"Connection (closed|reset|refused)( by peer)?|DistNetworkError|DistStoreError|DistBackendError|ProcessGroup\w*"
+        r"|remote process exited|Socket Timeout|NCCL|gloo|RendezvousConnectionError|RendezvousTimeoutError",
+        "lost a peer, or never reached it: the cause is in the log of the rank that ended first",
+    ),
+    (
+        r"ModuleNotFoundError|ImportError",
+        "import failed: put what is missing into the job's source, or name it in the requirements.txt there",
+    ),
+    (
+        r"/input/data/",
+        "missing in the input channels: give the channel or the file, or correct the path",
+    ),
+)
+
+
+def explain(kind: str, message: str) -> str:
+    """Return one line about an exception of class `kind` that says `message`: what to do, if that is known."""
+    said = " ".join(f"{kind}: {message}".split()).rstrip(": ")
+    advice = next((text for pattern, text in ADVICE if re.search(pattern, said, re.IGNORECASE)), None)
+    return f"{advice} ({_shortened(said, 400)})" if advice else _shortened(said, 700)
+
 
 @contextmanager
-def reported(failure_file: Path | None) -> Iterator[None]:
-    """Turn an exception of the block into one line, `failure_file` and exit status 1.
+def reported(failure_file: Path | None, place: str = "") -> Iterator[None]:
+    """Turn an exception of the block into one line, `failure_file` and exit status 1; `place` names host and rank.
 
     A user's mistake, which this application raises as ValueError, is the line alone; for anything else there is the
     traceback, too, of which the failure file gets the end.
@@ -19,13 +61,15 @@ def reported(failure_file: Path | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        line = f"error: {' '.join(str(error).split()) or type(error).__name__}"
         trace = "" if _is_mistake(error) else traceback.format_exc()
-        if trace:
-            line = line.replace("error:", f"error: {type(error).__name__}:", 1)
+        reason = explain(type(error).__name__, str(error)) if trace else " ".join(str(error).split())
+        line = f"error: {reason}{place and f' [{place}]'}"
         print(trace + line, file=sys.stderr, flush=True)
         if failure_file:
-            _write(failure_file, line, trace)
+            try:
+                write(failure_file, line, trace)
+            except OSError as unwritable:
+                print(f"error: {failure_file} could not be written: {unwritable.strerror}", file=sys.stderr, flush=True)
         sys.exit(1)
 
 
@@ -37,12 +81,37 @@ def _is_mistake(error: Exception) -> bool:
     return isinstance(error, ValueError) and Path(innermost.f_code.co_filename).parent == Path(__file__).parent
 
 
-def _write(failure_file: Path, line: str, trace: str) -> None:
+def write(failure_file: Path, line: str, trace: str = "") -> None:
+    """Write `line` and the end of `trace` to `failure_file`, unless there is one: the first reason is the cause."""
     room = FAILURE_REASON_CHARACTERS - len(line) - 1
     try:
-        with failure_file.open("x") as file:  # the first reason is the cause; what other ranks say comes of it
+        with failure_file.open("x") as file:
             file.write(f"{line}\n{trace[-room:]}" if trace and room > 0 else line)
     except FileExistsError:
         pass
-    except OSError as error:
-        print(f"error: {failure_file} could not be written: {error.strerror}", file=sys.stderr, flush=True)
+
+
+def last_error(stderr: str) -> tuple[str, str]:
+    """Return (what to do about it, its traceback) of the error that a program's stderr ends with.
+
+    Of the tracebacks there, that of a launcher, and of a rank that merely lost another one, is the cause of nothing.
+    Without any, what was said last has to do, and nothing at all gives "".
+    """
+    lines = [re.sub(r"^\[rank\d+\]:\s?", "", line) for line in stderr.splitlines()]
+    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    found = []
+    for start in starts:
+        rest = range(start + 1, len(lines))
+        end = next((number for number in rest if lines[number] and not lines[number].startswith((" ", "\t"))), None)
+        if end and not re.search(r"\bChildFailedError\b|SignalException", lines[end]):
+            kind, _, message = lines[end].partition(": ")
+            found.append((explain(kind.rpartition(".")[2], message), "\n".join(lines[start : end + 1])))
+    causes = [error for error in found if not error[0].startswith("lost a peer")] or found
+    if causes:
+        return causes[-1]
+    said = [line.strip() for line in lines if line.strip()]
+    return (_shortened(said[-1], 500), "") if said else ("", "")
+
+
+def _shortened(line: str, length: int) -> str:
+    return line if len(line) <= length else f"{line[: length - 3]}..."

@@ -16,13 +16,13 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from app import artifacts
 from app.cli import CLI
-from app.environment import Environment, failure_file
+from app.environment import Environment, failure_file, place
 from app.failures import reported
 
 
 def main(args: list[str] | None = None) -> None:
     """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
-    with reported(failure_file()):
+    with reported(failure_file(), place()):
         environment = Environment.read()
         artifacts.check_writable(environment.model_dir)
         cli = CLI(environment, args)

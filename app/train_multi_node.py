@@ -9,13 +9,13 @@ On one node it is app/train.py, and nothing more.
 import os
 
 from app import rendezvous, train
-from app.environment import Environment, failure_file
+from app.environment import Environment, failure_file, place
 from app.failures import reported
 
 
 def main(args: list[str] | None = None) -> None:
     """Set what the user has not set of torch.distributed's variables, and train."""
-    with reported(failure_file()):
+    with reported(failure_file(), place()):
         os.environ.update(rendezvous.torch_distributed(Environment.read()) | os.environ)
     train.main(args)
 

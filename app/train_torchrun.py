@@ -11,22 +11,19 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-
 from app import rendezvous
-from app.environment import Environment, failure_file
+from app.environment import Environment, failure_file, place
 from app.failures import reported
 
 
-def command(environment: Environment, args: list[str], gpus: int) -> list[str]:
-    """Return torchrun's command line for this node, which has `gpus` GPUs."""
+def command(environment: Environment, args: list[str], gpus: int, program: Path) -> list[str]:
+    """Return the command line by which torchrun starts `program` with `args` on this node, which has `gpus` GPUs."""
     variables = rendezvous.torch_distributed(environment)
     if variables:
         place = [f"--nnodes={len(environment.hosts)}", f"--node-rank={variables['NODE_RANK']}"]
         place += [f"--master-addr={variables['MASTER_ADDR']}", f"--master-port={variables['MASTER_PORT']}"]
     else:
         place = ["--standalone"]
-    program = Path(__file__).with_name("train.py")
     count = f"--nproc-per-node={processes(args, gpus)}"
     return [sys.executable, "-m", "torch.distributed.run", *place, count, str(program), *args]
 
@@ -46,10 +43,13 @@ def processes(args: list[str], gpus: int) -> int:
 
 def main(args: list[str] | None = None) -> None:
     """Become torchrun."""
-    with reported(failure_file()):
+    import torch  # here, as the toolkit imports this module and needs no torch
+
+    with reported(failure_file(), place()):
         environment = Environment.read()
         gpus = environment.num_gpus or torch.cuda.device_count()
-        line = command(environment, sys.argv[1:] if args is None else args, gpus)
+        program = Path(__file__).with_name("train.py")
+        line = command(environment, sys.argv[1:] if args is None else args, gpus, program)
     os.execv(line[0], line)
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ MAY_IMPORT = {
     "environment": set(),
     "rendezvous": {"app.environment"},
     "failures": set(),
+    "hyperparameters": set(),
+    "supervise": set(),
+    "summary": {"app.environment", "app.hyperparameters"},
     "cifar": {"numpy", "torchvision"},
     "resident": {"torch"},
     "data": {"app.cifar", "app.resident", "numpy", "torch", "pytorch_lightning"},
@@ -26,34 +30,17 @@ MAY_IMPORT = {
     "train": {"app.artifacts", "app.cli", "app.environment", "app.failures", *HEAVY},
     "train_multi_node": {"app.environment", "app.failures", "app.rendezvous", "app.train"},
     "train_torchrun": {"app.environment", "app.failures", "app.rendezvous", "torch"},
-    "toolkit": {"sagemaker_training"},
+    "toolkit": {
+        "app.environment",
+        "app.failures",
+        "app.hyperparameters",
+        "app.summary",
+        "app.supervise",
+        "app.train_torchrun",
+    }
+    | {"sagemaker_training"},
 }
-STANDARD = {
-    "argparse",
-    "collections",
-    "contextlib",
-    "dataclasses",
-    "datetime",
-    "difflib",
-    "functools",
-    "gzip",
-    "hashlib",
-}
-STANDARD |= {
-    "importlib",
-    "inspect",
-    "io",
-    "json",
-    "logging",
-    "math",
-    "os",
-    "pathlib",
-    "pickle",
-    "platform",
-    "re",
-    "sys",
-}
-STANDARD |= {"tarfile", "tempfile", "time", "traceback", "typing", "warnings", "zlib"}
+STANDARD = set(sys.stdlib_module_names)
 
 
 def modules() -> list[Path]:
@@ -97,8 +84,6 @@ def test_only_launchers_write_the_environment():
 
 def test_no_module_shadows_a_package():
     """`python app/train.py` puts app/ first on the path: a module there must not be taken for another's package."""
-    import sys
-
     others = set(sys.stdlib_module_names) | {"sagemaker", "torch", "lightning", "numpy", "yaml", "tensorboard", "boto3"}
     assert not others & {path.stem for path in modules()}
 
