@@ -21,10 +21,10 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
     given = (re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", text) or [""])[-1].strip()
     base = re.search(r"Subtypes: \[<class '(\w+\.[\w.]+)'>, null\]", text)
     if base and (not owner or owner == given):
-        reason = re.search(r"No module named \S+|does not correspond to a subclass|No attribute.*", text)
+        reason = re.search(r"Errors:\n +- (?:Problem with .*:\n +)?(?!Expected a dot)(.*)", text)
         kind = f"subclass of {base[1].rpartition('.')[2]}"
         return (
-            f"{flag}: found {given!r}{f' ({reason[0]})' if reason else ''}, allowed is the name or import path of a "
+            f"{flag}: found {given!r}{f' ({reason[1]})' if reason else ''}, allowed is the name or import path of a "
             f"{kind}{_like(given, _subclass_names(base[1]))}"
         )
     if allowed := re.findall(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[(.*)\])", text):

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from signal import Signals
@@ -90,6 +91,8 @@ def _unpack(archive: str | None) -> None:
     if not archive or Path(archive) == CODE:
         return
     try:
+        if archive.endswith(".gz") and not archive.startswith("s3://") and not tarfile.is_tarfile(archive):
+            raise ValueError("it is damaged")  # the toolkit would take it for the source itself
         with tempfile.TemporaryDirectory() as folder:
             files.download_and_extract(archive, folder)
             shutil.copytree(folder, CODE, dirs_exist_ok=True)

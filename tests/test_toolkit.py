@@ -1,0 +1,257 @@
+"""app/toolkit.py in the real toolkit: which program runs, by which launcher, and what is said of it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Job
+
+# What a user's own script may do when it is told to stop: two seconds of saving.
+SAVER = """
+import signal, sys, time
+def save(number, frame):
+    time.sleep(2)
+    print("SAVED", flush=True)
+    sys.exit({status})
+signal.signal(signal.{name}, save)
+print("READY", flush=True)
+time.sleep(60)
+"""
+
+
+def program(job: Job, source: str, **hyperparameters) -> Job:
+    """Give the job a program of its own, train.py."""
+    job.write("code/train.py", source)
+    job.write("input/config/hyperparameters.json", json.dumps({"sagemaker_program": "train.py"} | hyperparameters))
+    return job
+
+
+def start(job: Job, *before: str) -> subprocess.Popen:
+    """Start `train` on the job, behind `before`, and return when the program says that it is ready."""
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "SAGEMAKER_BASE_DIR": str(job.base),
+        "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main",
+    }
+    line = [*before, str(ROOT / "entrypoint.sh"), "train"]
+    started = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for said in started.stdout:
+        if "READY" in said:
+            return started
+    raise AssertionError("the program never got ready")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("status", [0, 5])
+def test_a_signal_reaches_the_program_and_is_waited_for(job: Job, name, status):
+    started = start(program(job, SAVER.format(name=name, status=status)))
+    started.send_signal(getattr(signal, name))
+    said, _ = started.communicate(timeout=60)
+    assert "SAVED" in said
+    assert f"train.py: ended with exit status {status} after {name}" in said
+    assert started.returncode == (1 if status else 0)
+    if status:
+        assert job.failure.startswith(
+            f"error: train.py ended with exit status 5 after {name}: the job was told to stop"
+        )
+    else:
+        assert (job.base / "output/success").exists()
+
+
+def test_a_program_that_does_not_listen_dies_of_the_signal(job: Job):
+    started = start(program(job, "import time\nprint('READY', flush=True)\ntime.sleep(60)\n"))
+    started.terminate()
+    said, _ = started.communicate(timeout=60)
+    assert started.returncode == 1
+    assert "train.py was killed by SIGTERM" in job.failure
+
+
+def test_what_a_shell_script_started_may_finish_saving(job: Job):
+    job.write("code/saver.py", SAVER.format(name="SIGTERM", status=0))
+    job.write("code/run.sh", f"#!/bin/sh\n{sys.executable} saver.py\nexit 0\n")
+    job.write("input/config/hyperparameters.json", '{"sagemaker_program": "run.sh"}')
+    started = start(job)
+    started.terminate()
+    said, _ = started.communicate(timeout=60)
+    assert "SAVED" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+def test_as_pid_1(job: Job):
+    """Where the kernel drops a signal that nobody has a handler for, and orphans come to us."""
+    job.write("code/saver.py", SAVER.format(name="SIGTERM", status=0))
+    source = f"""
+import subprocess, sys
+subprocess.Popen(["sh", "-c", "{sys.executable} saver.py & wait"])
+import time
+time.sleep(60)
+"""
+    started = start(program(job, source), "unshare", "--pid", "--fork", "--mount-proc")
+    children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True).split()
+    os.kill(int(children[0]), signal.SIGTERM)
+    said, _ = started.communicate(timeout=60)
+    assert "SAVED" in said and "train.py: was killed by SIGTERM" in said
+
+
+def test_a_stop_before_the_program_is_started(job: Job):
+    """While pip installs the job's requirements."""
+    program(job, "print('RAN')")
+    job.write("code/requirements.txt", "./slow\n")
+    job.write("code/slow/setup.py", "import time\nopen('../../installing', 'w')\ntime.sleep(30)\n")
+    process = subprocess.Popen(
+        [str(ROOT / "entrypoint.sh"), "train"],
+        env=os.environ
+        | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        | {"SAGEMAKER_BASE_DIR": str(job.base), "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main"}
+        | {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    while "program:" not in (line := process.stdout.readline()) and line and not (job.base / "installing").exists():
+        time.sleep(0.1)
+    process.terminate()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "RAN" not in said
+    assert job.failure
+
+
+def test_a_source_archive_runs_even_where_there_is_code_already(job: Job, tmp_path: Path):
+    """The toolkit alone would say that it abandons the archive, and run what is there."""
+    job.write("code/left_over.py", "")
+    job.write("code/train.py", "print('THE WRONG ONE')")
+    (tmp_path / "train.py").write_text("import left_over\nprint('THE RIGHT ONE')")
+    with tarfile.open(tmp_path / "sourcedir.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "train.py", "train.py")
+    given = {"sagemaker_program": "train.py", "sagemaker_submit_directory": str(tmp_path / "sourcedir.tar.gz")}
+    job.write("input/config/hyperparameters.json", json.dumps({key: json.dumps(value) for key, value in given.items()}))
+    run = job.run()
+    assert run.returncode == 0, run.stdout
+    assert "THE RIGHT ONE" in run.stdout and "THE WRONG ONE" not in run.stdout
+
+
+def test_our_program_finds_the_jobs_modules(job: Job):
+    """`--model=mine.Model` from a source that brings no program of its own, with a requirements.txt."""
+    job.write("code/requirements.txt", "pip\n")
+    job.write("code/mine.py", "raise RuntimeError('IMPORTED')\n")
+    job.write("input/config/hyperparameters.json", '{"model": "mine.Model"}')
+    run = job.run()
+    assert run.returncode == 1 and "--model: found 'mine.Model' (IMPORTED), allowed is" in job.failure
+
+
+RANKS = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+if dist.get_rank() == 0:
+    print("RANKS", int(total), os.environ["LOCAL_WORLD_SIZE"], flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "warns"),
+    [
+        ("sagemaker_torch_distributed_enabled", False),
+        ("sagemaker_pytorch_ddp_enabled", True),
+        ("sagemaker_distributed_dataparallel_enabled", True),
+    ],
+)
+def test_a_distribution_runs_as_torchrun(job: Job, option, warns):
+    """A plain PyTorch script that knows nothing of Lightning or SageMaker."""
+    run = program(job, RANKS, **{option: "true", "sagemaker_instance_type": '"local"'}).run()
+    assert run.returncode == 0, run.stdout
+    assert "RANKS 1 1" in run.stdout
+    assert ("AWS has published no SMDDP build since PyTorch 2.5" in run.stdout) == warns
+
+
+def test_torchrun_for_our_own_program(job: Job):
+    given = {"sagemaker_torch_distributed_enabled": "true", "trainer.devices": "2", "trainer.accelerator": "cpu"}
+    given |= {"trainer.max_epochs": "1", "data.batch_size": "256"}
+    job.write("input/config/hyperparameters.json", json.dumps(given))
+    run = job.run()
+    assert run.returncode == 0, run.stdout
+    assert "MEMBER: 2/2" in run.stdout and ", torchrun" in run.stdout
+
+
+def test_the_summary_masks_what_looks_like_a_credential(job: Job):
+    secret = {
+        "api_key": "k1",
+        "wandb.token": "k2",
+        "db_password": "k3",
+        "url": "https://me:k4@host/",
+        "aws": "AKIA" + "K5K5" * 4,
+    }
+    program(job, "print('RAN')", lr="0.1", **secret)
+    job.write("input/data/training/file", "x" * 1000)
+    run = job.run(MY_OWN_VARIABLE="not for the log")
+    assert run.returncode == 0, run.stdout
+    assert not [value for value in ("k1", "k2", "k3", "k4", "K5K5", "not for the log") if value in run.stdout]
+    for line in (
+        "hosts: localhost (this one)",
+        f"channel training: {job.base}/input/data/training, 1 files, 1000 bytes",
+        f"program: {job.base}/code/train.py, the job's own, one process",
+        "hyperparameter lr: 0.1",
+        "hyperparameter api_key: ******",
+    ):
+        assert f"{line}\n" in run.stdout
+    assert "Environment variables" not in run.stdout
+
+
+BROKEN = {
+    "no such program": ({"sagemaker_program": "other.py"}, {}, "sagemaker_program: found other.py, which is neither"),
+    "a program elsewhere": ({"sagemaker_program": "../x.py"}, {}, "error: "),
+    "an archive that is not there": (
+        {"sagemaker_submit_directory": "/nowhere/sourcedir.tar.gz"}, {}, "sagemaker_submit_directory: found /nowhere/"),
+    "a damaged archive": (
+        {"sagemaker_submit_directory": "{base}/broken.tar.gz"}, {"broken.tar.gz": "no"}, "could not be unpacked"),
+    "requirements": (
+        {}, {"code/requirements.txt": "no-such-package-of-ours==9\n"}, "requirements.txt: pip could not install"),
+    "mpi": ({"sagemaker_mpi_enabled": "true"}, {}, "distribution: found mpi, allowed are torch_distributed"),
+    "an import": ({}, {"code/train.py": "import not_there"}, "import failed: put what is missing into the job's"),
+    "a syntax error": ({}, {"code/train.py": "def f(:\n"}, "SyntaxError: invalid syntax"),
+    "a channel": ({}, {"code/train.py": "open('{base}/input/data/train/x')"}, "missing in the input channels: give"),
+    "a flag": ({}, {"code/train.py": "import argparse\nargparse.ArgumentParser().parse_args()"},
+        "unrecognized arguments: --size"),
+    "memory": ({}, {"code/train.py": "raise MemoryError"}, "out of host memory: use smaller batches"),
+    "a full disk": ({}, {"code/train.py": "open('/dev/full', 'w', 1).write('x\\n')"}, "disk full: make the job's"),
+    "sys.exit": ({}, {"code/train.py": "import sys; sys.exit('give me data')"}, "exit status 1: give me data"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("hyperparameters", "sources", "says"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_job_says_why(job: Job, hyperparameters, sources, says):
+    given = {key: value.replace("{base}", str(job.base)) for key, value in hyperparameters.items()}
+    program(job, "print('RAN')", **{"size": "1"} | given)
+    for name, source in sources.items():
+        job.write(name, source.replace("{base}", str(job.base)))
+    run = job.run(PIP_NO_INDEX="1")
+    assert run.returncode == 1, run.stdout
+    first = job.failure.splitlines()[0]
+    assert first.startswith("error: ") and says in first and first.endswith("[host localhost]")
+    assert len((job.base / "output/failure").read_text()) <= 1024
+    assert "RAN" not in run.stdout
+    assert first in run.stdout
+    assert "Framework Error" not in run.stdout
+
+
+def test_of_several_ranks_the_cause_is_told(job: Job):
+    source = RANKS + "if dist.get_rank() == 1:\n    raise ValueError('the cause')\ndist.all_reduce(total)\n"
+    program(job, source, sagemaker_torch_distributed_enabled="true", **{"trainer.devices": "2"})
+    run = job.run()
+    assert run.returncode == 1
+    assert "ValueError: the cause" in job.failure.splitlines()[0]
+    assert "raise ValueError" in job.failure
+
+
+def test_the_image_leaves_no_code_in_the_jobs_folder(job: Job):
+    job.write("input/config/hyperparameters.json", '{"nonsense": "1"}')
+    assert job.run().returncode == 1
+    assert not list((job.base / "code").iterdir())
+    shutil.rmtree(job.base)
