@@ -30,12 +30,14 @@ def save(
     datamodule: pl.LightningDataModule,
     metrics: dict[str, float],
     revision: str,
+    config: str,
 ) -> Path:
-    """Write model.pt and model.json and return the path of model.pt.
+    """Write model.pt, model.json and config.yaml, and return the path of model.pt.
 
     model.pt is the state dict of `model.network`, or of the whole module if it has none of that name, on the CPU;
     `torch.load(..., weights_only=True)` reads it. model.json says what it is and how to feed it: class path, classes,
-    input shape, normalisation, metrics, versions, revision.
+    input shape, normalisation, metrics, versions, revision. `config`, the text of config.yaml, is what all flags
+    came to; `--config` reads it.
     """
     network = getattr(model, "network", model)
     network = network if isinstance(network, nn.Module) else model
@@ -63,6 +65,7 @@ def save(
         "revision": revision,
     }
     _write(model_dir / "model.pt", lambda file: torch.save(state, file))
+    _write(model_dir / "config.yaml", lambda file: file.write(config.encode()))
     _write(model_dir / "model.json", lambda file: file.write(json.dumps(description, indent=2).encode() + b"\n"))
     return model_dir / "model.pt"
 

@@ -13,7 +13,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from app import data, flags, model
+from app import data, flags, model, smddp
 from app.environment import Environment
 from app.progress import LogProgress
 
@@ -82,7 +82,7 @@ class CLI(LightningCLI):
                 "model": {"class_path": f"{model.__name__}.ResNet18"},
                 "data": datamodule | ({"init_args": {"data_dir": str(training_dir)}} if training_dir else {}),
                 "trainer.num_nodes": len(self.environment.hosts),
-                "logger.save_dir": str(self.environment.output_data_dir / "tensorboard"),
+                "logger.save_dir": str(self.environment.log_dir),
                 "checkpoint.dirpath": str(self.environment.checkpoint_dir),
             }
         )
@@ -148,6 +148,8 @@ class CLI(LightningCLI):
             trainer.enable_progress_bar = False
         if trainer.enable_checkpointing is False:
             self.parser.callback_keys.remove("checkpoint")
+        if trainer.strategy == "smddp":
+            trainer.strategy = smddp.strategy()
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
         try:

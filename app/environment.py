@@ -26,6 +26,8 @@ class Environment:
     """This host, one of `hosts`."""
     num_gpus: int = 0
     """GPUs of this host that the toolkit counted."""
+    network_interface: str | None = None
+    """The network interface between the hosts, as SageMaker names it: this machine may have none of that name."""
     channels: Mapping[str, Path] = field(default_factory=dict)
     """Input folder of each data channel by name, the code channels of SDK 3 left out."""
     model_dir: Path = Path("output/model")
@@ -49,12 +51,18 @@ class Environment:
             hosts=hosts,
             current_host=current_host,
             num_gpus=_json(variables, "SM_NUM_GPUS", int, 0),
+            network_interface=variables.get("SM_NETWORK_INTERFACE_NAME"),
             channels=_channels(variables),
             model_dir=Path(variables.get("SM_MODEL_DIR", cls.model_dir)),
             output_data_dir=output_data_dir,
             checkpoint_dir=_checkpoint_dir(variables) or output_data_dir / "checkpoints",
             revision=variables.get("SAGEMAKER_LIGHTNING_REVISION") or cls.revision,
         )
+
+    @property
+    def log_dir(self) -> Path:
+        """Folder of this host's logs: in SageMaker's one archive of all hosts', one name is one file."""
+        return self.output_data_dir / "tensorboard" / self.current_host
 
     @property
     def training_dir(self) -> Path | None:

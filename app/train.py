@@ -8,13 +8,14 @@
 variables everything goes below ./output.
 """
 
+import os
 import sys
 
 import torch
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts
+from app import artifacts, rendezvous
 from app.cli import CLI
 from app.environment import Environment, failure_file, place
 from app.failures import reported
@@ -24,6 +25,7 @@ def main(args: list[str] | None = None) -> None:
     """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
     with reported(failure_file(), place()):
         environment = Environment.read()
+        rendezvous.forget_absent_interface(environment, os.environ)
         artifacts.check_writable(environment.model_dir)
         cli = CLI(environment, args)
         try:
@@ -42,7 +44,8 @@ def export(cli: CLI, environment: Environment) -> None:
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule):
         metrics |= cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
     if cli.trainer.is_global_zero:
-        path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, environment.revision)
+        config = cli.parser.dump(cli.config, skip_none=False)
+        path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, environment.revision, config)
         print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
         print(f"model: {path}")
         print(f"logs: {environment.output_data_dir}")

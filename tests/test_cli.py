@@ -8,6 +8,7 @@ import torch
 import yaml
 from pytorch_lightning.loggers import TensorBoardLogger
 
+from app import smddp
 from app.cli import CLI
 from app.data import CIFAR10DataModule, DigitsDataModule
 from app.environment import Environment
@@ -82,7 +83,7 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
     made = cli("--trainer.strategy=ddp", "--trainer.accelerator=cpu", **directories)
     assert type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == "/channel"  # class: None
     assert made.trainer.num_nodes == 2  # class: 1
-    assert made.trainer.logger.save_dir == "/logs/tensorboard"
+    assert made.trainer.logger.save_dir == "/logs/tensorboard/a"
     assert str(made.trainer.checkpoint_callback.dirpath) == "/checkpoints"  # class: None
     assert made.trainer.checkpoint_callback.monitor == "val_loss"  # trainer.yaml; class: None
     assert made.trainer.logger._kwargs["flush_secs"] == TRAINER_YAML["logger"]["flush_secs"]  # class: 120
@@ -185,3 +186,26 @@ def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
 def test_a_gpu_on_a_machine_without_one(name):
     with pytest.raises(ValueError, match=f"--trainer.accelerator={name}: this machine has no GPU"):
         cli(f"--trainer.accelerator={name}")
+
+
+def test_smddp_where_the_package_is_not_installed():
+    with pytest.raises(
+        ValueError, match=r"^--trainer.strategy=smddp: the package smdistributed is not in this image .* use"
+    ):
+        cli("--trainer.strategy=smddp")
+
+
+def test_smddp_where_it_is(tmp_path, monkeypatch):
+    """A stand-in for AWS's package, which registers the backend when it is imported: this one only says that it was."""
+    module = tmp_path / "packages/smdistributed/dataparallel/torch/torch_smddp"
+    module.mkdir(parents=True)
+    (module / "__init__.py").write_text("REGISTERED = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "packages"))
+    for name, value in (("WORLD_SIZE", "16"), ("RANK", "9"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    strategy = smddp.strategy()
+    assert sys.modules["smdistributed.dataparallel.torch.torch_smddp"].REGISTERED
+    assert strategy.process_group_backend == "smddp"
+    assert (strategy.cluster_environment.world_size(), strategy.cluster_environment.global_rank()) == (16, 9)
+    for name in [name for name in sys.modules if name.startswith("smdistributed")]:
+        del sys.modules[name]

@@ -72,7 +72,7 @@ def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
     run = container("train", options=mounts + mount(model, "/opt/ml/model") + mount(output, "/opt/ml/output"))
     assert run.returncode == 0, run.stdout
     assert json.loads((model / "model.json").read_text())["classes"] == CLASSES
-    assert list(output.glob("data/tensorboard/tutorial/version_0/events.*"))
+    assert list(output.glob("data/tensorboard/localhost/tutorial/version_0/events.*"))
     assert list(output.glob("data/checkpoints/best-*.ckpt"))
     assert (output / "success").exists()
 

@@ -50,7 +50,7 @@ def test_nothing_given_trains_on_the_default_data(job: Job):
     assert len(losses) == 8
     best = losses.index(min(losses))
     assert [path.name.split("-")[1] for path in (job.base / "output/data/checkpoints").iterdir()] == [f"epoch={best}"]
-    assert sorted(path.name for path in (job.base / "model").iterdir()) == ["model.json", "model.pt"]
+    assert sorted(path.name for path in (job.base / "model").iterdir()) == ["config.yaml", "model.json", "model.pt"]
 
 
 def test_the_originals_job(job: Job, cifar: Path):
@@ -66,7 +66,7 @@ def test_the_originals_job(job: Job, cifar: Path):
     run = job.run()
     assert run.returncode == 0, run.stdout
     assert "test_acc=" in run.stdout
-    assert list(job.base.glob("output/data/tensorboard/tutorial/version_0/events.*"))
+    assert list(job.base.glob("output/data/tensorboard/localhost/tutorial/version_0/events.*"))
     assert json.loads((job.base / "model/model.json").read_text())["classes"][0] == "airplane"
 
 
@@ -158,7 +158,9 @@ def test_an_error_of_the_program_has_its_traceback(job: Job):
     job.write("input/config/hyperparameters.json", '{"model": "broken.Model"}')
     run = job.run()
     assert run.returncode != 0
-    assert job.failure.startswith("error: NameError: name 'undefined_name' is not defined\n")
+    assert job.failure.startswith(
+        "error: NameError: name 'undefined_name' is not defined [host localhost, local rank 0]\n"
+    )
     assert "broken.py" in job.failure and "return undefined_name" in job.failure
     assert len(job.failure) <= 1024
 

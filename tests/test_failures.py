@@ -1,0 +1,103 @@
+"""app/failures.py: one line that a person can act on, host and rank, and 1,024 characters that say it all."""
+
+import subprocess
+import sys
+
+import pytest
+from containers import ROOT
+
+from app.environment import place
+from app.failures import explain, last_error, reported, write
+
+OF_TORCH = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.7 GiB"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "says"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB.", "out of GPU memory: make"),
+        ("RuntimeError", "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate", "out of host mem"),
+        ("OSError", "[Errno 28] No space left on device: '/opt/ml/checkpoints/a.ckpt'", "disk full: make the job's"),
+        ("RuntimeError", "[enforce fail] . PytorchStreamWriter failed writing file data/3", "disk full"),
+        ("RuntimeError", "DataLoader worker (pid 9) is killed by signal: Bus error. shared memory", "--shm-size=1g"),
+        ("DistBackendError", "NCCL error in: ProcessGroupNCCL.cpp, remote process exited or there was", "lost a peer"),
+        ("RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [172.18.0.3]:3", "lost a peer"),
+        ("DistNetworkError", "The client socket has timed out after 600000ms while trying to connect", "lost a peer"),
+        ("ModuleNotFoundError", "No module named 'wandb'", "requirements.txt there (ModuleNotFoundError: No"),
+        ("FileNotFoundError", "[Errno 2] No such file: '/opt/ml/input/data/train/x.csv'", "missing in the input"),
+        ("KeyError", "'x'", "KeyError: 'x'"),
+        ("ValueError", "two\n  lines", "ValueError: two lines"),
+    ],
+)  # fmt: skip
+def test_what_to_do_about_an_exception(kind, message, says):
+    line = explain(kind, message)
+    assert says in line and "\n" not in line
+    assert " ".join(message.split())[:60] in line
+
+
+def test_a_long_message_leaves_room(tmp_path):
+    write(
+        tmp_path / "failure", f"error: {explain('ValueError', 'x' * 5000)}", "frame\n" * 1000 + "ValueError: the end\n"
+    )
+    text = (tmp_path / "failure").read_text()
+    assert len(text) <= 1024 and text.endswith("ValueError: the end\n") and text.splitlines()[0].endswith("...")
+
+
+TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\n'
+
+
+@pytest.mark.parametrize(
+    ("stderr", "says", "trace"),
+    [
+        (f"loading\n{TRACE}KeyError: 'x'\n", "KeyError: 'x'", True),
+        (f"{TRACE}pkg.errors.MyError\nbye\n", "MyError", True),
+        (f"{TRACE}{OF_TORCH}\n", "out of GPU memory", True),
+        (f"{TRACE}KeyError: 'x'\n\nDuring handling of the above exception, another exception:\n\n{TRACE}OSError: y\n",
+         "OSError: y", True),
+        (f"[rank1]: {TRACE}".replace("\n  ", "\n[rank1]:   ") + "[rank1]: ValueError: the cause\n"
+         + f"{TRACE}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\n",
+         "ValueError: the cause", True),
+        (f"{TRACE}ValueError: the cause\n{TRACE}RuntimeError: Connection closed by peer\n", "ValueError: the", True),
+        (f"{TRACE}RuntimeError: Connection closed by peer\n", "lost a peer", True),
+        ("usage: x\nx: error: unrecognized arguments: --a\n\n", "x: error: unrecognized arguments: --a", False),
+        ('  File "x.py", line 1\n    def f(:\nSyntaxError: invalid syntax\n', "SyntaxError: invalid syntax", False),
+        ("", "", False),
+        ("\n \n", "", False),
+        (TRACE, "f()", False),  # cut off
+    ],
+)  # fmt: skip
+def test_the_error_that_a_log_ends_with(stderr, says, trace):
+    line, found = last_error(stderr)
+    assert says in line and bool(says) == bool(line)
+    assert bool(found) == trace
+
+
+def test_the_first_reason_stays(tmp_path):
+    file = tmp_path / "failure"
+    write(file, "error: the cause")
+    with pytest.raises(SystemExit) as left, reported(file, "host algo-2, rank 3"):
+        raise RuntimeError("what came of it")
+    assert left.value.code == 1 and file.read_text() == "error: the cause"
+
+
+def test_host_and_rank_are_named(tmp_path, capsys):
+    with pytest.raises(SystemExit), reported(tmp_path / "failure", place({"SM_CURRENT_HOST": "algo-2", "RANK": "3"})):
+        raise RuntimeError("no luck")
+    lines = (tmp_path / "failure").read_text().splitlines()
+    assert lines[0] == "error: RuntimeError: no luck [host algo-2, rank 3]"
+    assert lines[-1] == "RuntimeError: no luck"
+    assert capsys.readouterr().err.endswith("error: RuntimeError: no luck [host algo-2, rank 3]\n")
+
+
+def test_place_without_a_rank():
+    assert place({}) == "host localhost, local rank 0"
+    assert place({"LOCAL_RANK": "1"}) == "host localhost, local rank 1"
+
+
+def test_a_failure_file_that_cannot_be_written():
+    code = "from pathlib import Path\nfrom app.failures import reported\nwith reported(Path('/nowhere/failure')):\n 1 / 0"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith("error: /nowhere/failure could not be written: No such file or directory\n")
