@@ -81,11 +81,11 @@ def _is_mistake(error: Exception) -> bool:
     return isinstance(error, ValueError) and Path(innermost.f_code.co_filename).parent == Path(__file__).parent
 
 
-def write(failure_file: Path, line: str, trace: str = "") -> None:
+def write(failure_file: Path, line: str, trace: str = "", mode: str = "x") -> None:
     """Write `line` and the end of `trace` to `failure_file`, unless there is one: the first reason is the cause."""
     room = FAILURE_REASON_CHARACTERS - len(line) - 1
     try:
-        with failure_file.open("x") as file:
+        with failure_file.open(mode) as file:
             file.write(f"{line}\n{trace[-room:]}" if trace and room > 0 else line)
     except FileExistsError:
         pass
@@ -111,6 +111,15 @@ def last_error(stderr: str) -> tuple[str, str]:
         return causes[-1]
     said = [line.strip() for line in lines if line.strip()]
     return (_shortened(said[-1], 500), "") if said else ("", "")
+
+
+def killed_rank(stderr: str) -> str:
+    """Return which rank was killed by SIGKILL, as its launcher tells: the cause where others only miss it; else ""."""
+    torchrun = re.search(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: -9 ", stderr)
+    if torchrun:
+        return f"rank {torchrun[1]}"
+    lightning = re.search(r"Child process with PID (\d+) terminated with code -9\b", stderr)
+    return f"the rank with PID {lightning[1]}" if lightning else ""
 
 
 def _shortened(line: str, length: int) -> str:

@@ -72,10 +72,12 @@ class ProgramFailed(Exception):
 
     def __init__(self, name: str, ended: Ended) -> None:
         why, self.trace = failures.last_error(ended.stderr)
+        self.killed = failures.killed_rank(ended.stderr)
         if ended.asked:
             why = "the job was told to stop before the training was done"
-        elif ended.status == -9 and not self.trace:
-            why = "most likely the host is out of memory: use smaller batches or fewer processes, or a larger instance"
+        elif self.killed or (ended.status == -9 and not self.trace):
+            who = f"{self.killed} was killed by SIGKILL: " if self.killed else ""
+            why = f"{who}most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
         super().__init__(f"{name} {_how(ended)}: {why or 'nothing on its stderr says why'}")
 
 
@@ -168,7 +170,9 @@ def _report(error: BaseException) -> str:
     line = f"error: {reason} [host {os.environ.get('CURRENT_HOST', 'unknown')}]"
     path = Path(environment.output_dir, "failure")
     try:
-        failures.write(path, line, getattr(error, "trace", ""))
+        # What a rank says that lost another one is not the reason where the launcher knows which one was killed.
+        beside = getattr(error, "killed", "") and path.is_file() and path.read_text().startswith("error: lost a peer")
+        failures.write(path, line, getattr(error, "trace", ""), mode="w" if beside else "x")
         return path.read_text().splitlines()[0]
     except OSError as unwritable:
         print(f"{line}\nerror: {path} could not be written: {unwritable.strerror}", file=sys.stderr, flush=True)

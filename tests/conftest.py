@@ -64,6 +64,17 @@ class Job:
     def __init__(self, base: Path) -> None:
         self.base = base
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment that the image gives `train`."""
+        return os.environ | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "SAGEMAKER_BASE_DIR": str(self.base),
+            "SAGEMAKER_PROGRAM": "app/train_multi_node.py",
+            "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main",
+        }
+
     def write(self, name: str, text: str) -> None:
         """Write a file below the base folder."""
         path = self.base / name
@@ -72,16 +83,9 @@ class Job:
 
     def run(self, *command: str, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess:
         """Run `command` (default: train) and return it with all its output in `stdout`."""
-        environment = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "SAGEMAKER_BASE_DIR": str(self.base),
-            "SAGEMAKER_PROGRAM": "app/train_multi_node.py",
-            "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main",
-        }
         return subprocess.run(
             [str(ROOT / "entrypoint.sh"), *(command or ("train",))],
-            env=environment | variables,
+            env=self.variables | variables,
             cwd=self.base.parent,
             text=True,
             stdout=subprocess.PIPE,

@@ -83,7 +83,7 @@ def test_a_program_that_fails_fails_the_job(code: Job):
             "import sys; sys.exit(7)",
             "show.py ended with exit status 7: nothing on its stderr says why [host localhost]",
         ),
-        ("import os; os.kill(os.getpid(), 9)", "show.py was killed by SIGKILL: most likely the host is out of memory"),
+        ("import os; os.kill(os.getpid(), 9)", "show.py was killed by SIGKILL: most likely out of host memory"),
     ):
         code.write("code/show.py", body)
         run = code.run()

@@ -7,7 +7,7 @@ import pytest
 from containers import ROOT
 
 from app.environment import place
-from app.failures import explain, last_error, reported, write
+from app.failures import explain, killed_rank, last_error, reported, write
 
 OF_TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.7 GiB"
@@ -74,6 +74,19 @@ def test_the_error_that_a_log_ends_with(stderr, says, trace):
     assert bool(found) == trace
 
 
+@pytest.mark.parametrize(
+    ("stderr", "says"),
+    [
+        ("  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 15668)  (SIGKILL)\n", "rank 1"),
+        ("  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15667)  (SIGTERM)\n", ""),
+        ("[rank: 0] Child process with PID 7 terminated with code -9. Forcefully terminating", "the rank with PID 7"),
+        ("Child process with PID 7 terminated with code 1.", ""),
+    ],
+)
+def test_the_rank_that_was_killed(stderr, says):
+    assert killed_rank(stderr) == says
+
+
 def test_the_first_reason_stays(tmp_path):
     file = tmp_path / "failure"
     write(file, "error: the cause")
@@ -97,7 +110,9 @@ def test_place_without_a_rank():
 
 
 def test_a_failure_file_that_cannot_be_written():
-    code = "from pathlib import Path\nfrom app.failures import reported\nwith reported(Path('/nowhere/failure')):\n 1 / 0"
+    code = (
+        "from pathlib import Path\nfrom app.failures import reported\nwith reported(Path('/nowhere/failure')):\n 1 / 0"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.endswith("error: /nowhere/failure could not be written: No such file or directory\n")

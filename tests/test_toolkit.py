@@ -35,14 +35,8 @@ def program(job: Job, source: str, **hyperparameters) -> Job:
 
 def start(job: Job, *before: str) -> subprocess.Popen:
     """Start `train` on the job, behind `before`, and return when the program says that it is ready."""
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "SAGEMAKER_BASE_DIR": str(job.base),
-        "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main",
-    }
     line = [*before, str(ROOT / "entrypoint.sh"), "train"]
-    started = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    started = subprocess.Popen(line, env=job.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for said in started.stdout:
         if "READY" in said:
             return started
@@ -108,10 +102,7 @@ def test_a_stop_before_the_program_is_started(job: Job):
     job.write("code/slow/setup.py", "import time\nopen('../../installing', 'w')\ntime.sleep(30)\n")
     process = subprocess.Popen(
         [str(ROOT / "entrypoint.sh"), "train"],
-        env=os.environ
-        | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-        | {"SAGEMAKER_BASE_DIR": str(job.base), "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main"}
-        | {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"},
+        env=job.variables | {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     while "program:" not in (line := process.stdout.readline()) and line and not (job.base / "installing").exists():

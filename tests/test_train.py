@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -185,3 +186,35 @@ def test_sigterm_is_not_taken_for_a_success(tmp_path):
     process.communicate(timeout=60)
     assert process.returncode == 143
     assert not (tmp_path / "output/model/model.pt").exists()
+
+
+@pytest.mark.parametrize("program", ["app/train_torchrun.py", "app/train_multi_node.py"])
+def test_a_rank_that_is_killed_is_the_reason(job: Job, program):
+    """As by the kernel when the host is out of memory; the ranks that are left say only that they lost one."""
+    given = {"trainer.devices": "2", "trainer.accelerator": "cpu", "progress.every_n_seconds": "0"}
+    job.write("input/config/hyperparameters.json", json.dumps(given))
+    variables = job.variables | {"SAGEMAKER_PROGRAM": program}
+    process = subprocess.Popen(
+        [ROOT / "entrypoint.sh", "train"], env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    for line in process.stdout:
+        if "step=3" in line:
+            break
+    os.kill(rank_1(job), signal.SIGKILL)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, said
+    assert re.match(r"error: .*(was killed by SIGKILL: most likely out of host memory|lost a peer)", job.failure)
+    if "torchrun" in program:
+        assert "rank 1 was killed by SIGKILL" in job.failure
+
+
+def rank_1(job: Job) -> int:
+    """Return the PID of the job's process with LOCAL_RANK 1."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"LOCAL_RANK=1" in environ and f"SAGEMAKER_BASE_DIR={job.base}".encode() in environ:
+            return int(folder.name)
+    raise AssertionError("no rank 1")
