@@ -12,7 +12,7 @@ set -euo pipefail
 
 # Address and checksum are those of torchvision's datasets.CIFAR10.
 url=https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz
-md5=c58f30108f718f92721af3d95e74349a
+md5=c58f30108f718f92721af3b95e74349a
 name=cifar-10-python.tar.gz
 
 home=$(dirname "$(dirname "$(readlink -f "$0")")")

@@ -104,7 +104,6 @@ class SageMakerStandIn:
         self.states, self.lines = states, lines
         self.calls: list[tuple[str, dict]] = []
         self.described = 0
-        self.errors: dict[str, str] = {}
 
     def names(self) -> list[str]:
         """Return the operations that were called."""
@@ -164,7 +163,30 @@ def served_here(answer: Callable[[str, dict], dict]) -> Iterator[str]:
         def log_message(self, *_) -> None:
             """Stay quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with served_from_a_thread(Handler) as address:
+        yield address
+
+
+@contextmanager
+def served_forbidden_buckets() -> Iterator[str]:
+    """Serve an S3 whose buckets one may not look at."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:  # noqa: N802 (http.server's name)
+            self.send_response(403)
+            self.end_headers()
+
+        def log_message(self, *_) -> None:
+            """Stay quiet."""
+
+    with served_from_a_thread(Handler) as address:
+        yield address
+
+
+@contextmanager
+def served_from_a_thread(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Serve `handler` on a free port for as long as the block."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"

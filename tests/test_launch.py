@@ -11,7 +11,15 @@ import time
 
 import aws_services
 import pytest
-from aws_services import ACCOUNT, REGION, SageMakerStandIn, client, script, served_here
+from aws_services import (
+    ACCOUNT,
+    REGION,
+    SageMakerStandIn,
+    client,
+    script,
+    served_forbidden_buckets,
+    served_here,
+)
 from containers import DOCKER, ROOT, docker, no_engine
 
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/sagemaker-lightning:1.0"
@@ -337,7 +345,7 @@ def test_what_may_not_be_looked_at_is_said_and_does_not_stop_the_job(launch):
         raise PermissionError("not authorized to perform ecr:DescribeImages")
 
     stand_in = SageMakerStandIn([], {})
-    with served_here(forbid) as ecr, served_here(stand_in.answer) as sagemaker, served_buckets() as s3:
+    with served_here(forbid) as ecr, served_here(stand_in.answer) as sagemaker, served_forbidden_buckets() as s3:
         done = launch(
             *(*NEEDED, UNCHECKED, "--no-follow"),
             endpoint=sagemaker,
@@ -348,31 +356,6 @@ def test_what_may_not_be_looked_at_is_said_and_does_not_stop_the_job(launch):
     assert "not checked: --image: DescribeImages: AccessDeniedException: not authorized" in done.stderr
     assert "not checked: --output: HeadBucket: 403" in done.stderr
     assert stand_in.names() == ["CreateTrainingJob"]
-
-
-def served_buckets():
-    """Serve an S3 that forbids everything."""
-    from contextlib import contextmanager
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-    from threading import Thread
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:  # noqa: N802 (http.server's name)
-            self.send_response(403)
-            self.end_headers()
-
-        def log_message(self, *_) -> None:
-            """Stay quiet."""
-
-    @contextmanager
-    def serve():
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        server.server_close()
-
-    return serve()
 
 
 def test_a_job_in_moto(aws, launch):
@@ -389,13 +372,13 @@ def test_a_job_in_moto(aws, launch):
     assert sagemaker.list_tags(ResourceArn=job["TrainingJobArn"])["Tags"] == [{"Key": "team", "Value": "vision"}]
 
 
-def test_a_refusal_of_sagemakers_is_one_line(launch):
+def test_a_refusal_of_sagemakers_is_one_line(aws, launch):
     def refuse(*_) -> dict:
         raise PermissionError("not authorized to perform\nsagemaker:CreateTrainingJob")
 
     with served_here(refuse) as sagemaker:
-        done = launch(*NEEDED, UNCHECKED, endpoint=sagemaker, AWS_ENDPOINT_URL_S3=sagemaker)
-    assert done.returncode == 1
+        done = launch(*NEEDED, UNCHECKED, endpoint=aws, AWS_ENDPOINT_URL_SAGEMAKER=sagemaker)
+    assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1] == (
         "error: CreateTrainingJob: AccessDeniedException: not authorized to perform sagemaker:CreateTrainingJob"
     )
@@ -526,11 +509,11 @@ def test_hyperparameters_are_checked_by_the_applications_parser(launch):
 
 
 def test_the_data_module_that_is_asked_is_that_of_the_channels(launch):
-    """`cifar_version`-like flags exist for one data module only: with a channel, it is CIFAR10DataModule."""
-    with_channel = launch(*NEEDED, "--dry-run", DATA, "data.data_dir=/opt/ml/input/data/training")
+    """CIFAR10DataModule, the default where there is a channel, has a flag that DigitsDataModule lacks."""
+    with_channel = launch(*NEEDED, "--dry-run", DATA, "data.download=false")
     assert with_channel.returncode == 0, with_channel.stderr
-    without = launch(*NEEDED, "--dry-run", "data.data_dir=/opt/ml/input/data/training")
-    assert without.returncode == 1 and "data_dir" in without.stderr
+    without = launch(*NEEDED, "--dry-run", "data.download=false")
+    assert without.returncode == 1 and "--data.download" in without.stderr
 
 
 def test_hyperparameters_that_cannot_be_checked_are_said_to_be_so(launch, tmp_path):
