@@ -55,7 +55,7 @@ def region(given: str | None, otherwise: str | None = None) -> str:
 def client(service: str, region_name: str):
     """Return a boto3 client that gives up on an unreachable service within a minute, not after many."""
     return boto3.client(
-        service, region_name=region_name, config=Config(connect_timeout=10, retries={"mode": "standard"})
+        service, region_name=region_name, config=Config(connect_timeout=5, retries={"mode": "standard"})
     )
 
 

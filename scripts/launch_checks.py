@@ -5,7 +5,8 @@ credentials or a network, is a line: the job's role may be allowed to what the p
 """
 
 import aws
-from botocore.exceptions import ClientError, EndpointConnectionError, HTTPClientError, NoCredentialsError
+from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError
+from botocore.exceptions import ConnectionError as NoConnectionError
 
 FORBIDDEN = {"403", "AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
 MISSING_BUCKET = {"404", "NoSuchBucket"}
@@ -36,7 +37,7 @@ def check(request: dict, region: str, dry_run: bool) -> list[str]:
             if error.response["Error"]["Code"] not in FORBIDDEN:
                 raise
             lines.append(f"{arguments[-2] if look is not check_image else '--image'}: {aws.explain(error)}")
-        except (EndpointConnectionError, HTTPClientError) as error:
+        except (NoConnectionError, HTTPClientError) as error:
             if not dry_run:
                 raise
             return [*lines, f"the data, the buckets and the image: {aws.explain(error)}"]

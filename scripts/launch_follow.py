@@ -14,22 +14,20 @@ LAST_LOOKS = 3  # at most, after the end: CloudWatch Logs gets the last lines so
 def follow(name: str, region: str, seconds: float) -> int:
     """Print what happens to job `name`, looking every `seconds`; return the exit status: 0 if it completed."""
     sagemaker, log = aws.client("sagemaker", region), Log(name, region)
-    shown = None
+    shown = 0
     try:
         while True:
             job = sagemaker.describe_training_job(TrainingJobName=name)
-            ended = job["TrainingJobStatus"] in ENDED
-            if ended:
-                for _ in range(LAST_LOOKS):
-                    if not log.show():
-                        break
-                    time.sleep(seconds)
-            else:
-                log.show()
             shown = show_status(job, shown)
-            if ended:
-                return report(job)
+            log.show()
+            if job["TrainingJobStatus"] in ENDED:
+                break
             time.sleep(seconds)
+        for _ in range(LAST_LOOKS):
+            time.sleep(seconds)
+            if not log.show():
+                break
+        return report(job)
     except KeyboardInterrupt:
         print(f"\nno longer following; the job goes on. To stop it: {stop_command(name, region)}", file=sys.stderr)
         return 130
@@ -43,10 +41,10 @@ def stop_command(name: str, region: str) -> str:
     return f"{sys.executable} {Path(__file__).with_name('aws.py')} stop {name} --region={region}"
 
 
-def show_status(job: dict, shown: int | None) -> int:
+def show_status(job: dict, shown: int) -> int:
     """Print the status changes from number `shown` on and return how many there are by now."""
     changes = job.get("SecondaryStatusTransitions", [])
-    for change in changes[shown or 0 :]:
+    for change in changes[shown:]:
         print(f"[{change['StartTime']:%H:%M:%S}] {change['Status']}: {change.get('StatusMessage', '')}", flush=True)
     return len(changes)
 

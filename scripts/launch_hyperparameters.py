@@ -67,10 +67,12 @@ def ask(command: list[str], hyperparameters: dict[str, str], variables: dict[str
             return [f"the hyperparameters: {error}"]
     if done.returncode == 0:
         return []
-    last = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]
+    lines = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()
+    last = lines[-1]
     if last.startswith("error: "):  # the application's own line: app/failures.py
         raise ValueError(f"the application refuses a hyperparameter: {last.removeprefix('error: ')}")
-    return [f"the hyperparameters: {command[0]} said {last}"]
+    dockers = [line for line in lines if line.startswith("docker: ")]  # after it comes only where to find help
+    return [f"the hyperparameters: {(dockers or [last])[0]}"]
 
 
 def arguments(hyperparameters: dict[str, str]) -> list[str]:

@@ -167,6 +167,24 @@ def test_an_image_in_a_registry_of_the_vpc(launch):
     assert algorithm["TrainingImageConfig"] == {"TrainingRepositoryAccessMode": "Vpc"}
 
 
+NAMES = {
+    IMAGE: "sagemaker-lightning",
+    f"host.example:5000/team/my_app.v2@sha256:{'0' * 64}": "my-app-v2",
+    f"host.example/{'long-name-' * 9}": "long-name-long-name-long-name-long-name",
+    "host.example/__": "job",
+}
+
+
+@pytest.mark.parametrize(("image", "name"), NAMES.items())
+def test_a_job_is_named_after_its_image(monkeypatch, image, name):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import launch_request
+
+    found = launch_request.job_name(image)
+    assert re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", found)  # the API's pattern
+    assert re.fullmatch(rf"{name}-\d{{4}}(-\d\d){{5}}-\d{{3}}", found)
+
+
 VALUES = {
     "a.equals": "x=1=2",
     "a.space": "two words",
@@ -538,6 +556,17 @@ def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
     )
     assert request_of(done)["HyperParameters"] == {"anything": "1"}
     assert re.fullmatch(r"not checked: the hyperparameters: \S+ lacks the application's packages; .*\n", done.stderr)
+
+
+@pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+def test_an_image_that_cannot_be_had_is_said_to_be_so(launch):
+    port = aws_services.free_port()
+    image = f"--image=127.0.0.1:{port}/app:1"
+    network = ("--subnet=subnet-1", "--security-group=sg-1")
+    done = launch(image, *NEEDED[1:], *network, "--dry-run", "--check-hyperparameters=image", DOCKER=DOCKER)
+    assert done.returncode == 0
+    line = done.stderr.splitlines()[0]
+    assert line.startswith("not checked: the hyperparameters: docker: ") and f"127.0.0.1:{port}" in line, done.stderr
 
 
 @pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
