@@ -4,7 +4,7 @@
 #   scripts/push_image.sh REPOSITORY[:TAG]          a repository of your Amazon ECR registry, made if it is missing
 #   scripts/push_image.sh HOST/REPOSITORY[:TAG]     any registry, after `docker login HOST`; Amazon ECR as above
 #
-# TAG is one more tag; outside of Amazon ECR, it is `latest` if there is none. For Docker Hub, HOST is docker.io.
+# TAG is one more tag; outside of Amazon ECR, it is `latest` if there is none. Docker Hub needs its host, too.
 # The last line on stdout is the address by digest: what it names never changes.
 #
 # From the environment:
