@@ -8,7 +8,12 @@
         trainer.max_epochs=20 data.batch_size=256 optimizer=Adam optimizer.lr=1e-3
 
 KEY=VALUE is a hyperparameter: a flag of the application (`python app/train.py --help`) without its dashes; all before
-the first = is the key, all after it the value. --dry-run prints the request as JSON and starts nothing.
+the first = is the key, all after it the value. A channel may have options after commas:
+
+    NAME=s3://BUCKET/PREFIX[,mode=File|FastFile][,distribution=FullyReplicated|ShardedByS3Key][,group=NAME]
+
+group is one of --instance-group (as often as there are groups for it); the first mode and distribution are the default.
+--dry-run prints the request as JSON and starts nothing.
 
 Checked before anything costs: the request against SageMaker's service model, flags against each other, the
 hyperparameters against the application's own parser, that the input data, the buckets and the image are there and in
@@ -64,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--tag", action="append", default=[], metavar="KEY=VALUE", help="a tag of the job; may be repeated")
     add = found.add_argument_group("data").add_argument
-    add("--channel", action="append", default=[], metavar="CHANNEL", help=f"{launch_request.CHANNEL}; may be repeated")
+    add("--channel", action="append", default=[], metavar="NAME=S3URI", help="input data; may be repeated")
     add("--output", required=True, metavar="S3URI", help="where model.tar.gz and output.tar.gz go")
     add("--checkpoints", metavar="S3URI", help="where checkpoints go, and come from")
     add = found.add_argument_group("where").add_argument

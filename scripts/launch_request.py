@@ -12,7 +12,6 @@ METRICS = {
     name: f"{name}={NUMBER}" for name in ("train_loss", "train_acc", "val_loss", "val_acc", "test_loss", "test_acc")
 } | {"images_per_second": f"images/s={NUMBER}", "epoch": "epoch=([0-9]+)", "step": "step=([0-9]+)"}
 
-CHANNEL = "NAME=s3://BUCKET/PREFIX[,mode=File|FastFile][,distribution=FullyReplicated|ShardedByS3Key][,group=NAME]"
 OPTION = re.compile(r",(mode|distribution|group)=([^,]*)$")
 JOB_NAME_CHARACTERS = 63
 
