@@ -37,13 +37,12 @@ run:  ## train in the image on the embedded data; the model is in output/model
 	mkdir -p output/model
 	docker run --rm -v $(CURDIR)/output/model:/opt/ml/model $(IMAGE) train
 
-push:  ## push the image to REPOSITORY (after docker login)
-	@test -n "$(REPOSITORY)" || { echo "error: REPOSITORY is not set; make push REPOSITORY=HOST/NAME"; exit 1; }
-	docker tag $(IMAGE) $(REPOSITORY)
-	docker push $(REPOSITORY)
+push:  ## push the image to REPOSITORY: NAME in your Amazon ECR registry, or HOST/NAME (after docker login)
+	@test -n "$(REPOSITORY)" || { echo "error: REPOSITORY is not set; make push REPOSITORY=NAME (Amazon ECR) or REPOSITORY=HOST/NAME"; exit 1; }
+	IMAGE=$(IMAGE) scripts/push_image.sh $(REPOSITORY)
 
 benchmark: $(VENV)/ready  ## measure, as ratios in one run: images/s against bare PyTorch and the original's recipe, start-up
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./entrypoint.sh python -m benchmarks
 
-clean:  ## remove the environment and everything below output/
-	rm -rf $(VENV) output
+clean:  ## remove the environments and everything below output/
+	rm -rf $(VENV) .venvs output

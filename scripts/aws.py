@@ -1,0 +1,155 @@
+"""The few AWS calls that the shell scripts make, and what all scripts share: the region, clients, one-line errors.
+
+    python scripts/aws.py account                                  the account's number, from STS
+    python scripts/aws.py region                                   the region that is configured
+    python scripts/aws.py create-repository NAME                   an ECR repository, unless it is there
+    python scripts/aws.py ecr-password                             for `docker login --username AWS --password-stdin`
+    python scripts/aws.py upload FILE s3://BUCKET/KEY
+    python scripts/aws.py stop JOB                                 stops a training job
+
+All take --region. Credentials are found as boto3 finds them: AWS_PROFILE, AWS_ACCESS_KEY_ID and so on. boto3 is all
+that is needed: `make env` installs it, with the rest, into .venv.
+"""
+
+import argparse
+import base64
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    import boto3
+    from boto3.exceptions import Boto3Error
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+except ImportError:
+    sys.exit(f"error: {sys.executable} has no boto3; run `make env` and use .venv/bin/python, or pip install boto3")
+
+NO_CREDENTIALS = (
+    "no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill "
+    "~/.aws/credentials"
+)
+# An ECR address; the suffix differs from partition to partition, and so do AWS's newer names for the same registry.
+ECR = re.compile(
+    r"(?P<account>\d{12})\.dkr[.-]ecr(-fips)?\.(?P<region>[a-z0-9-]+)\.[a-z0-9.-]+"
+    r"/(?P<repository>[a-z0-9][a-z0-9._/-]*)(:(?P<tag>[\w][\w.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+
+
+def region(given: str | None, otherwise: str | None = None) -> str:
+    """Return --region, or the environment's or the profile's region, or `otherwise`; ValueError if there is none."""
+    found = given or os.environ.get("AWS_REGION") or boto3.Session().region_name or otherwise
+    if not found:
+        raise ValueError(
+            "--region: found none, neither in AWS_REGION, AWS_DEFAULT_REGION nor in the AWS profile; give one, e.g. "
+            "--region=us-east-1"
+        )
+    if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-\d+", found):
+        raise ValueError(f"--region: found {found!r}, allowed is the name of an AWS region, e.g. us-east-1")
+    return found
+
+
+def client(service: str, region_name: str):
+    """Return a boto3 client that gives up on an unreachable service within a minute, not after many."""
+    return boto3.client(
+        service, region_name=region_name, config=Config(connect_timeout=5, retries={"mode": "standard"})
+    )
+
+
+def explain(error: Exception) -> str:
+    """Return `error` in one line."""
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return NO_CREDENTIALS
+    if isinstance(error, ClientError):
+        found = error.response.get("Error", {})
+        return f"{error.operation_name}: {found.get('Code')}: {' '.join(str(found.get('Message')).split())}"
+    return " ".join(str(error).split())
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn a user's mistake, or what AWS has against a call, into one line on stderr and exit status 1."""
+    try:
+        yield
+    except (ValueError, OSError, BotoCoreError, Boto3Error, ClientError) as error:
+        sys.exit(f"error: {explain(error)}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def account(region_name: str) -> None:
+    """Print the number of the account that the credentials belong to."""
+    print(client("sts", region_name).get_caller_identity()["Account"])
+
+
+def print_region(region_name: str) -> None:
+    """Print the region that is configured."""
+    print(region_name)
+
+
+def create_repository(region_name: str, name: str) -> None:
+    """Create ECR repository `name` unless it is there."""
+    ecr = client("ecr", region_name)
+    try:
+        ecr.create_repository(repositoryName=name)
+        print(f"created the ECR repository {name} in {region_name}", file=sys.stderr)
+    except ecr.exceptions.RepositoryAlreadyExistsException:
+        pass
+
+
+def ecr_password(region_name: str) -> None:
+    """Print the password for the account's registry, valid for 12 hours."""
+    token = client("ecr", region_name).get_authorization_token()["authorizationData"][0]["authorizationToken"]
+    print(base64.b64decode(token).decode().removeprefix("AWS:"))
+
+
+def upload(region_name: str, file: str, uri: str) -> None:
+    """Copy `file` to the S3 address `uri`."""
+    bucket, key = s3_location("s3://BUCKET/KEY", uri)
+    client("s3", region_name).upload_file(str(Path(file)), bucket, key)
+
+
+def stop(region_name: str, job: str) -> None:
+    """Ask SageMaker to stop training job `job`."""
+    client("sagemaker", region_name).stop_training_job(TrainingJobName=job)
+    print(f"{job} is stopping; it has 120 seconds to end by itself", file=sys.stderr)
+
+
+def s3_location(name: str, uri: str) -> tuple[str, str]:
+    """Return bucket and key of an s3:// address; ValueError names the flag `name`."""
+    match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
+    if not match:
+        raise ValueError(f"{name}: found {uri!r}, allowed is s3://BUCKET/PREFIX")
+    return match[1], match[2] or ""
+
+
+COMMANDS = {
+    "account": (account, ()),
+    "region": (print_region, ()),
+    "create-repository": (create_repository, ("name",)),
+    "ecr-password": (ecr_password, ()),
+    "upload": (upload, ("file", "uri")),
+    "stop": (stop, ("job",)),
+}
+
+
+def main() -> None:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (function, arguments) in COMMANDS.items():
+        command = commands.add_parser(name, help=function.__doc__)
+        command.add_argument("--region")
+        for argument in arguments:
+            command.add_argument(argument)
+    args = vars(parser.parse_args())
+    name, given = args.pop("command"), args.pop("region")
+    with reported():
+        COMMANDS[name][0](region(given), **args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The request against SageMaker's service model, as botocore has it: no call, so that a mistake costs nothing.
+
+botocore itself checks types, required fields and minima only; maxima, patterns and enumerations are checked here.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator
+
+import botocore.session
+from botocore.model import Shape
+from botocore.validate import ParamValidator
+
+# Where a field of the request comes from, and what is allowed, where the model's own words are hard to read.
+FLAGS = {
+    "TrainingJobName": ("--job-name", "up to 63 letters, digits and single or inner dashes"),
+    "AlgorithmSpecification.TrainingImage": ("--image", None),
+    "AlgorithmSpecification.MetricDefinitions": ("--metric", None),
+    "RoleArn": ("--role", "arn:aws:iam::ACCOUNT:role/NAME, ACCOUNT of 12 digits"),
+    "OutputDataConfig": ("--output", None),
+    "CheckpointConfig": ("--checkpoints", None),
+    "ResourceConfig.InstanceGroups": ("--instance-group", None),
+    "ResourceConfig.InstanceType": ("--instance-type", None),
+    "ResourceConfig.KeepAlivePeriodInSeconds": ("--keep-alive", None),
+    "ResourceConfig.VolumeSizeInGB": ("--volume-size", None),
+    "InputDataConfig": ("--channel", None),
+    "HyperParameters": ("hyperparameter", None),
+    "Environment": ("--env", None),
+    "Tags": ("--tag", None),
+    "VpcConfig.Subnets": ("--subnet", None),
+    "VpcConfig.SecurityGroupIds": ("--security-group", None),
+    "RetryStrategy": ("--retries", None),
+}
+
+UNITS = {"string": " characters", "list": " entries", "map": " entries"}
+
+
+def validate(request: dict) -> None:
+    """Raise ValueError for the first thing that the model does not allow."""
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    shape = model.operation_model("CreateTrainingJob").input_shape
+    for line in problems(request, shape, ""):
+        raise ValueError(line)
+    report = ParamValidator().validate(request, shape)
+    if report.has_errors():
+        raise ValueError(report.generate_report().splitlines()[0])
+
+
+def problems(value, shape: Shape, path: str) -> Iterator[str]:
+    """Yield a line for each limit of `shape`, or of a shape in it, that `value` breaks."""
+    if shape.type_name == "structure" and isinstance(value, dict):
+        for key in value.keys() & shape.members.keys():
+            yield from problems(value[key], shape.members[key], f"{path}.{key}".lstrip("."))
+        return
+    yield from limits(value, shape, path)
+    if shape.type_name == "list":
+        for item in value:
+            yield from problems(item, shape.member, path)
+    elif shape.type_name == "map":
+        for key, item in value.items():
+            yield from limits(key, shape.key, path, of="name")
+            yield from limits(item, shape.value, f"{path}.{key}")
+
+
+def limits(value, shape: Shape, path: str, of: str = "value") -> Iterator[str]:
+    """Yield a line for the first limit of `shape` itself that `value` breaks."""
+    name, allowed = flag(path)
+    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    size, unit = (value, "") if isinstance(value, int) else (len(value), UNITS[shape.type_name])
+    regex = shape.metadata.get("pattern")
+    if (least is not None and size < least) or (most is not None and size > most):
+        bound = f"{least or 0} to {most}" if most is not None else f"{least} or more"
+        found = f"{size}{unit} in its {of}{shown(value)}" if unit else size
+        yield f"{name}: found {found}, allowed is {bound}{unit}"
+    elif shape.metadata.get("enum") and value not in shape.metadata["enum"]:
+        yield f"{name}: found {value!r}, allowed is {choices(value, shape.metadata['enum'])}"
+    elif isinstance(value, str) and regex and not re.fullmatch(in_python(regex), value):
+        yield f"{name}: found {value!r}, allowed is {allowed or f'a {of} that matches {regex}'}"
+
+
+def flag(path: str) -> tuple[str, str | None]:
+    """Return the flag that a field comes from, with the key for a map's value, and what is allowed in words."""
+    for start, (name, allowed) in FLAGS.items():
+        if path == start or path.startswith(f"{start}."):
+            key = path.removeprefix(start).removeprefix(".") if start in ("HyperParameters", "Environment") else ""
+            return f"{name} {key}".strip(), allowed
+    return path, None
+
+
+def shown(value) -> str:
+    """Return the start of a text, to know it by."""
+    return f" ({value[:40]}{'...' if len(value) > 40 else ''})" if isinstance(value, str) and value else ""
+
+
+def choices(value: str, allowed: list[str]) -> str:
+    """Return the allowed values in words: the nearest, if there are too many for a line."""
+    if len(allowed) <= 10:
+        return f"one of {', '.join(allowed)}"
+    near = difflib.get_close_matches(value, allowed, n=3, cutoff=0.5)
+    such = f", such as {', '.join(near)}" if near else ""
+    return f"one of the {len(allowed)} that this boto3 knows{such}; pip install --upgrade boto3 for newer ones"
+
+
+def in_python(regex: str) -> str:
+    r"""Return a pattern of the model with Java's \p{...} classes in Python's words."""
+    return regex.replace(r"\p{L}\p{Z}\p{N}", r"\w\s").replace(r"\p{Alnum}", "a-zA-Z0-9")

@@ -1,0 +1,376 @@
+"""scripts/ for the shell: the registry's address, the push, the upload, and the AWS calls behind them."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import urllib.request
+from pathlib import Path
+
+import aws_services
+import botocore.session
+import pytest
+from aws_services import ACCOUNT, REGION, client, free_port, script, served
+from containers import DOCKER, ROOT, docker, no_engine
+
+SHELL = ("image_uri.sh", "push_image.sh", "upload_data.sh")
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory) -> str:
+    """An AWS with a bucket."""
+    with aws_services.moto(tmp_path_factory.mktemp("moto")) as endpoint:
+        client("s3", endpoint).create_bucket(Bucket="my-bucket")
+        yield endpoint
+
+
+def failed(done: subprocess.CompletedProcess) -> str:
+    """Return the one line of a script that refused."""
+    assert done.returncode != 0
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
+    assert done.stderr.startswith("error: ")
+    return done.stderr
+
+
+def image_uri(*arguments: str, endpoint: str | None = None, **variables: str) -> subprocess.CompletedProcess:
+    return script("image_uri.sh", *arguments, environment=aws_services.variables(endpoint, **variables))
+
+
+# image_uri.sh
+
+
+def regions() -> list[tuple[str, str]]:
+    """Return a region of ECR in each partition, and the partition's domain, as botocore has them."""
+    session = botocore.session.get_session()
+    resolver = session.get_component("endpoint_resolver")
+    partitions = session.get_available_partitions()
+    return [
+        (session.get_available_regions("ecr", name)[0], resolver.get_partition_dns_suffix(name)) for name in partitions
+    ]
+
+
+@pytest.mark.parametrize(("region", "suffix"), regions())
+def test_the_address_in_each_partition(region, suffix):
+    done = image_uri("team/app", "1.0", ACCOUNT=ACCOUNT, AWS_REGION=region)
+    assert done.stdout == f"{ACCOUNT}.dkr.ecr.{region}.{suffix}/team/app:1.0\n", done.stderr
+
+
+def test_the_partitions_that_everybody_asks_for_are_among_them():
+    assert {"cn-north-1", "us-gov-east-1", "af-south-1"} <= {region for region, _ in regions()}
+
+
+def test_account_region_repository_and_tag_have_defaults(aws):
+    version = subprocess.check_output(["git", "describe", "--tags", "--always", "--dirty"], cwd=ROOT, text=True).strip()
+    done = image_uri(endpoint=aws, AWS_REGION="", AWS_DEFAULT_REGION="eu-west-1")
+    assert done.stdout == f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/sagemaker-lightning:{version}\n", done.stderr
+
+
+WRONG = {
+    "an account": (["a"], {"ACCOUNT": "123"}, "ACCOUNT: found '123', allowed are 12 digits"),
+    "a region": (["a1"], {"AWS_REGION": "mars"}, "AWS_REGION: found 'mars'"),
+    "a repository": (["My-App"], {}, "REPOSITORY: found 'My-App', allowed are lower-case letters"),
+    "a host": (["example.com:5000/app"], {}, "REPOSITORY: found 'example.com:5000/app'"),
+    "a tag": (["app", "a b"], {}, "TAG: found 'a b'"),
+    "three arguments": (["a", "b", "c"], {}, "found 3 arguments: a b c"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "variables", "line"), WRONG.values(), ids=WRONG)
+def test_a_mistake_in_an_address_is_one_line(arguments, variables, line):
+    done = image_uri(*arguments, **{"ACCOUNT": ACCOUNT, "AWS_REGION": REGION} | variables)
+    assert line in failed(done)
+
+
+def test_without_a_region_or_credentials_one_line_says_so():
+    assert "--region: found none" in failed(image_uri("app", "1"))
+    assert "no AWS credentials found" in failed(image_uri("app", "1", AWS_REGION=REGION))
+
+
+# push_image.sh
+
+VERSION, REVISION = "v1.2-3-gabcdef0", "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def small_image(tmp_path) -> str:
+    """An image of one file, labelled as scripts/build_image.sh labels ours."""
+    (tmp_path / "file").write_text("x")
+    with tarfile.open(tmp_path / "image.tar", "w") as archive:
+        archive.add(tmp_path / "file", "file")
+    labels = [
+        f"--change=LABEL org.opencontainers.image.{name}" for name in (f"version={VERSION}", f"revision={REVISION}")
+    ]
+    tag = "sagemaker-lightning-push-test:local"
+    done = docker("import", *labels, str(tmp_path / "image.tar"), tag)
+    assert done.returncode == 0, done.stdout
+    yield tag
+    identity = docker("image", "inspect", "--format={{.Id}}", tag).stdout.strip()
+    docker("rmi", "--force", identity)
+
+
+@pytest.fixture
+def registry(tmp_path) -> str:
+    """A real registry on the loopback: Debian's package docker-registry."""
+    command = shutil.which("docker-registry")
+    if not command:
+        pytest.skip("there is no docker-registry command (Debian: apt-get install docker-registry)")
+    port = free_port()
+    settings = {
+        "version": "0.1",
+        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
+        "http": {"addr": f"127.0.0.1:{port}"},
+    }
+    (tmp_path / "registry.yml").write_text(json.dumps(settings))  # JSON is YAML
+    with served([command, "serve", str(tmp_path / "registry.yml")], port, tmp_path / "registry.log"):
+        yield f"127.0.0.1:{port}"
+
+
+def tags(registry: str, name: str) -> set[str]:
+    with urllib.request.urlopen(f"http://{registry}/v2/{name}/tags/list") as answer:
+        return set(json.load(answer)["tags"])
+
+
+needs_engine = pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+
+
+def push(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    """Run make push with REPOSITORY, as a person does."""
+    return subprocess.run(
+        ["make", "--silent", "push", *arguments],
+        cwd=ROOT,
+        env=aws_services.variables(**variables),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@needs_engine
+def test_a_push_to_a_registry(small_image, registry):
+    done = push(f"IMAGE={small_image}", f"REPOSITORY={registry}/team/app", DOCKER=DOCKER)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(rf"{registry}/team/app@sha256:[0-9a-f]{{64}}\n", done.stdout)
+    assert tags(registry, "team/app") == {VERSION, REVISION[:12], "latest"}
+    local = docker("image", "inspect", "--format={{.Id}}", small_image).stdout
+    docker("rmi", "--force", local.strip())
+    pulled = docker("pull", done.stdout.strip())  # what was pushed can be had again, by what was printed
+    assert pulled.returncode == 0, pulled.stdout
+    assert docker("image", "inspect", "--format={{.Id}}", done.stdout.strip()).stdout == local
+    docker("tag", done.stdout.strip(), small_image)
+
+
+@needs_engine
+def test_a_push_with_a_tag_of_the_users_own(small_image, registry):
+    done = push(f"IMAGE={small_image}", f"REPOSITORY={registry}/app:mine", DOCKER=DOCKER)
+    assert done.returncode == 0, done.stderr
+    assert tags(registry, "app") == {VERSION, REVISION[:12], "mine"}
+
+
+@needs_engine
+def test_a_registry_that_does_not_answer_fails_the_push(small_image):
+    done = push(f"IMAGE={small_image}", f"REPOSITORY=127.0.0.1:{free_port()}/app", DOCKER=DOCKER)
+    assert done.returncode != 0 and "refused" in done.stderr
+    assert done.stdout == ""
+
+
+DOCKER_STAND_IN = f"""#!/bin/sh
+# Stands in for docker, whose engine cannot reach Amazon ECR here: writes down what it is asked for.
+echo "$*" >>"$RECORD"
+case "$*" in
+login*) cat >>"$RECORD"; echo >>"$RECORD" ;;
+*image.version*) echo "${{VERSION_LABEL-{VERSION}}}" ;;
+*image.revision*) echo "${{REVISION_LABEL-{REVISION}}}" ;;
+*RepoDigests*)
+    echo other.example/app@sha256:1
+    echo {ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/app@sha256:2
+    ;;
+esac
+"""
+
+
+@pytest.fixture
+def recorded(tmp_path, aws):
+    """Runs push_image.sh against moto's ECR with the stand-in for docker; returns it, and what docker was asked for."""
+    stand_in = tmp_path / "docker-stand-in"
+    stand_in.write_text(DOCKER_STAND_IN)
+    stand_in.chmod(0o755)
+    record = tmp_path / "record"
+
+    def run(repository: str, **variables: str) -> tuple[subprocess.CompletedProcess, list[str]]:
+        record.write_text("")
+        environment = aws_services.variables(aws, DOCKER=str(stand_in), RECORD=str(record), **variables)
+        done = script("push_image.sh", repository, environment=environment)
+        return done, record.read_text().splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("repository", ["team/app", f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/app"])
+def test_a_push_to_amazon_ecr(recorded, aws, repository):
+    ecr = client("ecr", aws)
+    for known in ecr.describe_repositories()["repositories"]:
+        ecr.delete_repository(repositoryName=known["repositoryName"], force=True)
+    address = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/app"
+    for attempt, said in enumerate((f"created the ECR repository team/app in {REGION}\n", "")):
+        done, asked = recorded(repository)
+        assert (done.returncode, done.stderr) == (0, said), attempt
+        assert done.stdout == f"{address}@sha256:2\n"
+        assert [item["repositoryName"] for item in ecr.describe_repositories()["repositories"]] == ["team/app"]
+        login = asked.index(f"login --username AWS --password-stdin {address.split('/')[0]}")
+        assert asked[login + 1] == f"{ACCOUNT}-auth-token"  # moto's password
+        image = "sagemaker-lightning"
+        assert [line for line in asked if line.startswith(("tag", "push"))] == [
+            f"tag {image} {address}:{VERSION}",
+            f"push --quiet {address}:{VERSION}",
+            f"tag {image} {address}:{REVISION[:12]}",
+            f"push --quiet {address}:{REVISION[:12]}",
+        ]
+
+
+def test_an_image_without_version_or_revision_is_not_pushed_to_ecr(recorded):
+    done, asked = recorded("team/app", VERSION_LABEL="unknown", REVISION_LABEL="unknown")
+    assert done.returncode == 1 and "has no version and no revision to tag it with" in done.stderr
+    assert not [line for line in asked if line.startswith("push")]
+
+
+def test_a_mistake_in_a_push_is_one_line(recorded):
+    assert "REPOSITORY: found 'My/App'" in failed(recorded("My/App")[0])
+    assert "REPOSITORY: found 'example.com/My-App'" in failed(recorded("example.com/My-App")[0])
+    environment = aws_services.variables(DOCKER="no-docker-here")
+    assert "no Docker engine answers" in failed(script("push_image.sh", "a/b", environment=environment))
+    assert "found 0 arguments" in failed(script("push_image.sh", environment=environment))
+
+
+@needs_engine
+def test_an_image_that_is_not_there_is_one_line():
+    environment = aws_services.variables(DOCKER=DOCKER, IMAGE="no-such-image")
+    said = failed(script("push_image.sh", "127.0.0.1:1/app", environment=environment))
+    assert "IMAGE: there is no image 'no-such-image' here; make build makes it" in said
+
+
+def test_make_push_needs_a_repository():
+    done = push()
+    assert done.returncode != 0 and "make push REPOSITORY=NAME (Amazon ECR) or REPOSITORY=HOST/NAME" in done.stdout
+
+
+# upload_data.sh
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A copy of scripts/ whose CIFAR-10 is a small file: the real one is out of reach here."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "checkout/scripts")
+    (tmp_path / "published").write_bytes(b"cifar")
+    path = tmp_path / "checkout/scripts/upload_data.sh"
+    text = path.read_text()
+    text = re.sub("^url=.*$", f"url=file://{tmp_path}/published", text, flags=re.MULTILINE)
+    path.write_text(re.sub("^md5=.*$", f"md5={hashlib.md5(b'cifar').hexdigest()}", text, flags=re.MULTILINE))
+    return tmp_path / "checkout"
+
+
+def upload(checkout: Path, aws: str | None, *arguments: str) -> subprocess.CompletedProcess:
+    environment = aws_services.variables(aws, **({} if aws else {"AWS_REGION": REGION}))
+    command = [str(checkout / "scripts/upload_data.sh"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def stored(aws: str, key: str) -> bytes:
+    return client("s3", aws).get_object(Bucket="my-bucket", Key=key)["Body"].read()
+
+
+def test_the_address_and_the_checksum_are_torchvisions():
+    from torchvision.datasets import CIFAR10
+
+    text = (ROOT / "scripts/upload_data.sh").read_text()
+    assert f"\nurl={CIFAR10.url}\n" in text
+    assert f"\nmd5={CIFAR10.tgz_md5}\n" in text
+    assert f"\nname={CIFAR10.filename}\n" in text
+
+
+def test_the_data_is_fetched_once_and_copied(checkout, aws, tmp_path):
+    for uri, key in (("s3://my-bucket/cifar10", "cifar10/"), ("s3://my-bucket/a b/", "a b/"), ("s3://my-bucket", "")):
+        done = upload(checkout, aws, uri)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"--channel=training=s3://my-bucket/{key}\n"
+        assert stored(aws, f"{key}cifar-10-python.tar.gz") == b"cifar"
+        (tmp_path / "published").unlink(missing_ok=True)  # the second time, it is there
+    assert [path.name for path in (checkout / "output").iterdir()] == ["cifar-10-python.tar.gz"]
+
+
+def test_a_damaged_file_of_an_earlier_run_is_fetched_again(checkout, aws):
+    (checkout / "output").mkdir()
+    (checkout / "output/cifar-10-python.tar.gz").write_bytes(b"cif")
+    assert upload(checkout, aws, "s3://my-bucket/again").returncode == 0
+    assert stored(aws, "again/cifar-10-python.tar.gz") == b"cifar"
+
+
+def test_a_file_of_the_users_own(checkout, aws, tmp_path):
+    (tmp_path / "my file.gz").write_bytes(b"cifar")
+    assert upload(checkout, aws, "s3://my-bucket/own", str(tmp_path / "my file.gz")).returncode == 0
+    assert stored(aws, "own/cifar-10-python.tar.gz") == b"cifar"
+    assert not (checkout / "output").exists()
+
+
+def test_a_mistake_in_an_upload_is_one_line(checkout, aws, tmp_path):
+    (tmp_path / "other.gz").write_bytes(b"dogs")
+    said = failed(upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "other.gz")))
+    assert f"found MD5 {hashlib.md5(b'dogs').hexdigest()}, allowed is {hashlib.md5(b'cifar').hexdigest()}" in said
+    assert "there is no such file" in failed(upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "absent")))
+    assert "found 'my-bucket', allowed is s3://BUCKET/PREFIX" in failed(upload(checkout, aws, "my-bucket"))
+    assert "found 0 arguments" in failed(upload(checkout, aws))
+    (tmp_path / "own").write_bytes(b"cifar")
+    assert "NoSuchBucket" in failed(upload(checkout, aws, "s3://no-such-bucket/x", str(tmp_path / "own")))
+    assert "no AWS credentials" in failed(upload(checkout, None, "s3://my-bucket/x", str(tmp_path / "own")))
+
+
+def test_data_that_cannot_be_fetched_is_said_to_be_so(checkout, aws, tmp_path):
+    (tmp_path / "published").unlink()
+    done = upload(checkout, aws, "s3://my-bucket/x")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("give the file: upload_data.sh s3://my-bucket/x FILE")
+
+
+# aws.py, and all of them
+
+
+def test_without_boto3_one_line_says_what_to_do():
+    done = subprocess.run(
+        [sys.executable, "-S", str(ROOT / "scripts/aws.py"), "account"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"error: \S+ has no boto3; run `make env` and use .venv/bin/python, .*\n", done.stderr)
+
+
+def test_a_profile_that_is_not_there_is_one_line():
+    done = script("aws.py", "account", environment=aws_services.variables(AWS_PROFILE="nobody", AWS_REGION=REGION))
+    assert "profile (nobody) could not be found" in failed(done)
+
+
+@pytest.mark.parametrize("name", SHELL)
+def test_a_script_runs_from_anywhere_and_through_a_link(name, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(ROOT / "scripts" / name)
+    done = subprocess.run(
+        [str(link), "s3://B", "x", "y", "z"], cwd=tmp_path, env=os.environ | {}, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "found 4 arguments" in failed(done)
+
+
+def test_scripts_import_only_boto3_and_the_standard_library():
+    import ast
+
+    own = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    for path in (ROOT / "scripts").glob("*.py"):
+        source = path.read_text()
+        assert source.count("\n") <= 200, path
+        for node in ast.walk(ast.parse(source)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.split(".")[0] in sys.stdlib_module_names | {"boto3", "botocore"} | own, f"{path}: {name}"
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 50, f"{path}: {node.name}"
