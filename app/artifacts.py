@@ -12,15 +12,15 @@ import torchvision
 from torch import nn
 
 
-def check_writable(model_dir: Path) -> None:
-    """Create `model_dir` if need be; ValueError if nothing can be written there, before any time is spent training."""
+def check_writable(folder: Path, what: str) -> None:
+    """Create `folder` if need be; ValueError if nothing can be written there, before any time is spent training."""
     try:
-        model_dir.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=model_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise ValueError(
-            f"{model_dir}: the model cannot be written there ({error.strerror}); allowed is a writable folder"
+            f"{folder}: {what} cannot be written there ({error.strerror}); allowed is a writable folder"
         ) from None
 
 

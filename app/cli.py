@@ -12,6 +12,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from torch.distributed import is_torchelastic_launched
 
 from app import data, flags, model, smddp
 from app.environment import Environment
@@ -107,6 +108,12 @@ class CLI(LightningCLI):
             raise ValueError(
                 f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the training data "
                 "`training`, or give its folder"
+            )
+        nodes, hosts = self.config.trainer.num_nodes, self.environment.hosts
+        if nodes != len(hosts) and not is_torchelastic_launched():  # it would wait for the others for ever
+            raise ValueError(
+                f"--trainer.num_nodes: found {nodes}, but the job has {len(hosts)}: {', '.join(hosts)}; leave the flag "
+                "out, it is taken from the job"
             )
         if self.config.trainer.devices in (-1, "-1"):
             self.config.trainer.devices = "auto"

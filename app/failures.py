@@ -38,6 +38,10 @@ ADVICE = (
         "import failed: put what is missing into the job's source, or name it in the requirements.txt there",
     ),
     (
+        r"NoCredentialsError|Unable to locate credentials|AccessDenied|\(403\)|Forbidden",
+        "no access to AWS: give the job's role (on a desk: the container, by AWS_* variables) what it needs",
+    ),
+    (
         r"/input/data/",
         "missing in the input channels: give the channel or the file, or correct the path",
     ),

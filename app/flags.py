@@ -15,9 +15,12 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
     owner = (re.findall(r"given class_path '([^']+)'", text) or [""])[-1]
     if option := re.search(r"Option '([^']+)' is not accepted", text):
         return _unknown_setting(flag, option[1], owner, text)
-    if unknown := re.search(r"unrecognized arguments: ([^\s=]+)", text):
+    # A second word counts only if the name has a blank in it: `--trainer max_epochs=5`.
+    if unknown := re.search(r"unrecognized arguments: ([^\s=]+(?: [^-=\s][^\s=]*(?==))?)", text):
         known = ["--" + key.replace(".init_args", "") for key in parser.get_defaults().keys()]  # noqa: SIM118
         return f"{unknown[1]}: is no flag here{_like(unknown[1], known)}; see --help"
+    if required := re.search(r"class_path '([^']+)':\s+the following arguments are required: (.+)", text):
+        return f"{flag}: {required[1].rpartition('.')[2]} needs {required[2]}; give {flag}.{required[2].split(', ')[0]}"
     given = (re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", text) or [""])[-1].strip()
     base = re.search(r"Subtypes: \[<class '(\w+\.[\w.]+)'>, null\]", text)
     if base and (not owner or owner == given):

@@ -10,6 +10,7 @@ variables everything goes below ./output.
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -26,12 +27,17 @@ def main(args: list[str] | None = None) -> None:
     with reported(failure_file(), place()):
         environment = Environment.read()
         rendezvous.forget_absent_interface(environment, os.environ)
-        artifacts.check_writable(environment.model_dir)
+        artifacts.check_writable(environment.model_dir, "the model")
         cli = CLI(environment, args)
+        checkpoint_dir = str(cli.config_init.checkpoint.dirpath)
+        if "://" not in checkpoint_dir:
+            artifacts.check_writable(Path(checkpoint_dir), "checkpoints")
         try:
             cli.trainer.fit(cli.model, cli.datamodule)
         except SIGTERMException:  # a SystemExit without a status: half a model would look like a whole one
             sys.exit(143)
+        if not cli.trainer.global_step:
+            raise ValueError("--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0")
         export(cli, environment)
 
 

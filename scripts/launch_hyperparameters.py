@@ -9,6 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))
+from app.hyperparameters import flags  # noqa: E402  which needs nothing but the standard library
+
 # The launchers hand their flags on to this program as they are.
 PROGRAM, LAUNCHERS = "app/train.py", {"app/train_multi_node.py", "app/train_torchrun.py"}
 SECONDS = 300  # for a start of the program; pulling the image may come before
@@ -55,7 +58,7 @@ def ask(command: list[str], hyperparameters: dict[str, str], variables: dict[str
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
-                [*command, *arguments(hyperparameters), "--print_config"],
+                [*command, *flags(hyperparameters), "--print_config"],
                 cwd=folder,
                 env=environment | {"PYTHONPATH": str(ROOT)} | variables,
                 stdin=subprocess.DEVNULL,
@@ -73,29 +76,6 @@ def ask(command: list[str], hyperparameters: dict[str, str], variables: dict[str
         raise ValueError(f"the application refuses a hyperparameter: {last.removeprefix('error: ')}")
     dockers = [line for line in lines if line.startswith("docker: ")]  # after it comes only where to find help
     return [f"the hyperparameters: {(dockers or [last])[0]}"]
-
-
-def arguments(hyperparameters: dict[str, str]) -> list[str]:
-    """Return the flags that sagemaker-training 5.1.4 makes of hyperparameters: sorted, values read as JSON and as str.
-
-    Source: its mapping.to_cmd_args and environment.read_hyperparameters.
-    """
-    found = []
-    for name in sorted(hyperparameters):
-        if not name.startswith("sagemaker_"):  # the toolkit's own
-            found += [f"--{name}" if len(name) > 1 else f"-{name}", argument(hyperparameters[name])]
-    return found
-
-
-def argument(text: str) -> str:
-    """Return one value as the toolkit hands it on: `true` as True, `null` as nothing, an object as k=v,k=v."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    if isinstance(value, dict):
-        return ",".join(f"{key}={item}" for key, item in sorted(value.items()))
-    return "" if value is None else str(value)
 
 
 def channel_variables(request: dict) -> dict[str, str]:

@@ -169,6 +169,9 @@ MISTAKES = [
     (["--optimizer=Adam", "--optimizer.lr=abc"], "--optimizer.lr: found 'abc', allowed is float"),
     (["--optimizer=Adam", "--optimizer.learning_rate=1"], "--optimizer.learning_rate: Adam has no such setting"),
     (["--config=/nope.yaml"], "--config: .*nope.yaml"),
+    (["--lr_scheduler=StepLR"], "--lr_scheduler: StepLR needs step_size; give --lr_scheduler.step_size"),
+    (["--trainer max_epochs=1"], "--trainer max_epochs: is no flag here; did you mean --trainer.max_epochs?"),
+    (["--trainer.num_nodes=3"], "--trainer.num_nodes: found 3, but the job has 1: localhost"),
     (["--logger.flush_secs=often"], "--logger.flush_secs: found 'often', allowed is int"),
 ]
 

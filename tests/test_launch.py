@@ -207,22 +207,6 @@ def test_hyperparameters_go_out_as_they_were_typed(launch):
     assert request_of(done)["HyperParameters"] == VALUES
 
 
-def test_hyperparameters_become_the_flags_that_the_toolkit_makes(monkeypatch):
-    from sagemaker_training import mapping
-
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    import launch_hyperparameters
-
-    def read(text: str):
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
-
-    theirs = mapping.to_cmd_args({key: read(text) for key, text in VALUES.items() if key != "sagemaker_program"})
-    assert launch_hyperparameters.arguments(VALUES) == theirs
-
-
 WRONG = {
     "no key": (["epochs"], "hyperparameter: found 'epochs', allowed is KEY=VALUE"),
     "a key twice": (["a=1", "a=2"], "hyperparameter: found a twice"),

@@ -127,6 +127,8 @@ MISTAKES = {
     "two channels": ({}, {"input/data/a": None, "input/data/b": None}, "channels found are a, b"),
     "another number of classes": ({"model.num_classes": "5"}, {}, "--model.num_classes: found 5"),
     "a GPU": ({"trainer.accelerator": "gpu"}, {}, "--trainer.accelerator=gpu: this machine has no GPU"),
+    "nothing to train": ({"trainer.limit_train_batches": "0"}, {}, "--trainer: nothing was trained"),
+    "checkpoints": ({"checkpoint.dirpath": "/proc/nope"}, {}, "/proc/nope: checkpoints cannot be written there"),
     "a metric that is not there": ({"checkpoint.monitor": "nope", **SHORT}, {}, "monitor='nope'"),
 }
 
