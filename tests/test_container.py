@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 import uuid
 from pathlib import Path
 
@@ -114,6 +115,49 @@ def test_a_shell_that_nothing_activated_finds_the_environment(container):
     python, pip, _ = run.stdout.split()
     assert python == "/opt/conda/envs/sagemaker-lightning/bin/python"
     assert pip == "/opt/conda/envs/sagemaker-lightning/bin/pip"
+
+
+SAVER = """
+import signal, sys, time
+def save(number, frame):
+    time.sleep(2)
+    print("SAVED", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+open("/opt/ml/output/data/ready", "w")
+time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--init",)], ids=["as PID 1", "behind an init"])
+def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
+    (tmp_path / "saver.py").write_text(SAVER)
+    (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "saver.py"}')
+    (tmp_path / "output").mkdir()
+    mounts = mount(tmp_path / "saver.py", "/opt/ml/code/saver.py", "ro") + mount(tmp_path / "output", "/opt/ml/output")
+    mounts += mount(tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro")
+    started = docker("run", "--detach", *options, *mounts, image, "train").stdout.strip()
+    try:
+        for _ in range(600):
+            if (tmp_path / "output/data/ready").exists():
+                break
+            time.sleep(0.1)
+        docker("stop", "--time", "60", started)
+        said = docker("logs", started).stdout
+        assert "SAVED" in said and "saver.py: ended with exit status 0 after SIGTERM" in said
+        assert docker("inspect", "--format", "{{.State.ExitCode}}", started).stdout.strip() == "0"
+    finally:
+        docker("rm", "--force", "--volumes", started)
+
+
+def test_out_of_host_memory_is_the_reason(container, tmp_path: Path):
+    """The kernel kills the program, which cannot say anything any more."""
+    (tmp_path / "output").mkdir()
+    limits = ("--memory", "400m", "--memory-swap", "400m")
+    run = container("train", options=limits + mount(tmp_path / "output", "/opt/ml/output"))
+    assert run.returncode not in (0, 137), run.stdout
+    failure = (tmp_path / "output/failure").read_text()
+    assert re.match(r"error: .*out of host memory", failure)
 
 
 def test_what_is_in_the_image_and_what_is_not(container, image: str):

@@ -528,10 +528,11 @@ def test_hyperparameters_that_cannot_be_checked_are_said_to_be_so(launch, tmp_pa
 
 
 def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
-    """moto's environment has boto3 and no Lightning; a copy of scripts/ has no .venv beside it."""
+    """moto's environment has boto3 and no Lightning; a copy of the checkout has no .venv beside it."""
     from environments import python_of
 
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    for folder in ("app", "scripts"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     done = subprocess.run(
         [str(python_of("aws")), str(tmp_path / "scripts/launch.py"), *NEEDED, "--dry-run", "anything=1"],
         env=aws_services.variables(aws),
