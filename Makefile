@@ -45,5 +45,5 @@ push:  ## push the image to REPOSITORY (after docker login)
 benchmark: $(VENV)/ready  ## measure, as ratios in one run: images/s against bare PyTorch and the original's recipe, start-up
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./entrypoint.sh python -m benchmarks
 
-clean:  ## remove the environment and everything below output/
-	rm -rf $(VENV) output
+clean:  ## remove the environments and everything below output/
+	rm -rf $(VENV) .venvs output

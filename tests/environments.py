@@ -1,0 +1,21 @@
+"""Python environments for the tests, beside the application's own: clients that must not share packages with it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def python_of(name: str) -> Path:
+    """Return the python of .venvs/NAME, made on first use, and again when tests/environments/NAME.txt has changed."""
+    requirements = ROOT / "tests/environments" / f"{name}.txt"
+    folder = ROOT / ".venvs" / name
+    python, stamp = folder / "bin/python", folder / "requirements.txt"
+    if not stamp.exists() or stamp.read_text() != requirements.read_text():
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", requirements], check=True)
+        shutil.copy(requirements, stamp)
+    return python
