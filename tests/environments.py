@@ -16,6 +16,7 @@ def python_of(name: str) -> Path:
     if not stamp.exists() or stamp.read_text() != requirements.read_text():
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", requirements], check=True)
+        # --no-compile: most of what the SDKs bring is never imported; it saves a third of the time.
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", "-r", requirements], check=True)
         shutil.copy(requirements, stamp)
     return python
