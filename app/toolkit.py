@@ -27,7 +27,12 @@ CODE = Path(environment.code_dir)  # where a job's own source is
 DISTRIBUTIONS = {
     "sagemaker_torch_distributed_enabled": None,
     "sagemaker_pytorch_ddp_enabled": "pytorchddp",
-    "sagemaker_distributed_dataparallel_enabled": "smdistributed.dataparallel",
+    "sagemaker_distributed_dataparallel_enabled": "smdistributed.dataparallel",  # SDK 2's pytorchddp, too
+}
+REFUSED = {
+    "sagemaker_mpi_enabled": "mpi",
+    "sagemaker_parameter_server_enabled": "parameter_server",
+    "sagemaker_pytorch_xla_multi_worker_enabled": "pytorchxla",
 }
 
 
@@ -142,16 +147,16 @@ def _command(job, folder: Path, name: str, given: dict) -> tuple[list[str], str]
     ours = folder == HOME
     args = hyperparameters.flags(given) if ours else job.to_cmd_args()
     options = job.additional_framework_parameters
-    if options.get("sagemaker_mpi_enabled"):
+    if refused := [words for option, words in REFUSED.items() if options.get(option)]:
         raise ValueError(
-            "distribution: found mpi, allowed are torch_distributed and none: there is no MPI in the image"
+            f"distribution: found {refused[0]}, allowed are torch_distributed and none: the image has nothing else"
         )
     chosen = [option for option in DISTRIBUTIONS if options.get(option)]
     if not chosen:
         if ours:
             return [sys.executable, str(folder / name), *args], "one process"
         return process.ProcessRunner(name, args, {}, 1)._create_command(), "the job's own, one process"
-    if asked := DISTRIBUTIONS[chosen[0]]:
+    if asked := DISTRIBUTIONS[chosen[-1]]:
         print(
             f"warning: distribution {asked} runs as torch_distributed (torchrun over NCCL, or gloo on CPUs): AWS has "
             "published no SMDDP build since PyTorch 2.5",

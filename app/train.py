@@ -44,8 +44,10 @@ def main(args: list[str] | None = None) -> None:
 def export(cli: CLI, environment: Environment) -> None:
     """Test the best model and write it to the model directory; no rank returns before it is there."""
     best = cli.config_init.checkpoint.best_model_path
-    if best:
-        cli.model.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["state_dict"])
+    if best:  # on rank 0's host alone: hosts share no disk
+        zero = cli.trainer.is_global_zero
+        state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if zero else None
+        cli.model.load_state_dict(cli.trainer.strategy.broadcast(state))
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule):
         metrics |= cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]

@@ -5,11 +5,13 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import containers
 import numpy as np
 import pytest
+import s3
 import torch
 from containers import ROOT
 
@@ -108,10 +110,23 @@ def job(tmp_path: Path) -> Job:
 @pytest.fixture(scope="session")
 def image() -> str:
     """The image, built from this checkout; it stays, so that the next run of the tests builds from its cache."""
-    tag = "sagemaker-lightning-test"
+    tag = os.environ.get("SAGEMAKER_LIGHTNING_TEST_IMAGE_TAG", "sagemaker-lightning-test")
     done = containers.build(tag, **containers.build_variables())
     assert done.returncode == 0, done.stdout[-3000:]
     return tag
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server."""
+    with s3.server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def bucket(s3_server: str) -> s3.Bucket:
+    """A bucket of its own."""
+    return s3.Bucket(s3_server)
 
 
 def pytest_terminal_summary(terminalreporter):

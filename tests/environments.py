@@ -1,4 +1,4 @@
-"""Python environments of their own, for what the tests need beside the application and must not share packages with."""
+"""Python environments for the tests, beside the application's own: clients that must not share packages with it."""
 
 import shutil
 import subprocess
@@ -9,14 +9,14 @@ from containers import ROOT
 
 
 def python_of(name: str) -> Path:
-    """Return the python of .venvs/NAME, made anew if tests/environments/NAME.txt is not what it was made from."""
+    """Return the python of .venvs/NAME, made on first use, and again when tests/environments/NAME.txt has changed."""
     requirements = ROOT / "tests/environments" / f"{name}.txt"
     folder = ROOT / ".venvs" / name
-    python, stamp = folder / "bin/python", folder / "made-from.txt"
-    if not stamp.is_file() or stamp.read_text() != requirements.read_text():
+    python, stamp = folder / "bin/python", folder / "requirements.txt"
+    if not stamp.exists() or stamp.read_text() != requirements.read_text():
         shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-        subprocess.run([*pip, "--requirement", str(requirements)], check=True)
-        shutil.copy(requirements, stamp)  # last: an environment without it is not whole
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        # --no-compile: most of what the SDKs bring is never imported; it saves a third of the time.
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", "-r", requirements], check=True)
+        shutil.copy(requirements, stamp)
     return python

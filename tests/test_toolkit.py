@@ -205,6 +205,7 @@ BROKEN = {
     "requirements": (
         {}, {"code/requirements.txt": "no-such-package-of-ours==9\n"}, "requirements.txt: pip could not install"),
     "mpi": ({"sagemaker_mpi_enabled": "true"}, {}, "distribution: found mpi, allowed are torch_distributed"),
+    "parameter servers": ({"sagemaker_parameter_server_enabled": "true"}, {}, "found parameter_server, allowed are"),
     "an import": ({}, {"code/train.py": "import not_there"}, "import failed: put what is missing into the job's"),
     "a syntax error": ({}, {"code/train.py": "def f(:\n"}, "SyntaxError: invalid syntax"),
     "a channel": ({}, {"code/train.py": "open('{base}/input/data/train/x')"}, "missing in the input channels: give"),

@@ -1,0 +1,3 @@
+"""Ends in an error."""
+
+raise KeyError("the cause")

@@ -1,0 +1,52 @@
+"""Hyperparameters that every client sends, of every kind, and what must arrive."""
+
+from pathlib import Path
+
+import yaml
+
+# The smallest job that trains, tests and exports. Packing a checkpoint takes local mode ten seconds.
+SHORT = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 2, "trainer.limit_val_batches": 1}
+SHORT |= {"trainer.limit_test_batches": 1, "trainer.accelerator": "cpu", "data.batch_size": 64}
+SHORT |= {"trainer.enable_checkpointing": False}
+
+# No flags of ours: the job fails, which is a test, too.
+UNKNOWN = {
+    "x.boolean": True,
+    "x.dict": {"a": 1},
+    "x.empty": "",
+    "x.list": ["a", 1],
+    "x.negative": -3,
+    "x.none": None,
+    "x.number": "1.10",
+    "x.text": "a b=c 'q'",
+}
+UNKNOWN_FLAGS = [
+    "--x.boolean=true", '--x.dict={"a": 1}', "--x.empty=", '--x.list=["a", 1]', "--x.negative=-3", "--x.none=null",
+    "--x.number=1.10", "--x.text=a b=c 'q'",
+]  # fmt: skip
+
+# One flag of ours for each kind, none of them at its default.
+KNOWN = SHORT | {
+    "checkpoint.filename": "a b=c 'q'",
+    "checkpoint.monitor": None,
+    "checkpoint.save_top_k": -1,
+    "data": {"class_path": "DigitsDataModule", "init_args": {"seed": 7}},
+    "data.normalize": True,
+    "logger.name": "",
+    "logger.version": "1.10",
+    "optimizer": "Adam",
+    "optimizer.betas": [0.8, 0.9],
+}
+
+
+def known_arrived(output: Path) -> None:
+    """Check what the application has written of its flags."""
+    (path,) = output.rglob("config.yaml")
+    config = yaml.safe_load(path.read_text())
+    checkpoint, data, logger = config["checkpoint"], config["data"], config["logger"]
+    assert (checkpoint["filename"], checkpoint["monitor"], checkpoint["save_top_k"]) == ("a b=c 'q'", None, -1)
+    assert data["class_path"] == "app.data.DigitsDataModule"
+    assert data["init_args"] | {"seed": 7, "normalize": True, "batch_size": 64} == data["init_args"]
+    assert (logger["name"], logger["version"]) == ("", "1.10")
+    assert config["optimizer"]["init_args"]["betas"] == [0.8, 0.9]
+    assert config["trainer"]["enable_checkpointing"] is False

@@ -1,0 +1,71 @@
+"""SageMaker's local mode for the tests: a client script, run with its SDK's own python, and what its job left."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from containers import ROOT, docker, no_engine
+from environments import python_of
+
+needs_an_engine = pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+
+
+class Client:
+    """A user with an SDK, a home and a working folder of his own."""
+
+    def __init__(self, sdk: str, folder: Path) -> None:
+        self.sdk, self.home = sdk, folder / "home"
+        for folder in (".sagemaker", "tmp"):
+            (self.home / folder).mkdir(parents=True)
+        self.local_code(True)
+        # Otherwise each call of SDK 2 asks AWS, and prints a hundred lines of why it cannot.
+        (self.home / "sdk.yaml").write_text(
+            "SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n"
+        )
+
+    def local_code(self, mounted: bool) -> None:
+        """Have SDK 2 mount a job's source, or send it to S3 as it does for a real job."""
+        (self.home / ".sagemaker/config.yaml").write_text(f"local: {{local_code: {str(mounted).lower()}}}\n")
+
+    def run(self, script: str, job: dict | list, **variables: str) -> subprocess.CompletedProcess:
+        """Run a script of tests/clients on `job`, as JSON, and return it with all its output in `stdout`."""
+        own = {"AWS_DEFAULT_REGION": "us-east-1", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
+        own |= {"HOME": str(self.home), "TMPDIR": str(self.home / "tmp"), "PYTHONPATH": ""}
+        own["SAGEMAKER_USER_CONFIG_OVERRIDE"] = str(self.home / "sdk.yaml")
+        return subprocess.run(
+            [python_of(self.sdk), ROOT / "tests/clients" / script, json.dumps(job)],
+            env=os.environ | own | variables,
+            cwd=self.home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+        )
+
+    def clean(self) -> None:
+        """Remove the containers and the network that local mode leaves behind."""
+        for folder in {path.parent for path in self.home.rglob("docker-compose.yaml")}:
+            label = f"label=com.docker.compose.project.working_dir={folder}"
+            for container in docker("ps", "--all", "--quiet", "--filter", label).stdout.split():
+                docker("rm", "--force", "--volumes", container)
+        docker("network", "rm", "sagemaker-local")  # refused where another job is on it
+        shutil.rmtree(self.home, ignore_errors=True)  # gigabytes, of several jobs
+
+
+def hyperparameters_in(said: str) -> dict[str, str]:
+    """Return hyperparameters.json as the container found it: the job's summary shows each value as it is there."""
+    return dict(re.findall(r"hyperparameter (\S+): ([^\r\n]*)", said))
+
+
+def unpacked(archive: Path) -> Path:
+    """Return a folder with what is in model.tar.gz or output.tar.gz."""
+    folder = archive.with_suffix("").with_suffix("")
+    folder.mkdir()
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+    return folder

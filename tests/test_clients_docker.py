@@ -1,0 +1,39 @@
+"""Docker itself, as a user's shell has it: SageMaker's three folders mounted whole, and no toolkit at all."""
+
+import json
+from pathlib import Path
+
+import torch
+from conftest import write_cifar
+from containers import docker
+from hyperparameters_sent import SHORT
+from local_mode import needs_an_engine
+
+pytestmark = needs_an_engine
+SMALL = {"data.val_split": "40"}  # of the few images of the test's CIFAR-10
+
+
+def test_three_folders_mounted_whole(image: str, tmp_path: Path):
+    """All of /opt/ml/input is the host's, so that what the image has there is hidden."""
+    write_cifar(tmp_path / "input/data/training")
+    given = {name: str(value) for name, value in SHORT.items()} | SMALL
+    (tmp_path / "input/config").mkdir()
+    (tmp_path / "input/config/hyperparameters.json").write_text(json.dumps(given))
+    mounts = []
+    for name in ("input", "model", "output"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        mounts += ["--volume", f"{tmp_path / name}:/opt/ml/{name}"]
+    run = docker("run", "--rm", *mounts, image, "train")
+    assert run.returncode == 0, run.stdout
+    assert torch.load(tmp_path / "model/model.pt", weights_only=True)
+    assert json.loads((tmp_path / "model/model.json").read_text())["data_class_path"] == "app.data.CIFAR10DataModule"
+    assert (tmp_path / "output/success").exists() and list(tmp_path.glob("output/data/tensorboard/**/events.*"))
+
+
+def test_without_the_toolkit(image: str, tmp_path: Path):
+    mount = ["--volume", f"{tmp_path}:/opt/sagemaker-lightning/output"]
+    flags = [f"--{name}={value}" for name, value in SHORT.items()]
+    run = docker("run", "--rm", *mount, image, "python", "app/train.py", *flags)
+    assert run.returncode == 0, run.stdout
+    assert "toolkit" not in run.stdout
+    assert torch.load(tmp_path / "model/model.pt", weights_only=True)

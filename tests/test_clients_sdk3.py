@@ -1,0 +1,94 @@
+"""SageMaker's Python SDK 3, for real, in its local mode: what a user's script gets of the image."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from containers import ROOT
+from hyperparameters_sent import KNOWN, SHORT, UNKNOWN, UNKNOWN_FLAGS, known_arrived
+from local_mode import Client, hyperparameters_in, needs_an_engine, unpacked
+
+from app import hyperparameters
+
+pytestmark = needs_an_engine
+SOURCE = str(ROOT / "tests/clients/source")
+SHORT_FLAGS = [f"--{name}={value}" for name, value in SHORT.items()]
+
+
+@pytest.fixture
+def client(tmp_path: Path):
+    user = Client("sdk3", tmp_path)
+    yield user
+    user.clean()
+
+
+@pytest.fixture
+def trained(client: Client, image: str):
+    """Run a job and return all that it said and its folder of artifacts."""
+
+    def run(status: int = 0, **job) -> tuple[str, Path]:
+        job |= {"training_image": image, "local_container_root": str(client.home)}
+        run = client.run("sdk3_model_trainer.py", job)
+        assert run.returncode == status, run.stdout
+        return run.stdout, client.home / "compressed_artifacts"
+
+    return run
+
+
+def state_in(artifacts: Path) -> dict:
+    """Return the model in the job's model.tar.gz."""
+    return torch.load(unpacked(artifacts / "model.tar.gz") / "model.pt", weights_only=True)
+
+
+def test_hyperparameters_of_every_kind(trained):
+    """Without source_code: the SDK gives the container no command, and the image's own one trains."""
+    _, artifacts = trained(hyperparameters=KNOWN)
+    known_arrived(unpacked(artifacts / "output.tar.gz"))
+    assert state_in(artifacts)
+
+
+def test_unknown_hyperparameters(trained):
+    """They arrive as they were meant, the job fails, and the client says so."""
+    said, artifacts = trained(1, hyperparameters=UNKNOWN)
+    assert "RuntimeError" in said
+    assert hyperparameters.flags(hyperparameters_in(said)) == UNKNOWN_FLAGS
+    failure = (unpacked(artifacts / "output.tar.gz") / "failure").read_text()
+    assert failure.startswith("error: --x.boolean: is no flag here") and "\n" not in failure
+
+
+def test_two_instances(trained, cifar: Path):
+    """The SDK names an interface that no container has, ethwe: nothing of ours may rely on it."""
+    given = SHORT | {"data.val_split": 40, "trainer.enable_checkpointing": True}
+    said, artifacts = trained(hyperparameters=given, instance_count=2, inputs={"training": str(cifar)})
+    assert "MEMBER: 2/2" in said
+    assert state_in(artifacts)
+
+
+def test_a_command_of_ones_own(trained):
+    """With source_code the SDK goes round the entry point and the toolkit."""
+    command = {"command": f"python -m app.train {' '.join(SHORT_FLAGS)} --model=slow.Model", "source_dir": SOURCE}
+    said, artifacts = trained(source_code=command)
+    assert "sagemaker-training-toolkit" not in said and "Running Basic Script driver" not in said
+    assert state_in(artifacts)
+    assert "slow.Model" in (artifacts / "model/model.json").read_text()
+
+
+def test_an_entry_script_with_hyperparameters(trained):
+    given = {"x_text": "a b", "x_negative": -3, "x_list": ["a", 1], "x_none": None}
+    said, _ = trained(source_code={"entry_script": "echo.py", "source_dir": SOURCE}, hyperparameters=given)
+    assert """GIVEN ['--x_text', 'a b', '--x_negative', '-3', '--x_list', '["a", 1]', '--x_none', 'null']""" in said
+
+
+def test_torchrun_of_a_plain_pytorch_script(trained):
+    source = {"entry_script": "ddp.py", "source_dir": SOURCE}
+    said, artifacts = trained(source_code=source, torchrun={"process_count_per_node": 1}, instance_count=2)
+    assert "rank 0 of 2: gradient 0.5" in said and "rank 1 of 2: gradient 0.5" in said
+    assert list(state_in(artifacts)) == ["weight"]
+
+
+def test_torchrun_of_our_own(trained):
+    """One host of two processes: what Torchrun sets of torch.distributed's variables stays."""
+    source = {"entry_script": "train_two.py", "source_dir": SOURCE}
+    said, artifacts = trained(source_code=source, torchrun={"process_count_per_node": 2})
+    assert "MEMBER: 2/2" in said
+    assert state_in(artifacts)

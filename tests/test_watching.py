@@ -1,0 +1,93 @@
+"""What can be watched while a job runs, without AWS: TensorBoard on S3, and the toolkit's intermediate output."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from conftest import ROOT, Job
+
+WAIT = 120  # seconds at most for what should come within a few
+
+
+@contextmanager
+def running(*command: str, **variables: str) -> Iterator[subprocess.Popen]:
+    """Run a Python module or file while the block lasts."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    process = subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(found: Callable[[], object], *processes: subprocess.Popen) -> object:
+    """Return what `found` finds, as soon as it finds something, while the processes run."""
+    end = time.monotonic() + WAIT
+    while time.monotonic() < end:
+        assert all(process.poll() is None for process in processes)
+        if value := found():
+            return value
+        time.sleep(0.5)
+    raise AssertionError(f"nothing came in {WAIT} seconds")
+
+
+def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatch):
+    """A real TensorBoard on the bucket that the job logs to: the curve is there, and then it is longer."""
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ["--logger.save_dir", bucket.uri("logs"), "--logger.flush_secs=1", "--trainer.log_every_n_steps=1"]
+    flags += ["--data.batch_size=64", "--trainer.max_epochs=1000", "--trainer.accelerator=cpu"]
+    board = ["tensorboard.main", "--load_fast=false", "--reload_interval=1", "--port", str(port)]
+    board += ["--logdir", bucket.uri("logs")]
+
+    def points(more_than: int) -> int:
+        """Return how many points of train_loss TensorBoard shows, if they are more than so many."""
+        address = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?tag=train_loss&run=lightning_logs%2Fversion_0"
+        try:
+            with urllib.request.urlopen(address) as answer:
+                shown = len(json.load(answer))
+        except OSError:  # not up yet, or it has not seen this run yet
+            return 0
+        return shown if shown > more_than else 0
+
+    with (
+        running(str(ROOT / "app/train.py"), *flags, **bucket.variables) as job,
+        running("-m", *board, **bucket.variables) as tensorboard,
+    ):
+        first = wait_for(lambda: points(1), job, tensorboard)
+        wait_for(lambda: points(first), job, tensorboard)
+
+
+WRITES_AND_WAITS = f"""
+import os, time, boto3
+folder = os.environ["SM_OUTPUT_INTERMEDIATE_DIR"] + "/plots"
+os.makedirs(folder)
+with open(folder + "/curve.txt", "w") as file:
+    file.write("half way")
+end = time.monotonic() + {WAIT}
+while not boto3.client("s3").list_objects_v2(Bucket=os.environ["BUCKET"], Prefix="out/").get("Contents"):
+    assert time.monotonic() < end
+    time.sleep(0.5)
+print("SEEN")
+"""
+
+
+def test_intermediate_output(job: Job, bucket):
+    """The toolkit's own: what a program writes to output/intermediate is in S3 before the program has ended."""
+    job.write("code/train.py", WRITES_AND_WAITS)
+    given = {"sagemaker_program": "train.py", "sagemaker_s3_output": bucket.uri("out")}
+    job.write("input/config/hyperparameters.json", json.dumps(given))
+    run = job.run(TRAINING_JOB_NAME="my-job", BUCKET=bucket.name, **bucket.variables)
+    assert run.returncode == 0, run.stdout
+    key = "out/my-job/output/intermediate/plots/curve.txt"
+    assert bucket.client.get_object(Bucket=bucket.name, Key=key)["Body"].read() == b"half way"
+    assert "SEEN" in run.stdout
