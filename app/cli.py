@@ -149,7 +149,8 @@ class CLI(LightningCLI):
     def instantiate_trainer(self, **kwargs) -> Trainer:
         """Return the trainer with the logger of its own namespace, and either a progress bar or log lines."""
         trainer = self.config_init.trainer
-        if sys.stdout.isatty():
+        # In a job, the terminal that SDK 2's local mode gives shows whole lines only: of a bar, nothing at all.
+        if sys.stdout.isatty() and self.environment.current_host == Environment.current_host:
             self.parser.callback_keys.remove("progress")
         else:
             trainer.enable_progress_bar = False

@@ -48,7 +48,7 @@ def test_the_originals_hyperparameters(client: Client, image: str, cifar: Path, 
     run = client.run("sdk2_estimator.py", job)
     assert run.returncode == 0, run.stdout
     assert "program: /opt/sagemaker-lightning/app/train_torchrun.py" in run.stdout
-    assert "`max_epochs=1` reached" in run.stdout
+    assert "epoch=1/1 " in run.stdout
     model_of(tmp_path / "out/model.tar.gz")
     output = unpacked(tmp_path / "out/output.tar.gz")
     assert (output / "success").exists()
