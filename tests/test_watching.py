@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conftest import ROOT, Job
+from tensorboard.compat.tensorflow_stub.io.gfile import S3FileSystem
+
+from app.cli import Logger
 
 WAIT = 120  # seconds at most for what should come within a few
 
@@ -65,6 +68,22 @@ def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatc
     ):
         first = wait_for(lambda: points(1), job, tensorboard)
         wait_for(lambda: points(first), job, tensorboard)
+
+
+def test_logging_does_not_put_the_whole_file_at_each_step(bucket, monkeypatch):
+    """Each flush on S3 is a new object of all that was ever logged, for which training would wait."""
+    for name, value in bucket.variables.items():
+        monkeypatch.setenv(name, value)
+    puts = []
+    write = S3FileSystem.write
+    monkeypatch.setattr(S3FileSystem, "write", lambda *arguments: puts.append(1) or write(*arguments))
+    logger = Logger(bucket.uri("logs"), flush_secs=600)
+    for step in range(50):  # as Lightning does
+        logger.log_metrics({"train_loss": 1.0}, step)
+        logger.save()
+    before = len(puts)
+    logger.finalize("success")
+    assert before <= 4 and len(puts) > before
 
 
 WRITES_AND_WAITS = f"""
