@@ -20,31 +20,34 @@ REGION = "us-east-1"
 ACCOUNT = "123456789012"  # moto's
 
 
-def free_port() -> int:
-    """Return a port of the loopback that nobody listens on."""
+LOOPBACK = "127.0.0.1"
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """Return a port of `host`, an address of this machine, that nobody listens on."""
     with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
+        server.bind((host, 0))
         return server.getsockname()[1]
 
 
-def wait_for(port: int, process: subprocess.Popen, log: Path, seconds: float = 60) -> None:
+def wait_for(host: str, port: int, process: subprocess.Popen, log: Path) -> None:
     """Wait until `process` listens on `port`."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < end:
         with socket.socket() as client:
-            if client.connect_ex(("127.0.0.1", port)) == 0:
+            if client.connect_ex((host, port)) == 0:
                 return
         time.sleep(0.1)
     raise RuntimeError(f"nothing listens on port {port}: {log.read_text()[-2000:]}")
 
 
 @contextmanager
-def served(command: list[str], port: int, log: Path) -> Iterator[None]:
+def served(command: list[str], port: int, log: Path, host: str = LOOPBACK) -> Iterator[None]:
     """Run a server for as long as the block."""
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:
-        wait_for(port, process, log)
+        wait_for(host, port, process, log)
         yield
     finally:
         process.terminate()
@@ -52,12 +55,12 @@ def served(command: list[str], port: int, log: Path) -> Iterator[None]:
 
 
 @contextmanager
-def moto(folder: Path) -> Iterator[str]:
-    """Serve moto's AWS and yield its address."""
-    port = free_port()
+def moto(folder: Path, host: str = LOOPBACK) -> Iterator[str]:
+    """Serve moto's AWS at `host`, an address of this machine, and yield its URL."""
+    port = free_port(host)
     server = python_of("aws").with_name("moto_server")
-    with served([str(server), "--host=127.0.0.1", f"--port={port}"], port, folder / "moto.log"):
-        yield f"http://127.0.0.1:{port}"
+    with served([str(server), f"--host={host}", f"--port={port}"], port, folder / "moto.log", host):
+        yield f"http://{host}:{port}"
 
 
 def variables(endpoint: str | None = None, **others: str) -> dict[str, str]:

@@ -117,9 +117,9 @@ def image() -> str:
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
+def s3_server(tmp_path_factory) -> Iterator[str]:
     """The address of an S3 server."""
-    with s3.server() as endpoint:
+    with s3.server(tmp_path_factory.mktemp("s3")) as endpoint:
         yield endpoint
 
 

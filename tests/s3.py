@@ -1,18 +1,11 @@
 """S3 for the tests: moto's server in a process of its own, in place of AWS; containers reach it, too."""
 
-import socket
-import subprocess
-import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import EndpointConnectionError
+import aws_services
 from containers import docker, no_engine
-from environments import python_of
 
 
 class Bucket:
@@ -26,7 +19,7 @@ class Bucket:
             "AWS_SECRET_ACCESS_KEY": "testing",
             "AWS_DEFAULT_REGION": "us-east-1",
         }
-        self.client = client(endpoint)
+        self.client = aws_services.client("s3", endpoint)
         self.client.create_bucket(Bucket=self.name)
 
     def uri(self, key: str) -> str:
@@ -51,40 +44,8 @@ class Bucket:
         return path
 
 
-def client(endpoint: str):
-    """Return boto3's client of the server."""
-    return boto3.client(
-        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id="testing",
-        aws_secret_access_key="testing", config=Config(retries={"total_max_attempts": 1}, connect_timeout=1),
-    )  # fmt: skip
-
-
-@contextmanager
-def server() -> Iterator[str]:
-    """Start moto's server and yield its address: the engine's bridge, which this machine and its containers reach."""
-    format = "{{(index .IPAM.Config 0).Gateway}}"
-    host = "127.0.0.1" if no_engine() else docker("network", "inspect", "bridge", "--format", format).stdout.strip()
-    with socket.create_server((host, 0)) as free:
-        port = free.getsockname()[1]
-    program = python_of("aws").with_name("moto_server")
-    process = subprocess.Popen(
-        [program, "-H", host, "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        endpoint = f"http://{host}:{port}"
-        _wait(process, endpoint)
-        yield endpoint
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _wait(process: subprocess.Popen, endpoint: str) -> None:
-    for _ in range(120):
-        assert process.poll() is None, "moto_server ended"
-        try:
-            client(endpoint).list_buckets()
-            return
-        except EndpointConnectionError:
-            time.sleep(0.5)
-    raise AssertionError(f"nothing answers at {endpoint}")
+def server(folder: Path) -> AbstractContextManager[str]:
+    """Return moto's server at the engine's bridge, which this machine and its containers reach; its log in `folder`."""
+    gateway = "{{(index .IPAM.Config 0).Gateway}}"
+    bridge = None if no_engine() else docker("network", "inspect", "bridge", "--format", gateway).stdout.strip()
+    return aws_services.moto(folder, bridge or aws_services.LOOPBACK)
