@@ -62,6 +62,8 @@ for name in sys.argv[1:]:
         sys.exit(print(f"{name}: cannot be read ({error})") or 1)
     if type(found) is not dict:
         sys.exit(print(f"{name}: found {json.dumps(found)[:50]}") or 1)
+    if name == "resourceconfig.json" and found.get("current_host") not in found.get("hosts", ()):
+        sys.exit(print(f"{name}: its current_host is not one of its hosts") or 1)
 '
 
 provide() {

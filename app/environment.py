@@ -38,6 +38,10 @@ class Environment:
     """Where checkpoints go: the job's checkpoint folder if it has one, else below `output_data_dir`."""
     revision: str = "unknown"
     """Commit that the image was built from."""
+    user_args: tuple[str, ...] | None = None
+    """The command line that the toolkit made of the hyperparameters, which loses some of them."""
+    hyperparameters: Mapping[str, object] = field(default_factory=dict)
+    """The job's hyperparameters as they were sent."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -57,6 +61,8 @@ class Environment:
             output_data_dir=output_data_dir,
             checkpoint_dir=_checkpoint_dir(variables) or output_data_dir / "checkpoints",
             revision=variables.get("SAGEMAKER_LIGHTNING_REVISION") or cls.revision,
+            user_args=tuple(_json(variables, "SM_USER_ARGS", list, ())) if "SM_USER_ARGS" in variables else None,
+            hyperparameters=_hyperparameters(variables),
         )
 
     @property
@@ -105,6 +111,12 @@ def _channels(variables: Mapping[str, str]) -> dict[str, Path]:
     if missing:
         raise ValueError(f"SM_CHANNELS names {missing[0]!r}, but SM_CHANNEL_{missing[0].upper()} is not set")
     return {name: Path(variables[f"SM_CHANNEL_{name.upper()}"]) for name in sorted(names) if name not in CODE_CHANNELS}
+
+
+def _hyperparameters(variables: Mapping[str, str]) -> dict[str, object]:
+    """Return the content of hyperparameters.json; SM_HPS has lost what a number's text was."""
+    file = Path(variables.get("SM_INPUT_CONFIG_DIR", "/nonexistent"), "hyperparameters.json")
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def _checkpoint_dir(variables: Mapping[str, str]) -> Path | None:

@@ -80,7 +80,7 @@ class ProgramFailed(Exception):
         self.killed = failures.killed_rank(ended.stderr)
         if ended.asked:
             why = "the job was told to stop before the training was done"
-        elif self.killed or (ended.status == -9 and not self.trace):
+        elif self.killed or (ended.status in (-9, 128 + 9) and not self.trace):
             who = f"{self.killed} was killed by SIGKILL: " if self.killed else ""
             why = f"{who}most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
         super().__init__(f"{name} {_how(ended)}: {why or 'nothing on its stderr says why'}")

@@ -16,7 +16,7 @@ import torch
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts, rendezvous
+from app import artifacts, hyperparameters, rendezvous
 from app.cli import CLI
 from app.environment import Environment, failure_file, place
 from app.failures import reported
@@ -27,6 +27,8 @@ def main(args: list[str] | None = None) -> None:
     with reported(failure_file(), place()):
         environment = Environment.read()
         rendezvous.forget_absent_interface(environment, os.environ)
+        if args is None and environment.user_args == tuple(sys.argv[1:]):  # a job's own program that calls this one
+            args = hyperparameters.flags(environment.hyperparameters)
         artifacts.check_writable(environment.model_dir, "the model")
         cli = CLI(environment, args)
         checkpoint_dir = str(cli.config_init.checkpoint.dirpath)

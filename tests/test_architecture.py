@@ -37,7 +37,15 @@ MAY_IMPORT = {
         *HEAVY,
         "jsonargparse",
     },
-    "train": {"app.artifacts", "app.cli", "app.environment", "app.failures", "app.rendezvous", *HEAVY},
+    "train": {
+        "app.artifacts",
+        "app.cli",
+        "app.environment",
+        "app.failures",
+        "app.rendezvous",
+        "app.hyperparameters",
+        *HEAVY,
+    },
     "train_multi_node": {"app.environment", "app.failures", "app.rendezvous", "app.train"},
     "train_torchrun": {"app.environment", "app.failures", "app.rendezvous", "torch"},
     "toolkit": {

@@ -92,10 +92,22 @@ def test_a_program_that_fails_fails_the_job(code: Job):
         assert not (code.base / "output/success").exists()
 
 
-def test_damaged_hyperparameters_fail_the_job(job: Job):
-    job.write("input/config/hyperparameters.json", "{")
-    assert job.run().returncode != 0
-    assert job.failure
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("hyperparameters.json", "{", "hyperparameters.json: cannot be read (Expecting property name"),
+        ("hyperparameters.json", '["a"]', 'hyperparameters.json: found ["a"]; allowed is a JSON object'),
+        ("inputdataconfig.json", "", "inputdataconfig.json: cannot be read (Expecting value"),
+        ("resourceconfig.json", '{"current_host": "a", "hosts": ["b"]}', "its current_host is not one of its hosts"),
+        ("resourceconfig.json", "{}", "its current_host is not one of its hosts"),
+    ],
+)
+def test_a_damaged_configuration_is_one_line(job: Job, name, text, says):
+    job.write(f"input/config/{name}", text)
+    run = job.run()
+    assert run.returncode == 1
+    assert run.stdout.startswith(f"error: {job.base}/input/config/{name}: ") and run.stdout.count("\n") == 1
+    assert says in run.stdout and job.failure == run.stdout
 
 
 def test_an_output_folder_that_is_a_file(job: Job):

@@ -23,6 +23,7 @@ FULL = {
     "SM_CHECKPOINT_DIR": "/g",
     "SM_OUTPUT_DIR": "/h",
     "SAGEMAKER_LIGHTNING_REVISION": "abc",
+    "SM_USER_ARGS": '["--i", "j"]',
 }
 
 
@@ -33,8 +34,9 @@ def test_empty():
     assert Environment().checkpoint_dir.parent == Environment().output_data_dir
 
 
-def test_full():
-    environment = Environment.read(FULL)
+def test_full(tmp_path):
+    (tmp_path / "hyperparameters.json").write_text('{"i": "j"}')
+    environment = Environment.read(FULL | {"SM_INPUT_CONFIG_DIR": str(tmp_path)})
     assert environment == Environment(
         hosts=("algo-1", "algo-10", "algo-2"),
         current_host="algo-10",
@@ -45,6 +47,8 @@ def test_full():
         output_data_dir=Path("/f"),
         checkpoint_dir=Path("/g"),
         revision="abc",
+        user_args=("--i", "j"),
+        hyperparameters={"i": "j"},
     )
     defaults = Environment()
     assert all(

@@ -171,6 +171,17 @@ def test_torchrun_for_our_own_program(job: Job):
     assert "MEMBER: 2/2" in run.stdout and ", torchrun" in run.stdout
 
 
+def test_a_jobs_program_that_calls_ours_gets_its_hyperparameters_unharmed(job: Job):
+    """Where the toolkit's command line has '' for null, a=1 for {"a": 1} and 1.1 for 1.10."""
+    program(job, "from app.train import main\nmain()\n", **{
+        "trainer.max_time": "null", "trainer.max_steps": "1", "data.batch_size": "256", "logger.name": "1.10",
+        "model": '{"class_path": "app.model.ResNet18"}',
+    })  # fmt: skip
+    run = job.run()
+    assert run.returncode == 0, run.stdout
+    assert list(job.base.glob("output/data/tensorboard/localhost/1.10/version_0/events.*"))
+
+
 def test_the_summary_masks_what_looks_like_a_credential(job: Job):
     secret = {
         "api_key": "k1",
