@@ -33,6 +33,9 @@ activate() {
 # faults were a third of the training time. Now it keeps up to 1 GiB. What the user has set stays.
 export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-1073741824} MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-1073741824}
 
+# A crash in native code says where it was.
+export PYTHONFAULTHANDLER=${PYTHONFAULTHANDLER-1}
+
 # The toolkit exits 0 in silence, having done nothing, where a file below is missing or output/ cannot be written.
 prepare() {
     mkdir -p "$base"/{input/config,input/data,model,output/data,code} 2>/dev/null ||

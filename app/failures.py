@@ -29,8 +29,8 @@ ADVICE = (
         "shared memory (/dev/shm) is full: set --data.num_workers=0, or start the container with --shm-size=1g",
     ),
     (
-        r"Connection (closed|reset|refused)( by peer)?|DistNetworkError|DistStoreError|DistBackendError|ProcessGroup\w*"
-        r"|remote process exited|Socket Timeout|NCCL|gloo|RendezvousConnectionError|RendezvousTimeoutError",
+        r"Dist(Network|Store|Backend)Error|ProcessGroup|gloo|TCPStore|Rendezvous(Connection|Timeout)Error"
+        r"|NCCL.*(remote|time|system error)",
         "lost a peer, or never reached it: the cause is in the log of the rank that ended first",
     ),
     (
@@ -46,6 +46,10 @@ ADVICE = (
         "missing in the input channels: give the channel or the file, or correct the path",
     ),
 )
+
+# What faulthandler says of a crash in native code, and Python of a file that it cannot compile.
+FATAL = re.compile(r"^(Fatal Python error: .*)\n(?:.*\n)*?((?:Current t|T)hread .*\n(?:  .*\n)*)", re.MULTILINE)
+SYNTAX = re.compile(r'^  File "(.+)", line (\d+)\n(?: .*\n)*((?:Syntax|Indentation|Tab)Error: .*)', re.MULTILINE)
 
 
 def explain(kind: str, message: str) -> str:
@@ -101,18 +105,27 @@ def last_error(stderr: str) -> tuple[str, str]:
     Of the tracebacks there, that of a launcher, and of a rank that merely lost another one, is the cause of nothing.
     Without any, what was said last has to do, and nothing at all gives "".
     """
-    lines = [re.sub(r"^\[rank\d+\]:\s?", "", line) for line in stderr.splitlines()]
-    starts = [number for number, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    # "[rank1]: " comes from torch, "  | " and "  +-+---" from an exception group.
+    lines = [re.sub(r"^\[rank\d+\]:\s?|^ *(\| ?|\+[-+ ]*)+", "", line) for line in stderr.splitlines()]
+    starts = [
+        number for number, line in enumerate(lines) if re.match(r"(Exception Group )?Traceback \(most recent", line)
+    ]
     found = []
-    for start in starts:
-        rest = range(start + 1, len(lines))
+    for start, limit in zip(starts, [*starts[1:], len(lines)], strict=False):
+        rest = range(start + 1, limit)
         end = next((number for number in rest if lines[number] and not lines[number].startswith((" ", "\t"))), None)
         if end and not re.search(r"\bChildFailedError\b|SignalException", lines[end]):
-            kind, _, message = lines[end].partition(": ")
-            found.append((explain(kind.rpartition(".")[2], message), "\n".join(lines[start : end + 1])))
+            more = [line for line in lines[end + 1 :] if line.strip()]  # of the message, if not much comes after it
+            message = [lines[end], *(more if limit == len(lines) and len(more) <= 10 else [])]
+            kind, _, text = "\n".join(message).partition(": ")
+            found.append((explain(kind.rpartition(".")[2], text), "\n".join([*lines[start:end], *message])))
     causes = [error for error in found if not error[0].startswith("lost a peer")] or found
     if causes:
         return causes[-1]
+    if fatal := FATAL.search(stderr):
+        return fatal[1], fatal[2]
+    if syntax := SYNTAX.search(stderr):
+        return f"{syntax[3]} ({Path(syntax[1]).name}, line {syntax[2]})", syntax[0]
     said = [line.strip() for line in lines if line.strip()]
     return (_shortened(said[-1], 500), "") if said else ("", "")
 

@@ -28,6 +28,8 @@ OF_TORCH = (
         ("ModuleNotFoundError", "No module named 'wandb'", "requirements.txt there (ModuleNotFoundError: No"),
         ("FileNotFoundError", "[Errno 2] No such file: '/opt/ml/input/data/train/x.csv'", "missing in the input"),
         ("KeyError", "'x'", "KeyError: 'x'"),
+        ("ConnectionRefusedError", "[Errno 111] Connection refused", "ConnectionRefusedError: [Errno 111] Connection"),
+        ("RuntimeError", "NCCL error in: x.cpp:1, unhandled cuda error", "RuntimeError: NCCL error"),
         ("ValueError", "two\n  lines", "ValueError: two lines"),
     ],
 )  # fmt: skip
@@ -59,10 +61,20 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
         (f"[rank1]: {TRACE}".replace("\n  ", "\n[rank1]:   ") + "[rank1]: ValueError: the cause\n"
          + f"{TRACE}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\n",
          "ValueError: the cause", True),
-        (f"{TRACE}ValueError: the cause\n{TRACE}RuntimeError: Connection closed by peer\n", "ValueError: the", True),
-        (f"{TRACE}RuntimeError: Connection closed by peer\n", "lost a peer", True),
+        (f"{TRACE}ValueError: the cause\n{TRACE}RuntimeError: [gloo/pair.cc] Connection closed by peer\n",
+         "ValueError: the", True),
+        (f"{TRACE}RuntimeError: [gloo/pair.cc] Connection closed by peer\n", "lost a peer", True),
+        (f"{TRACE}ValueError: one\ntwo\n", "ValueError: one two", True),
+        ("  + Exception Group Traceback (most recent call last):\n  |   File \"x\"\n"
+         "  | ExceptionGroup: eg (1 sub-exception)\n"
+         "  +-+---------------- 1 ----------------\n    | ValueError: one\n    +------------------------------------\n",
+         "ExceptionGroup: eg (1 sub-exception) 1 ---------------- ValueError: one", True),
+        ("Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+         "  File \"x.py\", line 1 in f\n\n"
+         "Extension modules: numpy\n", "Fatal Python error: Segmentation fault", True),
         ("usage: x\nx: error: unrecognized arguments: --a\n\n", "x: error: unrecognized arguments: --a", False),
-        ('  File "x.py", line 1\n    def f(:\nSyntaxError: invalid syntax\n', "SyntaxError: invalid syntax", False),
+        ('  File "x.py", line 1\n    def f(:\nSyntaxError: invalid syntax\n',
+         "SyntaxError: invalid syntax (x.py, line 1)", True),
         ("", "", False),
         ("\n \n", "", False),
         (TRACE, "f()", False),  # cut off
