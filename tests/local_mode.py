@@ -32,14 +32,23 @@ class Client:
         """Have SDK 2 mount a job's source, or send it to S3 as it does for a real job."""
         (self.home / ".sagemaker/config.yaml").write_text(f"local: {{local_code: {str(mounted).lower()}}}\n")
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The user's environment."""
+        return os.environ | {
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "SAGEMAKER_SUPPRESS_V2_WARNING": "1",
+            "SAGEMAKER_USER_CONFIG_OVERRIDE": str(self.home / "sdk.yaml"),
+            "HOME": str(self.home),
+            "TMPDIR": str(self.home / "tmp"),
+            "PYTHONPATH": "",
+        }
+
     def run(self, script: str, job: dict | list, **variables: str) -> subprocess.CompletedProcess:
         """Run a script of tests/clients on `job`, as JSON, and return it with all its output in `stdout`."""
-        own = {"AWS_DEFAULT_REGION": "us-east-1", "SAGEMAKER_SUPPRESS_V2_WARNING": "1"}
-        own |= {"HOME": str(self.home), "TMPDIR": str(self.home / "tmp"), "PYTHONPATH": ""}
-        own["SAGEMAKER_USER_CONFIG_OVERRIDE"] = str(self.home / "sdk.yaml")
         return subprocess.run(
             [python_of(self.sdk), ROOT / "tests/clients" / script, json.dumps(job)],
-            env=os.environ | own | variables,
+            env=self.variables | variables,
             cwd=self.home,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -52,7 +52,7 @@ def test_the_originals_hyperparameters(client: Client, image: str, cifar: Path, 
     model_of(tmp_path / "out/model.tar.gz")
     output = unpacked(tmp_path / "out/output.tar.gz")
     assert (output / "success").exists()
-    assert list(output.glob("data/tensorboard/tutorial/version_0/events.*"))
+    assert list(output.glob("data/tensorboard/algo-1-*/tutorial/version_0/events.*"))
 
 
 def test_two_instances_from_and_to_s3(client: Client, image: str, cifar: Path, bucket, tmp_path: Path):

@@ -11,10 +11,12 @@ import pytest
 from conftest import write_cifar
 from containers import DOCKER, ROOT, build_variables, no_engine
 from environments import python_of
+from local_mode import Client, needs_an_engine
 
 README = (ROOT / "README.md").read_text()
 FENCES = re.findall(r"^```(sh|python)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-NEEDS_DOCKER = re.compile(r"docker|make build|output/model/|from sagemaker")
+COMMANDS = [fence for fence in FENCES if "from sagemaker" not in fence[1]]
+NEEDS_DOCKER = re.compile(r"docker|make build|output/model/")
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +37,7 @@ def image_variables() -> dict[str, str]:
     return {"IMAGE": "sagemaker-lightning-test", "DOCKER": DOCKER, **build_variables()}
 
 
-def python_for(text: str) -> Path:
-    """Return the Python that has what a program imports: each SDK has an environment of its own."""
-    if "import Estimator" in text:
-        return python_of("sdk2")
-    return python_of("sdk3") if "import Mode, ModelTrainer" in text else Path(sys.executable)
-
-
-@pytest.mark.parametrize(("language", "text"), FENCES, ids=[text.splitlines()[-1] for _, text in FENCES])
+@pytest.mark.parametrize(("language", "text"), COMMANDS, ids=[text.splitlines()[-1] for _, text in COMMANDS])
 def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
     if text == "make test\n":  # it is what runs these tests; .ci/run calls it
         assert re.search(r"^make test$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
@@ -51,8 +46,8 @@ def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
     if needs_docker and (reason := no_engine()):
         pytest.skip(f"no Docker engine answers: {reason}")
     # The image's name is the user's: a test does not tag one of its own with it.
-    text = re.sub(r'\bsagemaker-lightning(?=" *,| train| python| bash)', "sagemaker-lightning-test", text)
-    command = [str(python_for(text)), "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
+    text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", "sagemaker-lightning-test", text)
+    command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
     variables = os.environ | (image_variables() if needs_docker else {})
     done = subprocess.run(
         command, cwd=checkout, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1500
@@ -60,13 +55,30 @@ def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
     assert done.returncode == 0, done.stdout[-3000:]
     if "--help" not in text and "--dry-run" not in text and language == "sh":
         assert "model.pt" in done.stdout
-    if "from sagemaker" in text:
-        folder = "output/estimator" if "Estimator" in text else "output/model-trainer"
-        (archive,) = (checkout / folder).rglob("model.tar.gz")
-        assert "model.pt" in subprocess.check_output(["tar", "-tf", archive], text=True)
     if text == "make train\n":
         assert float(re.search(r"test_acc=(\S+)", done.stdout)[1]) >= 0.95
         assert (checkout / "output/ml/model/model.pt").is_file()
+
+
+@needs_an_engine
+@pytest.mark.parametrize(
+    ("sdk", "client", "output"),
+    [("sdk2", "Estimator(", "output/estimator"), ("sdk3", "ModelTrainer(", "output/model-trainer")],
+)
+def test_a_job_by_an_sdk(checkout: Path, tmp_path: Path, image: str, sdk: str, client: str, output: str):
+    (text,) = [text for _, text in FENCES if client in text]
+    text = text.replace('"sagemaker-lightning"', f'"{image}"')
+    user = Client(sdk, tmp_path)
+    try:
+        done = subprocess.run(
+            [python_of(sdk), "-c", text], cwd=checkout, env=user.variables, text=True, timeout=600,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:]
+        (archive,) = (checkout / output).rglob("model.tar.gz")
+        assert "model.pt" in subprocess.check_output(["tar", "-tf", archive], text=True)
+    finally:
+        user.clean()
 
 
 def test_the_readme_has_its_commands():
