@@ -20,7 +20,7 @@ from sagemaker_training import entry_point, environment, errors, files, modules,
 
 from app import failures, hyperparameters, summary, train_torchrun
 from app.environment import Environment
-from app.supervise import Ended, Supervisor
+from app.supervise import Ended, Stopped, Supervisor
 
 HOME = Path(__file__).resolve().parent.parent  # where the image's own application is
 CODE = Path(environment.code_dir)  # where a job's own source is
@@ -170,7 +170,7 @@ def _command(job, folder: Path, name: str, given: dict) -> tuple[list[str], str]
 
 def _report(error: BaseException) -> str:
     """Write the failure file and return its first line; if it cannot be written, leave at once."""
-    mistake = isinstance(error, (ValueError, ProgramFailed, errors.ClientError)) or type(error).__name__ == "Stopped"
+    mistake = isinstance(error, (ValueError, ProgramFailed, Stopped, errors.ClientError))
     reason = " ".join(str(error).split()) if mistake else failures.explain(type(error).__name__, str(error))
     line = f"error: {reason} [host {os.environ.get('CURRENT_HOST', 'unknown')}]"
     path = Path(environment.output_dir, "failure")
@@ -178,7 +178,7 @@ def _report(error: BaseException) -> str:
         # What a rank says that lost another one is not the reason where the launcher knows which one was killed.
         beside = getattr(error, "killed", "") and path.is_file() and path.read_text().startswith("error: lost a peer")
         failures.write(path, line, getattr(error, "trace", ""), mode="w" if beside else "x")
-        return path.read_text().splitlines()[0]
+        return (path.read_text() or line).splitlines()[0]
     except OSError as unwritable:
         print(f"{line}\nerror: {path} could not be written: {unwritable.strerror}", file=sys.stderr, flush=True)
         os._exit(1)

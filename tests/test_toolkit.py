@@ -244,6 +244,15 @@ def test_a_broken_job_says_why(job: Job, hyperparameters, sources, says):
     assert "Framework Error" not in run.stdout
 
 
+@pytest.mark.parametrize("text", ["", "my own words\nand more"])
+def test_a_failure_file_of_the_programs_own_stays(job: Job, text):
+    source = f"import os, sys\nopen(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write({text!r})\nsys.exit(9)\n"
+    run = program(job, source).run()
+    assert run.returncode == 1
+    assert (job.base / "output/failure").read_text() == text
+    assert "train.py: ended with exit status 9" in run.stdout and "IndexError" not in run.stdout
+
+
 def test_of_several_ranks_the_cause_is_told(job: Job):
     source = RANKS + "if dist.get_rank() == 1:\n    raise ValueError('the cause')\ndist.all_reduce(total)\n"
     program(job, source, sagemaker_torch_distributed_enabled="true", **{"trainer.devices": "2"})
