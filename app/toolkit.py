@@ -176,9 +176,10 @@ def _report(error: BaseException) -> str:
     path = Path(environment.output_dir, "failure")
     try:
         # What a rank says that lost another one is not the reason where the launcher knows which one was killed.
-        beside = getattr(error, "killed", "") and path.is_file() and path.read_text().startswith("error: lost a peer")
-        failures.write(path, line, getattr(error, "trace", ""), mode="w" if beside else "x")
-        return (path.read_text() or line).splitlines()[0]
+        said = path.read_text() if path.is_file() else ""
+        replaced = not said or (getattr(error, "killed", "") and said.startswith("error: lost a peer"))
+        failures.write(path, line, getattr(error, "trace", ""), mode="w" if replaced else "x")
+        return path.read_text().splitlines()[0]
     except OSError as unwritable:
         print(f"{line}\nerror: {path} could not be written: {unwritable.strerror}", file=sys.stderr, flush=True)
         os._exit(1)
