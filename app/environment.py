@@ -21,9 +21,10 @@ class Environment:
     """What SageMaker tells a training container, or what takes its place on a desk."""
 
     hosts: tuple[str, ...] = ("localhost",)
-    """All hosts of the job, as SageMaker sorts them (by text: algo-1, algo-10, algo-2)."""
+    """The hosts that train, as SageMaker sorts them (by text: algo-1, algo-10, algo-2): all of the job, or those of
+    the instance groups that carry the distribution. The first is the main one."""
     current_host: str = "localhost"
-    """This host, one of `hosts`."""
+    """This host; not one of `hosts` if its instance group takes no part in the training."""
     num_gpus: int = 0
     """GPUs of this host that the toolkit counted."""
     network_interface: str | None = None
@@ -42,17 +43,25 @@ class Environment:
     """The command line that the toolkit made of the hyperparameters, which loses some of them."""
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     """The job's hyperparameters as they were sent."""
+    rendezvous_timeout: float = 50.0
+    """Seconds that a host may take to have a name and to answer."""
+    peer_timeout: float = 60.0
+    """Seconds within which all ranks end when one is lost."""
+    watch: Path | None = None
+    """Where this node's watch (app/watch.py) listens to its ranks, if there is one."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
         """Return the environment that `variables` describe; ValueError names the variable that contradicts itself."""
-        hosts = tuple(_json(variables, "SM_HOSTS", list, list(cls.hosts)))
-        current_host = variables.get("SM_CURRENT_HOST", hosts[0] if len(hosts) == 1 else "")
-        if current_host not in hosts:
-            raise ValueError(f"SM_CURRENT_HOST: found {current_host!r}, allowed is one of SM_HOSTS: {', '.join(hosts)}")
+        everyone = tuple(_json(variables, "SM_HOSTS", list, list(cls.hosts)))
+        current_host = variables.get("SM_CURRENT_HOST", everyone[0] if len(everyone) == 1 else "")
+        if current_host not in everyone:
+            raise ValueError(
+                f"SM_CURRENT_HOST: found {current_host!r}, allowed is one of SM_HOSTS: {', '.join(everyone)}"
+            )
         output_data_dir = Path(variables.get("SM_OUTPUT_DATA_DIR", cls.output_data_dir))
         return cls(
-            hosts=hosts,
+            hosts=_training_hosts(variables) or everyone,
             current_host=current_host,
             num_gpus=_json(variables, "SM_NUM_GPUS", int, 0),
             network_interface=variables.get("SM_NETWORK_INTERFACE_NAME"),
@@ -63,6 +72,9 @@ class Environment:
             revision=variables.get("SAGEMAKER_LIGHTNING_REVISION") or cls.revision,
             user_args=tuple(_json(variables, "SM_USER_ARGS", list, ())) if "SM_USER_ARGS" in variables else None,
             hyperparameters=_hyperparameters(variables),
+            rendezvous_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout),
+            peer_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_PEER_TIMEOUT", cls.peer_timeout),
+            watch=watch(variables),
         )
 
     @property
@@ -83,6 +95,11 @@ def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
     return Path(variables["SM_OUTPUT_DIR"], "failure") if "SM_OUTPUT_DIR" in variables else None
 
 
+def watch(variables: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the socket on which this node's watch listens to its ranks, None where there is none; apart, too."""
+    return Path(variables["SAGEMAKER_LIGHTNING_WATCH"]) if "SAGEMAKER_LIGHTNING_WATCH" in variables else None
+
+
 def place(variables: Mapping[str, str] = os.environ) -> str:
     """Return the host and rank of this process, for messages; the rank on this host where only that is known."""
     rank = next((f"{words} {variables[key]}" for key, words in RANKS.items() if key in variables), "local rank 0")
@@ -100,6 +117,33 @@ def _json(variables: Mapping[str, str], name: str, kind: type, default):
     if not isinstance(value, kind) or (value == [] and default):
         raise ValueError(f"{name}: found {variables[name]!r}, allowed is a JSON {kind.__name__}, not empty")
     return value
+
+
+def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:
+    """Return variable `name` as seconds, or `default` if it is not set."""
+    try:
+        value = float(variables.get(name, default))
+    except ValueError:
+        value = 0
+    if not 1 <= value < 1e6:  # nan is not
+        raise ValueError(f"{name}: found {variables[name]!r}, allowed is a number of seconds, 1 or more")
+    return value
+
+
+def _training_hosts(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the hosts of the instance groups that a heterogeneous job's distribution names; none if it names none.
+
+    SM_DISTRIBUTION_INSTANCE_GROUPS will not do: where the job names no group, it is whichever this host is in.
+    """
+    sent = _json(variables, "SM_FRAMEWORK_PARAMS", dict, {})
+    named = sent.get("sagemaker_distribution_instance_groups") or []
+    named = [named] if isinstance(named, str) else named
+    groups = _json(variables, "SM_INSTANCE_GROUPS_DICT", dict, {})
+    if wrong := [name for name in named if name not in groups] if groups else []:
+        raise ValueError(
+            f"sagemaker_distribution_instance_groups: found {wrong[0]!r}, allowed are the groups: {', '.join(groups)}"
+        )
+    return tuple(sorted(host for name in named if name in groups for host in groups[name]["hosts"]))
 
 
 def _channels(variables: Mapping[str, str]) -> dict[str, Path]:

@@ -3,7 +3,7 @@
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,9 +60,12 @@ def explain(kind: str, message: str) -> str:
 
 
 @contextmanager
-def reported(failure_file: Path | None, place: str = "") -> Iterator[None]:
+def reported(
+    failure_file: Path | None, place: str = "", tell: Callable[[str], None] = lambda line: None
+) -> Iterator[None]:
     """Turn an exception of the block into one line, `failure_file` and exit status 1; `place` names host and rank.
 
+    Whoever else has to know is told by `tell`.
     A user's mistake, which this application raises as ValueError, is the line alone; for anything else there is the
     traceback, too, of which the failure file gets the end.
     """
@@ -73,6 +76,7 @@ def reported(failure_file: Path | None, place: str = "") -> Iterator[None]:
         reason = explain(type(error).__name__, str(error)) if trace else " ".join(str(error).split())
         line = f"error: {reason}{place and f' [{place}]'}"
         print(trace + line, file=sys.stderr, flush=True)
+        tell(line)
         if failure_file:
             try:
                 write(failure_file, line, trace)

@@ -1,21 +1,30 @@
-"""Runs the program for the toolkit: signals go on to it, the end of what it wrote to stderr is kept.
+"""Runs the program for the toolkit: signals go on to it, the end of its stderr is kept, and nothing outlives it.
 
 The toolkit itself registers no signal handler (aws/sagemaker-training-toolkit issues 125 and 173): as PID 1 it ignores
 SIGTERM, behind an init it dies of it, and either way the program never hears that it is to stop.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 KEPT = 64 * 2**10  # bytes of stderr: a traceback of each of a few ranks
+# Seconds that a program has once it was told to stop. SageMaker kills everything after 120 (API reference,
+# StopTrainingJob); what is left is for saying so.
+STOP_SECONDS = 110.0
+PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+REST_SECONDS = 5.0  # for what a program leaves behind that was not told to stop
 
 
 class Stopped(Exception):
@@ -39,7 +48,7 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.asked: int | None = None
-        self.starting, self.child = False, None
+        self.starting, self.child, self.grace, self.killers = False, None, None, []
 
     def __enter__(self) -> "Supervisor":
         self.previous = {number: signal.signal(number, self._hand_on) for number in STOPPING}
@@ -49,41 +58,67 @@ class Supervisor:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
-    def run(self, command: list[str], cwd: Path) -> Ended:
-        """Run `command` in a process group of its own and return when it has ended."""
+    def run(self, command: list[str], cwd: Path, variables: Mapping[str, str] | None = None) -> Ended:
+        """Run `command` in a process group of its own and return when all that it started has ended."""
         self.starting = True
-        self.child = subprocess.Popen(command, cwd=cwd, stderr=subprocess.PIPE, start_new_session=True)
-        if self.asked:  # it came while there was no one to tell yet
-            self._tell(self.asked)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become ours, in a container and behind an init
+        self.others = {child.pid for child in psutil.Process().children()}
+        self.child = subprocess.Popen(command, cwd=cwd, env=variables, stderr=subprocess.PIPE, start_new_session=True)
         kept = bytearray()
         reader = threading.Thread(target=_copy, args=(self.child.stderr.fileno(), kept), daemon=True)
         reader.start()
+        if self.asked:  # it came while there was no one to tell yet
+            self._stop(self.asked, STOP_SECONDS)
+        elif self.grace is not None:
+            self.end(self.grace)
         status = self.child.wait()
-        while self.asked and self._somebody_is_left():  # a shell dies at once; what it had started may be saving
+        if not self.killers and self._left():
+            self.end(REST_SECONDS)
+        while self._left():  # a shell dies at once; what it had started may be saving
             time.sleep(0.1)
-        reader.join(timeout=2)  # a process that outlives the program keeps the pipe open
+        for timer in self.killers:
+            timer.cancel()
+        reader.join(timeout=2)
         return Ended(status, self.asked, bytes(kept).decode(errors="replace"))
+
+    def end(self, grace: float) -> None:
+        """End the program: SIGTERM, and SIGKILL to what is left of it after `grace` seconds. From any thread."""
+        self.grace = grace
+        if self.child:
+            # What was told to stop may be saving: it is not told again.
+            self._stop(None if self.asked else signal.SIGTERM, grace)
 
     def _hand_on(self, number: int, frame) -> None:
         self.asked = number
         if self.child:
-            self._tell(number)
+            self._stop(number, STOP_SECONDS)
         elif not self.starting:
             raise Stopped(f"{signal.Signals(number).name} came before the program was started")
 
-    def _tell(self, number: int) -> None:
+    def _stop(self, number: int | None, grace: float) -> None:
+        timer = threading.Timer(grace, self._kill)
+        timer.daemon = True
+        self.killers.append(timer)
+        timer.start()
         with suppress(ProcessLookupError):
-            os.killpg(self.child.pid, number)
+            if number:
+                os.killpg(self.child.pid, number)
 
-    def _somebody_is_left(self) -> bool:
-        with suppress(ChildProcessError):  # as PID 1, orphans are ours, and a dead one counts until it is waited for
-            while os.waitpid(-self.child.pid, os.WNOHANG)[0]:
-                pass
-        try:
-            os.killpg(self.child.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+    def _kill(self) -> None:
+        for process in self._left():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _left(self) -> list[psutil.Process]:
+        """Return the living processes that the program started, in whatever group, the program's own included."""
+        left = []
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess, ChildProcessError):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    left.append(process)
+                elif process.pid != self.child.pid and process.ppid() == os.getpid():  # an orphan that is ours to bury
+                    os.waitpid(process.pid, os.WNOHANG)
+        return [process for process in left if process.pid not in self.others]
 
 
 def _copy(source: int, kept: bytearray) -> None:

@@ -16,31 +16,36 @@ import torch
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts, hyperparameters, rendezvous
+from app import artifacts, hyperparameters, lifeline, rendezvous
 from app.cli import CLI
-from app.environment import Environment, failure_file, place
+from app.environment import Environment, failure_file, place, watch
 from app.failures import reported
 
 
 def main(args: list[str] | None = None) -> None:
     """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
-    with reported(failure_file(), place()):
+    lifeline.end_with_the_launcher(os.environ)
+    line = lifeline.Lifeline(watch(), place())
+    with reported(failure_file(), place(), tell=line.failed):
         environment = Environment.read()
         rendezvous.forget_absent_interface(environment, os.environ)
         if args is None and environment.user_args == tuple(sys.argv[1:]):  # a job's own program that calls this one
             args = hyperparameters.flags(environment.hyperparameters)
         artifacts.check_writable(environment.model_dir, "the model")
         cli = CLI(environment, args)
+        cli.trainer.callbacks.append(line)
         checkpoint_dir = str(cli.config_init.checkpoint.dirpath)
         if "://" not in checkpoint_dir:
             artifacts.check_writable(Path(checkpoint_dir), "checkpoints")
         try:
             cli.trainer.fit(cli.model, cli.datamodule)
         except SIGTERMException:  # a SystemExit without a status: half a model would look like a whole one
+            line.done()
             sys.exit(143)
         if not cli.trainer.global_step:
             raise ValueError("--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0")
         export(cli, environment)
+        line.done()
 
 
 def export(cli: CLI, environment: Environment) -> None:

@@ -14,9 +14,9 @@ from app.failures import reported
 
 
 def main(args: list[str] | None = None) -> None:
-    """Set what the user has not set of torch.distributed's variables, and train."""
+    """Set what the user has not set of torch.distributed's and the network's variables, and train."""
     with reported(failure_file(), place()):
-        os.environ.update(rendezvous.torch_distributed(Environment.read()) | os.environ)
+        os.environ.update(rendezvous.prepared(Environment.read()) | os.environ)
     train.main(args)
 
 

@@ -2,6 +2,7 @@
 
     docker run -e SAGEMAKER_PROGRAM=app/train_torchrun.py IMAGE train
     python app/train_torchrun.py FLAGS          --trainer.devices=N for N processes on a CPU
+                                                --max_restarts=N to start all ranks again when one has died, N times
 
 torchrun's own documentation: https://docs.pytorch.org/docs/stable/elastic/run.html
 """
@@ -15,17 +16,26 @@ from app import rendezvous
 from app.environment import Environment, failure_file, place
 from app.failures import reported
 
+# Seconds that torchrun leaves its ranks after SIGTERM: SageMaker kills after 120, and torchrun itself has to end, too.
+VARIABLES = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "100"}
 
-def command(environment: Environment, args: list[str], gpus: int, program: Path) -> list[str]:
-    """Return the command line by which torchrun starts `program` with `args` on this node, which has `gpus` GPUs."""
-    variables = rendezvous.torch_distributed(environment)
-    if variables:
-        place = [f"--nnodes={len(environment.hosts)}", f"--node-rank={variables['NODE_RANK']}"]
-        place += [f"--master-addr={variables['MASTER_ADDR']}", f"--master-port={variables['MASTER_PORT']}"]
+
+def command(environment: Environment, args: list[str], gpus: int, program: Path, max_restarts: int = 0) -> list[str]:
+    """Return the command line by which torchrun starts `program` with `args` on this node, which has `gpus` GPUs.
+
+    On several nodes the first host keeps the store of the rendezvous (told by `is_host`: a container's own name is not
+    that of its host), and the nodes get their ranks in the order of their names, which is SageMaker's.
+    """
+    variables = rendezvous.torch_distributed(environment) | os.environ
+    if len(environment.hosts) > 1:
+        here = environment.current_host
+        place = [f"--nnodes={len(environment.hosts)}", "--rdzv-backend=c10d", f"--local-addr={here}"]
+        place += [f"--rdzv-endpoint={environment.hosts[0]}:{rendezvous.main_port(variables)}"]
+        place += [f"--rdzv-conf=is_host={int(here == environment.hosts[0])}"]
     else:
         place = ["--standalone"]
-    count = f"--nproc-per-node={processes(args, gpus)}"
-    return [sys.executable, "-m", "torch.distributed.run", *place, count, str(program), *args]
+    place += [f"--nproc-per-node={processes(args, gpus)}", f"--max-restarts={max_restarts}"]
+    return [sys.executable, "-m", "torch.distributed.run", *place, str(program), *args]
 
 
 def processes(args: list[str], gpus: int) -> int:
@@ -41,6 +51,16 @@ def processes(args: list[str], gpus: int) -> int:
     return int(names[0]) if len(names) == 1 else len(names)
 
 
+def _restarts(args: list[str]) -> tuple[int, list[str]]:
+    """Return how often all ranks may be started again, and `args` without the flag that says so."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max_restarts", "--max-restarts", default="0")
+    given, rest = parser.parse_known_args(args)
+    if not given.max_restarts.isdigit():
+        raise ValueError(f"--max_restarts: found {given.max_restarts!r}, allowed is a number, 0 or more")
+    return int(given.max_restarts), rest
+
+
 def main(args: list[str] | None = None) -> None:
     """Become torchrun."""
     import torch  # here, as the toolkit imports this module and needs no torch
@@ -48,9 +68,13 @@ def main(args: list[str] | None = None) -> None:
     with reported(failure_file(), place()):
         environment = Environment.read()
         gpus = environment.num_gpus or torch.cuda.device_count()
+        restarts, rest = _restarts(sys.argv[1:] if args is None else args)
         program = Path(__file__).with_name("train.py")
-        line = command(environment, sys.argv[1:] if args is None else args, gpus, program)
-    os.execv(line[0], line)
+        line = command(environment, rest, gpus, program, restarts)
+        variables = rendezvous.prepared(environment) | VARIABLES | os.environ
+        if restarts:  # a rank that dies is then no reason to end: its torchrun is
+            variables.pop("SAGEMAKER_LIGHTNING_WATCH", None)
+    os.execve(line[0], line, variables)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,9 @@ FULL = {
     "SM_OUTPUT_DIR": "/h",
     "SAGEMAKER_LIGHTNING_REVISION": "abc",
     "SM_USER_ARGS": '["--i", "j"]',
+    "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "11",
+    "SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12.5",
+    "SAGEMAKER_LIGHTNING_WATCH": "/l",
 }
 
 
@@ -49,6 +52,9 @@ def test_full(tmp_path):
         revision="abc",
         user_args=("--i", "j"),
         hyperparameters={"i": "j"},
+        rendezvous_timeout=11.0,
+        peer_timeout=12.5,
+        watch=Path("/l"),
     )
     defaults = Environment()
     assert all(
@@ -97,3 +103,49 @@ def test_a_checkpointconfig_without_a_path(tmp_path):
     (tmp_path / "checkpointconfig.json").write_text('{"S3Uri": "s3://bucket"}')
     with pytest.raises(ValueError, match="checkpointconfig.json.*LocalPath"):
         Environment.read({"SM_INPUT_CONFIG_DIR": str(tmp_path)})
+
+
+# What the toolkit exports for a heterogeneous job.
+GROUPS = {
+    "SM_HOSTS": '["algo-1", "algo-2", "algo-3", "algo-4"]',
+    "SM_CURRENT_HOST": "algo-1",
+    "SM_INSTANCE_GROUPS_DICT": json.dumps(
+        {
+            "data": {"instance_group_name": "data", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
+            "train": {"instance_group_name": "train", "instance_type": "ml.g5.xlarge", "hosts": ["algo-4", "algo-2"]},
+            "more": {"instance_group_name": "more", "instance_type": "ml.g5.xlarge", "hosts": ["algo-3"]},
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("named", "hosts"),
+    [
+        (["train"], ("algo-2", "algo-4")),
+        ("train", ("algo-2", "algo-4")),
+        (["more", "train"], ("algo-2", "algo-3", "algo-4")),
+        (None, ("algo-1", "algo-2", "algo-3", "algo-4")),
+    ],
+)
+def test_the_groups_of_the_distribution_train(named, hosts):
+    parameters = {"sagemaker_distribution_instance_groups": named} if named else {}
+    environment = Environment.read(GROUPS | {"SM_FRAMEWORK_PARAMS": json.dumps(parameters)})
+    assert environment.hosts == hosts and environment.current_host == "algo-1"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            GROUPS | {"SM_FRAMEWORK_PARAMS": '{"sagemaker_distribution_instance_groups": ["gpus"]}'},
+            "sagemaker_distribution_instance_groups: found 'gpus', allowed are the groups: data, train, more",
+        ),
+        ({"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "soon"}, "SAGEMAKER_LIGHTNING_PEER_TIMEOUT: found 'soon', allowed is a"),
+        ({"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "0"}, "found '0', allowed is a number of seconds, 1 or more"),
+        ({"SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "nan"}, "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT: found 'nan'"),
+    ],
+)
+def test_what_cannot_be(variables, message):
+    with pytest.raises(ValueError, match=message):
+        Environment.read(variables)

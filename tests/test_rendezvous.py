@@ -1,13 +1,19 @@
-"""app/rendezvous.py: the variables of torch.distributed, and an interface that is not there."""
+"""app/rendezvous.py: the variables of torch.distributed and of the network, and the wait for names."""
 
+import os
 import socket
+
+import pytest
 
 from app import rendezvous
 from app.environment import Environment
 
+TWO = Environment(hosts=("algo-1", "algo-2"), current_host="algo-2")
+THERE = socket.if_nameindex()[0][1]
+
 
 def test_one_host_needs_nothing():
-    assert rendezvous.torch_distributed(Environment()) == {}
+    assert rendezvous.variables(Environment(network_interface=THERE)) == {}
 
 
 def test_the_first_host_as_sagemaker_sorts_them_is_the_main_one():
@@ -15,6 +21,40 @@ def test_the_first_host_as_sagemaker_sorts_them_is_the_main_one():
     assert rendezvous.torch_distributed(environment) == {
         "MASTER_ADDR": "algo-1", "MASTER_PORT": "7777", "NODE_RANK": "2"
     }  # fmt: skip
+
+
+def test_a_host_that_takes_no_part_has_no_rank():
+    assert rendezvous.torch_distributed(Environment(hosts=("algo-2", "algo-3"), current_host="algo-1")) == {}
+
+
+@pytest.mark.parametrize("port", ["", "http", "-1", "0", "65535"])
+def test_the_port_that_the_user_set(port):
+    assert rendezvous.main_port({}) == 7777
+    assert rendezvous.main_port({"MASTER_PORT": "29500"}) == 29500
+    with pytest.raises(ValueError, match=f"MASTER_PORT: found '{port}', allowed is a number"):
+        rendezvous.main_port({"MASTER_PORT": port})
+
+
+@pytest.mark.parametrize(("named", "expected"), [(THERE, THERE), ("ethwe", None), (None, None)])
+def test_only_an_interface_that_this_machine_has_is_named(tmp_path, named, expected):
+    environment = Environment(hosts=TWO.hosts, current_host="algo-2", network_interface=named)
+    found = rendezvous.network(environment, devices=tmp_path)
+    assert found == (dict.fromkeys(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"], expected) if expected else {})
+
+
+@pytest.mark.parametrize("provider", [True, False])
+def test_efa_is_where_its_device_and_its_provider_are(tmp_path, monkeypatch, capsys, provider):
+    """With stand-ins for the device and for libfabric's tool: there is no EFA here."""
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin/fi_info"
+    tool.write_text(f'#!/bin/sh\n[ "$*" = "-p efa" ] && exit {0 if provider else 61}\nexit 1\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert rendezvous.network(TWO, devices=tmp_path / "infiniband") == {}
+    (tmp_path / "infiniband").mkdir()
+    (tmp_path / "infiniband/uverbs0").touch()
+    assert rendezvous.network(TWO, devices=tmp_path / "infiniband") == ({"FI_PROVIDER": "efa"} if provider else {})
+    assert ("warning: this host has EFA devices" in capsys.readouterr().out) == (not provider)
 
 
 def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
@@ -26,8 +66,31 @@ def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
 
 
 def test_an_interface_that_is_there_or_that_the_user_named_stays():
-    there = socket.if_nameindex()[0][1]
-    for interface, variable in ((there, there), ("ethwe", "ib0"), (None, "ethwe")):
+    for interface, variable in ((THERE, THERE), ("ethwe", "ib0"), (None, "ethwe")):
         variables = {"NCCL_SOCKET_IFNAME": variable}
         rendezvous.forget_absent_interface(Environment(network_interface=interface), variables)
         assert variables == {"NCCL_SOCKET_IFNAME": variable}
+
+
+def test_a_name_that_never_resolves_is_named():
+    # .invalid never resolves (RFC 6761); the first host does.
+    with pytest.raises(ValueError, match=r"host algo-2.invalid: its name did not resolve within [123] s \(.*TIMEOUT"):
+        rendezvous.wait_for_names(("localhost", "algo-2.invalid"), limit=1)
+
+
+def test_a_name_that_resolves_later_is_waited_for(monkeypatch):
+    """The resolver is real, and is asked for another name the first three times; tests/test_nodes.py has a real one."""
+    asked, real = [], socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: asked.append(host) or real(_late(host, asked), port))
+    rendezvous.wait_for_names(("algo-2",), limit=30)
+    assert len(asked) == 4
+
+
+def _late(host: str, asked: list[str]) -> str:
+    return "localhost" if len(asked) > 3 else f"{host}.invalid"
+
+
+def test_pauses_grow_up_to_a_limit():
+    pauses = rendezvous.pauses()
+    found = [next(pauses) for _ in range(20)]
+    assert found == sorted(found) and found[0] == 0.1 and found[-1] == 5

@@ -1,0 +1,107 @@
+"""Which program a job runs, where it is, and the command line that launches it."""
+
+import shutil
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from sagemaker_training import entry_point, environment, errors, files, modules, process
+
+from app import hyperparameters, train_torchrun
+from app.environment import Environment
+
+HOME = Path(__file__).resolve().parent.parent  # where the image's own application is
+CODE = Path(environment.code_dir)  # where a job's own source is
+DISTRIBUTIONS = {
+    "sagemaker_torch_distributed_enabled": None,
+    "sagemaker_pytorch_ddp_enabled": "pytorchddp",
+    "sagemaker_distributed_dataparallel_enabled": "smdistributed.dataparallel",  # SDK 2's pytorchddp, too
+}
+REFUSED = {
+    "sagemaker_mpi_enabled": "mpi",
+    "sagemaker_parameter_server_enabled": "parameter_server",
+    "sagemaker_pytorch_xla_multi_worker_enabled": "pytorchxla",
+}
+
+
+def sent(given: dict, name: str) -> str | None:
+    """Return one of the toolkit's own hyperparameters, as text; None if it was not sent or is null."""
+    value = hyperparameters.text(given.get(name))
+    return None if value == "null" else value
+
+
+def unpack(archive: str | None) -> None:
+    """Put the job's source into CODE; the toolkit itself would leave it where it is if anything is there."""
+    if not archive or Path(archive) == CODE:
+        return
+    try:
+        if archive.endswith(".gz") and not archive.startswith("s3://") and not tarfile.is_tarfile(archive):
+            raise ValueError("it is damaged")  # the toolkit would take it for the source itself
+        with tempfile.TemporaryDirectory() as folder:
+            files.download_and_extract(archive, folder)
+            shutil.copytree(folder, CODE, dirs_exist_ok=True)
+    except Exception as error:
+        raise ValueError(
+            f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({error}); allowed is a .tar.gz "
+            "that the job's role may read"
+        ) from None
+
+
+def find(name: str | None) -> tuple[Path, str]:
+    """Return the folder and name of the program: the job's own if it has it, else the image's."""
+    if not name:
+        raise ValueError("SAGEMAKER_PROGRAM: not given; allowed is a file of the job's source or of the image")
+    process.validate_entry_point(name)
+    for folder in (CODE, HOME):
+        if (folder / name).is_file():
+            return folder, name
+    if (CODE / "setup.py").is_file():
+        return CODE, name
+    found = ", ".join(sorted(path.name for path in CODE.iterdir())[:10]) if CODE.is_dir() else ""
+    raise ValueError(
+        f"sagemaker_program: found {name}, which is neither in the job's source (which has: {found or 'nothing'}) nor "
+        "in the image; allowed is the path of a file there, e.g. train.py"
+    )
+
+
+def install(folder: Path, name: str) -> None:
+    """Install the source's requirements.txt, or its package, as the toolkit does; the former for our program, too."""
+    try:
+        if folder == CODE:
+            entry_point.install(name, str(CODE), capture_error=True)
+        elif modules.has_requirements(str(CODE)):
+            modules.install_requirements(str(CODE), capture_error=True)
+    except errors._CalledProcessError as error:
+        said = [line for line in str(error).splitlines() if "ERROR" in line] or str(error).splitlines()[-1:]
+        raise ValueError(
+            f"requirements.txt: pip could not install it ({' '.join(said[0].split())}); correct the file, or give the "
+            "job a network that reaches the package index"
+        ) from None
+
+
+def command(job, here: Environment, folder: Path, name: str, given: dict) -> tuple[list[str], str]:
+    """Return the command line, and how it launches the program, in words."""
+    ours = folder == HOME
+    args = hyperparameters.flags(given) if ours else job.to_cmd_args()
+    options = job.additional_framework_parameters
+    if refused := [words for option, words in REFUSED.items() if options.get(option)]:
+        raise ValueError(
+            f"distribution: found {refused[0]}, allowed are torch_distributed and none: the image has nothing else"
+        )
+    chosen = [option for option in DISTRIBUTIONS if options.get(option)]
+    if not chosen or here.current_host not in here.hosts:
+        if ours:
+            return [sys.executable, str(folder / name), *args], "one process"
+        return process.ProcessRunner(name, args, {}, 1)._create_command(), "the job's own, one process"
+    if asked := DISTRIBUTIONS[chosen[-1]]:
+        print(
+            f"warning: distribution {asked} runs as torch_distributed (torchrun over NCCL, or gloo on CPUs): AWS has "
+            "published no SMDDP build since PyTorch 2.5",
+            flush=True,
+        )
+    if not name.endswith(".py"):
+        raise ValueError(f"sagemaker_program: found {name}, torchrun allows a .py file only")
+    if ours:
+        return [sys.executable, str(HOME / "app/train_torchrun.py"), *args], "torchrun"
+    return train_torchrun.command(here, args, job.num_gpus, folder / name), "torchrun"
