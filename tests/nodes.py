@@ -1,0 +1,146 @@
+"""Several nodes for the tests: containers of the image on a Docker network of their own, each with its /opt/ml."""
+
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from containers import docker
+
+LIMIT = 150  # seconds: a job that has not ended by then hangs
+
+
+class Nodes:
+    """The nodes of a job, by host name; entered, they have a network, and afterwards nothing of them is left.
+
+    Args:
+        folder: Where each host gets its input, output and model.
+        hyperparameters: Those of all hosts, or of each by its name.
+        resources: What resourceconfig.json has besides hosts and current host.
+        code: Files of the job's source, by name.
+    """
+
+    def __init__(
+        self,
+        image: str,
+        folder: Path,
+        hosts: list[str],
+        hyperparameters: Mapping,
+        *,
+        resources: Mapping = {},
+        code: Mapping = {},
+        **variables: str,
+    ) -> None:
+        self.image, self.folder, self.hosts, self.code = image, folder, hosts, code
+        self.variables, self.network, self.containers = variables, f"nodes-{uuid.uuid4().hex[:12]}", {}
+        for host in hosts:
+            config = folder / host / "input/config"
+            config.mkdir(parents=True)
+            told = {"current_host": host, "hosts": sorted(hosts), "network_interface_name": "eth0"} | resources
+            (config / "resourceconfig.json").write_text(json.dumps(told))
+            given = hyperparameters.get(host, hyperparameters)
+            (config / "hyperparameters.json").write_text(json.dumps({key: str(given[key]) for key in given}))
+            for name in ("output", "model", "code"):
+                (folder / host / name).mkdir()
+            for name, text in code.items():
+                (folder / host / "code" / name).write_text(text)
+
+    def __enter__(self) -> "Nodes":
+        assert docker("network", "create", self.network).returncode == 0
+        return self
+
+    def __exit__(self, *_) -> None:
+        for container in self.containers.values():
+            docker("rm", "--force", "--volumes", container)
+        docker("network", "rm", self.network)
+
+    def start(self, *hosts: str, named: bool = True) -> "Nodes":
+        """Start hosts (default: all); without a name, the others cannot find them until `name` is called."""
+        for host in hosts or self.hosts:
+            options = [
+                f"--volume={self.folder / host / name}:/opt/ml/{name}" for name in ("input", "output", "model", "code")
+            ]
+            options += [f"--env={key}={value}" for key, value in self.variables.items()]
+            options += [
+                f"--hostname={host}",
+                *([f"--network-alias={host}"] if named else []),
+                f"--network={self.network}",
+            ]
+            started = docker("run", "--detach", "--env=OMP_NUM_THREADS=1", *options, self.image, "train")
+            assert started.returncode == 0, started.stdout
+            self.containers[host] = started.stdout.strip().splitlines()[-1]
+        return self
+
+    def name(self, host: str) -> None:
+        """Give a host its name in the network's name server."""
+        docker("network", "disconnect", self.network, self.containers[host])
+        docker("network", "connect", "--alias", host, self.network, self.containers[host])
+
+    def wait_for(self, text: str, host: str) -> None:
+        """Return when a host has said `text`."""
+        end = time.monotonic() + LIMIT
+        while text not in (said := self.said(host)):
+            assert time.monotonic() < end and self._runs(host), said[-3000:]
+            time.sleep(0.2)
+
+    def end(self) -> dict[str, int]:
+        """Return the exit status of each host that was started, when all have ended."""
+        end = time.monotonic() + LIMIT
+        while any(self._runs(host) for host in self.containers):
+            assert time.monotonic() < end, {
+                host: self.said(host)[-1500:] for host in self.containers if self._runs(host)
+            }
+            time.sleep(0.2)
+        return {host: int(self._inspect(host, "{{.State.ExitCode}}")) for host in self.containers}
+
+    def said(self, host: str) -> str:
+        """Return what a host has printed."""
+        return docker("logs", self.containers[host]).stdout
+
+    def failure(self, host: str) -> str:
+        """Return what became the host's FailureReason."""
+        return (self.folder / host / "output/failure").read_text()[:1024]
+
+    def kill(self, host: str) -> None:
+        """End a host as the loss of its machine does, but for its network."""
+        docker("kill", "--signal=KILL", self.containers[host])
+
+    def stop(self, host: str) -> None:
+        """Tell a host to stop, as SageMaker does; what it does then is waited for by `end`."""
+        docker("kill", "--signal=TERM", self.containers[host])
+
+    def kill_last_rank(self, host: str) -> None:
+        """Kill the rank of a host that was started last."""
+        listed = docker("top", self.containers[host], "-eo", "pid,args").stdout.splitlines()[1:]
+        ranks = [line.split()[0] for line in listed if "app/train" in line and "torch.distributed.run" not in line]
+        subprocess.run(["kill", "-KILL", ranks[-1]], check=True)
+
+    def cut(self, host: str) -> None:
+        """Cut a host's network cable."""
+        docker("network", "disconnect", "--force", self.network, self.containers[host])
+
+    def drop_packets(self, host: str, share: float) -> None:
+        """Have a host lose that share of the packets it is sent, by its own firewall: this kernel may have no netem."""
+        process = self._inspect(host, "{{.State.Pid}}")
+        rule = [
+            "iptables",
+            "-A",
+            "INPUT",
+            "-i",
+            "eth0",
+            "-m",
+            "statistic",
+            "--mode",
+            "random",
+            "--probability",
+            str(share),
+        ]
+        subprocess.run(["nsenter", "--target", process, "--net", *rule, "-j", "DROP"], check=True)
+
+    def _runs(self, host: str) -> bool:
+        return self._inspect(host, "{{.State.Running}}") == "true"
+
+    def _inspect(self, host: str, what: str) -> str:
+        return docker("inspect", "--format", what, self.containers[host]).stdout.strip()
