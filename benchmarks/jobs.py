@@ -39,7 +39,8 @@ def check(instances: list[int], flags: list[str]) -> None:
 def measure(count: int, flags: list[str]) -> float:
     """Run the job on `count` instances and return its seconds as SageMaker reports them.
 
-    They are from the start of the container's image being there to the model's being stored: TrainingTimeInSeconds.
+    TrainingTimeInSeconds, which is billed: fetching image and data, training, and storing the model; not waiting for
+    instances.
     """
     line = [sys.executable, str(report.ROOT / "scripts/launch.py"), *flags, f"--instance-count={count}"]
     started = None

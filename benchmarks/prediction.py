@@ -5,14 +5,15 @@ A step of N nodes takes what it takes on one, and what of the exchange does not 
     step(N) = step(1) + max(0, exchange(N) - overlap * step(1))
     exchange(N) = 2 (k - 1) / k * bytes / (bandwidth * efficiency) + 2 (N - 1) * latency * buckets     (N > 1)
 
-with k ranks in the ring. Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
-(2009): every rank sends 2 (k - 1) / k of the bytes, whatever the algorithm. A ring over the devices of all nodes
-enters and leaves each node once, so that a node's network carries what one rank sends; with one device a node, k = N.
+with k ranks in the ring, each of which sends 2 (k - 1) / k of the bytes; ranks that only send to each other cannot do
+with less (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). A ring
+over the devices of all nodes enters and leaves each node once, so that a node's network carries what one rank sends;
+with one device a node, k = N.
 """
 
 import argparse
 import math
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
 
 from benchmarks import report
 
@@ -45,24 +46,22 @@ INSTANCES = {
 }
 
 
+def _flag(what: str, default: float = MISSING) -> float:
+    """Return a field that is a flag, too: `what` is its help."""
+    return field(default=default, metadata={"help": what})
+
+
 @dataclass(frozen=True)
 class Job:
-    """What is exchanged, and how long a step takes; defaults are of ResNet-18 on CIFAR-10 and of the network."""
+    """What is exchanged, and how long a step takes; the defaults are ResNet-18's on CIFAR-10, and guesses."""
 
-    step: float
-    """Seconds of a step on one node of the type, the exchange among its own devices included."""
-    megabytes: float = 44.73
-    """Gradients of a step, 10^6 bytes: 11,181,642 of float32."""
-    overlap: float = 0.0
-    """Share of a step on one node in which gradients can be exchanged while others are still computed."""
-    batch_size: int = 32
-    """Images of a step, per rank."""
-    images: int = 50_000
-    """Images of an epoch."""
-    efficiency: float = 0.8
-    """Share of the bandwidth that arrives as gradients."""
-    latency: float = 50e-6
-    """Seconds from node to node."""
+    step: float = _flag("seconds of a step on one node of the type, the exchange among its own devices included")
+    megabytes: float = _flag("gradients of a step, 10^6 bytes", 44.73)  # 11,181,642 of float32
+    overlap: float = _flag("share of a step on one node beside which gradients can be exchanged", 0.0)
+    batch_size: int = _flag("images of a step, per rank", 32)
+    images: int = _flag("images of an epoch", 50_000)
+    efficiency: float = _flag("share of the bandwidth that arrives as gradients", 0.8)
+    latency: float = _flag("seconds from node to node", 50e-6)
 
     @property
     def buckets(self) -> int:
@@ -92,9 +91,9 @@ def assumptions(job: Job) -> str:
   for the {job.images} images of an epoch; the table has the time of an epoch
 - a step takes {job.step:g} s on one node, of whatever type: to be measured on that type, with all its devices
 - {job.megabytes:g} MB of gradients a step, in {job.buckets} all-reduces, by a ring over all ranks
-- a node sends and receives at once, {job.efficiency:.0%} of its type's bandwidth, and a message takes {job.latency * 1e6:g} us; each type's
-  bandwidth is what AWS states for EC2, where it says "up to" the baseline; that of p4d and p5 needs EFA, for which the
-  image has no library (without it, one network card: 100 Gbps)
+- a node sends, and receives at once, at {job.efficiency:.0%} of its type's bandwidth; a message takes {job.latency:g} s
+- a type's bandwidth is what AWS states for EC2, where that is "up to" something the baseline; p4d and p5 need EFA for
+  theirs, of which the image has no library: --gbps=100, one network card, is what they have without
 - {job.overlap:.0%} of a step are beside the exchange; what does not fit there is waited for
 - nodes are equally fast, and data, validation, checkpoints and starting cost nothing more"""
 
@@ -105,7 +104,9 @@ def run(instance_type: list[str], gbps: float | None, **job: float) -> None:
     print(assumptions(chosen))
     for name in instance_type:
         instance = Instance(INSTANCES[name].devices, gbps or INSTANCES[name].gbps)
-        print(f"\n{name}: {instance.devices} ranks, {instance.gbps:g} Gbps\n")
+        print(
+            f"\n{name}: {instance.devices} rank{'s' if instance.devices > 1 else ''} a node, {instance.gbps:g} Gbps\n"
+        )
         print(report.improvements({nodes: epoch(chosen, instance, nodes) for nodes in NODES}))
 
 
@@ -114,14 +115,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     types = {"nargs": "+", "choices": INSTANCES, "default": list(INSTANCES), "metavar": "TYPE"}
     parser.add_argument("--instance_type", **types, help=f"of {', '.join(INSTANCES)} (default: all)")
     parser.add_argument("--gbps", type=float, help="bandwidth instead of the type's own")
-    parser.add_argument("--step", type=float, required=True, help="seconds of a step on one node")
-    for name, kind, what in (
-        ("megabytes", float, "gradients of a step, 10^6 bytes"),
-        ("overlap", float, "share of a step beside which gradients can be exchanged"),
-        ("batch_size", report.positive, "images of a step, per rank"),
-        ("images", report.positive, "images of an epoch"),
-        ("efficiency", float, "share of the bandwidth that arrives as gradients"),
-        ("latency", float, "seconds from node to node"),
-    ):
-        default = getattr(Job, name)
-        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{what} (default: {default:g})")
+    for flag in fields(Job):
+        if flag.default is MISSING:
+            parser.add_argument(f"--{flag.name}", type=flag.type, required=True, help=flag.metadata["help"])
+        else:
+            what = f"{flag.metadata['help']} (default: %(default)g)"
+            parser.add_argument(f"--{flag.name}", type=flag.type, default=flag.default, help=what)

@@ -13,7 +13,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-WARMUP = 3  # steps at the start of a turn that are not timed: the caches are the last training's, DDP's buckets new
+WARMUP = 3  # steps at the start of a turn that are not timed: the caches are full of another training's data
 EXCHANGE, SILENT, END = "exchange", "silent", "end"  # what a rank is told: silent is to train without the other node
 
 
@@ -28,7 +28,7 @@ class Turn:
     waited: float = 0.0
     """From the last gradient computed to the last one exchanged, with nothing else to do."""
     overlapped: float = 0.0
-    """In which gradients were exchanged while others were still computed."""
+    """From the first gradients handed over to the last one computed: what is exchanged then, nobody waits for."""
     sent: float = 0.0
     """Bytes that a node sent in a step; the benchmark measures it."""
 

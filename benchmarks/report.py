@@ -9,10 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytorch_lightning
-import torch
-import torchvision
-
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "| benchmark | ratio: median [range] | n | what / what |\n| --- | --- | --- | --- |"
 
@@ -65,6 +61,10 @@ def improvements(seconds: Mapping[int, float]) -> str:
 
 def machine() -> str:
     """Return hardware, versions and commit; load is that of the last minute, to tell how busy the machine was."""
+    import pytorch_lightning  # here, as what only starts jobs elsewhere does without all three
+    import torch
+    import torchvision
+
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
