@@ -17,10 +17,11 @@ thread; the nodes talk by gloo over the loopback interface. What its ratios mean
     two nodes       images/s of both nodes together, ours / plain
     cores           images/s of two nodes that exchange no gradients / of one node: memory and caches are shared, so
                     that not even this is 2.0
-    communication   share of a step that is not there if nothing is exchanged (DDP's no_sync): the time that waiting
-                    takes, and the work of sending and adding, for which a node here has no second core
+    communication   share of a step that is not there without the exchange (DDP's no_sync): the time that waiting takes,
+                    and the work of sending and adding, for which a node here has no second core. What Lightning
+                    broadcasts after each step, one number (was there a SIGTERM?), stays and keeps the nodes in step
     waiting         share of a step from the last gradient computed to the last one exchanged, by DDP's own timers:
-                    in which the node has nothing else to do
+                    in which the node has nothing else to do. Not in it: the buffers that DDP broadcasts first
 
 `predict` says what it assumes above its tables. `sagemaker` runs one job after another by scripts/launch.py.
 """
