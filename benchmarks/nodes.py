@@ -1,7 +1,7 @@
 """Trainings on one or two "nodes" of this machine, of one core each, that take turns.
 
-A node is a launcher with a core of its own and an address of its own; between nodes there is the loopback interface
-and gloo. As in `turns`, what else the machine does meets all of them, and every measurement has new processes.
+A node is a launcher with a core and a host name of its own; between nodes there is the loopback interface and gloo. As
+in `turns`, what else the machine does meets all of them, and every measurement has new processes.
 """
 
 import json
@@ -131,6 +131,9 @@ def _end(connections: list[Connection], processes: list[subprocess.Popen]) -> No
             process.wait(timeout=20 if connections else 0)
         except subprocess.TimeoutExpired:
             process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=20)
+            process.kill()  # nothing, if it has ended
             process.wait()
 
 

@@ -53,7 +53,7 @@ def publish(comparisons: Sequence[Comparison]) -> None:
 def improvements(seconds: Mapping[int, float]) -> str:
     """Return the original article's table: instances, time, and how many times faster than one instance that is."""
     rows = [
-        f"| {count} | {time:.1f} s | {seconds[1] / time:.2f}x | {f'{ARTICLE[count]}x' if count in ARTICLE else ''} |"
+        f"| {count} | {time:.2f} s | {seconds[1] / time:.2f}x | {f'{ARTICLE[count]}x' if count in ARTICLE else ''} |"
         for count, time in sorted(seconds.items())
     ]
     return "\n".join(["| instances | time | improvement | the article's |", "| --- | --- | --- | --- |", *rows])

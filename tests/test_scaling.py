@@ -101,9 +101,9 @@ def test_the_table_of_the_article():
     assert report.improvements({2: 500.0, 1: 900.0, 16: 90.0}).splitlines() == [
         "| instances | time | improvement | the article's |",
         "| --- | --- | --- | --- |",
-        "| 1 | 900.0 s | 1.00x |  |",
-        "| 2 | 500.0 s | 1.80x | 1.8x |",
-        "| 16 | 90.0 s | 10.00x |  |",
+        "| 1 | 900.00 s | 1.00x |  |",
+        "| 2 | 500.00 s | 1.80x | 1.8x |",
+        "| 16 | 90.00 s | 10.00x |  |",
     ]
 
 
@@ -143,9 +143,9 @@ def test_the_jobs_of_a_table():
     assert all(request["ResourceConfig"]["InstanceType"] == "ml.g4dn.12xlarge" for request in requests)
     assert "algo-1: a line" in done.stdout
     assert done.stdout.splitlines()[-3:] == [
-        "| 1 | 1000.0 s | 1.00x |  |",
-        "| 2 | 560.0 s | 1.79x | 1.8x |",
-        "| 4 | 280.0 s | 3.57x | 3.7x |",
+        "| 1 | 1000.00 s | 1.00x |  |",
+        "| 2 | 560.00 s | 1.79x | 1.8x |",
+        "| 4 | 280.00 s | 3.57x | 3.7x |",
     ]
 
 
@@ -154,7 +154,7 @@ def test_a_job_that_fails_ends_the_table():
     done = on_sagemaker(stand_in, "--instances", "1", "2", "4")
     assert done.returncode == 1
     assert stand_in.names().count("CreateTrainingJob") == 2
-    assert done.stdout.splitlines()[-1] == "| 1 | 1000.0 s | 1.00x |  |"
+    assert done.stdout.splitlines()[-1] == "| 1 | 1000.00 s | 1.00x |  |"
     assert done.stderr.splitlines()[-1] == "error: the job on 2 instances did not complete, see above"
 
 
