@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test lint format build run push benchmark clean
+.PHONY: help env train test lint format build run push benchmark scaling clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -43,6 +43,9 @@ push:  ## push the image to REPOSITORY: NAME in your Amazon ECR registry, or HOS
 
 benchmark: $(VENV)/ready  ## measure, as ratios in one run: images/s against bare PyTorch and the original's recipe, start-up
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./entrypoint.sh python -m benchmarks
+
+scaling: $(VENV)/ready  ## measure what two nodes of one core each bring over one, against plain DDP: five minutes
+	PATH="$(CURDIR)/$(BIN):$$PATH" ./entrypoint.sh python -m benchmarks.scaling local
 
 clean:  ## remove the environments and everything below output/
 	rm -rf $(VENV) .venvs output

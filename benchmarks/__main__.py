@@ -2,6 +2,7 @@
 
     python -m benchmarks [--n 5] [--steps 10] [--data_dir DIR]      from the repository's root; minutes on 2 CPU cores
     python -m benchmarks.step, .original, .startup                  one of them; --help says what it takes
+    python -m benchmarks.scaling                                    what more nodes bring: apart, with its own --help
 
 They run one after another: two at a time would take the cores from each other.
 """

@@ -1,0 +1,41 @@
+"""The loop that a person would write for torchrun, without Lightning: torchvision's ResNet-18 in DDP as it comes.
+
+    torchrun ... -m benchmarks.plain SOCKET STEPS BATCH_SIZE        by `python -m benchmarks.scaling local` only
+
+Data, batch, optimizer and thread are those of our training. One node is no DDP: there is nothing to exchange.
+"""
+
+import os
+import sys
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchvision.models import resnet18
+
+from benchmarks.ranks import Rank
+from benchmarks.training import RandomDataModule
+
+
+def main(address: str, steps: int, batch_size: int) -> None:
+    """Train until the benchmark says that it is enough."""
+    # Another order of the images for each rank does for a distributed sampler.
+    datamodule = RandomDataModule(batch_size=batch_size, seed=int(os.environ["RANK"]))
+    datamodule.setup("fit")
+    network = resnet18(num_classes=datamodule.num_classes)
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        distributed.init_process_group("gloo")
+        network = DistributedDataParallel(network)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, fused=True)
+    rank = Rank(address, steps)
+    rank.start(network)
+    for images, labels in datamodule.train_dataloader():
+        loss = nn.functional.cross_entropy(network(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rank.tick(len(labels))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,0 +1,90 @@
+"""A rank of `python -m benchmarks.scaling local`: it trains when it is told to, and says how fast it was.
+
+Turns are given out by the benchmark over a socket, as the ranks are no children of it: launchers start them.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Client
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WARMUP = 3  # steps at the start of a turn that are not timed: the caches are full of another training's data
+EXCHANGE, SILENT, END = "exchange", "silent", "end"  # what a rank is told: silent is to train without the other node
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a rank did in its turn; the seconds are those of a step, on average."""
+
+    rate: float
+    """images/s."""
+    seconds: float
+    """Of the whole step."""
+    waited: float = 0.0
+    """From the last gradient computed to the last one exchanged, with nothing else to do."""
+    overlapped: float = 0.0
+    """From the first gradients handed over to the last one computed: what is exchanged then, nobody waits for."""
+    sent: float = 0.0
+    """Bytes that a node sent in a step; the benchmark measures it."""
+
+
+class Rank(Callback):
+    """Trains in turns: WARMUP steps untimed, `steps` timed; asleep in between.
+
+    Args:
+        address: Path of the benchmark's socket.
+        steps: Timed steps of a turn.
+    """
+
+    def __init__(self, address: str, steps: int) -> None:
+        self.address, self.steps = address, steps
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Wait for the first turn."""
+        self.start(trainer.model)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Tick."""
+        self.tick(len(batch[1]))
+
+    def start(self, network: nn.Module) -> None:
+        """Report to the benchmark and wait for the first turn of `network`, which is in DDP if there are two nodes."""
+        self.ddp = network if isinstance(network, DistributedDataParallel) else None
+        if self.ddp:
+            self.ddp._set_ddp_runtime_logging_sample_rate(1)  # each step, not each hundredth
+        self.connection = Client(self.address)
+        self._obey()
+
+    def tick(self, images: int) -> None:
+        """Note the end of a step that trained on `images`; at the end of a turn, return when the next one starts."""
+        self.step += 1
+        if self.step <= WARMUP:
+            self.images, self.waited, self.overlapped, self.started = 0, 0.0, 0.0, time.perf_counter()
+            return
+        self.images += images
+        if self.ddp:  # DDP's own timers, ns; what they say is complete with the next step, so they are a step behind
+            found = self.ddp._get_ddp_logging_data()
+            overlapped = found.get("backward_compute_comm_overlap_time", 0)
+            self.overlapped += overlapped / 1e9
+            self.waited += (found.get("backward_comm_time", 0) - overlapped) / 1e9
+        if self.step == WARMUP + self.steps:
+            seconds = time.perf_counter() - self.started
+            each = [total / self.steps for total in (seconds, self.waited, self.overlapped)]
+            self.connection.send(Turn(self.images / seconds, *each))
+            self._obey()
+
+    def _obey(self) -> None:
+        """Wait for an order, and prepare for what it says."""
+        order = self.connection.recv()
+        if order == END:
+            os._exit(0)  # a model is of no use to anybody here
+        if self.ddp:
+            self.ddp.require_backward_grad_sync = order == EXCHANGE  # what no_sync() sets
+        self.step = 0
