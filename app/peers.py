@@ -67,15 +67,13 @@ class Peers:
         self.before = hosts[: hosts.index(host)]  # these are called, the others call
         self.others = {name: Peer() for name in hosts if name != host}
         self.decide, self.status, self.last = decide, "it was preparing its program", {}
-        self.tasks: set[asyncio.Task] = set()
+        self.tasks: list[asyncio.Task] = []  # asyncio itself keeps no reference
 
     async def open(self) -> None:
         """Listen, call, and go on telling that this host lives; OSError if the port cannot be had."""
         self.server = await asyncio.start_server(self._called, port=self.port, limit=LINE)
         for work in (self._appear(), self._say_that_we_live(), *map(self._call, self.before)):
-            task = asyncio.create_task(work)
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            self.tasks.append(asyncio.create_task(work))
 
     def tell(self, message: Mapping) -> None:
         """Send a message to all, later ones included: to each that appears, what was said so far."""
@@ -94,8 +92,6 @@ class Peers:
         waits = [peer.gone.wait() for peer in connected]
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), LAST_WORDS)
-        for task in self.tasks:
-            task.cancel()
 
     async def _appear(self) -> None:
         await asyncio.sleep(self.appear)

@@ -37,7 +37,8 @@ class Watch:
     def __enter__(self) -> "Watch":
         self.folder = tempfile.TemporaryDirectory(prefix="watch-")
         self.path = Path(self.folder.name, "ranks")
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
         try:
             self._wait(self._open())
         except OSError as error:
@@ -50,6 +51,8 @@ class Watch:
     def __exit__(self, *_) -> None:
         self._wait(self._leave())
         self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
         self.folder.cleanup()
 
     def wait_until_all_are_ready(self) -> Verdict | None:
@@ -99,6 +102,10 @@ class Watch:
         self.server.close()
         if self.peers.others:
             await self.peers.leave()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     async def _rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Listen to a rank of this node until its line breaks."""

@@ -78,10 +78,10 @@ class Nodes:
         docker("network", "disconnect", self.network, self.containers[host])
         docker("network", "connect", "--alias", host, self.network, self.containers[host])
 
-    def wait_for(self, text: str, host: str) -> None:
-        """Return when a host has said `text`."""
+    def wait_for(self, text: str, host: str, times: int = 1) -> None:
+        """Return when a host has said `text`, so many times."""
         end = time.monotonic() + LIMIT
-        while text not in (said := self.said(host)):
+        while (said := self.said(host)).count(text) < times:
             assert time.monotonic() < end and self._runs(host), said[-3000:]
             time.sleep(0.2)
 

@@ -18,7 +18,7 @@ PROBE = {
     "checkpoint.monitor": "null",
     "checkpoint.filename": "null",
 }
-LONG = PROBE | {"trainer.max_epochs": 1000, "model.sleep": 0.05}
+LONG = PROBE | {"trainer.max_epochs": 1000, "model.sleep": 0.05, "progress.every_n_seconds": 1}
 SOON = {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12", "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "40"}
 LAUNCHERS = ["app/train_multi_node.py", "app/train_torchrun.py"]
 
@@ -56,7 +56,7 @@ def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
 def test_a_nodes_network_is_cut(image: str, tmp_path: Path, how: str):
     with job(image, tmp_path, 3, LONG) as nodes:
         nodes.start()
-        nodes.wait_for("TRAINING", "algo-1")
+        nodes.wait_for("step=", "algo-1", times=3)  # seconds: the others have heard of the first
         nodes.cut("algo-3") if how == "disconnected" else nodes.drop_packets("algo-3", 1.0)
         assert nodes.end() == {"algo-1": 1, "algo-2": 1, "algo-3": 1}
         for host in ("algo-1", "algo-2"):
