@@ -19,7 +19,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from app.datamodule import ResidentDataModule
 
-WAIT = 240  # seconds at most; a rank that takes longer hangs
+WAIT = 120  # seconds at most; a rank that takes longer hangs
 
 
 @dataclass(frozen=True)
