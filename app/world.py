@@ -21,6 +21,7 @@ REMEDY = {
     "hosts": "start all hosts as one job",
     "program version": "start all hosts from the same image",
     "dataset fingerprint": "give all hosts the same files, or the channel as ShardedByS3Key",
+    "batches of an epoch": "give all hosts as many samples, or set --trainer.limit_train_batches to a number all have",
 }
 
 
@@ -56,15 +57,14 @@ class World(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare what the ranks were told."""
-        if trainer.world_size == 1 or not torch.distributed.is_initialized():
-            return
-        everyone: list = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everyone, (self.environment, self._told(trainer)))
-        compare(everyone)
+        if trainer.world_size > 1:
+            self._agree(self._told(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Scale the learning rates, and say so in the log."""
+        """Compare the lengths of an epoch, scale the learning rates, and say so in the log."""
         ranks = trainer.world_size
+        if ranks > 1:  # a rank with a batch more would wait in it for the others' gradients, for ever
+            self._agree({"batches of an epoch": trainer.num_training_batches})
         factor = {"none": 1.0, "linear": float(ranks), "sqrt": math.sqrt(ranks)}[self.lr_scaling]
         before = _rates(trainer, 1 / self.lr_factor)
         if factor != self.lr_factor:  # else it comes from a checkpoint, and stays as it is to the last bit
@@ -89,6 +89,12 @@ class World(Callback):
         weight = sizes[trainer.global_rank] * len(sizes) / sum(sizes)
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)
+
+    def _agree(self, told: dict[str, object]) -> None:
+        """Compare `told` over all ranks."""
+        everyone: list = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everyone, (self.environment, told))
+        compare(everyone)
 
     def _told(self, trainer: Trainer) -> dict[str, object]:
         """Return all that the ranks must agree on, by what a user would call it."""

@@ -227,6 +227,23 @@ def test_a_users_own_fingerprint(tmp_path: Path):
     assert all(rank.error.startswith(says) for rank in ended), ended[0].said
 
 
+class Uneven(ranks.Numbered):
+    """A user's own loaders, of another length on each rank; Lightning gives each rank a part of it."""
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.arange(20 + 20 * self.trainer.global_rank), batch_size=5)
+
+
+def fit_uneven() -> None:
+    ranks.trainer([World(Environment(), {})]).fit(ranks.Regression(), Uneven(40))
+
+
+def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
+    ended = ranks.run(fit_uneven, folder=tmp_path)
+    says = "ValueError: batches of an epoch: localhost (rank 0) has 2, localhost (rank 1) has 4; give all hosts as many"
+    assert all(rank.error.startswith(says) for rank in ended), ended[0].said
+
+
 # The learning rate ----------------------------------------------------------------------------------------------------
 
 torch_schedulers = torch.optim.lr_scheduler
