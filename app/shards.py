@@ -36,7 +36,8 @@ def agree(read: Callable[[], tuple[int, int]], node: int) -> list[Shard]:
     every rank, if `read` raises ValueError or OSError on one of them, or if a rank would have no image.
     """
     told = _gather((node, _host(), *_tried(read)))
-    _raise_first((host, problem) for _, host, _, problem, _ in told)
+    needed = "; with ShardedByS3Key, each host needs training files of its own"
+    _raise_first((host, f"{problem}{needed if missing else ''}") for _, host, _, problem, missing in told)
     found = []
     for _, same in groupby(told, key=lambda one: one[0]):
         (_, host, sizes, _, _), *others = same
@@ -107,7 +108,7 @@ def _raise_first(problems: Iterable[tuple[str, str]]) -> None:
     """Raise the first of the problems (host, what it is), the same on every rank, unless all are ""."""
     for host, problem in problems:
         if problem:
-            raise ValueError(f"{problem} [{host}]")
+            raise ValueError(f"{problem} (on {host})")
 
 
 def _gather(told: tuple) -> list[tuple]:

@@ -93,7 +93,9 @@ class World(Callback):
     def _agree(self, told: dict[str, object]) -> None:
         """Compare `told` over all ranks."""
         everyone: list = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everyone, (self.environment, told))
+        # Text only: hosts may have other versions of our classes.
+        own = self.environment.current_host, _places(self.environment), {key: str(told[key]) for key in told}
+        torch.distributed.all_gather_object(everyone, own)
         compare(everyone)
 
     def _told(self, trainer: Trainer) -> dict[str, object]:
@@ -106,28 +108,32 @@ class World(Callback):
         return told
 
 
-def compare(everyone: list[tuple[Environment, dict[str, object]]]) -> None:
-    """Raise ValueError if two of the ranks, given in their order with what each was told, contradict each other.
+def compare(everyone: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
+    """Raise ValueError if two of the ranks contradict each other; each says its host, places, and what it was told.
 
     What differs because it names the host, or a folder that SageMaker gave it, is no contradiction.
     """
-    first, reference = everyone[0]
-    for rank, (environment, told) in enumerate(everyone):
+    first, reference_places, reference = everyone[0]
+    for rank, (host, places, told) in enumerate(everyone):
         for key in reference | told:
-            here, there = str(reference.get(key)), str(told.get(key))
-            if here != there and _without_place(here, first) != _without_place(there, environment):
+            here, there = reference.get(key, "nothing"), told.get(key, "nothing")
+            if here != there and _without(reference_places, here) != _without(places, there):
                 raise ValueError(
-                    f"{key}: {first.current_host} (rank 0) has {masked(key, here)}, {environment.current_host} "
-                    f"(rank {rank}) has {masked(key, there)}; {REMEDY.get(key, 'give all hosts the same flags')}"
+                    f"{key}: {first} (rank 0) has {masked(key, here)}, {host} (rank {rank}) has {masked(key, there)}; "
+                    f"{REMEDY.get(key, 'give all hosts the same flags')}"
                 )
 
 
-def _without_place(value: str, environment: Environment) -> str:
-    """Return a setting's value with the names of this host and of its folders taken out."""
+def _places(environment: Environment) -> dict[str, str]:
+    """Return what a setting may rightly contain that is another text on each host: its names, by what it means."""
     places = {"training": environment.training_dir, "output": environment.output_data_dir}
     places |= {"checkpoints": environment.checkpoint_dir, "host": environment.current_host}
-    known = [(name, str(text)) for name, text in places.items() if text]
-    for name, text in sorted(known, key=lambda place: -len(place[1])):  # the longest first: one may contain another
+    return {name: str(text) for name, text in places.items() if text}
+
+
+def _without(places: Mapping[str, str], value: str) -> str:
+    """Return a setting's value with the names of a host's places taken out."""
+    for name, text in sorted(places.items(), key=lambda place: -len(place[1])):  # one may contain a shorter one
         value = value.replace(text, f"<{name}>")
     return value
 

@@ -127,9 +127,9 @@ def test_a_run_goes_on_in_mid_epoch_where_it_stopped(tmp_path: Path):
 @pytest.mark.parametrize(
     ("sizes", "options", "says"),
     [
-        ([12, 1], {"val_split": 0.25}, r"--data.val_split: found 0.25, allowed are 1 to 0 of the 1 .*\[host node-1\]"),
+        ([12, 1], {"val_split": 0.25}, r"--data.val_split: found 0.25, allowed are 1 to 0 of .*\(on host node-1\)"),
         ([12, 3], {"val_split": 6}, r"--data.val_split: found 6 \(3 of them on this host\), allowed are 1 to 2 of "
-         r"the 3 images.*\[host node-1\]"),
+         r"the 3 images.*\(on host node-1\)"),
         ([2, 12], {"val_split": 2}, "--data.data_dir: found 1 training images on host node-0, which has 2 ranks"),
         ([12, 12], {"val_split": 3}, "--data.val_split: found 1 validation images on host node-1, which has 2 ranks"),
         ([12, 40], {"batch_size": 9, "drop_last": True, "val_split": 4}, "--data.batch_size: 9 on 2 ranks is more than "
@@ -202,11 +202,11 @@ def test_a_job_with_a_sharded_channel(tmp_path: Path, nodes):
 
 LACKING = {
     "no training file": ([*FOUR[0], *FOUR[1][:3]], ["test_batch"], r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*"
-                         r"\[host algo-2\]"),
+                         r"\(on host algo-2\)"),
     "a damaged file": (["data_batch_1"], ["data_batch_2", "test_batch"], r"data_batch_2 is not a CIFAR-10 batch.*"
-                       r"\[host algo-2\]"),
-    "no test file": (["data_batch_1"], ["data_batch_2"], r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*\[host "
-                     r"algo-1\]"),
+                       r"\(on host algo-2\)"),
+    "no test file": (["data_batch_1"], ["data_batch_2"], r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*\(on "
+                     r"host algo-1\)"),
 }  # fmt: skip
 
 
@@ -226,7 +226,9 @@ def test_a_damaged_test_file_on_one_of_two_hosts_that_have_it(tmp_path: Path):
     folders = write_shards(tmp_path, [*FOUR[0], "test_batch"], FOUR[1])
     (folders[1] / "cifar-10-batches-py/test_batch").write_bytes(b"nothing")
     ended = ranks.run(program, "--data.val_split=10", nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
-    assert all(re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\[host algo-2\]", rank.said) for rank in ended)
+    assert all(
+        re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\(on host algo-2\)", rank.said) for rank in ended
+    )
 
 
 @pytest.mark.parametrize("given", [(), ("--data=CIFAR10DataModule",)])
