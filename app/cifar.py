@@ -33,6 +33,10 @@ _ALLOWED = {
 }
 
 
+class Missing(FileNotFoundError, ValueError):
+    """A file is not there: a user's mistake, unless the folder is to hold a part of the files only."""
+
+
 class _ArrayUnpickler(pickle.Unpickler):
     """Builds arrays and plain containers; anything else a pickle names is refused before it is imported."""
 
@@ -43,18 +47,19 @@ class _ArrayUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of images needs") from None
 
 
-def read(folder: Path, train: bool, channel: str) -> tuple[np.ndarray, np.ndarray]:
+def read(folder: Path, train: bool, channel: str, part: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return the images, uint8 [N, 3, 32, 32] (RGB), and labels, int64 [N] (0 to 9), of one split.
 
     `folder` holds the five training batches and the test batch, or the folder or archive that the authors ship
-    them in. `channel` is what error messages call it. ValueError names the file and what is wrong with it.
+    them in; `part` of them is enough if that is said. `channel` is what error messages call it. ValueError, of class
+    Missing if it is not there, names the file and what is wrong with it.
     """
     names = TRAIN_FILES if train else TEST_FILES
     batches = {name: _decode(content, f"{channel}: {name}") for name, content in _files(folder, names, channel)}
     missing = [name for name in names if name not in batches]
-    if missing:
-        raise ValueError(f"{channel}: {missing[0]} is missing; needed are {', '.join(TRAIN_FILES + TEST_FILES)}")
-    parts = [batches[name] for name in names]
+    if missing and not (part and batches):
+        raise Missing(f"{channel}: {missing[0]} is missing; needed are {', '.join(TRAIN_FILES + TEST_FILES)}")
+    parts = [batches[name] for name in names if name in batches]
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 
@@ -79,15 +84,15 @@ def download(folder: Path) -> None:
 def _files(folder: Path, names: tuple[str, ...], channel: str) -> Iterator[tuple[str, bytes]]:
     """Yield (name, bytes) of the batch files: loose, in the authors' folder, or in their archive."""
     for place in (folder, folder / FOLDER):
-        if (place / names[0]).is_file():
-            for path in (place / name for name in names if (place / name).is_file()):
+        if found := [place / name for name in names if (place / name).is_file()]:
+            for path in found:
                 if path.stat().st_size > MAX_BYTES:
                     raise ValueError(f"{channel}: {path.name} has {path.stat().st_size} bytes, a batch has 31 million")
                 yield path.name, path.read_bytes()
             return
     if not (folder / ARCHIVE).is_file():
         found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) if folder.is_dir() else "no such folder"
-        raise ValueError(
+        raise Missing(
             f"{channel}: {folder} holds no CIFAR-10 (found: {found or 'nothing'}); allowed are {ARCHIVE}, the folder "
             f"{FOLDER} or the files in it"
         )

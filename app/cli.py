@@ -1,10 +1,12 @@
 """Flags to objects: class defaults < SageMaker's directories < trainer.yaml < flags. Reads no environment variable."""
 
+import json
 import logging
 import sys
 import time
 import warnings
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jsonargparse import ArgumentError
@@ -18,6 +20,8 @@ from torch.distributed import is_torchelastic_launched
 from app import data, flags, model, smddp
 from app.environment import Environment
 from app.progress import LogProgress
+from app.system import SystemMetrics
+from app.world import World
 
 
 class Logger(TensorBoardLogger):
@@ -82,20 +86,30 @@ class CLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the namespaces logger, checkpoint and progress, and SageMaker's directories as defaults."""
+        """Add lr_scaling, namespaces of our own (logger, checkpoint, ...), and SageMaker's values as defaults."""
         parser.link_arguments("data", "model.init_args.num_classes", self._num_classes, apply_on="instantiate")
         parser.add_class_arguments(Logger, "logger")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(LogProgress, "progress")
+        parser.add_lightning_class_args(SystemMetrics, "system")
+        parser.add_argument(
+            "--lr_scaling",
+            type=Literal["none", "linear", "sqrt"],
+            default="none",
+            help="Whether to multiply the learning rate by the world size (linear) or by its square root (sqrt).",
+        )
         channels, training_dir = self.environment.channels, self.environment.training_dir
         datamodule = {"class_path": f"{data.__name__}.{'CIFAR10' if channels else 'Digits'}DataModule"}
+        settings = {"data_dir": str(training_dir)} if training_dir else {}
+        settings |= {"sharded": True} if self.environment.training_is_sharded else {}
         parser.set_defaults(
             {
                 "model": {"class_path": f"{model.__name__}.ResNet18"},
-                "data": datamodule | ({"init_args": {"data_dir": str(training_dir)}} if training_dir else {}),
+                "data": datamodule | ({"init_args": settings} if settings else {}),
                 "trainer.num_nodes": len(self.environment.hosts),
                 "logger.save_dir": str(self.environment.log_dir),
                 "checkpoint.dirpath": str(self.environment.checkpoint_dir),
+                "system.host": self.environment.current_host,
             }
         )
 
@@ -105,6 +119,9 @@ class CLI(LightningCLI):
             super().parse_arguments(parser, args)
         except ArgumentError as error:
             raise ValueError(flags.explain(error, parser)) from None
+        # Before a seed is drawn, another one on each host.
+        given = json.loads(parser.dump(self.config, skip_none=False, skip_validation=True, format="json"))
+        self.given = dict(flags.flat(given))
 
     def before_instantiate_classes(self) -> None:
         """Refuse what this machine cannot do, and read -1 devices as all there are, on a CPU too."""
@@ -171,6 +188,7 @@ class CLI(LightningCLI):
             trainer.strategy = smddp.strategy()
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
+        self.trainer_defaults["callbacks"] = [World(self.environment, self.given, self.config.lr_scaling)]
         try:
             return super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:

@@ -31,6 +31,8 @@ class Environment:
     """The network interface between the hosts, as SageMaker names it: this machine may have none of that name."""
     channels: Mapping[str, Path] = field(default_factory=dict)
     """Input folder of each data channel by name, the code channels of SDK 3 left out."""
+    sharded_channels: frozenset[str] = frozenset()
+    """The channels of which each host has other files than the others (ShardedByS3Key)."""
     model_dir: Path = Path("output/model")
     """Where the trained model goes; SageMaker uploads it as model.tar.gz."""
     output_data_dir: Path = Path("output/data")
@@ -66,6 +68,7 @@ class Environment:
             num_gpus=_json(variables, "SM_NUM_GPUS", int, 0),
             network_interface=variables.get("SM_NETWORK_INTERFACE_NAME"),
             channels=_channels(variables),
+            sharded_channels=_sharded_channels(variables),
             model_dir=Path(variables.get("SM_MODEL_DIR", cls.model_dir)),
             output_data_dir=output_data_dir,
             checkpoint_dir=_checkpoint_dir(variables) or output_data_dir / "checkpoints",
@@ -85,9 +88,16 @@ class Environment:
     @property
     def training_dir(self) -> Path | None:
         """Folder of the channel `training`, or of the only channel there is; None if that leaves none or a choice."""
-        if "training" in self.channels:
-            return self.channels["training"]
-        return next(iter(self.channels.values())) if len(self.channels) == 1 else None
+        return self.channels.get(self._training_channel)
+
+    @property
+    def training_is_sharded(self) -> bool:
+        """Whether `training_dir` holds a part of the training data, and other hosts have the rest."""
+        return len(self.hosts) > 1 and self._training_channel in self.sharded_channels
+
+    @property
+    def _training_channel(self) -> str:
+        return "training" if "training" in self.channels or len(self.channels) != 1 else next(iter(self.channels))
 
 
 def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
@@ -155,6 +165,13 @@ def _channels(variables: Mapping[str, str]) -> dict[str, Path]:
     if missing:
         raise ValueError(f"SM_CHANNELS names {missing[0]!r}, but SM_CHANNEL_{missing[0].upper()} is not set")
     return {name: Path(variables[f"SM_CHANNEL_{name.upper()}"]) for name in sorted(names) if name not in CODE_CHANNELS}
+
+
+def _sharded_channels(variables: Mapping[str, str]) -> frozenset[str]:
+    """Return the channels that SM_INPUT_DATA_CONFIG, the toolkit's copy of inputdataconfig.json, calls sharded."""
+    config = _json(variables, "SM_INPUT_DATA_CONFIG", dict, {})
+    kinds = {name: entry.get("S3DistributionType") for name, entry in config.items() if isinstance(entry, dict)}
+    return frozenset(name for name, kind in kinds.items() if kind == "ShardedByS3Key")
 
 
 def _hyperparameters(variables: Mapping[str, str]) -> dict[str, object]:

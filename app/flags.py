@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import re
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 
 from jsonargparse import ArgumentError, ArgumentParser
@@ -35,6 +36,16 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
         nullable = ["null"] if "Expected a null" in text and not owner else []
         return f"{flag}: found {given!r}, allowed is {' or '.join([*kinds, *nullable])}"
     return " ".join(re.sub(r'^Parser key "([^"]+)"', r"--\1", text.removeprefix("argument ")).split())
+
+
+def flat(config: Mapping[str, object], prefix: str = "--") -> Iterator[tuple[str, object]]:
+    """Yield (flag, value) of each setting in a configuration as the parser dumps it; null for a group not given."""
+    for name, value in config.items():
+        key = prefix if name == "init_args" else f"{prefix}{name}."
+        if isinstance(value, dict) and value:
+            yield from flat(value, key)
+        else:
+            yield key.removesuffix(".").removesuffix(".class_path"), value
 
 
 def _unknown_setting(flag: str, option: str, owner: str, text: str) -> str:

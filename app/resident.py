@@ -6,7 +6,7 @@ a run with another number of workers. Whole batches are augmented and normalised
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,7 @@ class Augmentation:
     flip: Tensor  # bool [N]
 
     @classmethod
-    def of_epoch(cls, seed: int, epoch: int, size: int, flip: bool) -> "Augmentation":
+    def of_epoch(cls, seed: int | str, epoch: int, size: int, flip: bool) -> "Augmentation":
         """Draw the choices of an epoch of `size` samples; without `flip`, none is flipped."""
         draw = generator("augment", seed, epoch)
         top, left = torch.randint(2 * PADDING + 1, (2, size), generator=draw)
@@ -80,11 +80,49 @@ class Normalize:
         return images.sub_(self.mean.to(images.device)).div_(self.std.to(images.device))
 
 
+@dataclass(frozen=True)
+class Division:
+    """How the positions 0 to `size` - 1 of an epoch are cut into global batches, and these into a slice for each rank.
+
+    Global batch b is the positions [b * batch_size * ranks, (b + 1) * batch_size * ranks). The remainder is a smaller
+    batch of its own; if it has fewer samples than there are ranks, which would leave a rank without any, the last whole
+    batch takes it in; with `drop_last`, it is left out.
+    """
+
+    size: int
+    batch_size: int
+    ranks: int
+    drop_last: bool = False
+
+    @property
+    def batches(self) -> int:
+        """Number of global batches."""
+        whole, rest = divmod(self.size, self.batch_size * self.ranks)
+        return whole + (rest >= self.ranks and not self.drop_last)
+
+    def positions(self, batch: int) -> range:
+        """Return the positions of a global batch."""
+        first, length = batch * self.batch_size * self.ranks, self.batch_size * self.ranks
+        last = batch == self.batches - 1 and not self.drop_last
+        return range(first, self.size if last else first + length)
+
+    def sizes(self, batch: int) -> list[int]:
+        """Return the number of samples of each rank's slice of a global batch; they differ by one at most."""
+        each, rest = divmod(len(self.positions(batch)), self.ranks)
+        return [each + (rank < rest) for rank in range(self.ranks)]
+
+    def slice(self, batch: int, rank: int) -> Tensor:
+        """Return the positions of a rank's slice, int64 [n]."""
+        positions = self.positions(batch)
+        return torch.arange(positions.start, positions.stop).tensor_split(self.ranks)[rank]
+
+
 class ResidentLoader:
     """Batches of a resident set for one rank: (float32 [n, C, H, W], int64 [n]) on the set's device.
 
-    Global batch b of an epoch is the positions [b * batch_size * world_size, (b + 1) * batch_size * world_size) of
-    that epoch's order, and each rank takes its slice of it; with `drop_last`, the remainder is left out.
+    `rank` of `world_size` ranks takes its slice of each global batch of `data` (see Division). Where the nodes have
+    different data, these are the ranks of this node, and `shards` has (samples, ranks) of every node in the order of
+    their ranks: all nodes make as many batches as the one that has the fewest.
     `batches_done`, the training batches finished over all epochs, tells where an iteration starts; it defaults to 0.
     """
 
@@ -94,32 +132,36 @@ class ResidentLoader:
         *,
         batch_size: int,
         normalize: Normalize,
-        seed: int = 0,
+        seed: int | str = 0,
         shuffle: bool = False,
         augment: bool = False,
         flip: bool = False,
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
+        shards: Sequence[tuple[int, int]] = (),
         limit: Callable[[int], int] = lambda batches: batches,
         batches_done: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.data, self.normalize, self.seed = data, normalize, seed
-        self.shuffle, self.augment, self.flip = shuffle, augment, flip
-        self.rank, self.world_size, self.global_batch = rank, world_size, batch_size * world_size
-        whole, rest = divmod(len(data), self.global_batch)
-        # The remainder is a smaller batch of its own; if it has fewer samples than there are ranks, which would leave
-        # a rank without any, the last whole batch takes it in.
-        self.batches = whole + (rest >= world_size and not drop_last)
-        self.end = self.batches * self.global_batch if drop_last else len(data)
+        self.data, self.normalize, self.seed, self.batch_size = data, normalize, seed, batch_size
+        self.shuffle, self.augment, self.flip, self.rank = shuffle, augment, flip, rank
+        self.division = Division(len(data), batch_size, world_size, drop_last)
+        self.divisions = [Division(size, batch_size, ranks, drop_last) for size, ranks in shards] or [self.division]
+        self.batches = min(division.batches for division in self.divisions)
         if not self.batches:
+            least = min(self.divisions, key=lambda division: division.batches)
             raise ValueError(
-                f"--data.batch_size: {batch_size} on {world_size} ranks is more than the {len(data)} samples there are"
+                f"--data.batch_size: {batch_size} on {least.ranks} ranks is more than the {least.size} samples there "
+                f"are{' on a host' if shards else ''}"
             )
         self.limit, self.batches_done = limit, batches_done
 
     def __len__(self) -> int:
         return self.batches
+
+    def sizes(self, batch: int) -> list[int]:
+        """Return the number of samples that each rank of the job has in batch `batch` of an epoch."""
+        return [size for division in self.divisions for size in division.sizes(batch)]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         epoch, first = divmod(self.batches_done(), max(1, self.limit(self.batches)))
@@ -128,9 +170,7 @@ class ResidentLoader:
         order = torch.randperm(size, generator=draw) if self.shuffle else torch.arange(size)
         choices = Augmentation.of_epoch(self.seed, epoch, size, self.flip) if self.augment else None
         for batch in range(first, self.batches):
-            last = batch == self.batches - 1
-            whole = torch.arange(batch * self.global_batch, self.end if last else (batch + 1) * self.global_batch)
-            positions = whole.tensor_split(self.world_size)[self.rank]
+            positions = self.division.slice(batch, self.rank)
             samples = self.data.subset(order[positions].to(device))
             images = choices.apply(samples.images, positions) if choices else samples.images
             yield self.normalize(images), samples.labels

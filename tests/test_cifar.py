@@ -167,6 +167,18 @@ def test_a_missing_batch_an_empty_and_an_absent_folder(folder, tmp_path):
         read(tmp_path / "absent")
 
 
+def test_a_part_of_the_files_is_enough_where_that_is_said(folder, tmp_path):
+    for name in ("data_batch_1", "data_batch_3", "data_batch_5", "test_batch"):
+        (folder / cifar.FOLDER / name).unlink()
+    images, labels = cifar.read(folder, True, "channel training", part=True)
+    assert (images.reshape(80, -1) == np.concatenate([batch(40, number)["data"] for number in (1, 3)])).all()
+    for train, part, says in ((True, False, "data_batch_1 is missing"), (False, True, "holds no CIFAR-10")):
+        with pytest.raises(cifar.Missing, match=says):
+            cifar.read(folder, train, "channel training", part=part)
+    with pytest.raises(cifar.Missing, match="no such folder"):
+        cifar.read(tmp_path / "absent", True, "channel training", part=True)
+
+
 def test_a_huge_file_is_not_read(folder):
     path = folder / cifar.FOLDER / "data_batch_1"
     os.truncate(path, cifar.MAX_BYTES + 1)

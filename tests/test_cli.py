@@ -139,6 +139,8 @@ def test_all_settings_have_a_sentence(capsys):
         "every_n_seconds",
         "flush_secs",
         "download",
+        "sharded",
+        "lr_scaling",
     ):
         line = text.partition(name)[2].partition("\n--")[0]
         assert len(line.split()) > 5, name
@@ -172,6 +174,10 @@ MISTAKES = [
     (["--lr_scheduler=StepLR"], "--lr_scheduler: StepLR needs step_size; give --lr_scheduler.step_size"),
     (["--trainer max_epochs=1"], "--trainer max_epochs: is no flag here; did you mean --trainer.max_epochs?"),
     (["--trainer.num_nodes=3"], "--trainer.num_nodes: found 3, but the job has 1: localhost"),
+    (["--lr_scaling=linea"], "--lr_scaling: found 'linea', allowed is .*none.*linear.*sqrt"),
+    (["--lr_scale=sqrt"], "--lr_scale: is no flag here; did you mean --lr_scaling?"),
+    (["--system.every_n_seconds=often"], "--system.every_n_seconds: found 'often', allowed is float"),
+    (["--data=DigitsDataModule", "--data.sharded=true"], "--data.sharded: DigitsDataModule has no such setting"),
     (["--logger.flush_secs=often"], "--logger.flush_secs: found 'often', allowed is int"),
 ]
 

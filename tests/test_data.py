@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ranks
 import torch
 from conftest import ROOT, write_cifar
 from pytorch_lightning import LightningModule, Trainer
@@ -48,8 +49,8 @@ def test_an_iteration_that_starts_in_mid_epoch_sees_the_rest_of_it():
         assert torch.equal(images, others) and torch.equal(labels, same)
 
 
-@pytest.mark.parametrize("size", [40, 41, 42, 43, 59, 60, 61])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [40, 41, 42, 43, 59, 60, 61, 97])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_ranks_share_each_global_batch(size, world_size, drop_last):
     options = {"batch_size": 5, "world_size": world_size, "drop_last": drop_last}
@@ -57,11 +58,52 @@ def test_ranks_share_each_global_batch(size, world_size, drop_last):
     assert len({len(batches) for batches in ranks}) == 1  # as many steps on every rank
     assert all(batch for batches in ranks for batch in batches)  # and none without a sample
     together = [sum(parts, []) for parts in zip(*ranks, strict=True)]
+    sizes = loader(size, **options).sizes
+    assert [list(map(len, parts)) for parts in zip(*ranks, strict=True)] == [sizes(k) for k in range(len(together))]
     one_process = labels_of(loader(size, batch_size=5 * world_size, drop_last=drop_last))
     seen = sum(together, [])
     assert seen == sum(one_process, []) if drop_last else sorted(seen) == list(range(size))
     if drop_last:
         assert all(len(batch) == 5 * world_size for batch in together)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_nodes_with_other_data_make_the_same_steps(drop_last):
+    """Also where they have other numbers of ranks."""
+    shards = [(23, 1), (61, 3), (37, 2)]
+    options = {"batch_size": 4, "drop_last": drop_last, "shards": shards}
+    loaders = [loader(size, rank=rank, world_size=local, **options) for size, local in shards for rank in range(local)]
+    batches = [labels_of(each) for each in loaders]
+    # 23 samples are 5 batches of 4 and a rest of 3, 61 are 5 of 12 and a rest of 1, 37 are 4 of 8 and a rest of 5.
+    assert {len(each) for each in loaders} == {4 if drop_last else 5}
+    assert [list(map(len, parts)) for parts in zip(*batches, strict=True)] == [
+        loaders[0].sizes(batch) for batch in range(len(loaders[0]))
+    ]
+    for first, (size, local) in ((0, shards[0]), (1, shards[1]), (4, shards[2])):
+        seen = [number for rank in batches[first : first + local] for batch in rank for number in batch]
+        assert len(seen) == len(set(seen)) and set(seen) <= set(range(size))
+        assert drop_last or size != 37 or len(seen) == 37  # the smallest leaves nothing out
+
+
+class Prepared(ranks.Numbered):
+    """Notes on the node's disk that it was prepared."""
+
+    def prepare_data(self) -> None:
+        Path(f"prepared-{os.getpid()}").touch()
+
+
+def train_prepared() -> list[list[int]]:
+    model = ranks.Regression()
+    ranks.trainer(max_epochs=1).fit(model, Prepared(44, batch_size=5))
+    return model.seen
+
+
+def test_on_two_nodes_of_two_ranks_data_is_prepared_once_a_node_and_read_once(tmp_path):
+    ended = ranks.run(train_prepared, nodes=[2, 2], folder=tmp_path)
+    assert not any(rank.error for rank in ended), ended[0].said
+    assert [len(list((tmp_path / f"node-{node}").glob("prepared-*"))) for node in range(2)] == [1, 1]
+    seen = [number for rank in ended for batch in rank.value for number in batch]
+    assert len(seen) == len(set(seen)) == 40
 
 
 def test_fewer_samples_than_a_batch_of_every_rank_is_an_error_that_names_the_flag():

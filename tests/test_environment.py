@@ -18,6 +18,8 @@ FULL = {
     "SM_CHANNEL_TRAINING": "/b",
     "SM_CHANNEL_CODE": "/c",
     "SM_CHANNEL_SM_DRIVERS": "/d",
+    "SM_INPUT_DATA_CONFIG": '{"training": {"TrainingInputMode": "File", "S3DistributionType": "ShardedByS3Key"}, '
+    '"my-data": {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}, "code": {}}',
     "SM_MODEL_DIR": "/e",
     "SM_OUTPUT_DATA_DIR": "/f",
     "SM_CHECKPOINT_DIR": "/g",
@@ -46,6 +48,7 @@ def test_full(tmp_path):
         num_gpus=7,
         network_interface="eth7",
         channels={"my-data": Path("/a"), "training": Path("/b")},
+        sharded_channels=frozenset({"training"}),
         model_dir=Path("/e"),
         output_data_dir=Path("/f"),
         checkpoint_dir=Path("/g"),
@@ -72,6 +75,19 @@ def test_training_channel():
     assert Environment.read({"SM_CHANNEL_TRAINING": "/z"}).training_dir == Path("/z")
 
 
+def test_a_sharded_channel():
+    """Only the training channel's counts, whatever its name, and only where another host may have the rest."""
+    two = {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a", "SM_CHANNELS": '["mine"]', "SM_CHANNEL_MINE": "/x"}
+    sharded = {"SM_INPUT_DATA_CONFIG": '{"mine": {"S3DistributionType": "ShardedByS3Key"}}'}
+    assert Environment.read(FULL).training_is_sharded
+    assert Environment.read(two | sharded).training_is_sharded
+    assert not Environment.read(two | sharded | {"SM_HOSTS": '["a"]'}).training_is_sharded
+    for config in ({}, {"SM_INPUT_DATA_CONFIG": "{}"}, {"SM_INPUT_DATA_CONFIG": '{"mine": {}}'}):
+        assert not Environment.read(two | config).training_is_sharded
+    replicated = {"SM_INPUT_DATA_CONFIG": '{"training": {}, "my-data": {"S3DistributionType": "ShardedByS3Key"}}'}
+    assert not Environment.read(FULL | replicated).training_is_sharded
+
+
 def test_checkpoint_dir(tmp_path):
     variables = {"SM_MODEL_DIR": str(tmp_path / "model"), "SM_INPUT_CONFIG_DIR": str(tmp_path)}
     assert Environment.read(variables | {"SM_OUTPUT_DATA_DIR": "/f"}).checkpoint_dir == Path("/f/checkpoints")
@@ -92,6 +108,7 @@ def test_checkpoint_dir(tmp_path):
         ({"SM_CURRENT_HOST": ""}, "SM_CURRENT_HOST"),
         ({"SM_CHANNELS": '["lost"]'}, "SM_CHANNEL_LOST"),
         ({"SM_NUM_GPUS": "many"}, "SM_NUM_GPUS"),
+        ({"SM_INPUT_DATA_CONFIG": "[]"}, "SM_INPUT_DATA_CONFIG"),
     ],
 )
 def test_a_contradiction_is_an_error_that_names_the_variable(change, names):

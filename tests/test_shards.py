@@ -1,0 +1,260 @@
+"""Data of which each node has its part: no hang whatever the shards, and every image of a step counts alike."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import conftest
+import numpy as np
+import pytest
+import ranks
+import torch
+from pytorch_lightning import Callback
+
+from app import shards, train
+from app.cli import CLI
+from app.data import CIFAR10DataModule, DigitsDataModule
+from app.environment import Environment
+from app.resident import ResidentLoader
+from app.shards import Shard
+from app.world import World
+
+SHARDED = '{"training": {"TrainingInputMode": "File", "S3DistributionType": "ShardedByS3Key"}}'
+
+
+class Part(ranks.Numbered):
+    """Of a hundred numbers a node, the first few: as many as are given for it."""
+
+    sharded = True
+
+    def __init__(self, sizes: list[int], **options) -> None:
+        super().__init__(0, **options)
+        self.sizes = sizes
+
+    def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
+        node = self.trainer.node_rank
+        images = np.random.RandomState(node).randint(0, 256, (self.sizes[node], 3, 8, 8)).astype(np.uint8)
+        return images, 100 * node + np.arange(self.sizes[node])
+
+
+class Save(Callback):
+    """Writes a checkpoint when 7 batches are done."""
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        if trainer.global_step == 7:
+            trainer.save_checkpoint("../seven.ckpt")
+
+
+def fit(sizes: list[int], options: dict, epochs: int = 2, ckpt_path: str | None = None):
+    """Train on parts of these sizes; return the numbers that the model saw, batch by batch."""
+    model, made = ranks.Regression(), ranks.trainer([World(Environment(), {}), Save()], max_epochs=epochs)
+    made.fit(model, Part(sizes, **options), ckpt_path=ckpt_path)
+    return {"seen": model.seen, "val": model.validated}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes", "options", "steps", "left_out"),
+    [
+        ([1, 1], [24, 44], {}, 5, "17 of 64 training images and 0 of 4"),
+        ([1, 1], [24, 44], {"drop_last": True}, 4, "24 of 64 training images and 0 of 4"),
+        ([2, 2], [32, 18], {"val_split": 0.25}, 2, "4 of 38 training images and 0 of 12"),
+        ([1, 1, 1], [7, 90, 30], {"val_split": 3}, 2, "98 of 124 training images and 0 of 3"),
+        ([2, 2], [5, 41], {"val_split": 5}, 1, "29 of 41 training images and 0 of 5"),
+    ],
+)
+def test_all_ranks_make_the_same_steps(tmp_path: Path, nodes, sizes, options, steps, left_out):
+    ended = ranks.run(fit, sizes, {"batch_size": 5} | options, nodes=nodes, folder=tmp_path)
+    assert not any(rank.error for rank in ended), [rank.error for rank in ended]
+    assert {len(rank.value["seen"]) for rank in ended} == {2 * steps}
+    assert f"an epoch of {steps} steps" in ended[0].said and f"leaves out {left_out}" in ended[0].said
+    assert not any("shards" in rank.said for rank in ended[1:])
+    epochs = [
+        [number for rank in ended for part in rank.value["seen"][first : first + steps] for number in part]
+        for first in (0, steps)
+    ]
+    for numbers in epochs:
+        assert len(numbers) == len(set(numbers))  # no image twice
+    validated = [set(sum((rank.value["val"][0] for rank in ended), []))]
+    assert not validated[0] & set(epochs[0])
+    owners = [node for node, count in enumerate(nodes) for _ in range(count)]
+    for node, rank in zip(owners, ended, strict=True):
+        assert {number // 100 for part in rank.value["seen"] + rank.value["val"] for number in part} == {node}
+    if int(left_out.split()[0]) > 2:
+        assert set(epochs[0]) != set(epochs[1])  # others are left out
+
+
+class Keeper(ranks.Regression):
+    """Keeps its batches."""
+
+    def training_step(self, batch, batch_idx):
+        self.batches = [*getattr(self, "batches", []), batch]
+        return super().training_step(batch, batch_idx)
+
+
+def fit_and_keep(sizes: list[int]):
+    model = Keeper()
+    ranks.trainer([World(Environment(), {})], max_epochs=1).fit(model, Part(sizes, batch_size=5))
+    return model.batches, model.gradients
+
+
+def test_the_gradient_is_that_of_one_process_on_the_samples_of_all_nodes(tmp_path: Path):
+    """19 and 30 images, on two ranks each: the second batch has 5 + 4 and 5 + 5."""
+    ended = ranks.run(fit_and_keep, [21, 32], nodes=[2, 2], folder=tmp_path)
+    assert not ended[0].error, ended[0].said
+    assert [[len(part[1]) for part in rank.value[0]] for rank in ended] == [[5, 5], [5, 4], [5, 5], [5, 5]]
+    model = ranks.Regression()
+    optimizer = model.configure_optimizers()
+    for batch in range(2):
+        optimizer.zero_grad()
+        parts = [rank.value[0][batch] for rank in ended]
+        model.loss([torch.cat(part) for part in zip(*parts, strict=True)]).backward()
+        one = torch.cat([parameter.grad.flatten().clone() for parameter in model.parameters()])
+        optimizer.step()
+        for rank in ended:
+            torch.testing.assert_close(rank.value[1][batch], one, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_goes_on_in_mid_epoch_where_it_stopped(tmp_path: Path):
+    options = {"batch_size": 5}
+    whole = ranks.run(fit, [24, 44], options, 3, nodes=[1, 1], folder=tmp_path)
+    rest = ranks.run(fit, [24, 44], options, 3, "../seven.ckpt", nodes=[1, 1], folder=tmp_path)
+    for uninterrupted, resumed in zip(whole, rest, strict=True):
+        assert len(uninterrupted.value["seen"]) == 15 and not resumed.error, resumed.said
+        assert resumed.value["seen"] == uninterrupted.value["seen"][7:]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "says"),
+    [
+        ([12, 1], {"val_split": 0.25}, r"--data.val_split: found 0.25, allowed are 1 to 0 of .*\(on host node-1\)"),
+        ([12, 3], {"val_split": 6}, r"--data.val_split: found 6 \(3 of them on this host\), allowed are 1 to 2 of "
+         r"the 3 images.*\(on host node-1\)"),
+        ([2, 12], {"val_split": 2}, "--data.data_dir: found 1 training images on host node-0, which has 2 ranks"),
+        ([12, 12], {"val_split": 3}, "--data.val_split: found 1 validation images on host node-1, which has 2 ranks"),
+        ([12, 40], {"batch_size": 9, "drop_last": True, "val_split": 4}, "--data.batch_size: 9 on 2 ranks is more than "
+         "the 10 samples there are on a host"),
+    ],
+)  # fmt: skip
+def test_a_shard_that_is_too_small_is_an_error_on_every_rank(tmp_path: Path, sizes, options, says):
+    ended = ranks.run(
+        fit, sizes, {"batch_size": 5} | options, nodes=[2, 2], folder=tmp_path,
+        variables=lambda node: {"SM_CURRENT_HOST": f"node-{node}"},
+    )  # fmt: skip
+    assert len({rank.error for rank in ended}) == 1
+    assert re.match(f"ValueError: {says}", ended[0].error), ended[0].error
+
+
+def test_augmentation_and_order_differ_between_nodes():
+    have = [Shard("a", 2, 40, 4), Shard("b", 1, 40, 4)]
+    options = [shards.ranks(have, "train", rank, 42) for rank in range(3)]
+    assert [(each["rank"], each["world_size"]) for each in options] == [(0, 2), (1, 2), (0, 1)]
+    assert options[0]["seed"] == options[1]["seed"] != options[2]["seed"]
+    assert options[0]["shards"] == [(40, 2), (40, 1)] and shards.ranks([], "train", 2, 42) == {}
+
+
+# The program ----------------------------------------------------------------------------------------------------------
+
+
+def write_shards(folder: Path, *names: list[str], images: int = 40) -> list[Path]:
+    """Write a channel for each node, with the files named, of a CIFAR-10 of `images` a file; return their folders."""
+    whole = conftest.write_cifar(folder / "whole", images)
+    for node, files in enumerate(names):
+        part = folder / f"channel-{node}" / "cifar-10-batches-py"
+        part.mkdir(parents=True)
+        for name in files:
+            (part / name).write_bytes((whole / name).read_bytes())
+    return [folder / f"channel-{node}" for node in range(len(names))]
+
+
+def toolkit(folders: list[Path], **variables: str):
+    """Return what gives each node the toolkit's variables."""
+    hosts = [f"algo-{node + 1}" for node in range(len(folders))]
+    return lambda node: {
+        "SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": hosts[node], "SM_CHANNELS": '["training"]',
+        "SM_CHANNEL_TRAINING": str(folders[node]), "SM_INPUT_DATA_CONFIG": SHARDED, "SM_OUTPUT_DIR": os.curdir,
+    } | variables  # fmt: skip
+
+
+def program(*flags: str) -> None:
+    train.main([*flags, "--trainer.accelerator=cpu", "--data.batch_size=16", "--trainer.max_epochs=1"])
+
+
+FOUR = ["data_batch_1", "data_batch_3"], ["data_batch_2", "data_batch_4", "data_batch_5", "test_batch"]
+
+
+@pytest.mark.parametrize("nodes", [[1, 1], [2, 2]])
+def test_a_job_with_a_sharded_channel(tmp_path: Path, nodes):
+    """The file of the test images is on the second host only."""
+    folders = write_shards(tmp_path, *FOUR)
+    flags = ["--data=CIFAR10DataModule", "--data.val_split=41", f"--trainer.devices={nodes[0]}"]
+    ended = ranks.run(program, *flags, nodes=nodes, folder=tmp_path, variables=toolkit(folders))
+    assert not any(rank.error for rank in ended), ended[-1].said
+    steps = 4 if nodes == [1, 1] else 2  # 80 - 21 images in batches of 16 for each rank
+    assert (
+        f"host algo-1 59 + 21, host algo-2 100 + 20; an epoch of {steps} steps, the fewest that one has"
+        in ended[0].said
+    )
+    assert "leaves out" in ended[0].said and "dataset fingerprint" not in ended[0].said
+    written = json.loads((tmp_path / "node-0/output/model/model.json").read_text())
+    assert "test_acc" in written["metrics"] and not (tmp_path / "node-1/output/model/model.json").exists()
+
+
+LACKING = {
+    "no training file": ([*FOUR[0], *FOUR[1][:3]], ["test_batch"], r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*"
+                         r"\(on host algo-2\)"),
+    "a damaged file": (["data_batch_1"], ["data_batch_2", "test_batch"], r"data_batch_2 is not a CIFAR-10 batch.*"
+                       r"\(on host algo-2\)"),
+    "no test file": (["data_batch_1"], ["data_batch_2"], r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*\(on "
+                     r"host algo-1\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second", "says"), LACKING.values(), ids=LACKING.keys())
+def test_what_a_node_lacks_is_one_line_on_every_rank(tmp_path: Path, first, second, says):
+    folders = write_shards(tmp_path, first, second)
+    if "is not" in says:
+        (folders[1] / "cifar-10-batches-py/data_batch_2").write_bytes(b"nothing")
+    ended = ranks.run(program, "--data.val_split=10", nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
+    for node, rank in enumerate(ended):
+        assert rank.error == "SystemExit: 1" and re.search(f"error: .*{says}", rank.said), rank.said
+        assert re.search(says, (tmp_path / f"node-{node}/failure").read_text())
+        assert "Traceback" not in rank.said.partition("error: ")[0]
+
+
+def test_a_damaged_test_file_on_one_of_two_hosts_that_have_it(tmp_path: Path):
+    folders = write_shards(tmp_path, [*FOUR[0], "test_batch"], FOUR[1])
+    (folders[1] / "cifar-10-batches-py/test_batch").write_bytes(b"nothing")
+    ended = ranks.run(program, "--data.val_split=10", nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
+    assert all(
+        re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\(on host algo-2\)", rank.said) for rank in ended
+    )
+
+
+@pytest.mark.parametrize("given", [(), ("--data=CIFAR10DataModule",)])
+def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    two = {"hosts": ("a", "b"), "current_host": "a", "channels": {"training": Path("/channel")}}
+    sharded = Environment(**two, sharded_channels=frozenset({"training"}))
+    flags = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp"]
+    made = CLI(sharded, [*given, *flags]).datamodule
+    assert type(made) is CIFAR10DataModule and made.sharded is True and made.data_dir == "/channel"
+    assert CLI(sharded, [*given, "--data.sharded=false", *flags]).datamodule.sharded is False
+    assert CLI(Environment(**two), [*given, *flags]).datamodule.sharded is False
+    if not given:  # classes without such a parameter
+        assert CLI(sharded, ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags]).datamodule.size
+        assert type(CLI(sharded, ["--data=DigitsDataModule", *flags]).datamodule) is DigitsDataModule
+
+
+def test_one_node_reads_the_files_that_are_there(tmp_path):
+    (folder,) = write_shards(tmp_path, ["data_batch_4", "data_batch_2"])
+    data = CIFAR10DataModule(str(folder), sharded=True, val_split=20)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    assert len(data.sets["train"]) == data.num_samples == 60 and type(loader) is ResidentLoader
+    images = torch.cat([data.sets[name].images for name in ("train", "val")]).flatten(1)
+    files = np.concatenate([conftest.batch(40, number)["data"] for number in (1, 3)])
+    assert sorted(images.tolist()) == sorted(files.tolist())
+    with pytest.raises(ValueError, match="data_batch_1 is missing"):
+        CIFAR10DataModule(str(folder), val_split=20).setup("fit")

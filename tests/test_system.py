@@ -1,0 +1,104 @@
+"""app/system.py: a line and a curve for each host, from its local rank 0, and what they say of a machine."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+from pytorch_lightning import Callback
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from app.cli import CLI, Logger
+from app.environment import Environment
+from app.system import SystemMetrics
+
+LINE = re.compile(
+    r"host=(\S+) cpu=\d+\.\d% memory=\d+\.\dGiB network_in=\d+\.\dMiB/s network_out=\d+\.\dMiB/s"
+    r"( gpu_memory=\d+\.\dGiB)?( gpu=\d+\.\d%)?"
+)
+TAGS = {"system/cpu", "system/memory", "system/network_in", "system/network_out"}
+
+
+def fit(every_n_seconds: float, save_dir: str | None) -> None:
+    """Train 16 batches on this rank, as host a or b."""
+    metrics = SystemMetrics(every_n_seconds, host="ab"[int(ranks.os.environ.get("GROUP_RANK", 0))])
+    logger = Logger(save_dir) if save_dir else False
+    ranks.trainer([metrics], logger=logger).fit(ranks.Regression(), ranks.Numbered(44, batch_size=5))
+
+
+def lines(said: str) -> list[str]:
+    found = [line for line in said.splitlines() if line.startswith("host=")]
+    assert all(LINE.fullmatch(line) for line in found), found
+    return [LINE.fullmatch(line)[1] for line in found]
+
+
+def test_one_rank_of_every_host_writes(tmp_path: Path):
+    ended = ranks.run(fit, 0, "../logs", nodes=[2, 2], folder=tmp_path)
+    assert not any(rank.error for rank in ended), ended[0].said
+    assert [lines(rank.said) for rank in ended] == [["a"] * 4, [], ["b"] * 4, []]
+    for host in "ab":
+        (folder,) = tmp_path.glob(f"logs/lightning_logs/version_0/system/{host}")
+        events = EventAccumulator(str(folder)).Reload()
+        assert set(events.Tags()["scalars"]) - {"system/gpu_memory", "system/gpu"} == TAGS
+        assert [event.step for event in events.Scalars("system/cpu")] == [1, 2, 3, 4]
+        assert all(event.value > 2**26 for event in events.Scalars("system/memory"))  # bytes
+        assert all(0 <= event.value <= 100 for event in events.Scalars("system/cpu"))
+    assert len(list(tmp_path.glob("logs/lightning_logs/version_0/events.*"))) == 1  # the model's metrics are rank 0's
+    assert sorted(path.name for path in (tmp_path / "logs/lightning_logs").iterdir()) == ["version_0"]
+
+
+def test_without_a_logger_there_are_lines_only(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fit(0, None)
+    assert lines(capsys.readouterr().out) == ["a"] * 16
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_line_before_its_time(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fit(1000, None)
+    assert not lines(capsys.readouterr().out)
+
+
+class Busy(Callback):
+    """Keeps one core busy for a while in each step."""
+
+    def on_train_batch_start(self, *_) -> None:
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+
+
+def test_the_share_of_a_busy_processor_is_above_0(tmp_path: Path, capsys):
+    ranks.trainer([SystemMetrics(0), Busy()], max_steps=2).fit(ranks.Regression(), ranks.Numbered(44, batch_size=5))
+    shares = [float(share) for share in re.findall(r" cpu=([\d.]+)%", capsys.readouterr().out)]
+    assert len(shares) == 2 and min(shares) > 0
+
+
+def test_flags_and_what_the_environment_says(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    two = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
+    made = CLI(
+        Environment(**two), ["--system.every_n_seconds=7", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"]
+    )
+    (callback,) = [each for each in made.trainer.callbacks if isinstance(each, SystemMetrics)]
+    assert (callback.every_n_seconds, callback.host) == (7.0, "algo-2")
+
+
+def test_on_s3(bucket, tmp_path: Path):
+    ended = ranks.run(
+        fit, 0, bucket.uri("logs"), nodes=[1, 1], folder=tmp_path, variables=lambda node: bucket.variables
+    )
+    assert not any(rank.error for rank in ended), ended[0].said
+    for host in "ab":
+        assert len(bucket.keys(f"logs/lightning_logs/version_0/system/{host}/events.")) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
+def test_a_gpu(tmp_path: Path, capsys):
+    ranks.trainer([SystemMetrics(0)], accelerator="gpu", max_steps=1).fit(
+        ranks.Regression(), ranks.Numbered(44, batch_size=5)
+    )
+    assert re.search(r" gpu_memory=\d", capsys.readouterr().out)
