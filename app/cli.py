@@ -138,11 +138,9 @@ class CLI(LightningCLI):
                 "`training`, or give its folder"
             )
         nodes, hosts = self.config.trainer.num_nodes, self.environment.hosts
-        if nodes != len(hosts) and not is_torchelastic_launched():  # it would wait for the others for ever
-            raise ValueError(
-                f"--trainer.num_nodes: found {nodes}, but the job has {len(hosts)}: {', '.join(hosts)}; leave the flag "
-                "out, it is taken from the job"
-            )
+        if nodes != len(hosts) and (len(hosts) > 1 or not is_torchelastic_launched()):  # else torchrun's own cluster
+            print(f"warning: --trainer.num_nodes={nodes} is ignored: the job's hosts are {', '.join(hosts)}", flush=True)
+            self.config.trainer.num_nodes = len(hosts)
         if self.config.trainer.devices in (-1, "-1"):
             self.config.trainer.devices = "auto"
 

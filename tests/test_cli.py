@@ -146,6 +146,14 @@ def test_all_settings_have_a_sentence(capsys):
         assert len(line.split()) > 5, name
 
 
+def test_the_number_of_nodes_is_the_jobs(capsys):
+    hosts = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
+    assert cli(**hosts).trainer.num_nodes == 2 and cli("--trainer.num_nodes=2", **hosts).trainer.num_nodes == 2
+    assert "num_nodes" not in capsys.readouterr().out
+    assert cli("--trainer.num_nodes=3", **hosts).trainer.num_nodes == 2
+    assert "warning: --trainer.num_nodes=3 is ignored: the job's hosts are algo-1, algo-2" in capsys.readouterr().out
+
+
 MISTAKES = [
     (["--trainer.max_epoch=5"], "--trainer.max_epoch: is no flag here; did you mean --trainer.max_epochs?"),
     (["--max_epochs=5"], "--max_epochs: is no flag here; did you mean --trainer.max_epochs?"),
@@ -173,7 +181,6 @@ MISTAKES = [
     (["--config=/nope.yaml"], "--config: .*nope.yaml"),
     (["--lr_scheduler=StepLR"], "--lr_scheduler: StepLR needs step_size; give --lr_scheduler.step_size"),
     (["--trainer max_epochs=1"], "--trainer max_epochs: is no flag here; did you mean --trainer.max_epochs?"),
-    (["--trainer.num_nodes=3"], "--trainer.num_nodes: found 3, but the job has 1: localhost"),
     (["--lr_scaling=linea"], "--lr_scaling: found 'linea', allowed is .*none.*linear.*sqrt"),
     (["--lr_scale=sqrt"], "--lr_scale: is no flag here; did you mean --lr_scaling?"),
     (["--system.every_n_seconds=often"], "--system.every_n_seconds: found 'often', allowed is float"),
