@@ -180,6 +180,7 @@ def program(*flags: str) -> None:
     train.main([*flags, "--trainer.accelerator=cpu", "--data.batch_size=16", "--trainer.max_epochs=1"])
 
 
+ONE_STEP = ["--data.val_split=10", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1"]
 FOUR = ["data_batch_1", "data_batch_3"], ["data_batch_2", "data_batch_4", "data_batch_5", "test_batch"]
 
 
@@ -215,7 +216,7 @@ def test_what_a_node_lacks_is_one_line_on_every_rank(tmp_path: Path, first, seco
     folders = write_shards(tmp_path, first, second)
     if "is not" in says:
         (folders[1] / "cifar-10-batches-py/data_batch_2").write_bytes(b"nothing")
-    ended = ranks.run(program, "--data.val_split=10", nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
+    ended = ranks.run(program, *ONE_STEP, nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
     for node, rank in enumerate(ended):
         assert rank.error == "SystemExit: 1" and re.search(f"error: .*{says}", rank.said), rank.said
         assert re.search(says, (tmp_path / f"node-{node}/failure").read_text())
@@ -225,7 +226,7 @@ def test_what_a_node_lacks_is_one_line_on_every_rank(tmp_path: Path, first, seco
 def test_a_damaged_test_file_on_one_of_two_hosts_that_have_it(tmp_path: Path):
     folders = write_shards(tmp_path, [*FOUR[0], "test_batch"], FOUR[1])
     (folders[1] / "cifar-10-batches-py/test_batch").write_bytes(b"nothing")
-    ended = ranks.run(program, "--data.val_split=10", nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
+    ended = ranks.run(program, *ONE_STEP, nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
     assert all(
         re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\(on host algo-2\)", rank.said) for rank in ended
     )
