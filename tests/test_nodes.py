@@ -1,8 +1,14 @@
 """Several nodes, each a container that the real toolkit starts: they find each other, and none hangs."""
 
+import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT
 from local_mode import needs_an_engine
 from nodes import Nodes
@@ -26,6 +32,103 @@ LAUNCHERS = ["app/train_multi_node.py", "app/train_torchrun.py"]
 def job(image: str, folder: Path, hosts: int, hyperparameters: dict, **more) -> Nodes:
     """Return the nodes algo-1, algo-2, ... of a job."""
     return Nodes(image, folder, [f"algo-{k}" for k in range(1, hosts + 1)], hyperparameters, code=CODE, **SOON | more)
+
+
+def steps_of(hosts: list[Path], ranks: int) -> list[tuple[list[int], float]]:
+    """Return of each step the samples of all ranks, and the loss over all of them."""
+    ranks = [
+        json.loads((hosts[rank // ranks] / f"output/data/probe-{rank}.json").read_text())
+        for rank in range(ranks * len(hosts))
+    ]
+    steps = []
+    for parts in zip(*ranks, strict=True):
+        samples = [sample for numbers, _ in parts for sample in numbers]
+        steps.append((sorted(samples), sum(len(numbers) * loss for numbers, loss in parts) / len(samples)))
+    return steps
+
+
+def one_process(folder: Path, batch_size: int) -> list[tuple[list[int], float]]:
+    """Train in one process with that batch size and return its steps; the model is in `folder`/model."""
+    (folder / "output/data").mkdir(parents=True)
+    (folder / "probe.py").write_text(CODE["probe.py"])
+    flags = TWO_EPOCHS | {"data.batch_size": batch_size}
+    places = {"SM_OUTPUT_DATA_DIR": folder / "output/data", "SM_MODEL_DIR": folder / "model"}
+    done = subprocess.run(
+        [sys.executable, ROOT / "app/train.py", *(f"--{name}={value}" for name, value in flags.items())],
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{folder}"} | {name: str(place) for name, place in places.items()},
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return steps_of([folder], 1)
+
+
+# Float32 sums in another order, over 24 to 32 steps: relative to values of about 1.
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+TWO_EPOCHS = PROBE | {"trainer.max_epochs": 2}
+DATA_GROUP = {
+    "current_group_name": "train",
+    "instance_groups": [
+        {"instance_group_name": "data", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
+        {"instance_group_name": "train", "instance_type": "ml.g5.xlarge", "hosts": ["algo-2", "algo-3"]},
+    ],
+}
+DISTRIBUTION = {
+    "sagemaker_torch_distributed_enabled": "true",
+    "sagemaker_distribution_instance_groups": '["train"]',
+}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "program", "more"),
+    [
+        (["algo-1", "algo-2"], 2, LAUNCHERS[0], {}),
+        (["algo-1", "algo-10", "algo-2", "algo-3"], 1, LAUNCHERS[1], {}),
+        (["algo-1", "algo-2", "algo-3"], 2, LAUNCHERS[0], DISTRIBUTION),
+    ],
+    ids=["2 nodes of 2 ranks, Lightning", "4 nodes, torchrun", "a group of 2 nodes of 2 ranks, torchrun"],
+)
+def test_n_ranks_compute_what_one_does(image: str, tmp_path: Path, hosts: list[str], ranks: int, program: str, more):
+    """The samples of each step, its loss, and the weights after two epochs of 183 samples, which no batch divides."""
+    given = TWO_EPOCHS | {"trainer.devices": ranks} | more
+    resources = DATA_GROUP if more else {}
+    with Nodes(image, tmp_path, hosts, given, resources=resources, code=CODE, SAGEMAKER_PROGRAM=program) as nodes:
+        nodes.start()
+        assert nodes.end() == dict.fromkeys(hosts, 0)
+        if more:
+            assert "algo-1 takes no part in the training, which is for algo-2, algo-3" in nodes.said("algo-1")
+    training = hosts[1:] if more else hosts
+    steps = steps_of([tmp_path / host for host in training], ranks)
+    expected = one_process(tmp_path / "one", batch_size=4 * ranks * len(training))
+    half = len(steps) // 2
+    for epoch in (steps[:half], steps[half:]):
+        assert sorted(sample for samples, _ in epoch for sample in samples) == sorted(
+            sample for samples, _ in expected[:half] for sample in samples
+        )
+    assert [samples for samples, _ in steps] == [samples for samples, _ in expected]
+    torch.testing.assert_close(
+        torch.tensor([loss for _, loss in steps]), torch.tensor([loss for _, loss in expected]), **TOLERANCE
+    )
+    weights = torch.load(tmp_path / training[0] / "model/model.pt", weights_only=True)
+    torch.testing.assert_close(weights, torch.load(tmp_path / "one/model/model.pt", weights_only=True), **TOLERANCE)
+
+    for host in training:
+        files = {path.name for path in (tmp_path / host).rglob("*") if path.is_file()}
+        assert ("model.pt" in files, any(name.endswith(".ckpt") for name in files)) == (host == training[0],) * 2
+        assert (tmp_path / host / "output/data/prepared").read_text() == "prepared\n"  # once, whatever its ranks
+
+
+def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
+    hosts = ["algo-1", "algo-10", "algo-2"]
+    with Nodes(image, tmp_path, hosts, TWO_EPOCHS, code=CODE) as nodes:
+        nodes.start("algo-10")
+        nodes.start("algo-1", named=False)
+        time.sleep(10)
+        nodes.name("algo-1")
+        time.sleep(10)
+        nodes.start("algo-2")
+        assert nodes.end() == dict.fromkeys(hosts, 0)
+        assert all(f"{rank + 1}/3" in nodes.said(host) for rank, host in enumerate(hosts))
+    assert (tmp_path / "algo-1/model/model.pt").is_file()
 
 
 @pytest.mark.parametrize("lost", ["algo-1", "algo-2"])
