@@ -36,7 +36,9 @@ class SystemMetrics(Callback):
             from torch.utils.tensorboard import SummaryWriter  # here: 0.3 s that only a logger is worth
 
             run = f"version_{version}" if isinstance(version, int) else version
-            folder = "/".join(part for part in (str(save_dir), trainer.logger.name, run, "system", self.host) if part)
+            folder = "/".join(
+                part for part in (str(save_dir).rstrip("/"), trainer.logger.name, run, "system", self.host) if part
+            )
             self.writer = SummaryWriter(folder, flush_secs=int(self.every_n_seconds))
         psutil.cpu_percent()  # from here on, it is the share since the last call
         self._start_interval()
