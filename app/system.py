@@ -35,8 +35,10 @@ class SystemMetrics(Callback):
         if save_dir := getattr(trainer.logger, "save_dir", None):
             from torch.utils.tensorboard import SummaryWriter  # here: 0.3 s that only a logger is worth
 
-            run = version if isinstance(version, str) else f"version_{version}"
-            folder = "/".join(part for part in (str(save_dir), trainer.logger.name, run, "system", self.host) if part)
+            run = f"version_{version}" if isinstance(version, int) else version
+            folder = "/".join(
+                part for part in (str(save_dir).rstrip("/"), trainer.logger.name, run, "system", self.host) if part
+            )
             self.writer = SummaryWriter(folder, flush_secs=int(self.every_n_seconds))
         psutil.cpu_percent()  # from here on, it is the share since the last call
         self._start_interval()
