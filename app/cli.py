@@ -15,7 +15,6 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
-from torch.distributed import is_torchelastic_launched
 
 from app import data, flags, model, smddp
 from app.environment import Environment
@@ -106,7 +105,7 @@ class CLI(LightningCLI):
             {
                 "model": {"class_path": f"{model.__name__}.ResNet18"},
                 "data": datamodule | ({"init_args": settings} if settings else {}),
-                "trainer.num_nodes": len(self.environment.hosts),
+                "trainer.num_nodes": self.environment.num_nodes,
                 "logger.save_dir": str(self.environment.log_dir),
                 "checkpoint.dirpath": str(self.environment.checkpoint_dir),
                 "system.host": self.environment.current_host,
@@ -137,12 +136,15 @@ class CLI(LightningCLI):
                 f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the training data "
                 "`training`, or give its folder"
             )
-        nodes, hosts = self.config.trainer.num_nodes, self.environment.hosts
-        if nodes != len(hosts) and (len(hosts) > 1 or not is_torchelastic_launched()):  # else torchrun's own cluster
-            print(f"warning: --trainer.num_nodes={nodes} is ignored: the job's hosts are {', '.join(hosts)}", flush=True)
-            self.config.trainer.num_nodes = len(hosts)
+        nodes, known = self.config.trainer.num_nodes, self.environment.num_nodes
+        if nodes != known:
+            print(f"warning: --trainer.num_nodes={nodes} is ignored: there are {known}, as the job says", flush=True)
+            self.config.trainer.num_nodes = known
         if self.config.trainer.devices in (-1, "-1"):
             self.config.trainer.devices = "auto"
+        if self.environment.torchrun and self.config.trainer.devices == "auto":
+            # On a CPU, Lightning's "auto" is one, and each of torchrun's processes would train for itself.
+            self.config.trainer.devices = self.environment.torchrun[0]
 
     def instantiate_classes(self) -> None:
         """Make the objects; what a class's code has against a flag is raised as it was, not as the parser tells it."""

@@ -49,6 +49,8 @@ class Environment:
     """Seconds that a host may take to have a name and to answer."""
     peer_timeout: float = 60.0
     """Seconds within which all ranks end when one is lost."""
+    torchrun: tuple[int, int] | None = None
+    """Ranks of this node and of all, where torchrun started this process."""
     watch: Path | None = None
     """Where this node's watch (app/watch.py) listens to its ranks, if there is one."""
 
@@ -77,6 +79,7 @@ class Environment:
             hyperparameters=_hyperparameters(variables),
             rendezvous_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout),
             peer_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_PEER_TIMEOUT", cls.peer_timeout),
+            torchrun=_torchrun(variables),
             watch=watch(variables),
         )
 
@@ -84,6 +87,11 @@ class Environment:
     def log_dir(self) -> Path:
         """Folder of this host's logs: in SageMaker's one archive of all hosts', one name is one file."""
         return self.output_data_dir / "tensorboard" / self.current_host
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes that train: torchrun may have been started by hand, on hosts that SageMaker does not know."""
+        return self.torchrun[1] // self.torchrun[0] if self.torchrun else len(self.hosts)
 
     @property
     def training_dir(self) -> Path | None:
@@ -127,6 +135,13 @@ def _json(variables: Mapping[str, str], name: str, kind: type, default):
     if not isinstance(value, kind) or (value == [] and default):
         raise ValueError(f"{name}: found {variables[name]!r}, allowed is a JSON {kind.__name__}, not empty")
     return value
+
+
+def _torchrun(variables: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return (LOCAL_WORLD_SIZE, WORLD_SIZE); the former is torchrun's own, Lightning sets the latter, too."""
+    if "LOCAL_WORLD_SIZE" not in variables:
+        return None
+    return _json(variables, "LOCAL_WORLD_SIZE", int, 1), _json(variables, "WORLD_SIZE", int, 1)
 
 
 def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:

@@ -151,7 +151,13 @@ def test_the_number_of_nodes_is_the_jobs(capsys):
     assert cli(**hosts).trainer.num_nodes == 2 and cli("--trainer.num_nodes=2", **hosts).trainer.num_nodes == 2
     assert "num_nodes" not in capsys.readouterr().out
     assert cli("--trainer.num_nodes=3", **hosts).trainer.num_nodes == 2
-    assert "warning: --trainer.num_nodes=3 is ignored: the job's hosts are algo-1, algo-2" in capsys.readouterr().out
+    assert "warning: --trainer.num_nodes=3 is ignored: there are 2, as the job says" in capsys.readouterr().out
+
+
+def test_torchruns_processes_are_the_devices():
+    """Started by hand, on a CPU, where Lightning's own default is one process that trains for itself."""
+    config = cli("--trainer.accelerator=cpu", torchrun=(2, 6)).config
+    assert (config.trainer.devices, config.trainer.num_nodes) == (2, 3)
 
 
 MISTAKES = [

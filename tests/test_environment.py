@@ -29,6 +29,8 @@ FULL = {
     "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "11",
     "SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12.5",
     "SAGEMAKER_LIGHTNING_WATCH": "/l",
+    "LOCAL_WORLD_SIZE": "2",
+    "WORLD_SIZE": "6",
 }
 
 
@@ -57,6 +59,7 @@ def test_full(tmp_path):
         hyperparameters={"i": "j"},
         rendezvous_timeout=11.0,
         peer_timeout=12.5,
+        torchrun=(2, 6),
         watch=Path("/l"),
     )
     defaults = Environment()
