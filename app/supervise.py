@@ -111,14 +111,21 @@ class Supervisor:
 
     def _left(self) -> list[psutil.Process]:
         """Return the living processes that the program started, in whatever group, the program's own included."""
+        ours = [child for child in psutil.Process().children() if child.pid not in self.others]
         left = []
-        for process in psutil.Process().children(recursive=True):
+        for process in [*ours, *(below for child in ours for below in _below(child))]:
             with suppress(psutil.NoSuchProcess, ChildProcessError):
                 if process.status() != psutil.STATUS_ZOMBIE:
                     left.append(process)
                 elif process.pid != self.child.pid and process.ppid() == os.getpid():  # an orphan that is ours to bury
                     os.waitpid(process.pid, os.WNOHANG)
-        return [process for process in left if process.pid not in self.others]
+        return left
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
 
 
 def _copy(source: int, kept: bytearray) -> None:

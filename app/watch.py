@@ -117,7 +117,7 @@ class Watch:
                 explained = explained or "done" in message or "failed" in message
                 # A rank that lost another one does not know why; who does will say so.
                 if "failed" in message and not message["failed"].startswith("error: lost a peer"):
-                    self._decide(Verdict(f"{name}: {message['failed']}", here=True))
+                    self._decide(Verdict(f"a rank failed: {message['failed'].removeprefix('error: ')}", here=True))
         writer.close()
         if not explained:
             self.dead = Verdict(f"{name} ended without a word: it was killed, or it crashed", here=True)

@@ -8,6 +8,8 @@ import conftest
 import pytest
 import ranks
 import torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from app.cli import CLI
@@ -341,3 +343,10 @@ def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
     made.trainer.fit(made.model, made.datamodule)
     assert made.trainer.optimizers[0].param_groups[0]["lr"] == 1e-3
     assert "lr_scaling" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)])
+def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(given, expected):
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=DDPStrategy(**given), logger=False)
+    World(Environment(), {}).setup(trainer, None, "fit")
+    assert trainer.strategy._ddp_kwargs["gradient_as_bucket_view"] == expected

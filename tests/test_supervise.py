@@ -1,0 +1,65 @@
+"""app/supervise.py: nothing outlives the program, whatever it started and however it ended."""
+
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import psutil
+import pytest
+
+from app import supervise
+from app.supervise import Supervisor
+
+
+def living(mark: str) -> list[list[str]]:
+    """Return the command lines of the processes that have `mark` in them."""
+    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline", "status"])]
+    return [line for line in lines if any(mark in part for part in line)]
+
+
+@pytest.mark.parametrize(
+    "how", ["", "setsid "], ids=["in its group", "in a session of its own, as torchrun's ranks are"]
+)
+def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, how):
+    monkeypatch.setattr(supervise, "REST_SECONDS", 0.5)
+    mark = f"rest-{uuid.uuid4().hex}"
+    left = f"{how}{sys.executable} -c 'import time; time.sleep(300)' {mark} & exit 3"
+    ended = Supervisor().run(["sh", "-c", left], cwd=tmp_path)
+    assert ended.status == 3 and ended.asked is None
+    assert living(mark) == []
+
+
+def test_a_program_that_does_not_listen_is_killed(tmp_path):
+    supervisor, mark = Supervisor(), f"deaf-{uuid.uuid4().hex}"
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+    threading.Thread(target=lambda: _wait_for(mark) or supervisor.end(grace=1), daemon=True).start()
+    assert supervisor.run([sys.executable, "-c", deaf, mark], cwd=tmp_path).status == -9
+    assert living(mark) == []
+
+
+def test_the_end_may_come_before_the_start(tmp_path):
+    supervisor = Supervisor()
+    supervisor.end(grace=1)
+    assert supervisor.run([sys.executable, "-c", "import time; time.sleep(300)"], cwd=tmp_path).status == -15
+
+
+def test_other_peoples_processes_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "REST_SECONDS", 0.5)
+    mark = f"other-{uuid.uuid4().hex}"
+    other = subprocess.Popen(["sh", "-c", f"{sys.executable} -c 'import time; time.sleep(300)' {mark}; true"])
+    try:
+        _wait_for(mark)
+        assert Supervisor().run(["true"], cwd=tmp_path).status == 0
+        assert living(mark) and other.poll() is None
+    finally:
+        for child in psutil.Process(other.pid).children():
+            child.kill()
+        other.wait()
+
+
+def _wait_for(mark: str) -> None:
+    while not living(mark):
+        time.sleep(0.05)
+    time.sleep(0.5)  # for the handler to be in place
