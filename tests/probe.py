@@ -63,8 +63,9 @@ class Probe(LightningModule):
         return loss
 
     def on_train_start(self) -> None:
-        """Say that training has begun."""
-        print("TRAINING", flush=True)
+        """Say that training has begun, over which network."""
+        names = ("MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+        print("TRAINING", *(f"{name}={os.environ.get(name)}" for name in names), flush=True)
 
     def on_train_end(self) -> None:
         """Write down what this rank has seen."""

@@ -119,7 +119,8 @@ def test_n_ranks_compute_what_one_does(image: str, tmp_path: Path, hosts: list[s
 
 def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
     hosts = ["algo-1", "algo-10", "algo-2"]
-    with Nodes(image, tmp_path, hosts, TWO_EPOCHS, code=CODE) as nodes:
+    users = {"MASTER_PORT": "29511", "NCCL_SOCKET_IFNAME": "mine"}  # and what a user has set stays
+    with Nodes(image, tmp_path, hosts, TWO_EPOCHS, code=CODE, **users) as nodes:
         nodes.start("algo-10")
         nodes.start("algo-1", named=False)
         time.sleep(10)
@@ -128,6 +129,8 @@ def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
         nodes.start("algo-2")
         assert nodes.end() == dict.fromkeys(hosts, 0)
         assert all(f"{rank + 1}/3" in nodes.said(host) for rank, host in enumerate(hosts))
+        used = "TRAINING MASTER_PORT=29511 NCCL_SOCKET_IFNAME=mine GLOO_SOCKET_IFNAME="
+        assert all(f"{used}eth0" in nodes.said(host) for host in hosts[1:])
     assert (tmp_path / "algo-1/model/model.pt").is_file()
 
 

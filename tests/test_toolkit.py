@@ -268,3 +268,47 @@ def test_the_image_leaves_no_code_in_the_jobs_folder(job: Job):
     assert job.run().returncode == 1
     assert not list((job.base / "code").iterdir())
     shutil.rmtree(job.base)
+
+
+ONCE = """
+import os
+import signal
+from pathlib import Path
+from probe import Probe
+
+class Once(Probe):
+    def training_step(self, batch, batch_idx):
+        if self.global_step == 3 and self.global_rank == 1 and not Path("died").exists():
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch, batch_idx)
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_torchrun_starts_all_ranks_again_if_it_may(job: Job, restarts):
+    job.write("code/probe.py", (ROOT / "tests/probe.py").read_text())
+    job.write("code/once.py", ONCE)
+    given = {
+        "model": "once.Once", "data": "probe.Counted", "trainer.devices": "2", "trainer.accelerator": "cpu",
+        "trainer.max_epochs": "1", "checkpoint.monitor": "null", "checkpoint.filename": "null",
+        "max_restarts": str(restarts), "data.batch_size": "8",
+    }  # fmt: skip
+    job.write("input/config/hyperparameters.json", json.dumps(given))
+    run = job.run(SAGEMAKER_PROGRAM="app/train_torchrun.py", OMP_NUM_THREADS="1")
+    assert (job.base / "code/died").exists(), run.stdout
+    assert run.returncode == (0 if restarts else 1), run.stdout
+    if not restarts:
+        assert "rank 1 was killed by SIGKILL" in job.failure
+
+
+def test_max_restarts_is_a_number(job: Job):
+    job.write("input/config/hyperparameters.json", '{"max_restarts": "often"}')
+    assert job.run(SAGEMAKER_PROGRAM="app/train_torchrun.py").returncode == 1
+    assert job.failure.startswith("error: --max_restarts: found 'often', allowed is a number, 0 or more")
+
+
+def test_a_program_gets_what_its_job_set(job: Job):
+    """Nothing that the user set is overwritten, and nothing is added where there is one host."""
+    program(job, "import os\nprint([os.environ.get(name) for name in ('MASTER_PORT', 'FI_PROVIDER', 'NODE_RANK')])")
+    assert "['1234', 'tcp', None]" in job.run(MASTER_PORT="1234", FI_PROVIDER="tcp").stdout
