@@ -12,7 +12,7 @@ from hyperparameters_sent import KNOWN, SHORT, UNKNOWN, UNKNOWN_FLAGS, known_arr
 from local_mode import Client, hyperparameters_in, needs_an_engine, unpacked
 from torchvision.models import resnet18
 
-from app import hyperparameters, toolkit
+from app import hyperparameters, program
 
 pytestmark = needs_an_engine
 SOURCE = str(ROOT / "tests/clients/source")
@@ -126,7 +126,7 @@ def test_what_the_client_sends_for_a_distribution(client: Client):
     sent = json.loads(re.search(r"SENT (.*)", run.stdout)[1])
     enabled = [[name for name, value in one.items() if name.endswith("_enabled") and value == "true"] for one in sent]
     assert enabled == [[name] for name in distributions] + [["sagemaker_distributed_dataparallel_enabled"]]
-    assert set(distributions) <= {*toolkit.DISTRIBUTIONS, *toolkit.REFUSED}
+    assert set(distributions) <= {*program.DISTRIBUTIONS, *program.REFUSED}
 
 
 @pytest.mark.parametrize(
