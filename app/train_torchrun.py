@@ -16,8 +16,13 @@ from app import rendezvous
 from app.environment import Environment, failure_file, place
 from app.failures import reported
 
-# Seconds that torchrun leaves its ranks after SIGTERM: SageMaker kills after 120, and torchrun itself has to end, too.
-VARIABLES = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "100"}
+VARIABLES = {
+    # Seconds that torchrun leaves its ranks after SIGTERM: SageMaker kills after 120, and torchrun has to end, too.
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "100",
+    # A store of its own for each start: in the one that torch 2.15 shares between them, ranks that are started again
+    # find the addresses of dead ones, and gloo is refused or waits for ever (dynamic_rendezvous.py, next_rendezvous).
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
 
 
 def command(environment: Environment, args: list[str], gpus: int, program: Path, max_restarts: int = 0) -> list[str]:

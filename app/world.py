@@ -44,9 +44,14 @@ class World(Callback):
         self.lr_factor = 1.0  # what the optimizers' learning rates have been multiplied by
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Start with optimizers that nothing has been done to, and gradients that are exchanged where they are."""
+        """Prepare the trainer: optimizers that nothing was done to, a stop that ends, gradients exchanged in place."""
         if stage == "fit":
             self.lr_factor = 1.0
+        if trainer.world_size > 1:
+            # Lightning's handler of SIGTERM calls a collective; where the ranks are not in step, they wait for each
+            # other in it for ever (Lightning issue 20806). And to learn of the signal, it has one after every batch.
+            trainer._signal_connector.register_signal_handlers = lambda: None
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         if isinstance(trainer.strategy, DDPStrategy):
             # Without a copy of them: two nodes were 1.42 instead of 1.38 times as fast as one (benchmarks/scaling.py).
             # Lightning keeps there what its DDPStrategy hands to DistributedDataParallel.

@@ -204,8 +204,9 @@ def test_contradicting_hyperparameters(image: str, tmp_path: Path):
             assert "api_token" not in nodes.failure(host)
 
 
-def test_a_node_is_told_to_stop(image: str, tmp_path: Path):
-    with job(image, tmp_path, 2, LONG) as nodes:
+@pytest.mark.parametrize("program", LAUNCHERS)
+def test_a_node_is_told_to_stop(image: str, tmp_path: Path, program: str):
+    with job(image, tmp_path, 2, LONG, SAGEMAKER_PROGRAM=program) as nodes:
         nodes.start()
         nodes.wait_for("TRAINING", "algo-1")
         nodes.stop("algo-2")
