@@ -136,7 +136,7 @@ class Peers:
         if caller:
             self._contradiction(caller, first.get("told", {}))
         peer = self.others.get(caller)
-        if not peer or peer.heard:  # a stranger
+        if not peer or peer.heard or caller != (name or caller):  # a stranger, or a name that is another's yet
             writer.close()
             return False
         peer.heard, peer.writer = time.monotonic(), writer
