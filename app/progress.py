@@ -29,14 +29,15 @@ class LogProgress(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the validation before this epoch out of the rate."""
-        self._start_interval()
+        self.seen = time.monotonic()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Print a line if it is time for one."""
         self.images += extract_batch_size(batch) * trainer.world_size
-        self.seconds = time.monotonic() - self.interval_started
+        now = time.monotonic()
+        self.seconds, self.seen = self.seconds + now - self.seen, now
         if self.seconds >= self.every_n_seconds:
             self._line(trainer, _metrics(trainer, "train"))
 
@@ -46,7 +47,7 @@ class LogProgress(Callback):
             self._line(trainer, _metrics(trainer, "train"), _metrics(trainer, "val"))
 
     def _start_interval(self) -> None:
-        self.images, self.seconds, self.interval_started = 0, 0.0, time.monotonic()
+        self.images, self.seconds, self.seen = 0, 0.0, time.monotonic()
 
     def _line(self, trainer: Trainer, *metrics: str) -> None:
         """Print a line on rank 0, with the rate since the last one, and start the next interval."""

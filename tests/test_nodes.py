@@ -24,7 +24,7 @@ PROBE = {
     "checkpoint.monitor": "null",
     "checkpoint.filename": "null",
 }
-LONG = PROBE | {"trainer.max_epochs": 1000, "model.sleep": 0.05, "progress.every_n_seconds": 1}
+LONG = PROBE | {"trainer.max_epochs": 1000, "data.samples": 4003, "model.sleep": 0.05, "progress.every_n_seconds": 1}
 SOON = {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12", "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "40"}
 LAUNCHERS = ["app/train_multi_node.py", "app/train_torchrun.py"]
 

@@ -21,14 +21,11 @@ def train(tmp_path, capsys, every_n_seconds: float, **settings) -> list[str]:
         default_root_dir=tmp_path,
         callbacks=[LogProgress(every_n_seconds)],
         accelerator="cpu",
-        max_epochs=2,
-        limit_train_batches=4,
-        limit_val_batches=1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **settings,
+        **{"max_epochs": 2, "limit_train_batches": 4, "limit_val_batches": 1} | settings,
     )
     capsys.readouterr()
     trainer.fit(ResNet18(num_classes=10), DigitsDataModule())
@@ -60,6 +57,14 @@ def test_the_rate_counts_images_and_time_left_counts_steps(tmp_path, capsys, mon
             assert f"images/s={images / seconds:.1f}" in line
     # The clock was read at the start (0, 1), the epoch's start (2), after step 1 (3), step 2 (4) and for `left` (5).
     assert lines[0].endswith(f"left=0:00:{round(5 / 2 * 6)}")
+
+
+def test_epochs_shorter_than_the_interval_and_no_validation(tmp_path, capsys, monkeypatch):
+    """With the same clock: a step takes a second, an epoch is one step."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    lines = train(tmp_path, capsys, 3, max_epochs=9, limit_train_batches=1, limit_val_batches=0)
+    assert [re.search(r"step=(\d+)", line)[1] for line in lines] == ["3", "6", "9"]
 
 
 def test_without_a_known_end_the_time_left_is_unknown(tmp_path, capsys):
