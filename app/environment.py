@@ -89,6 +89,11 @@ class Environment:
         return self.output_data_dir / "tensorboard" / self.current_host
 
     @property
+    def takes_part(self) -> bool:
+        """Whether this host is one of those that train."""
+        return self.current_host in self.hosts
+
+    @property
     def num_nodes(self) -> int:
         """Number of nodes that train: torchrun may have been started by hand, on hosts that SageMaker does not know."""
         return self.torchrun[1] // self.torchrun[0] if self.torchrun else len(self.hosts)

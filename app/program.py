@@ -90,7 +90,7 @@ def command(job, here: Environment, folder: Path, name: str, given: dict) -> tup
             f"distribution: found {refused[0]}, allowed are torch_distributed and none: the image has nothing else"
         )
     chosen = [option for option in DISTRIBUTIONS if options.get(option)]
-    if not chosen or here.current_host not in here.hosts:
+    if not chosen or not here.takes_part:
         if ours:
             return [sys.executable, str(folder / name), *args], "one process"
         return process.ProcessRunner(name, args, {}, 1)._create_command(), "the job's own, one process"

@@ -34,7 +34,7 @@ def prepared(environment: Environment) -> dict[str, str]:
 
 def torch_distributed(environment: Environment) -> dict[str, str]:
     """Return MASTER_ADDR, MASTER_PORT and NODE_RANK; none on one host, where the launcher finds a free port itself."""
-    if len(environment.hosts) == 1 or environment.current_host not in environment.hosts:
+    if len(environment.hosts) == 1 or not environment.takes_part:
         return {}
     return {
         "MASTER_ADDR": environment.hosts[0],

@@ -73,7 +73,7 @@ class Supervisor:
             self.end(self.grace)
         status = self.child.wait()
         if not self.killers and self._left():
-            self.end(REST_SECONDS)
+            self._stop(signal.SIGTERM, REST_SECONDS)
         while self._left():  # a shell dies at once; what it had started may be saving
             time.sleep(0.1)
         for timer in self.killers:

@@ -37,9 +37,8 @@ def _run(supervisor: Supervisor) -> None:
     logging.getLogger("sagemaker-training-toolkit").setLevel(logging.WARNING)  # the summary says it better
     job = environment.Environment()
     given = json.loads(Path(job.input_config_dir, "hyperparameters.json").read_text())
-    sys.path.insert(
-        0, str(program.CODE)
-    )  # becomes the program's PYTHONPATH: the image's program finds the job's modules
+    # It becomes the program's PYTHONPATH: the image's program finds the job's modules.
+    sys.path.insert(0, str(program.CODE))
     environment.write_env_vars(job.to_env_vars())
     here = Environment.read()
     with _watch(here, given, supervisor) as watch:
@@ -55,7 +54,7 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     """Prepare the job's source, say what is going to run, run it, and raise if it does not end well on every host."""
     program.unpack(program.sent(given, "sagemaker_submit_directory"))
     folder, name = program.find(program.sent(given, "sagemaker_program") or job.user_entry_point)
-    if folder == program.HOME and here.current_host not in here.hosts:
+    if folder == program.HOME and not here.takes_part:
         print(f"{here.current_host} takes no part in the training, which is for {', '.join(here.hosts)}", flush=True)
         return
     program.install(folder, name)
@@ -92,7 +91,7 @@ def _watch(here: Environment, given: dict, supervisor: Supervisor) -> Watch:
 
     return Watch(
         here.current_host,
-        here.hosts if here.current_host in here.hosts else (here.current_host,),
+        here.hosts if here.takes_part else (here.current_host,),
         told,
         port=rendezvous.main_port(os.environ) + 1,
         appear=here.rendezvous_timeout,
