@@ -109,6 +109,11 @@ class Watch:
 
     async def _rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Listen to a rank of this node until its line breaks."""
+        # asyncio logs a connection's task that is cancelled as an error: this one ends quietly.
+        with suppress(asyncio.CancelledError):
+            await self._listen(reader, writer)
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         name, explained = "a rank", False
         with suppress(OSError):
             while line := await reader.readline():

@@ -110,10 +110,9 @@ def job(tmp_path: Path) -> Job:
 @pytest.fixture(scope="session")
 def image() -> str:
     """The image, built from this checkout; it stays, so that the next run of the tests builds from its cache."""
-    tag = os.environ.get("SAGEMAKER_LIGHTNING_TEST_IMAGE_TAG", "sagemaker-lightning-test")
-    done = containers.build(tag, **containers.build_variables())
+    done = containers.build(containers.TAG, **containers.build_variables())
     assert done.returncode == 0, done.stdout[-3000:]
-    return tag
+    return containers.TAG
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,17 @@
-"""A Docker engine for the tests: the image, and containers of it that are removed by id."""
+"""A Docker engine for the tests: the image, and containers of it that are removed by id.
+
+`python3 tests/containers.py` builds the image: in CI, while the Python environment is made.
+"""
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = os.environ.get("DOCKER", "docker")
+TAG = os.environ.get("SAGEMAKER_LIGHTNING_TEST_IMAGE_TAG", "sagemaker-lightning-test")
 BASE = "sagemaker-lightning-base:stand-in"
 
 
@@ -50,3 +55,8 @@ def build(tag: str, source: Path = ROOT, **variables: str) -> subprocess.Complet
         text=True,
         timeout=1800,
     )
+
+
+if __name__ == "__main__":
+    done = build(TAG, **build_variables())
+    sys.exit(done.stdout[-3000:] if done.returncode else 0)

@@ -1,6 +1,6 @@
 """Python environments for the tests, beside the application's own: clients that must not share packages with it.
 
-`python tests/environments.py` makes all of them: in CI, while the image is built.
+`python tests/environments.py` makes all of them: in CI, while the first tests run.
 """
 
 import fcntl
