@@ -20,11 +20,13 @@ pip() { "$directory/bin/python" -m pip --disable-pip-version-check "$@"; }
 
 echo "installing the packages of environment.yml into $directory: about 5.5 GB and two minutes, once"
 packages=$(sed -n '/- pip:/,$ s/^ *- \([^ ]*==[^ ]*\).*/\1/p' "$home/environment.yml")
-# The toolkit has no wheel, and a C extension (a host name shim for MPI) that is not needed here: `true` for a compiler
-# leaves it out, so that no compiler is asked for.
-CC=true LDSHARED=true pip install --quiet --no-deps "$(grep sagemaker-training <<<"$packages")"
+# The toolkit has no wheel, and a C extension (gethostname, a shim for MPI) that is not needed here: `true` for a compiler
+# leaves it out, so that no compiler is asked for, and an empty module takes its place, as the toolkit imports it.
+CC=true LDSHARED=true pip install --quiet --no-cache-dir --no-deps "$(grep sagemaker-training <<<"$packages")"
+site=$("$directory/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+echo '"""In place of sagemaker-training'"'"'s C extension, which only MPI calls."""' >"$site/gethostname.py"
 # shellcheck disable=SC2086
 pip install --quiet $packages --requirement "$home/tests/requirements.txt"
 # `app` can be imported from anywhere in this environment.
-echo "$home" >"$("$directory/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sagemaker-lightning.pth"
+echo "$home" >"$site/sagemaker-lightning.pth"
 touch "$directory/ready"
