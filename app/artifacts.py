@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -64,9 +65,13 @@ def save(
         },
         "revision": revision,
     }
-    _write(model_dir / "model.pt", lambda file: torch.save(state, file))
-    _write(model_dir / "config.yaml", lambda file: file.write(config.encode()))
-    _write(model_dir / "model.json", lambda file: file.write(json.dumps(description, indent=2).encode() + b"\n"))
+    _write(
+        {
+            model_dir / "model.pt": lambda file: torch.save(state, file),
+            model_dir / "config.yaml": lambda file: file.write(config.encode()),
+            model_dir / "model.json": lambda file: file.write(json.dumps(description, indent=2).encode() + b"\n"),
+        }
+    )
     return model_dir / "model.pt"
 
 
@@ -74,14 +79,17 @@ def _class_path(instance: object) -> str:
     return f"{type(instance).__module__}.{type(instance).__qualname__}"
 
 
-def _write(path: Path, write) -> None:
-    """Call `write` with a file beside `path`, put it on the disk and rename it to `path`."""
-    aside = path.with_name(f".{path.name}.tmp")
+def _write(files: Mapping[Path, Callable]) -> None:
+    """Call each file's writer with a file beside it, put all on the disk, and then rename them, all at once."""
+    aside = {path: path.with_name(f".{path.name}.tmp") for path in files}
     try:
-        with aside.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+        for path, write in files.items():
+            with aside[path].open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+        for path in files:
+            os.replace(aside[path], path)
     finally:
-        aside.unlink(missing_ok=True)
+        for path in aside.values():
+            path.unlink(missing_ok=True)

@@ -1,52 +1,30 @@
 """Flags to objects: class defaults < SageMaker's directories < trainer.yaml < flags. Reads no environment variable."""
 
+import itertools
 import json
 import logging
 import sys
-import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import torch
+import yaml
 from jsonargparse import ArgumentError
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from app import data, flags, model, smddp
+from app.chance import Chance
+from app.curves import Logger
 from app.environment import Environment
 from app.progress import LogProgress
+from app.resume import Resume
 from app.system import SystemMetrics
 from app.world import World
-
-
-class Logger(TensorBoardLogger):
-    """TensorBoard, with the flags that people set.
-
-    Args:
-        save_dir: Folder or s3:// address of the logs.
-        name: Sub-folder of this experiment.
-        version: Sub-folder of this run; the next free number if it is not given.
-        flush_secs: Seconds after which what was logged is written.
-    """
-
-    def __init__(
-        self, save_dir: str, name: str = "lightning_logs", version: int | str | None = None, flush_secs: int = 120
-    ) -> None:
-        super().__init__(save_dir, name=name, version=version, flush_secs=flush_secs)
-        self.every, self.due = flush_secs, 0.0
-
-    def save(self) -> None:
-        """Write what was logged, every flush_secs; Lightning asks for it at every logged step.
-
-        On S3 it is all that was ever logged, as a new object, for which the training waits.
-        """
-        if time.monotonic() >= self.due:
-            super().save()
-            self.due = time.monotonic() + self.every
 
 
 def _quiet() -> None:
@@ -89,6 +67,7 @@ class CLI(LightningCLI):
         parser.link_arguments("data", "model.init_args.num_classes", self._num_classes, apply_on="instantiate")
         parser.add_class_arguments(Logger, "logger")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(Resume, "resume")
         parser.add_lightning_class_args(LogProgress, "progress")
         parser.add_lightning_class_args(SystemMetrics, "system")
         parser.add_argument(
@@ -101,6 +80,7 @@ class CLI(LightningCLI):
         datamodule = {"class_path": f"{data.__name__}.{'CIFAR10' if channels else 'Digits'}DataModule"}
         settings = {"data_dir": str(training_dir)} if training_dir else {}
         settings |= {"sharded": True} if self.environment.training_is_sharded else {}
+        self.settings = settings
         parser.set_defaults(
             {
                 "model": {"class_path": f"{model.__name__}.ResNet18"},
@@ -108,12 +88,14 @@ class CLI(LightningCLI):
                 "trainer.num_nodes": self.environment.num_nodes,
                 "logger.save_dir": str(self.environment.log_dir),
                 "checkpoint.dirpath": str(self.environment.checkpoint_dir),
+                "resume.dirpath": str(self.environment.checkpoint_dir),
                 "system.host": self.environment.current_host,
             }
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str] | None) -> None:
         """Parse `args`; the parser's many lines become one."""
+        self._default_data(parser, sys.argv[1:] if args is None else args)
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as error:
@@ -121,6 +103,26 @@ class CLI(LightningCLI):
         # Before a seed is drawn, another one on each host.
         given = json.loads(parser.dump(self.config, skip_none=False, skip_validation=True, format="json"))
         self.given = dict(flags.flat(given))
+
+    def _default_data(self, parser: LightningArgumentParser, args: list[str]) -> None:
+        """Make the data module that is chosen, if one is, the default, with no more than what SageMaker says of it.
+
+        Else it would be given all settings of ours that it has a parameter for: our batch size, and not its own.
+        """
+        with suppress(Exception):  # the parser itself will say what is wrong
+            chosen = [f"--data={after}" for word, after in itertools.pairwise(args) if word == "--data"]
+            chosen += [word for word in args if word.startswith(("--data=", "--data.class_path="))]
+            for word, after in itertools.pairwise([*args, ""]):
+                if word.startswith("--config"):
+                    given = yaml.safe_load(Path(word.partition("=")[2] or after).read_text())
+                    chosen.insert(0, f"--data={given['data']['class_path']}")
+            alone = LightningArgumentParser(exit_on_error=False)
+            alone.add_subclass_arguments(LightningDataModule, "data", required=False)
+            name = alone.parse_args(chosen[-1:]).data.class_path
+            if name != parser.get_defaults().data.class_path:
+                known = flags.settings(name)
+                settings = {key: value for key, value in self.settings.items() if key in known}
+                parser.set_defaults({"data": {"class_path": name, "init_args": settings}})
 
     def before_instantiate_classes(self) -> None:
         """Refuse what this machine cannot do, and read -1 devices as all there are, on a CPU too."""
@@ -186,9 +188,18 @@ class CLI(LightningCLI):
             self.parser.callback_keys.remove("checkpoint")
         if trainer.strategy == "smddp":
             trainer.strategy = smddp.strategy()
+        resume = self.config_init.resume
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
-        self.trainer_defaults["callbacks"] = [World(self.environment, self.given, self.config.lr_scaling)]
+            before = resume.folder.version()
+            if before is not None and self.config.logger.version is None:
+                trainer.logger.go_on(before)
+        seed = self.config.seed_everything
+        chance = Chance(seed if type(seed) is int else None, share=trainer.use_distributed_sampler)
+        torchrun, saves = bool(self.environment.torchrun), trainer.enable_checkpointing is not False
+        resume.attach(chance, self.environment.current_host, self.given, torchrun, saves and not trainer.fast_dev_run)
+        trainer.use_distributed_sampler = False  # app/exact.py shares batches out, and repeats no sample for it
+        self.trainer_defaults["callbacks"] = [World(self.environment, self.given, self.config.lr_scaling), chance]
         try:
             return super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:

@@ -9,6 +9,7 @@ import torch
 from pytorch_lightning import LightningDataModule
 
 from app import shards
+from app.exact import position
 from app.resident import Normalize, ResidentLoader, ResidentSet
 from app.shards import Shard
 
@@ -142,9 +143,7 @@ class ResidentDataModule(LightningDataModule):
             if split != "test":
                 options |= shards.ranks(self.shards, split, trainer.global_rank, self.seed)
         if trainer and split == "train":
-            limit = trainer.limit_train_batches
-            options["limit"] = lambda batches: min(batches, limit) if type(limit) is int else int(batches * limit)
-            options["batches_done"] = lambda: trainer.fit_loop.epoch_loop.batch_progress.total.processed
+            options["position"] = partial(position, trainer)
         normalize = Normalize(self.mean, self.std) if self.normalize else Normalize()
         options = {"seed": self.seed} | options
         return ResidentLoader(self.sets[split], batch_size=self.batch_size, normalize=normalize, **options)

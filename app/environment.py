@@ -85,8 +85,10 @@ class Environment:
 
     @property
     def log_dir(self) -> Path:
-        """Folder of this host's logs: in SageMaker's one archive of all hosts', one name is one file."""
-        return self.output_data_dir / "tensorboard" / self.current_host
+        """Folder of this host's logs: a part of its own in SageMaker's one archive of all hosts', or, where a job has a
+        folder for checkpoints, there: after an interruption, only that comes back."""
+        output, checkpoints = self.output_data_dir, self.checkpoint_dir
+        return (output if checkpoints.is_relative_to(output) else checkpoints) / "tensorboard" / self.current_host
 
     @property
     def takes_part(self) -> bool:

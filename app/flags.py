@@ -50,12 +50,22 @@ def flat(config: Mapping[str, object], prefix: str = "--") -> Iterator[tuple[str
 
 def _unknown_setting(flag: str, option: str, owner: str, text: str) -> str:
     """Return the line for a setting that class `owner`, given or default, does not have."""
-    module, _, name = owner.rpartition(".")
+    name = owner.rpartition(".")[2]
     if f"class '{owner}'" in text or name in ("Optimizer", "LRScheduler"):  # the base class: none was chosen
         return f"{flag}.{option}: belongs to a class that is not given; give {flag}=NAME as well"
-    classes = getattr(import_module(module), name).__mro__
-    settings = [setting for each in classes for setting in inspect.signature(each.__init__).parameters]
-    return f"{flag}.{option}: {name} has no such setting{_like(option, settings, f'{flag}.')}; see --help"
+    return f"{flag}.{option}: {name} has no such setting{_like(option, settings(owner), f'{flag}.')}; see --help"
+
+
+def settings(path: str) -> list[str]:
+    """Return the names of a class's parameters, those of its parents included where it hands on what it is given."""
+    module, _, name = path.rpartition(".")
+    found = []
+    for each in getattr(import_module(module), name).__mro__:
+        parameters = inspect.signature(each.__init__).parameters
+        found += parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break
+    return found
 
 
 def _subclass_names(path: str) -> list[str]:

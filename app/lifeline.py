@@ -32,6 +32,10 @@ class Lifeline(Callback):
         """Say why this rank fails, for the ranks everywhere that will wait for it in vain."""
         self._say(failed=line)
 
+    def stopped(self, line: str) -> None:
+        """Say that this rank ends as it was told to."""
+        self._say(stopped=line)
+
     def done(self) -> None:
         """Say that nothing is missing if this rank is gone."""
         self._say(done=True)

@@ -7,7 +7,7 @@ a run with another number of workers. Whole batches are augmented and normalised
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -86,23 +86,25 @@ class Division:
 
     Global batch b is the positions [b * batch_size * ranks, (b + 1) * batch_size * ranks). The remainder is a smaller
     batch of its own; if it has fewer samples than there are ranks, which would leave a rank without any, the last whole
-    batch takes it in; with `drop_last`, it is left out.
+    batch takes it in; with `drop_last`, it is left out. Global batch 0 begins at position `start`.
     """
 
     size: int
     batch_size: int
     ranks: int
     drop_last: bool = False
+    start: int = 0
 
     @property
     def batches(self) -> int:
         """Number of global batches."""
-        whole, rest = divmod(self.size, self.batch_size * self.ranks)
+        whole, rest = divmod(self.size - self.start, self.batch_size * self.ranks)
         return whole + (rest >= self.ranks and not self.drop_last)
 
     def positions(self, batch: int) -> range:
         """Return the positions of a global batch."""
-        first, length = batch * self.batch_size * self.ranks, self.batch_size * self.ranks
+        length = self.batch_size * self.ranks
+        first = self.start + batch * length
         last = batch == self.batches - 1 and not self.drop_last
         return range(first, self.size if last else first + length)
 
@@ -117,13 +119,38 @@ class Division:
         return torch.arange(positions.start, positions.stop).tensor_split(self.ranks)[rank]
 
 
+@dataclass
+class Course:
+    """How a rank goes through the epochs of a `Division`, and from where it goes on after an interruption.
+
+    An epoch that was begun by another number of ranks ends with batches of as many samples as all others have: its
+    last ones are numbered as in every epoch, the first of them begins at the position that was reached.
+    """
+
+    division: Division
+    begun: tuple[int, int] = (-1, 0)
+    """The epoch that was begun so, and the position that was reached in it."""
+
+    def of_epoch(self, epoch: int) -> tuple[Division, int]:
+        """Return how an epoch's positions are divided, and the number of the batch that is the division's first."""
+        if epoch != self.begun[0]:
+            return self.division, 0
+        rest = replace(self.division, start=self.begun[1])
+        return rest, self.division.batches - rest.batches
+
+    def reached(self, epoch: int, batch: int) -> int:
+        """Return the position that is reached when so many batches of an epoch are done."""
+        division, first = self.of_epoch(epoch)
+        return division.positions(batch - 1 - first).stop if batch > first else division.start
+
+
 class ResidentLoader:
     """Batches of a resident set for one rank: (float32 [n, C, H, W], int64 [n]) on the set's device.
 
     `rank` of `world_size` ranks takes its slice of each global batch of `data` (see Division). Where the nodes have
-    different data, these are the ranks of this node, and `shards` has (samples, ranks) of every node in the order of
-    their ranks: all nodes make as many batches as the one that has the fewest.
-    `batches_done`, the training batches finished over all epochs, tells where an iteration starts; it defaults to 0.
+    different data, these are the ranks of this node, there is no `course`, and `shards` has (samples, ranks) of every
+    node in the order of their ranks: all nodes make as many batches as the one that has the fewest.
+    `position` tells at which epoch and batch an iteration starts; it defaults to the first of both.
     """
 
     def __init__(
@@ -140,8 +167,7 @@ class ResidentLoader:
         rank: int = 0,
         world_size: int = 1,
         shards: Sequence[tuple[int, int]] = (),
-        limit: Callable[[int], int] = lambda batches: batches,
-        batches_done: Callable[[], int] = lambda: 0,
+        position: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.data, self.normalize, self.seed, self.batch_size = data, normalize, seed, batch_size
         self.shuffle, self.augment, self.flip, self.rank = shuffle, augment, flip, rank
@@ -154,23 +180,27 @@ class ResidentLoader:
                 f"--data.batch_size: {batch_size} on {least.ranks} ranks is more than the {least.size} samples there "
                 f"are{' on a host' if shards else ''}"
             )
-        self.limit, self.batches_done = limit, batches_done
+        self.course, self.position = None if shards else Course(self.division), position
 
     def __len__(self) -> int:
         return self.batches
 
-    def sizes(self, batch: int) -> list[int]:
-        """Return the number of samples that each rank of the job has in batch `batch` of an epoch."""
-        return [size for division in self.divisions for size in division.sizes(batch)]
+    def sizes(self, epoch: int, batch: int) -> list[int]:
+        """Return the number of samples that each rank of the job has in batch `batch` of epoch `epoch`."""
+        if not self.course:
+            return [size for division in self.divisions for size in division.sizes(batch)]
+        division, first = self.course.of_epoch(epoch)
+        return division.sizes(batch - first)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        epoch, first = divmod(self.batches_done(), max(1, self.limit(self.batches)))
+        epoch, start = self.position()
         size, device = len(self.data), self.data.images.device
         draw = generator("order", self.seed, epoch)
         order = torch.randperm(size, generator=draw) if self.shuffle else torch.arange(size)
         choices = Augmentation.of_epoch(self.seed, epoch, size, self.flip) if self.augment else None
-        for batch in range(first, self.batches):
-            positions = self.division.slice(batch, self.rank)
+        division, first = self.course.of_epoch(epoch) if self.course else (self.division, 0)
+        for batch in range(start, self.batches):
+            positions = division.slice(batch - first, self.rank)
             samples = self.data.subset(order[positions].to(device))
             images = choices.apply(samples.images, positions) if choices else samples.images
             yield self.normalize(images), samples.labels

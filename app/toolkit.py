@@ -9,13 +9,14 @@ exit_code still 0 where the failure file cannot be written or the hook leaves by
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from signal import Signals
 
 from sagemaker_training import environment, errors, files
 
-from app import failures, program, rendezvous, summary, train_torchrun
+from app import failures, program, rendezvous, stop, summary, train_torchrun
 from app.environment import Environment
 from app.peers import Verdict
 from app.supervise import STOP_SECONDS, Ended, Stopped, Supervisor
@@ -28,6 +29,12 @@ def main() -> None:
         with Supervisor() as supervisor:
             _run(supervisor)
         files.write_success_file()
+    except (Interrupted, Stopped) as error:
+        if isinstance(error, Stopped):
+            environment.write_env_vars(environment.Environment().to_env_vars())  # where checkpoints are
+            error = Interrupted(str(error), supervisor.asked)
+        print(_report(error), file=sys.stderr, flush=True)
+        os._exit(stop.status(error.number))  # the toolkit knows no way out that is neither a success nor a failure
     except BaseException as error:  # SystemExit, too
         raise errors.ClientError(_report(error)) from None
 
@@ -45,9 +52,11 @@ def _run(supervisor: Supervisor) -> None:
         try:
             _watched(job, here, given, supervisor, watch)
         except BaseException as error:
-            where = "" if isinstance(error, OtherFailed) else f"host {here.current_host}: "
-            watch.fail(f"{where}{_reason(error)}", stopped=supervisor.asked is not None)
-            raise
+            if isinstance(error, Stopped):
+                error = Interrupted(str(error), supervisor.asked)
+            where = "" if isinstance(error, (OtherFailed, Interrupted)) else f"host {here.current_host}: "
+            watch.fail(f"{where}{_reason(error)}", stopped=isinstance(error, Interrupted))
+            raise error from None
 
 
 def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch: Watch) -> None:
@@ -62,7 +71,7 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     for line in summary.lines(here, f"{folder / name}, {how}", given):
         print(line, flush=True)
     if verdict := watch.wait_until_all_are_ready():
-        raise OtherFailed(verdict)
+        raise _because_of(verdict)
     variables = rendezvous.variables(here) | train_torchrun.VARIABLES | os.environ
     variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watch.path)
     cwd = program.CODE if program.CODE.is_dir() else program.HOME
@@ -72,12 +81,16 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     failed = ProgramFailed(name, ended) if ended.status else None
     puzzled = failed and failed.lost_a_peer
     verdict = watch.wait_for_verdict() if puzzled else watch.verdict
+    if failed and verdict and verdict.stopped:
+        raise _because_of(verdict, ended.asked)
+    if failed and ended.asked:
+        raise Interrupted(f"{name} {_how(ended)}", ended.asked)
     if verdict and (puzzled or not verdict.here or supervisor.grace is not None):
-        raise OtherFailed(verdict)
+        raise _because_of(verdict)
     if failed:
         raise failed
     if verdict := watch.wait_until_all_are_done():
-        raise OtherFailed(verdict)
+        raise _because_of(verdict)
 
 
 def _watch(here: Environment, given: dict, supervisor: Supervisor) -> Watch:
@@ -107,6 +120,23 @@ class OtherFailed(Exception):
         super().__init__(verdict.why)
 
 
+class Interrupted(Exception):
+    """The job was told to stop, and has not come to its end; says from which step to resume."""
+
+    def __init__(self, how: str, number: int | None = None) -> None:
+        self.number = number or signal.SIGTERM
+        super().__init__(
+            how
+            if how.startswith("interrupted")
+            else stop.words(stop.newest_step(Environment.read().checkpoint_dir), how)
+        )
+
+
+def _because_of(verdict: Verdict, asked: int | None = None) -> Exception:
+    """Return what to raise for a verdict on another host, or on a rank of this one, which was `asked` to stop."""
+    return Interrupted(verdict.why, asked) if verdict.stopped else OtherFailed(verdict)
+
+
 class ProgramFailed(Exception):
     """The program did not end well; says how, and why if its stderr tells."""
 
@@ -114,9 +144,7 @@ class ProgramFailed(Exception):
         why, self.trace = failures.last_error(ended.stderr)
         self.killed = failures.killed_rank(ended.stderr)
         self.lost_a_peer = why.startswith("lost a peer") and not (self.killed or ended.asked)
-        if ended.asked:
-            why = "the job was told to stop before the training was done"
-        elif self.killed or (ended.status in (-9, 128 + 9) and not self.trace):
+        if self.killed or (ended.status in (-9, 128 + 9) and not self.trace):
             who = f"{self.killed} was killed by SIGKILL: " if self.killed else ""
             why = f"{who}most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
         super().__init__(f"{name} {_how(ended)}: {why or 'nothing on its stderr says why'}")
@@ -131,13 +159,14 @@ def _how(ended: Ended) -> str:
 
 def _reason(error: BaseException) -> str:
     """Return why, in one line; what to do about it, if that is known."""
-    mistake = isinstance(error, (ValueError, ProgramFailed, OtherFailed, Stopped, errors.ClientError))
+    mistake = isinstance(error, (ValueError, ProgramFailed, OtherFailed, Interrupted, errors.ClientError))
     return " ".join(str(error).split()) if mistake else failures.explain(type(error).__name__, str(error))
 
 
 def _report(error: BaseException) -> str:
     """Write the failure file and return its first line; if it cannot be written, leave at once."""
-    line = f"error: {_reason(error)} [host {os.environ.get('CURRENT_HOST', 'unknown')}]"
+    kind = "" if isinstance(error, Interrupted) else "error: "
+    line = f"{kind}{_reason(error)} [host {os.environ.get('CURRENT_HOST', 'unknown')}]"
     path = Path(environment.output_dir, "failure")
     try:
         # What a rank says that lost another one is not the reason where it is known which one was lost.

@@ -10,16 +10,18 @@ variables everything goes below ./output.
 
 import os
 import sys
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
-from pytorch_lightning.utilities.exceptions import SIGTERMException
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from app import artifacts, hyperparameters, lifeline, rendezvous
 from app.cli import CLI
 from app.environment import Environment, failure_file, place, watch
-from app.failures import reported
+from app.failures import reported, write
+from app.stop import Stop
 
 
 def main(args: list[str] | None = None) -> None:
@@ -28,33 +30,49 @@ def main(args: list[str] | None = None) -> None:
     line = lifeline.Lifeline(watch(), place())
     with reported(failure_file(), place(), tell=line.failed):
         environment = Environment.read()
-        rendezvous.forget_absent_interface(environment, os.environ)
-        if args is None and environment.user_args == tuple(sys.argv[1:]):  # a job's own program that calls this one
-            args = hyperparameters.flags(environment.hyperparameters)
-        artifacts.check_writable(environment.model_dir, "the model")
-        cli = CLI(environment, args)
-        cli.trainer.callbacks.append(line)
-        checkpoint_dir = str(cli.config_init.checkpoint.dirpath)
-        if "://" not in checkpoint_dir:
-            artifacts.check_writable(Path(checkpoint_dir), "checkpoints")
-        try:
+        with Stop(environment.checkpoint_dir, partial(stopped, line)) as stop:
+            rendezvous.forget_absent_interface(environment, os.environ)
+            if args is None and environment.user_args == tuple(sys.argv[1:]):  # a job's own program that calls this one
+                args = hyperparameters.flags(environment.hyperparameters)
+            artifacts.check_writable(environment.model_dir, "the model")
+            cli = CLI(environment, args)
+            cli.trainer.callbacks.append(line)
+            resume = cli.config_init.resume
+            resume.stop, stop.folder = stop, resume.folder.path
+            for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:
+                if "://" not in folder:
+                    artifacts.check_writable(Path(folder), "checkpoints")
             cli.trainer.fit(cli.model, cli.datamodule)
-        except SIGTERMException:  # a SystemExit without a status: half a model would look like a whole one
-            line.done()
-            sys.exit(143)
-        if not cli.trainer.global_step:
-            raise ValueError("--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0")
-        export(cli, environment)
+            if not cli.trainer.global_step:
+                raise ValueError(
+                    "--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0"
+                )
+            export(cli, environment)
         line.done()
+
+
+def stopped(line: lifeline.Lifeline, why: str, loud: bool = True) -> None:
+    """Say that this rank ends as it was told to, and from where to resume."""
+    said = f"{why} [{place()}]"
+    line.stopped(said)
+    if not loud:
+        return
+    print(said, file=sys.stderr, flush=True)
+    if file := failure_file():
+        with suppress(OSError):
+            write(file, said)
 
 
 def export(cli: CLI, environment: Environment) -> None:
     """Test the best model and write it to the model directory; no rank returns before it is there."""
-    best = cli.config_init.checkpoint.best_model_path
-    if best:  # on rank 0's host alone: hosts share no disk
-        zero = cli.trainer.is_global_zero
-        state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if zero else None
-        cli.model.load_state_dict(cli.trainer.strategy.broadcast(state))
+    state, best = None, cli.config_init.checkpoint.best_model_path
+    if best and cli.trainer.is_global_zero:  # on its host alone: hosts share no disk
+        if Path(best).is_file() or "://" in best:
+            state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
+        else:
+            print(f"warning: {best}, the best model, is not there any more; the last one is written", flush=True)
+    if state := cli.trainer.strategy.broadcast(state):
+        cli.model.load_state_dict(state)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule):
         metrics |= cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
@@ -63,7 +81,7 @@ def export(cli: CLI, environment: Environment) -> None:
         path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, environment.revision, config)
         print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
         print(f"model: {path}")
-        print(f"logs: {environment.output_data_dir}")
+        print(f"logs: {environment.log_dir.parent}")
         print(f"checkpoints: {environment.checkpoint_dir}", flush=True)
     cli.trainer.strategy.barrier("artifacts")
 

@@ -119,7 +119,9 @@ class Watch:
             while line := await reader.readline():
                 message = json.loads(line)
                 name, self.peers.status = message.get("rank", name), message.get("status", self.peers.status)
-                explained = explained or "done" in message or "failed" in message
+                explained = explained or bool({"done", "failed", "stopped"} & message.keys())
+                if "stopped" in message:
+                    self._decide(Verdict(message["stopped"], here=True, stopped=True))
                 # A rank that lost another one does not know why; who does will say so.
                 if "failed" in message and not message["failed"].startswith("error: lost a peer"):
                     self._decide(Verdict(f"a rank failed: {message['failed'].removeprefix('error: ')}", here=True))

@@ -10,7 +10,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
 from app.environment import Environment
-from app.resident import ResidentLoader
+from app.exact import divided
 from app.summary import masked
 
 # Every learning rate that an optimizer's group or a scheduler of torch.optim keeps, CyclicLR and SWALR included.
@@ -44,15 +44,14 @@ class World(Callback):
         self.lr_factor = 1.0  # what the optimizers' learning rates have been multiplied by
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Prepare the trainer: optimizers that nothing was done to, a stop that ends, gradients exchanged in place."""
+        """Prepare the trainer: optimizers that nothing was done to, gradients exchanged in place and in one order."""
         if stage == "fit":
             self.lr_factor = 1.0
-        if trainer.world_size > 1:
-            # Lightning's handler of SIGTERM calls a collective; where the ranks are not in step, they wait for each
-            # other in it for ever (Lightning issue 20806). And to learn of the signal, it has one after every batch.
-            trainer._signal_connector.register_signal_handlers = lambda: None
-            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         if isinstance(trainer.strategy, DDPStrategy):
+            if trainer.world_size > 2:
+                # DDP orders its buckets anew after the first step, so that a resumed run would add the gradients of its
+                # own first step in another order: of two ranks, sums commute; of more, the last bits differ.
+                trainer.strategy._ddp_kwargs.setdefault("find_unused_parameters", True)
             # Without a copy of them: two nodes were 1.42 instead of 1.38 times as fast as one (benchmarks/scaling.py).
             # Lightning keeps there what its DDPStrategy hands to DistributedDataParallel.
             trainer.strategy._ddp_kwargs.setdefault("gradient_as_bucket_view", True)
@@ -92,10 +91,10 @@ class World(Callback):
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Weigh this rank's gradient by its share of the batch, as DDP takes the mean over the ranks."""
-        loader = trainer.train_dataloader
-        if trainer.world_size == 1 or not isinstance(loader, ResidentLoader) or not loss.requires_grad:
+        loader = divided(trainer.train_dataloader)
+        if trainer.world_size == 1 or loader is None or not loss.requires_grad:
             return
-        sizes = loader.sizes(trainer.fit_loop.batch_idx)
+        sizes = loader.sizes(trainer.current_epoch, trainer.fit_loop.batch_idx)
         weight = sizes[trainer.global_rank] * len(sizes) / sum(sizes)
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)

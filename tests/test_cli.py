@@ -83,7 +83,7 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
     made = cli("--trainer.strategy=ddp", "--trainer.accelerator=cpu", **directories)
     assert type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == "/channel"  # class: None
     assert made.trainer.num_nodes == 2  # class: 1
-    assert made.trainer.logger.save_dir == "/logs/tensorboard/a"
+    assert made.trainer.logger.save_dir == "/checkpoints/tensorboard/a"
     assert str(made.trainer.checkpoint_callback.dirpath) == "/checkpoints"  # class: None
     assert made.trainer.checkpoint_callback.monitor == "val_loss"  # trainer.yaml; class: None
     assert made.trainer.logger._kwargs["flush_secs"] == TRAINER_YAML["logger"]["flush_secs"]  # class: 120

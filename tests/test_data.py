@@ -33,7 +33,7 @@ def labels_of(loader) -> list[list[int]]:
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
-    epochs = [sum(labels_of(loader(batches_done=lambda epoch=epoch: 11 * epoch)), []) for epoch in range(3)]
+    epochs = [sum(labels_of(loader(position=lambda epoch=epoch: (epoch, 0))), []) for epoch in range(3)]
     assert all(sorted(epoch) == list(range(103)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
     assert epochs[0] == sum(labels_of(loader()), [])
@@ -42,8 +42,8 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
 
 
 def test_an_iteration_that_starts_in_mid_epoch_sees_the_rest_of_it():
-    whole = list(loader(augment=True, flip=True, batches_done=lambda: 11))
-    rest = list(loader(augment=True, flip=True, batches_done=lambda: 11 + 4))
+    whole = list(loader(augment=True, flip=True, position=lambda: (1, 0)))
+    rest = list(loader(augment=True, flip=True, position=lambda: (1, 4)))
     assert len(whole) == 11 and len(rest) == 7
     for (images, labels), (others, same) in zip(whole[4:], rest, strict=True):
         assert torch.equal(images, others) and torch.equal(labels, same)
@@ -59,7 +59,7 @@ def test_ranks_share_each_global_batch(size, world_size, drop_last):
     assert all(batch for batches in ranks for batch in batches)  # and none without a sample
     together = [sum(parts, []) for parts in zip(*ranks, strict=True)]
     sizes = loader(size, **options).sizes
-    assert [list(map(len, parts)) for parts in zip(*ranks, strict=True)] == [sizes(k) for k in range(len(together))]
+    assert [list(map(len, parts)) for parts in zip(*ranks, strict=True)] == [sizes(0, k) for k in range(len(together))]
     one_process = labels_of(loader(size, batch_size=5 * world_size, drop_last=drop_last))
     seen = sum(together, [])
     assert seen == sum(one_process, []) if drop_last else sorted(seen) == list(range(size))
@@ -77,7 +77,7 @@ def test_nodes_with_other_data_make_the_same_steps(drop_last):
     # 23 samples are 5 batches of 4 and a rest of 3, 61 are 5 of 12 and a rest of 1, 37 are 4 of 8 and a rest of 5.
     assert {len(each) for each in loaders} == {4 if drop_last else 5}
     assert [list(map(len, parts)) for parts in zip(*batches, strict=True)] == [
-        loaders[0].sizes(batch) for batch in range(len(loaders[0]))
+        loaders[0].sizes(0, batch) for batch in range(len(loaders[0]))
     ]
     for first, (size, local) in ((0, shards[0]), (1, shards[1]), (4, shards[2])):
         seen = [number for rank in batches[first : first + local] for batch in rank for number in batch]
@@ -113,9 +113,30 @@ def test_fewer_samples_than_a_batch_of_every_rank_is_an_error_that_names_the_fla
         loader(3, drop_last=True)
 
 
-def test_the_limit_of_batches_is_the_length_of_an_epoch():
-    third_epoch = labels_of(loader(limit=lambda batches: min(batches, 4), batches_done=lambda: 8))
-    assert third_epoch == labels_of(loader(batches_done=lambda: 22))
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1), (1, 4)])
+def test_an_epoch_goes_on_with_another_number_of_ranks(before, after, drop_last):
+    """The same order, no sample twice, none left out but what drop_last leaves out anyway."""
+    options = {"position": lambda: (1, 0), "drop_last": drop_last}
+    order = sum(labels_of(loader(position=lambda: (1, 0))), [])
+    first = [loader(rank=rank, world_size=before, **options) for rank in range(before)]
+    for done in range(len(first[0]) + 1):
+        seen = [sum(parts, []) for parts in zip(*map(labels_of, first), strict=True)][:done]
+        reached = first[0].course.reached(1, done)
+        assert sum(seen, []) == order[:reached]
+        rest = [loader(rank=rank, world_size=after, **options) for rank in range(after)]
+        for one in rest:
+            one.course.begun = 1, reached
+            start = one.course.of_epoch(1)[1]
+            one.position = lambda start=start: (1, start)
+        others = [sum(parts, []) for parts in zip(*map(labels_of, rest), strict=True)]
+        assert start + len(others) == len(rest[0])
+        assert sum(others, []) == order[reached : reached + sum(map(len, others))]
+        assert [rest[0].sizes(1, start + k) for k in range(len(others))] == [
+            [len(labels_of(one)[k]) for one in rest] for k in range(len(others))
+        ]
+        missing = len(order) - reached - sum(map(len, others))
+        assert missing < (10 * after if drop_last else 1) or missing < after
 
 
 def test_augmentation_is_torchvisions_for_the_same_choices():

@@ -1,0 +1,126 @@
+"""What an epoch has gathered so far and a Lightning checkpoint leaves out: metrics, and the buffers of each rank.
+
+Epoch-level metrics of training are sums over the batches that were seen; DDP keeps buffers (batch norm's statistics)
+alike at the start of a forward pass only, and validation uses each rank's own.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from pytorch_lightning import Trainer
+from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+METADATA = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx",
+            "dataloader_idx", "metric_attribute")  # fmt: skip
+SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+
+
+def copied(data: Any) -> Any:
+    """Return `data` with every tensor in it copied to the CPU."""
+    return apply_to_collection(data, Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
+def of_rank(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Any]:
+    """Return what only this rank knows: buffers that differ between the ranks, or that no state dict has; the states of
+    torchmetrics; the sums of what was logged. All ranks call it; `gather` gives each what all say."""
+    buffers = dict(_buffers(trainer))
+    told = gather({name: _digest(buffer) for name, buffer in buffers.items()})
+    alike = {name for name, digest in told[0].items() if all(other.get(name) == digest for other in told)}
+    kept = {f"model.{name}" for name in trainer.lightning_module.state_dict()}
+    buffers = {name: buffer for name, buffer in buffers.items() if name not in alike or (name not in kept and
+               name.startswith("model."))}  # fmt: skip
+    metrics = {name: _state(metric) for name, metric in _metrics(trainer)}
+    results = {key: _result(metric) for key, metric in trainer.fit_loop.epoch_loop._results.items()}
+    return copied({"buffers": buffers, "metrics": metrics, "results": results})
+
+
+def of_job(trainer: Trainer) -> dict[str, Any]:
+    """Return the newest value of each metric, by where Lightning shows it."""
+    shown = {name: dict(getattr(trainer._logger_connector, name)) for name in SHOWN}
+    return copied(shown)
+
+
+def restore_job(trainer: Trainer, shown: Mapping[str, Any]) -> None:
+    """Give Lightning the newest value of each metric back."""
+    for name in SHOWN:
+        setattr(trainer._logger_connector, name, dict(shown[name]))
+
+
+@torch.no_grad()
+def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) -> None:
+    """Give this rank back what it knew; the sums of an epoch only in the middle of it."""
+    for name, buffer in _buffers(trainer):
+        if (saved := known["buffers"].get(name)) is not None and saved.shape == buffer.shape:
+            buffer.copy_(saved)
+    device = trainer.strategy.root_device
+    for name, metric in _metrics(trainer):
+        if saved := known["metrics"].get(name):
+            _restore(metric, saved, device)
+    if mid_epoch:
+        trainer._logger_connector._first_loop_iter = False  # else the next batch would be taken for the epoch's first
+        for key, saved in known["results"].items():
+            if not saved["has_group"]:
+                trainer.fit_loop.epoch_loop._results[key] = _restored_result(trainer, saved, device)
+
+
+def _buffers(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers of the model, and of what callbacks keep beside it, such as an average of its weights."""
+    modules = {"model": trainer.lightning_module}
+    for callback in trainer.callbacks:
+        kept = {name: value for name, value in vars(callback).items() if isinstance(value, nn.Module)}
+        modules |= {f"{type(callback).__name__}.{name}": value for name, value in kept.items()}
+    for owner, module in modules.items():
+        for name, buffer in module.named_buffers():
+            yield f"{owner}.{name}", buffer
+
+
+def _digest(tensor: Tensor) -> bytes:
+    plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor
+    return hashlib.blake2b(plain.numpy(), digest_size=8).digest() if tensor.numel() else b""
+
+
+def _metrics(trainer: Trainer) -> Iterator[tuple[str, Metric]]:
+    for name, module in trainer.lightning_module.named_modules():
+        if isinstance(module, Metric):
+            yield name, module
+
+
+def _state(metric: Metric) -> dict[str, Any]:
+    return {"updates": metric._update_count, "states": {name: getattr(metric, name) for name in metric._defaults}}
+
+
+def _restore(metric: Metric, saved: Mapping[str, Any], device: torch.device) -> None:
+    metric._update_count, metric._computed = saved["updates"], None
+    for name, value in saved["states"].items():
+        setattr(metric, name, apply_to_collection(value, Tensor, lambda tensor: tensor.to(device, copy=True)))
+
+
+def _result(metric: _ResultMetric) -> dict[str, Any]:
+    meta, sync = metric.meta, metric.meta.sync
+    saved = {name: getattr(meta, name) for name in METADATA}
+    saved |= {"reduce": meta.reduce_fx.__name__, "sync": sync.should, "op": sync.op, "zero_only": sync.rank_zero_only}
+    saved |= {"has_group": sync.group is not None, "is_tensor": metric.is_tensor, "has_reset": metric.has_reset}
+    saved |= {"cache": metric._forward_cache, "state": _state(metric) if metric.is_tensor else {}}
+    return saved
+
+
+def _restored_result(trainer: Trainer, saved: Mapping[str, Any], device: torch.device) -> _ResultMetric:
+    """Return the accumulator of a logged value as LightningModule.log would have made it."""
+    meta = _Metadata(**{name: saved[name] for name in METADATA}, reduce_fx=getattr(torch, saved["reduce"]))
+    meta.sync = _Sync(
+        _should=saved["sync"], fn=trainer.strategy.reduce, _op=saved["op"], rank_zero_only=saved["zero_only"]
+    )
+    metric = _ResultMetric(meta, saved["is_tensor"]).to(device)
+    if saved["is_tensor"]:
+        _restore(metric, saved["state"], device)
+    else:
+        metric.value = attrgetter(saved["metric_attribute"])(trainer.lightning_module)
+    metric.has_reset = saved["has_reset"]
+    metric._forward_cache = None if saved["cache"] is None else saved["cache"].to(device)
+    return metric

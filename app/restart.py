@@ -1,0 +1,99 @@
+"""Going on from a checkpoint: which one, whether it is of this run, and what in it Lightning does not restore."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pytorch_lightning import Trainer
+
+from app import checkpoints, curves, loops, partial, same
+from app.agreement import Agreement
+from app.chance import Chance
+from app.exact import divided, position
+from app.folder import Folder, choose
+
+
+class Restart:
+    """The beginning of a run, which is the rest of an earlier one if that has left a checkpoint.
+
+    Args:
+        trainer: Lightning's trainer.
+        folder: The folder of the checkpoints.
+        chance: What knows the seed of all.
+        agreement: What all ranks say to each other.
+    """
+
+    def __init__(self, trainer: Trainer, folder: Folder, chance: Chance, agreement: Agreement) -> None:
+        self.trainer, self.folder, self.chance, self.agreement = trainer, folder, chance, agreement
+        self.step = 0  # of the checkpoint that training goes on from; 0 if it starts
+        self.meta: Mapping[str, Any] = {}  # what is ours in it
+        self.kind = ""  # "batch", "validation" or "epoch": when it was taken; "" once training goes on
+
+    def load(self, host: str, flags: Mapping[str, object]) -> None:
+        """Hand Lightning the newest checkpoint, if there is any; ValueError if it is of a run with other `flags`."""
+        path = choose(self.folder, host, self.agreement.gather, examines=self.trainer.local_rank == 0)
+        if path is None:
+            return
+        checkpoint = checkpoints.read(path)
+        self.meta = checkpoint.pop(checkpoints.KEY)
+        if found := same.differences(self.trainer, flags, self.meta["run"], checkpoint["state_dict"]):
+            more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
+            raise ValueError(
+                f"--resume.dirpath={self.folder.path}: {path.name} is of another run: {'; '.join(found[:4])}{more}; go "
+                "on with the same settings, or give another folder, or move the checkpoints away to start anew"
+            )
+        self.step, self.kind, self.chance.seed = self.meta["step"], self.meta["kind"], self.meta["seed"]
+        if self.trainer.is_global_zero:
+            how = "" if self._same_ranks else (
+                f"; {self.meta['world_size']} ranks saved it, these are {self.trainer.world_size}: no sample is left "
+                "out or taken twice, but the run is no longer bit-identical to one without an interruption"
+            )  # fmt: skip
+            print(f"resuming from step {self.step}: {path}{how}", flush=True)
+        if self.trainer.local_rank == 0:
+            for logger in self.trainer.loggers:
+                curves.forget_after(logger, self.meta["saved_at"], self.trainer.is_global_zero)
+        if self.kind == "epoch":
+            loops.begin_anew(checkpoint["loops"]["fit_loop"])
+        self.trainer.should_stop = self.meta["should_stop"]
+        self.trainer._checkpoint_connector._ckpt_path = str(path)
+        self.trainer._checkpoint_connector._loaded_checkpoint = checkpoint
+
+    @property
+    def _same_ranks(self) -> bool:
+        return self.meta["world_size"] == self.trainer.world_size
+
+    def place(self, loop) -> None:
+        """Place the training data's loader in an epoch that another number of ranks began."""
+        if self.kind in ("", "epoch") or self._same_ranks:
+            return
+        loader = divided(self.trainer.train_dataloader)
+        if not loader or not loader.course or self.meta["reached"] is None:
+            raise ValueError(
+                f"--resume.dirpath={self.folder.path}: step {self.step} was saved within an epoch by "
+                f"{self.meta['world_size']} ranks, and its data cannot be shared out anew among "
+                f"{self.trainer.world_size}; give as many devices and nodes as before"
+            )
+        epoch, _ = position(self.trainer)
+        loader.course.begun = epoch, self.meta["reached"]
+        done = loader.course.of_epoch(epoch)[1]
+        progress = loop.epoch_loop.batch_progress.current
+        progress.ready = progress.started = progress.processed = progress.completed = done
+        iter(loop._data_fetcher)
+
+    def restore(self) -> None:
+        """Give this rank what only the checkpoint knows."""
+        if not self.step:
+            return
+        partial.restore_job(self.trainer, self.meta["shown"])
+        if self._same_ranks:
+            known = self.meta["ranks"][self.trainer.global_rank]
+            partial.restore_rank(self.trainer, known, mid_epoch=self.kind != "epoch")
+
+    def goes_on(self) -> bool:
+        """Return, once, whether the epoch that comes first was begun before."""
+        goes_on, self.kind = self.kind in ("batch", "validation"), self.kind.replace("batch", "")
+        return goes_on
+
+    def validates_first(self) -> bool:
+        """Return, once, whether a validation was interrupted."""
+        first, self.kind = self.kind == "validation", ""
+        return first

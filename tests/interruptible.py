@@ -1,0 +1,182 @@
+"""A job that writes down all it does, to be interrupted and compared: a model and data of a user's own.
+
+There is chance in all of it: the order (a DataLoader that shuffles), the augmentation (in workers, too), dropout; and
+what has to be carried on: batch norm, an average of the weights, a schedule, early stopping, epoch-level metrics.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from pytorch_lightning import LightningDataModule, LightningModule
+from pytorch_lightning.callbacks import EMAWeightAveraging
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics import MeanMetric
+
+
+class Noisy(Dataset):
+    """`size` samples whose augmentation draws from each of the three generators."""
+
+    def __init__(self, size: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(size, 6, generator=generator)
+        self.labels = (self.inputs.sum(1) > 0).long()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        noise = torch.randn(6) * 0.1 + random.random() * 0.1 + float(np.random.rand()) * 0.1
+        return self.inputs[index] + noise, self.labels[index], index
+
+
+class Data(LightningDataModule):
+    """`size` noisy samples in shuffled batches.
+
+    Args:
+        size: Training samples.
+        batch_size: Samples of a rank's batch.
+        num_workers: Data workers.
+        persistent: Whether these live on from epoch to epoch.
+    """
+
+    def __init__(self, size: int = 43, batch_size: int = 4, num_workers: int = 0, persistent: bool = False) -> None:
+        super().__init__()
+        self.size, self.batch_size = size, batch_size
+        self.workers = {"num_workers": num_workers, "persistent_workers": persistent}
+
+    def train_dataloader(self) -> DataLoader:
+        """Return shuffled batches."""
+        return DataLoader(Noisy(self.size), self.batch_size, shuffle=True, **self.workers)
+
+    def val_dataloader(self) -> DataLoader:
+        """Return batches in order."""
+        return DataLoader(Noisy(18), self.batch_size, **self.workers)
+
+
+class Model(LightningModule):
+    """A classifier with batch norm and dropout; each step, validation and epoch becomes a line of events-RANK.jsonl.
+
+    Args:
+        schedule: "onecycle" (by step), "plateau" (by validation loss), "step" (by epoch) or "none".
+        sleep: Seconds that a step takes.
+        val_sleep: Seconds that a validation step takes.
+    """
+
+    def __init__(self, schedule: str = "onecycle", sleep: float = 0.0, val_sleep: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.network = nn.Sequential(
+            nn.Linear(6, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(16, 8),
+            nn.Tanh(),
+            nn.Linear(8, 2),
+        )
+        self.mean = MeanMetric()
+        self.schedule, self.sleep, self.val_sleep = schedule, sleep, val_sleep
+
+    def training_step(self, batch, batch_idx: int) -> torch.Tensor:
+        """Return the loss."""
+        inputs, labels, index = batch
+        time.sleep(self.sleep)
+        loss = nn.functional.cross_entropy(self.network(inputs), labels)
+        self.mean(loss)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
+        if batch_idx % 3 == 0:
+            self.log("third", loss * 2, on_step=True, on_epoch=True, reduce_fx="max")
+        self.note(
+            "step", self.current_epoch, batch_idx, loss.item(), self.lr(), inputs.sum().item(), sorted(index.tolist())
+        )
+        return loss
+
+    def validation_step(self, batch, batch_idx: int) -> None:
+        """Log val_loss."""
+        inputs, labels, _ = batch
+        time.sleep(self.val_sleep)
+        loss = nn.functional.cross_entropy(self.network(inputs + torch.randn_like(inputs) * 0.01), labels)
+        self.log("val_loss", loss, sync_dist=True)
+
+    def on_validation_epoch_end(self) -> None:
+        """Note it."""
+        if not self.trainer.sanity_checking:
+            value = self.trainer.callback_metrics.get("val_loss", torch.tensor(0.0)).item()
+            self.note("val", self.current_epoch, self.global_step, value)
+
+    def on_train_epoch_end(self) -> None:
+        """Note the metrics of the epoch."""
+        names = ("loss_epoch", "mean", "third_epoch")
+        self.note("epoch", self.current_epoch, self.global_step,
+                  *(float(self.trainer.callback_metrics.get(name, -1.0)) for name in names))  # fmt: skip
+
+    def configure_optimizers(self):
+        """Return Adam and the schedule."""
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        if self.schedule == "onecycle":
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=400)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        if self.schedule == "plateau":
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.1)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
+        if self.schedule == "step":
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)]
+        return optimizer
+
+    def lr(self) -> float:
+        """Return the learning rate."""
+        return self.trainer.optimizers[0].param_groups[0]["lr"]
+
+    def note(self, kind: str, epoch: int, at: int, *values: object) -> None:
+        """Write a line."""
+        with Path(f"events-{self.global_rank}.jsonl").open("a") as file:
+            file.write(json.dumps([kind, epoch, at, *values]) + "\n")
+
+
+class Average(EMAWeightAveraging):
+    """An average of the weights that is quick to differ from them."""
+
+    def __init__(self) -> None:
+        super().__init__(decay=0.8)
+
+
+def weights(folder: Path) -> str:
+    """Return the hash of a trained model's weights."""
+    state = torch.load(folder / "output/model/model.pt", weights_only=True)
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(name.encode() + state[name].numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def events(folder: Path, rank: int = 0) -> dict[str, list]:
+    """Return what a rank did, by kind, epoch and place; AssertionError if what was done twice was not the same."""
+    found: dict[str, list] = {}
+    for line in (folder / f"events-{rank}.jsonl").read_text().splitlines():
+        kind, epoch, at, *values = json.loads(line)
+        key = f"{kind} {epoch} {at}"
+        assert found.setdefault(key, values) == values, (key, found[key], values)
+    return found
+
+
+def main(folder: Path, arguments: list[str], variables: dict[str, str]) -> None:
+    """Run the program in a process of its own, which a server that has imported all forked."""
+    from app import train
+
+    multiprocessing.set_start_method("fork", force=True)  # of data workers: in a child of a server, it is the server's
+    os.chdir(folder)
+    os.environ.update(variables)
+    output = os.open("log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    torch.set_num_threads(1)
+    train.main(arguments)
