@@ -40,11 +40,14 @@ class Folder:
 
     def named(self) -> list[tuple[int, Path]]:
         """Return all that have a checkpoint's name, newest step first, which is not always the newest file: a copy
-        from S3 has the time of the copy. last.ckpt comes last: it is another name of the newest."""
+        from S3 has the time of the copy. last.ckpt is another name of one of them, which may be gone."""
         entries = list(self.path.iterdir()) if self.path.is_dir() else []
-        numbered = [(int(match[1]), entry) for entry in entries if (match := NAME.fullmatch(entry.name))]
-        last = [(-1, entry) for entry in entries if entry.name == LAST]
-        return sorted(numbered, reverse=True) + last
+        found = [(int(match[1]), entry) for entry in entries if (match := NAME.fullmatch(entry.name))]
+        for entry in entries:
+            if entry.name == LAST:
+                says = footer(entry)
+                found.append((-1 if isinstance(says, str) else says[0], entry))
+        return sorted(found, key=lambda one: (one[0], one[1].name != LAST), reverse=True)
 
     def foreign(self) -> list[Path]:
         """Return the files that look like checkpoints and are not ours."""
@@ -159,12 +162,13 @@ def choose(folder: Folder, host: str, gather: Callable[[Any], list], examines: b
         folder.clean()
         for path in folder.foreign():
             say(f"checkpoint {path} {FOREIGN}; it is skipped")
-    limit = float("inf")
+    limit, first = float("inf"), None
     while True:
         found = folder.newest(limit, say) if examines else None
         own = (host, found and found[:2], found and found[2].name, problems)
         told = [one for one in gather(own if examines else None) if one]
         saves = [save for _, save, _, _ in told]
+        first = first or told
         if None in saves:
             break
         if len(set(saves)) == 1:
@@ -174,7 +178,7 @@ def choose(folder: Folder, host: str, gather: Callable[[Any], list], examines: b
         limit = min(steps) if len(steps) > 1 else min(steps) - 1
     if limit == float("inf") and not any(saves) and not any(problems for *_, problems in told):
         return None
-    have = "; ".join(f"{host} has {f'step {save[0]}' if save else 'none'}" for host, save, _, _ in told)
+    have = "; ".join(f"{host} has {f'step {save[0]}' if save else 'none'}" for host, save, _, _ in first)
     why = [problem for *_, problems in told for problem in problems]
     raise ValueError(
         f"--resume.dirpath={folder.path}: found checkpoints, but none that is whole and the same on all hosts "

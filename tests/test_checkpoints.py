@@ -1,0 +1,311 @@
+"""Checkpoint files and their folder: whole or absent, and the newest that all hosts have."""
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from containers import ROOT
+
+from app import checkpoints
+from app.checkpoints import examine, read, write
+from app.folder import Folder, Writer, choose
+
+
+def state(step: int) -> dict:
+    return {"weights": torch.full((100,), float(step)), checkpoints.KEY: {"version": 3}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """A folder with the checkpoints of steps 10, 20 and 30."""
+    made = Folder(tmp_path / "checkpoints", keep=3)
+    for step in (10, 20, 30):
+        made.add(state(step), step, number=step * 7)
+    return made
+
+
+def chosen(folder: Folder, hosts: int = 1) -> Path | None:
+    return choose(Folder(folder.path, 3), "algo-1", lambda told: [told] * hosts, examines=True)
+
+
+def test_what_is_written_is_read(folder: Folder):
+    path = chosen(folder)
+    assert path == folder.file(30) == folder.path / "step-000000030.ckpt"
+    assert torch.equal(read(path)["weights"], torch.full((100,), 30.0))
+    assert examine(path) == (30, 210)
+    assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))  # by whoever knows torch alone
+    assert Folder(folder.path, 3).version() == 3
+    assert (folder.path / "last.ckpt").samefile(path)
+
+
+def test_an_empty_folder_is_a_start(tmp_path: Path):
+    assert chosen(Folder(tmp_path / "none", 3)) is None
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none/notes.txt").write_text("someone else's")
+    assert chosen(Folder(tmp_path / "none", 3)) is None
+
+
+def test_only_so_many_are_kept_and_none_that_is_being_uploaded(folder: Folder):
+    names = lambda: sorted(int(path.name[5:14]) for path in folder.path.glob("step-*.ckpt"))  # noqa: E731
+    (folder.path / "step-000000010.ckpt.sagemaker-uploading").touch()
+    (folder.path / "step-000000020.ckpt.sagemaker-uploading").touch()
+    (folder.path / "step-000000020.ckpt.sagemaker-uploaded").touch()
+    folder.add(state(40), 40, 1)
+    folder.add(state(50), 50, 1)
+    assert names() == [10, 30, 40, 50]
+    (folder.path / "step-000000010.ckpt.sagemaker-uploaded").touch()
+    folder.add(state(60), 60, 1)
+    assert names() == [40, 50, 60]
+    # A mark from before this process is of a job that is no more.
+    (folder.path / "step-000000040.ckpt.sagemaker-uploading").touch()
+    folder.started = time.time() + 60
+    folder.add(state(70), 70, 1)
+    assert names() == [50, 60, 70]
+
+
+def cut(path: Path, draw: random.Random) -> None:
+    path.write_bytes(path.read_bytes()[: draw.randrange(path.stat().st_size + 1) // 2])
+
+
+def flip(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes() or b"x")
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+def zero(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes() or b"x")
+    start = draw.randrange(len(content))
+    content[start : start + 64] = bytes(len(content[start : start + 64]))
+    path.write_bytes(content)
+
+
+def grow(path: Path, draw: random.Random) -> None:
+    path.write_bytes(path.read_bytes() + draw.randbytes(draw.randrange(1, 99)))
+
+
+def empty(path: Path, draw: random.Random) -> None:
+    path.write_bytes(b"")
+
+
+def delete(path: Path, draw: random.Random) -> None:
+    path.unlink()
+
+
+def rename(path: Path, draw: random.Random) -> None:
+    path.rename(
+        path.with_name(draw.choice(["step-000000099.ckpt", "step-000000005.ckpt", "step-1.ckpt", "old.ckpt.bak"]))
+    )
+
+
+def link(path: Path, draw: random.Random) -> None:
+    elsewhere = path.parent.parent / f"elsewhere-{path.name}"
+    shutil.move(path, elsewhere)
+    path.symlink_to(draw.choice([elsewhere, Path("/dev/zero"), Path("nowhere"), Path("/etc/passwd")]))
+
+
+def become(path: Path, draw: random.Random) -> None:
+    path.unlink()
+    draw.choice([path.mkdir, lambda: os.mkfifo(path)])()
+
+
+def mark(path: Path, draw: random.Random) -> None:
+    path.with_name(path.name + draw.choice([".sagemaker-uploading", ".sagemaker-uploaded"])).touch()
+
+
+def foreign(path: Path, draw: random.Random) -> None:
+    name = draw.choice(["theirs.ckpt", "step-000000040.ckpt", "step-000000070.ckpt", "last.ckpt.old", "README"])
+    torch.save({"state_dict": {}}, path.with_name(name))
+
+
+def leftover(path: Path, draw: random.Random) -> None:
+    path.with_name(f"step-000000040.ckpt.{draw.randrange(10**6)}.sagemaker-ignore").write_bytes(b"half")
+
+
+MUTATIONS = [cut, flip, zero, grow, empty, delete, rename, link, become, mark, foreign, leftover]
+
+
+def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
+    """Whatever is chosen is whole; whatever is not is named; where none is left, it is an error, and no start anew."""
+    draw, outcomes = random.Random(4), {"whole": 0, "error": 0, "start": 0}
+    for _ in range(1000):
+        place = Folder(tmp_path / "copy/checkpoints", 3)
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.copytree(folder.path, place.path)
+        if draw.random() < 0.7:
+            (place.path / "last.ckpt").unlink()
+        for _ in range(draw.randint(1, 6)):
+            files = sorted(path for path in place.path.glob("step-*.ckpt") if path.is_file() and not path.is_symlink())
+            if files:
+                draw.choice(MUTATIONS)(draw.choice(files), draw)
+        whole = {path for _, path in place.named() if not isinstance(examine(path), str)}
+        damaged = [path for _, path in place.named() if path not in whole]
+        capsys.readouterr()
+        try:
+            path = chosen(place)
+        except ValueError as error:
+            outcomes["error"] += 1
+            assert not whole and "--resume.dirpath" in str(error) and "start anew" in str(error)
+            assert len(str(error)) < 1000 and "\n" not in str(error)
+            continue
+        if path is None:
+            outcomes["start"] += 1
+            assert not whole and not damaged
+            continue
+        outcomes["whole"] += 1
+        newest = max(examine(path)[0] for path in whole)
+        assert torch.equal(read(path)["weights"], torch.full((100,), float(newest)))
+        said = capsys.readouterr().out
+        for _, newer in place.named()[: [other for _, other in place.named()].index(path)]:
+            assert f"warning: checkpoint {newer}" in said
+        assert not list(place.path.glob("*.sagemaker-ignore"))
+    assert outcomes["whole"] > 500 and outcomes["error"] > 20
+
+
+def test_a_checkpoint_that_is_code_is_refused(folder: Folder, tmp_path: Path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    write(folder.file(40), {"weights": Evil()}, 40, 1)
+    with pytest.raises(Exception, match="Weights only load failed"):
+        read(folder.file(40))
+    assert not (tmp_path / "ran").exists()
+    assert "PosixPath" in checkpoints.unreadable({"hyper_parameters": {"folder": tmp_path}})
+    assert checkpoints.unreadable({"hyper_parameters": {"sizes": [1, (2.0, None)], "name": "x"}}) == ""
+
+
+def everywhere(folders: list[Folder]) -> list:
+    """Return what `choose` returns or raises on each host, of two ranks each."""
+    told: dict[int, list] = {}
+    barrier, answers = threading.Barrier(2 * len(folders)), [None] * (2 * len(folders))
+
+    def rank(number: int) -> None:
+        rounds = 0
+
+        def gather(own):
+            nonlocal rounds
+            rounds += 1
+            told.setdefault(rounds, [None] * len(answers))[number] = own
+            barrier.wait(20)
+            return told[rounds]
+
+        place = folders[number // 2]
+        try:
+            answers[number] = choose(place, f"algo-{number // 2 + 1}", gather, examines=number % 2 == 0)
+        except ValueError as error:
+            answers[number] = str(error)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(len(answers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def copies(folder: Folder, tmp_path: Path, hosts: int) -> list[Folder]:
+    made = [Folder(tmp_path / f"host-{host}", 3) for host in range(hosts)]
+    for place in made:
+        shutil.copytree(folder.path, place.path)
+        (place.path / "last.ckpt").unlink()
+    return made
+
+
+def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: Folder, tmp_path: Path):
+    hosts = copies(folder, tmp_path, 3)
+    assert everywhere(hosts) == [host.file(30) for host in hosts for _ in range(2)]
+    hosts[1].file(30).unlink()
+    assert everywhere(hosts) == [host.file(20) for host in hosts for _ in range(2)]
+    empty(hosts[2].file(20), random.Random())
+    assert everywhere(hosts) == [host.file(10) for host in hosts for _ in range(2)]
+    write(hosts[0].file(10), state(10), 10, number=8)  # of another run of the same steps
+    for place, said in enumerate(everywhere(hosts)):
+        assert said.startswith(f"--resume.dirpath={hosts[place // 2].path}: found checkpoints, but none that is whole")
+        assert "algo-1 has step 30; algo-2 has step 20; algo-3 has step 30" in said and "start anew" in said
+    for host in hosts:
+        shutil.rmtree(host.path)
+    assert everywhere(hosts) == [None] * 6
+    hosts[1].add(state(10), 10, 1)
+    assert all("algo-1 has none; algo-2 has step 10; algo-3 has none" in said for said in everywhere(hosts))
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import torch
+from app.folder import Folder, choose
+folder = Folder(Path(sys.argv[1]), 3)
+choose(folder, "algo-1", lambda told: [told], examines=True)
+weights = torch.rand(2_000_000)
+print("writing", flush=True)
+for step in range(int(sys.argv[2]), 10**9):
+    folder.add({"weights": weights + step, "step": step}, step, 1)
+"""
+
+
+def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
+    draw, step = random.Random(2), 1
+    for _ in range(4):
+        command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), str(step)]
+        process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        time.sleep(draw.uniform(0.0, 0.3))
+        process.kill()
+        process.communicate()
+        place = Folder(tmp_path / "checkpoints", 3)
+        assert all(not isinstance(examine(path), str) for _, path in place.named())
+        if path := chosen(place):
+            step = read(path)["step"] + 1
+    assert step > 1 and len(place.named()) <= 5
+
+
+def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folder: Folder, capsys):
+    """The limit of a file's size makes writing fail as a full disk does, for this process alone."""
+    writer = Writer(folder)
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
+    try:
+        writer.write(state(40), 40, 1)
+        writer.wait()
+        writer.check("training goes on, but")
+        assert "training goes on, but no checkpoint could be written" in (said := capsys.readouterr().out)
+        assert "the newest whole one is step-000000030.ckpt" in said
+        nothing = Writer(Folder(folder.path.with_name("new"), 3))
+        nothing.write(state(40), 40, 1)
+        nothing.wait()
+        with pytest.raises(OSError):
+            nothing.check("training goes on, but")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not list(folder.path.glob("*.sagemaker-ignore")) and not folder.file(40).exists()
+    writer.write(state(50), 50, 1)
+    writer.wait()
+    capsys.readouterr()
+    writer.check("the training is done, and")
+    assert chosen(folder) == folder.file(50) and capsys.readouterr().out == ""
+
+
+def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: Folder):
+    """Why there is a checksum: torch loads most files with a flipped bit in silence."""
+    content, silent = folder.file(30).read_bytes(), 0
+    for place in range(0, len(content) - 100, 41):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        folder.file(30).write_bytes(changed)
+        assert isinstance(examine(folder.file(30)), str)
+        try:
+            silent += bool(torch.load(folder.file(30), weights_only=True))
+        except Exception:
+            continue
+    assert silent
