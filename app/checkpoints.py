@@ -13,7 +13,6 @@ import re
 import stat
 import struct
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +139,6 @@ class VerifiedIO(TorchCheckpointIO):
             write(Path(path), checkpoint, checkpoint.get("global_step", 0))
         except OSError as error:
             self.lost = f"{path} could not be written ({error.strerror})"
-            warnings.warn(self.lost, stacklevel=2)
         return None
 
     def remove_checkpoint(self, path) -> None:

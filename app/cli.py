@@ -13,11 +13,11 @@ import torch
 import yaml
 from jsonargparse import ArgumentError
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from app import data, flags, model, smddp
+from app.best import BestModel
 from app.chance import Chance
 from app.curves import Logger
 from app.environment import Environment
@@ -66,7 +66,7 @@ class CLI(LightningCLI):
         """Add lr_scaling, namespaces of our own (logger, checkpoint, ...), and SageMaker's values as defaults."""
         parser.link_arguments("data", "model.init_args.num_classes", self._num_classes, apply_on="instantiate")
         parser.add_class_arguments(Logger, "logger")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(BestModel, "checkpoint")
         parser.add_lightning_class_args(Resume, "resume")
         parser.add_lightning_class_args(LogProgress, "progress")
         parser.add_lightning_class_args(SystemMetrics, "system")

@@ -79,9 +79,10 @@ class Batches(Sampler):
 
     def __init__(self, loader: DataLoader, seed: Sequence, position: Callable, rank: int, world_size: int) -> None:
         made = loader.batch_sampler
-        self.whole = type(made) is not BatchSampler  # it makes batches of its own: a rank gets every nth
+        # It may make batches of its own: a rank gets every nth; the last ones, too few for all, are left out.
+        self.whole = type(made) is not BatchSampler
         self.sampler, size, drop_last = (
-            (made, 1, False) if self.whole else (made.sampler, made.batch_size, made.drop_last)
+            (made, 1, True) if self.whole else (made.sampler, made.batch_size, made.drop_last)
         )
         self.seed, self.position, self.rank = tuple(seed), position, rank
         self.course = Course(Division(len(self.sampler), size, world_size, drop_last))
@@ -106,7 +107,7 @@ class Batches(Sampler):
         for batch in range(start, len(self)):
             places = division.slice(batch - first, self.rank).tolist()
             if self.whole:
-                yield [(epoch, (place, k), index) for place in places[:1] for k, index in enumerate(order[place])]
+                yield [(epoch, (place, k), index) for place in places for k, index in enumerate(order[place])]
             else:
                 yield [(epoch, place, order[place]) for place in places]
 

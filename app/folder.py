@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from app.checkpoints import FOREIGN, IGNORED, KEY, examine, footer, write
+from app.checkpoints import IGNORED, KEY, examine, footer, write
 from app.stop import NAME
 
 UPLOADING, UPLOADED = ".sagemaker-uploading", ".sagemaker-uploaded"  # empty files of the uploader's, beside each file
@@ -49,10 +49,15 @@ class Folder:
                 found.append((-1 if isinstance(says, str) else says[0], entry))
         return sorted(found, key=lambda one: (one[0], one[1].name != LAST), reverse=True)
 
-    def foreign(self) -> list[Path]:
-        """Return the files that look like checkpoints and are not ours."""
+    def foreign(self) -> list[tuple[Path, str]]:
+        """Return what looks like a checkpoint, has not its name, and is not ModelCheckpoint's; and what it is."""
         others = {path for path in self.path.glob("*.ckpt") if not NAME.fullmatch(path.name) and path.name != LAST}
-        return sorted(path for path in others if footer(path) == FOREIGN)
+        found = [(path, footer(path)) for path in sorted(others)]
+        return [
+            (path, is_ if isinstance(is_, str) else f"has not its own name, which is {self.file(is_[0]).name}")
+            for path, is_ in found
+            if isinstance(is_, str) or is_[1]  # Lightning's own have no number
+        ]
 
     def version(self) -> int | str | None:
         """Return where the run of the newest checkpoint has logged, None if there is none or it has not."""
@@ -160,8 +165,8 @@ def choose(folder: Folder, host: str, gather: Callable[[Any], list], examines: b
 
     if examines:
         folder.clean()
-        for path in folder.foreign():
-            say(f"checkpoint {path} {FOREIGN}; it is skipped")
+        for path, problem in folder.foreign():
+            say(f"checkpoint {path} {problem}; it is skipped")
     limit, first = float("inf"), None
     while True:
         found = folder.newest(limit, say) if examines else None
@@ -172,7 +177,7 @@ def choose(folder: Folder, host: str, gather: Callable[[Any], list], examines: b
         if None in saves:
             break
         if len(set(saves)) == 1:
-            folder.whole = sorted(step for step, _ in folder.named() if 0 <= step <= saves[0][0])
+            folder.whole = sorted({step for step, _ in folder.named() if 0 <= step <= saves[0][0]})
             return folder.path / next(name for place, _, name, _ in told if place == host)
         steps = {step for step, _ in saves}
         limit = min(steps) if len(steps) > 1 else min(steps) - 1

@@ -22,6 +22,9 @@ from app.peers import Verdict
 from app.supervise import STOP_SECONDS, Ended, Stopped, Supervisor
 from app.watch import Watch
 
+# Exit statuses of a program that somebody else has told to stop, and by which signal.
+STOPPED = {sign: number for number in stop.SIGNALS for sign in (-number, stop.status(number))}
+
 
 def main() -> None:
     """Run the job's program; return if it ended well everywhere, or raise what has the toolkit exit with status 1."""
@@ -83,8 +86,8 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     verdict = watch.wait_for_verdict() if puzzled else watch.verdict
     if failed and verdict and verdict.stopped:
         raise _because_of(verdict, ended.asked)
-    if failed and ended.asked:
-        raise Interrupted(f"{name} {_how(ended)}", ended.asked)
+    if failed and (ended.asked or ended.status in STOPPED):
+        raise Interrupted(f"{name} {_how(ended)}", ended.asked or STOPPED[ended.status])
     if verdict and (puzzled or not verdict.here or supervisor.grace is not None):
         raise _because_of(verdict)
     if failed:

@@ -9,6 +9,8 @@ import json
 import multiprocessing
 import os
 import random
+import resource
+import signal
 import time
 from pathlib import Path
 
@@ -142,6 +144,22 @@ class Model(LightningModule):
             file.write(json.dumps([kind, epoch, at, *values]) + "\n")
 
 
+class Wider(Model):
+    """A model of other shapes."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.network[0], self.network[1], self.network[4] = nn.Linear(6, 20), nn.BatchNorm1d(20), nn.Linear(20, 8)
+
+
+class Unreadable(Model):
+    """A model whose checkpoint cannot be read without running code."""
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.save_hyperparameters({"folder": Path("/tmp")})
+
+
 class Average(EMAWeightAveraging):
     """An average of the weights that is quick to differ from them."""
 
@@ -179,4 +197,7 @@ def main(folder: Path, arguments: list[str], variables: dict[str, str]) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     torch.set_num_threads(1)
+    if limit := variables.get("LIMIT_FILES"):
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
     train.main(arguments)

@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "folder": {"app.checkpoints", "app.stop", "torch"},
     "curves": {"fsspec", "pytorch_lightning", "tensorboard"},
     "loops": {"pytorch_lightning"},
+    "best": {"pytorch_lightning"},
     "partial": {"lightning_utilities", "torch", "torchmetrics", "pytorch_lightning"},
     "same": {"pytorch_lightning"},
     "restart": {
@@ -72,6 +73,7 @@ MAY_IMPORT = {
     "artifacts": {"torch", "torchvision", "pytorch_lightning"},
     "flags": {"jsonargparse"},
     "cli": {
+        "app.best",
         "app.chance",
         "app.curves",
         "app.data",

@@ -1,0 +1,124 @@
+"""Order and samples of any DataLoader are functions of (seed, epoch, position), for any workers and ranks."""
+
+import torch
+from interruptible import Noisy
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)  # fmt: skip
+from torch.utils.data.distributed import DistributedSampler
+
+from app.exact import divided, exact, seed_all
+
+
+def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
+    """Return the batches of an exact copy of `loader`, as lists."""
+    made, why = exact(loader, 7, "train", position=lambda: (epoch, start), **ranks)
+    assert why == "" and len(made) >= 1
+    return [[part.tolist() if isinstance(part, torch.Tensor) else part for part in batch] for batch in made]
+
+
+def noisy(**options) -> DataLoader:
+    return DataLoader(Noisy(43), batch_size=4, **{"shuffle": True} | options)
+
+
+def test_chance_is_a_function_of_seed_epoch_and_position():
+    whole = batches(noisy())
+    assert len(whole) == 11 and sorted(sum((batch[2] for batch in whole), [])) == list(range(43))
+    torch.rand(3)
+    assert batches(noisy()) == whole
+    assert batches(noisy(), start=4) == whole[4:]
+    assert batches(noisy(num_workers=2), start=3) == whole[3:]
+    assert batches(noisy(num_workers=1, persistent_workers=True, prefetch_factor=4)) == whole
+    assert batches(noisy(), epoch=1) != whole
+    assert exact(noisy(), 8, "train")[0].batch_sampler._order(0) != exact(noisy(), 7, "train")[0].batch_sampler._order(
+        0
+    )
+    assert len(batches(noisy(drop_last=True))) == 10
+    assert [batch[2] for batch in batches(noisy(shuffle=False))] == [
+        batch[2].tolist() for batch in noisy(shuffle=False)
+    ]
+
+
+def test_the_generators_of_the_process_are_left_alone():
+    seed_all("x")
+    expected = torch.rand(1)
+    seed_all("x")
+    exact(noisy(), 7, "train")[0].batch_sampler._order(0)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_ranks_take_each_sample_once():
+    one = [sorted(batch[2]) for batch in batches(DataLoader(Noisy(43), batch_size=12, shuffle=True))]
+    ranks = [batches(noisy(), rank=rank, world_size=3) for rank in range(3)]
+    assert [sorted(sum((batch[2] for batch in parts), [])) for parts in zip(*ranks, strict=True)] == one
+    loader = divided(exact(noisy(), 7, "train", rank=1, world_size=3)[0])
+    assert [loader.sizes(0, batch) for batch in range(len(loader))] == [[4, 4, 4]] * 3 + [[3, 2, 2]]
+
+
+def test_any_sampler_that_draws_is_exact():
+    data = TensorDataset(torch.arange(30))
+    samplers = [
+        lambda: WeightedRandomSampler(torch.arange(1.0, 31.0), 30),
+        lambda: SubsetRandomSampler(range(5, 25)),
+        lambda: RandomSampler(data, replacement=True, num_samples=17),
+        lambda: RandomSampler(data, generator=torch.Generator()),
+    ]
+    for make in samplers:
+        whole = batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2)
+        assert batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2, start=2) == whole[2:]
+        assert batches(DataLoader(data, batch_size=4, sampler=make()), epoch=3) != whole
+
+
+def test_batches_of_ones_own_go_to_the_ranks_in_turn():
+    class Pairs(BatchSampler):
+        def __iter__(self):
+            yield from ([k, k + 1] for k in torch.randperm(9).tolist())
+
+        def __len__(self):
+            return 9
+
+    data = TensorDataset(torch.arange(30))
+    make = lambda: DataLoader(data, batch_sampler=Pairs(range(0), 1, False))  # noqa: E731
+    whole = batches(make())
+    assert len(whole) == 9 and batches(make(), start=5) == whole[5:]
+    ranks = [batches(make(), rank=rank, world_size=2) for rank in range(2)]
+    assert ranks == [whole[0:8:2], whole[1:8:2]]
+
+
+def test_a_distributed_sampler_shares_out_by_itself():
+    make = lambda rank: DataLoader(TensorDataset(torch.arange(10)), batch_size=2,  # noqa: E731
+                                   sampler=DistributedSampler(range(10), 2, rank, seed=3))  # fmt: skip
+    ranks = [batches(make(rank), epoch=1, rank=rank, world_size=2) for rank in range(2)]
+    assert sorted(sum((sum(batch, []) for rank in ranks for batch in rank), [])) == list(range(10))
+    assert ranks[0] != batches(make(0), epoch=2)
+
+
+def test_what_has_no_positions_is_said():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from range(5)
+
+    class Mine(DataLoader):
+        pass
+
+    loader = DataLoader(Stream())
+    assert exact(loader, 7) == (loader, "an IterableDataset has no positions")
+    mine = Mine(TensorDataset(torch.arange(3)))
+    assert exact(mine, 7) == (mine, "Mine is no torch.utils.data.DataLoader")
+    single = DataLoader(TensorDataset(torch.arange(3)), batch_size=None)
+    assert exact(single, 7) == (single, "it has batch_size=None")
+
+
+def test_a_dataset_that_fetches_whole_batches_still_does():
+    class Whole(TensorDataset):
+        def __getitems__(self, indices):
+            return [(torch.tensor(indices), torch.rand(1))]
+
+    loader = DataLoader(Whole(torch.arange(8)), batch_size=4, shuffle=True, collate_fn=lambda batch: batch[0])
+    assert batches(loader) == batches(loader) and len(batches(loader)[0][0]) == 4

@@ -1,0 +1,177 @@
+"""Interrupted jobs of several ranks, through `train`: by both launchers, on one node and on two."""
+
+import json
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import interruptible
+import psutil
+import pytest
+import torch
+from conftest import Job
+from containers import ROOT, no_engine
+from nodes import Nodes
+
+SOURCE = (ROOT / "tests/interruptible.py").read_text()
+GIVEN = {
+    "model": "interruptible.Model", "data": "interruptible.Data", "data.size": "92", "trainer.accelerator": "cpu",
+    "trainer.devices": "2", "trainer.max_epochs": "3", "model.sleep": "0.1", "progress.every_n_seconds": "100",
+}  # fmt: skip
+LIMIT = 120  # seconds; what takes longer hangs
+
+
+class Ranks(Job):
+    """A job of two ranks on this machine, with a folder for checkpoints."""
+
+    def begin(self, **changed: str) -> subprocess.Popen:
+        """Start it."""
+        self.write("code/interruptible.py", SOURCE)
+        self.write("input/config/hyperparameters.json", json.dumps(GIVEN | changed))
+        (self.base / "checkpoints").mkdir(exist_ok=True)
+        program = [str(ROOT / "entrypoint.sh"), "train"]
+        with (self.base / "log").open("a") as log:
+            return subprocess.Popen(program, env=self.variables | self.own, stdout=log, stderr=log)
+
+    own: dict[str, str] = {"OMP_NUM_THREADS": "1"}
+
+    def wait_for_steps(self, number: int, process: subprocess.Popen) -> list[psutil.Process]:
+        """Return the ranks when the first one has noted so many steps in all."""
+        end = time.monotonic() + LIMIT
+        while self.steps() < number:
+            assert time.monotonic() < end and process.poll() is None, (self.base / "log").read_text()[-3000:]
+            time.sleep(0.02)
+        ranks = [
+            child for child in psutil.Process(process.pid).children(recursive=True) if "LOCAL_RANK" in environ(child)
+        ]
+        return sorted(ranks, key=lambda rank: environ(rank)["LOCAL_RANK"])
+
+    def steps(self) -> int:
+        """Return how many steps the first rank has noted, each once."""
+        file = self.base / "code/events-0.jsonl"
+        return len(set(re.findall(r'"step", (\d+, \d+)', file.read_text()))) if file.exists() else 0
+
+    @property
+    def result(self) -> tuple[str, list]:
+        """The weights, and what both ranks noted."""
+        return weights(self.base), [interruptible.events(self.base / "code", rank) for rank in range(2)]
+
+
+def environ(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+def weights(base: Path) -> str:
+    """Return a hash of a job's model."""
+    state = torch.load(base / "model/model.pt", weights_only=True)
+    return str([(name, value.flatten().tolist()) for name, value in sorted(state.items())])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Ranks:
+    """The job without an interruption."""
+    job = Ranks(tmp_path_factory.mktemp("whole") / "ml")
+    assert job.begin().wait(LIMIT) == 0, (job.base / "log").read_text()[-3000:]
+    return job
+
+
+@pytest.mark.parametrize("program", ["app/train_multi_node.py", "app/train_torchrun.py"])
+def test_two_ranks(whole: Ranks, tmp_path: Path, program):
+    job = Ranks(tmp_path / "ml")
+    job.own = job.own | {"SAGEMAKER_PROGRAM": program}
+    process = job.begin()
+    job.wait_for_steps(5, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT) == 143
+    steps = job.steps()
+    assert job.failure.startswith(f"interrupted, resume from step {steps}: SIGTERM; {job.base}/checkpoints/step-")
+    assert not (job.base / "output/success").exists() and "Traceback" not in job.failure
+    process = job.begin()
+    ranks = job.wait_for_steps(steps + 4, process)
+    (ranks[-1] if "torchrun" in program else ranks[0]).send_signal(signal.SIGTERM)  # to one rank alone
+    assert process.wait(LIMIT) == 143
+    assert re.match(rf"interrupted, resume from step {job.steps()}: SIGTERM; ", job.failure)
+    process = job.begin()
+    job.wait_for_steps(job.steps() + 3, process)[-1].kill()
+    assert process.wait(LIMIT) == 1 and job.failure.startswith("error: ")
+    process = job.begin()
+    assert process.wait(LIMIT) == 0 and (job.base / "output/success").exists()
+    assert job.result == whole.result
+
+
+def test_two_ranks_began_and_one_goes_on(tmp_path: Path):
+    """Each epoch has every sample once, in the order of two ranks."""
+    job = Ranks(tmp_path / "ml")
+    process = job.begin()
+    job.wait_for_steps(17, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT) == 143
+    first = [interruptible.events(job.base / "code", rank) for rank in range(2)]
+    for rank in range(2):
+        (job.base / f"code/events-{rank}.jsonl").unlink()
+    assert job.begin(**{"trainer.devices": "1"}).wait(LIMIT) == 0, (job.base / "log").read_text()[-3000:]
+    rest = interruptible.events(job.base / "code")
+    assert "2 ranks saved it, these are 1: no sample is left out or taken twice" in (job.base / "log").read_text()
+    for epoch in range(3):
+        seen = [
+            index
+            for noted in (*first, rest)
+            for key, values in noted.items()
+            if key.startswith(f"step {epoch} ")
+            for index in values[-1]
+        ]
+        assert sorted(seen) == list(range(92))
+
+
+def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
+    """It leaves without a new checkpoint, and says so; nothing is left."""
+    job = Ranks(tmp_path / "ml")
+    process = job.begin()
+    ranks = job.wait_for_steps(15, process)
+    ranks[-1].suspend()
+    process.send_signal(signal.SIGTERM)
+    try:
+        assert process.wait(LIMIT) == 143
+    finally:
+        for rank in ranks:
+            if rank.is_running():
+                rank.kill()
+    assert re.match(r"interrupted, resume from step 12: SIGTERM; no batch came to its end", job.failure)
+
+
+@pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
+    """One is told to stop and both do, at the same step; one is lost and the other ends; both go on, and end alike."""
+    given = GIVEN | {"trainer.devices": "1"}
+    job = Nodes(image, tmp_path, ["algo-1", "algo-2"], given, code={"interruptible.py": SOURCE}, checkpoints=True)
+
+    def wait_for_steps(number: int) -> None:
+        file, end = tmp_path / "algo-1/code/events-0.jsonl", time.monotonic() + LIMIT
+        while not file.exists() or len(set(re.findall(r'"step", (\d+, \d+)', file.read_text()))) < number:
+            assert time.monotonic() < end, job.said("algo-1")[-3000:]
+            time.sleep(0.05)
+
+    with job:
+        job.start()
+        wait_for_steps(7)
+        job.stop("algo-2")
+        assert job.end() == {"algo-1": 143, "algo-2": 143}
+        lines = [job.failure(host) for host in ("algo-1", "algo-2")]
+        found = [re.match(r"interrupted, resume from step (\d+): SIGTERM; ", line)[1] for line in lines]
+        assert found[0] == found[1] and int(found[0]) >= 7
+        job.remove()
+        job.start()
+        wait_for_steps(int(found[0]) + 6)
+        job.kill("algo-2")
+        assert job.end()["algo-1"] == 1
+        job.remove()
+        assert job.start().end() == {"algo-1": 0, "algo-2": 0}
+        assert "resuming from step 12: /opt/ml/checkpoints/step-000000012.ckpt" in job.said("algo-1")
+    assert weights(tmp_path / "algo-1") == whole.result[0]
+    events = [interruptible.events(tmp_path / f"algo-{rank + 1}/code", rank) for rank in range(2)]
+    assert events == whole.result[1]

@@ -1,0 +1,286 @@
+"""Interrupted at any moment, finished with the same weights: real processes, really killed.
+
+Each run is a process of its own, forked by a server that has imported everything: ten seconds saved each time.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import interruptible
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+FLAGS = [
+    "--model=interruptible.Model", "--data=interruptible.Data", "--trainer.max_epochs=3", "--trainer.accelerator=cpu",
+    "--trainer.log_every_n_steps=1", "--progress.every_n_seconds=100", "--model.sleep=0.02", "--model.val_sleep=0.04",
+]  # fmt: skip
+LIMIT = 90  # seconds; what takes longer hangs
+
+
+@pytest.fixture(scope="module")
+def server():
+    """What forks the runs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["app.train", "interruptible"])
+    return context
+
+
+class Run:
+    """A job in a folder, started as often as it takes."""
+
+    def __init__(self, server, folder: Path, flags: list[str]) -> None:
+        self.server, self.folder, self.flags = server, folder, [*FLAGS, *flags]
+        folder.mkdir(exist_ok=True)
+
+    def start(self, *more: str, **variables: str):
+        """Start it, and return the process."""
+        self.before = len(self.said)
+        arguments = (self.folder, [*self.flags, *more], variables)
+        process = self.server.Process(target=interruptible.main, args=arguments)
+        process.start()
+        return process
+
+    def finish(self, *more: str, **variables: str) -> str:
+        """Run it to its end, which is a good one, and return what it says."""
+        process = self.start(*more, **variables)
+        process.join(LIMIT)
+        assert process.exitcode == 0, self.said[self.before :][-3000:]
+        return self.said[self.before :]
+
+    def interrupt(self, number: int, when: Callable[[], bool]) -> int:
+        """Start it, send a signal when it is time, and return the exit status."""
+        process = self.start()
+        end = time.monotonic() + LIMIT
+        while process.is_alive() and not when():
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        if process.is_alive():
+            os.kill(process.pid, number)
+        process.join(LIMIT)
+        assert process.exitcode is not None, "it hangs"
+        return process.exitcode
+
+    @property
+    def said(self) -> str:
+        """All that all runs have said."""
+        log = self.folder / "log"
+        return log.read_text() if log.exists() else ""
+
+    @property
+    def steps(self) -> int:
+        """How many steps all runs have noted."""
+        file = self.folder / "events-0.jsonl"
+        return file.read_text().count('["step"') if file.exists() else 0
+
+    @property
+    def result(self) -> tuple[str, dict]:
+        """The weights and all that was noted, each thing once."""
+        return interruptible.weights(self.folder), interruptible.events(self.folder)
+
+
+EMA = ["--trainer.callbacks=interruptible.Average"]
+EARLY = ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val_loss", "--trainer.callbacks.patience=1"]
+KINDS = {
+    "a step at a time": [],
+    "two workers": ["--data.num_workers=2"],
+    "a worker that stays": ["--data.num_workers=1", "--data.persistent=true", "--model.schedule=step"],
+    "accumulated gradients": ["--trainer.accumulate_grad_batches=2"],
+    "two validations an epoch": ["--trainer.val_check_interval=0.5"],
+    "a validation every seven batches": ["--trainer.val_check_interval=7", "--trainer.check_val_every_n_epoch=null"],
+    "a plateau": ["--model.schedule=plateau", "--trainer.max_epochs=4"],
+    "an average of the weights": EMA,
+    "early stopping": [*EARLY, "--trainer.max_epochs=12", "--resume.every_n_steps=3"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("seed", "flags"), list(enumerate(KINDS.values())), ids=KINDS)
+def test_any_moment_and_any_signal(server, tmp_path: Path, seed: int, flags):
+    """Random ones: what was done twice was done alike, and what comes out is what an uninterrupted run gives."""
+    whole, run, draw = Run(server, tmp_path / "whole", flags), Run(server, tmp_path / "run", flags), random.Random(seed)
+    began = time.monotonic()
+    whole.finish()
+    seconds = time.monotonic() - began
+    for _ in range(3):
+        moment = time.monotonic() + draw.uniform(0.3, 0.9) * seconds
+        number = draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+        ended = run.interrupt(number, lambda moment=moment: time.monotonic() >= moment)
+        assert ended in (0, -number, 128 + number)
+    run.finish()
+    assert run.result == whole.result
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_loses_no_step(server, tmp_path: Path, number):
+    run = Run(server, tmp_path / "run", ["--resume.every_n_minutes=0"])
+    assert run.interrupt(number, lambda: run.steps >= 14) == 128 + number
+    steps = run.steps
+    line = f"interrupted, resume from step {steps}: {number.name}; "
+    assert line in run.said and f"checkpoints/step-{steps:09d}.ckpt is whole [host localhost, local rank 0]" in run.said
+    assert not (tmp_path / "run/output/model/model.pt").exists()
+    assert f"resuming from step {steps}: output/data/checkpoints/step-{steps:09d}.ckpt\n" in run.finish()
+    assert run.steps == 33
+
+
+def test_a_second_signal_does_no_harm(server, tmp_path: Path):
+    run = Run(server, tmp_path / "run", ["--model.sleep=0.5"])
+    process = run.start()
+    while run.steps < 2:
+        time.sleep(0.01)
+    for _ in range(5):
+        os.kill(process.pid, signal.SIGTERM)
+        time.sleep(0.02)
+    process.join(LIMIT)
+    assert process.exitcode == 143 and "interrupted, resume from step" in run.said
+
+
+def test_within_a_validation_the_whole_of_it_is_run_again(server, tmp_path: Path):
+    flags = [*EMA, "--model.val_sleep=0.4"]
+    whole, run = Run(server, tmp_path / "whole", flags), Run(server, tmp_path / "run", flags)
+    whole.finish()
+    began = []
+
+    def in_validation() -> bool:
+        if run.steps >= 11 and not began:
+            began.append(time.monotonic())
+        return bool(began) and time.monotonic() > began[0] + 0.9  # of its 2 seconds
+
+    assert run.interrupt(signal.SIGTERM, in_validation) == 143
+    assert "interrupted, resume from step 11: SIGTERM" in run.said
+    assert '"val", 0' not in (tmp_path / "run/events-0.jsonl").read_text()
+    run.finish()
+    assert run.result == whole.result
+
+
+def test_the_number_of_workers_changes_nothing(server, tmp_path: Path):
+    runs = [Run(server, tmp_path / str(number), [f"--data.num_workers={number}"]) for number in (0, 2)]
+    for run in runs:
+        run.finish()
+    assert runs[0].result == runs[1].result
+
+
+def points(folder: Path) -> list[tuple]:
+    """Return what TensorBoard's files hold, however many they are: (tag, step, value)."""
+    found = []
+    for file in sorted(folder.rglob("events.*")):
+        for event in EventFileLoader(str(file)).Load():
+            found += [(value.tag, event.step, value.tensor.float_val[:]) for value in event.summary.value]
+    return found
+
+
+def test_one_continuous_curve(server, tmp_path: Path):
+    whole, run = (Run(server, tmp_path / name, ["--logger.flush_secs=0"]) for name in ("whole", "run"))
+    whole.finish()
+    run.interrupt(signal.SIGKILL, lambda: run.steps >= 16)  # what was logged since the epoch's end is logged again
+    run.interrupt(signal.SIGTERM, lambda: run.steps >= 24)
+    run.finish()
+    board = "output/data/tensorboard/localhost/lightning_logs"
+    expected, found = (sorted(map(str, points(one.folder / board))) for one in (whole, run))
+    assert found == expected
+    assert [path.name for path in (tmp_path / "run" / board).iterdir()] == ["version_0"]
+
+
+def test_a_job_that_is_done_only_writes_its_model_again(server, tmp_path: Path):
+    run = Run(server, tmp_path / "run", [*EMA, "--checkpoint.monitor=null", "--checkpoint.filename=null"])
+    run.finish()
+    before, steps = run.result, run.steps
+    described = (tmp_path / "run/output/model/model.json").read_text()
+    for path in (tmp_path / "run/output/model").iterdir():
+        path.unlink()
+    run.finish()
+    assert run.result == before and run.steps == steps
+    assert (tmp_path / "run/output/model/model.json").read_text() == described
+    more = run.finish("--trainer.max_epochs=4")  # and more epochs are welcome
+    assert "resuming from step 33" in more and run.steps == steps + 11
+    five = Run(server, tmp_path / "four", [*run.flags[len(FLAGS) :], "--trainer.max_epochs=4"])
+    five.finish()
+    assert five.result == run.result
+
+
+def test_of_another_run_is_an_error_that_names_what_differs(server, tmp_path: Path):
+    run = Run(server, tmp_path / "run", ["--trainer.max_epochs=1"])
+    run.finish()
+    before = {path: path.read_bytes() for path in (tmp_path / "run/output").rglob("*.ckpt")}
+    for flag, says in {
+        "--model.schedule=none": "--model.schedule was onecycle, is none",
+        "--data.size=44": "--data.size was 43, is 44",
+        "--data.batch_size=5": "--data.batch_size was 4, is 5",
+        "--trainer.gradient_clip_val=1": "--trainer.gradient_clip_val was None, is 1",
+        "--seed_everything=3": "--seed_everything was 42, is 3",
+        "--model=interruptible.Wider": "the model's network.0.weight was [16, 6], is [20, 6]",
+    }.items():
+        process = run.start(flag)
+        process.join(LIMIT)
+        said = run.said[run.before :]
+        assert process.exitcode == 1 and "Traceback" not in said
+        assert "error: --resume.dirpath=output/data/checkpoints: step-000000011.ckpt is of another run: " in said
+        assert says in said
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run/output").rglob("*.ckpt")}
+    run.finish("--logger.name=other", "--trainer.max_epochs=2", "--data.num_workers=2", "--resume.keep=1")
+
+
+def test_damaged_checkpoints_are_skipped_or_an_error(server, tmp_path: Path):
+    whole, run = Run(server, tmp_path / "whole", []), Run(server, tmp_path / "run", ["--resume.every_n_steps=5"])
+    whole.finish()
+    run.interrupt(signal.SIGTERM, lambda: run.steps >= 18)
+    files = sorted((tmp_path / "run/output/data/checkpoints").glob("step-*.ckpt"))
+    assert len(files) == 3
+    (files[-1].parent / "last.ckpt").unlink()
+    content = bytearray(files[-1].read_bytes())
+    content[len(content) // 2] ^= 4
+    files[-1].write_bytes(content)
+    said = run.finish()
+    assert f"{files[-1].name} is damaged: its checksum is another one; it is skipped" in said
+    assert f"resuming from step {int(files[-2].name[5:14])}" in said
+    assert run.result == whole.result
+    for path in (tmp_path / "run/output/data/checkpoints").glob("*.ckpt"):
+        path.write_bytes(b"nothing")
+    process = run.start()
+    process.join(LIMIT)
+    assert process.exitcode == 1
+    assert "error: --resume.dirpath=output/data/checkpoints: found checkpoints, but none that is whole" in run.said
+
+
+def test_a_checkpoint_is_lightnings_too(server, tmp_path: Path):
+    """`last.ckpt` is where those look who know Lightning, and what they find is what they expect."""
+    run = Run(server, tmp_path / "run", ["--trainer.max_epochs=1"])
+    run.finish()
+    last = tmp_path / "run/output/data/checkpoints/last.ckpt"
+    state = torch.load(last, weights_only=True)
+    assert state["global_step"] == 11 and state["epoch"] == 1 and "pytorch-lightning_version" in state
+    from pytorch_lightning import Trainer
+
+    model, options = interruptible.Model(), {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    model.note = lambda *_: None
+    trainer = Trainer(max_epochs=2, enable_progress_bar=False, enable_model_summary=False, **options)
+    trainer.fit(model, interruptible.Data(), ckpt_path=last)
+    assert trainer.global_step == 22 and trainer.current_epoch == 2
+
+
+def test_what_could_not_be_read_again_is_said_before_any_step(server, tmp_path: Path):
+    run = Run(server, tmp_path / "run", ["--model=interruptible.Unreadable"])
+    process = run.start()
+    process.join(LIMIT)
+    assert process.exitcode == 1 and run.steps == 0
+    assert "error: a checkpoint of this model could not be read again: there is a pathlib.PosixPath in it" in run.said
+
+
+def test_a_full_disk_costs_no_training(server, tmp_path: Path):
+    """A limit of a file's size stands for the full disk; the best model's file fails, too."""
+    whole = Run(server, tmp_path / "whole", ["--checkpoint.monitor=val_loss"])
+    whole.finish()
+    run = Run(server, tmp_path / "run", ["--checkpoint.monitor=val_loss"])
+    assert run.interrupt(signal.SIGTERM, lambda: run.steps >= 14) == 143
+    said = run.finish(LIMIT_FILES="16000")
+    assert "warning: training goes on, but no checkpoint could be written" in said
+    assert "warning: the training is done, and no checkpoint could be written" in said
+    assert run.result[1] == whole.result[1]
+    assert "best-epoch=1-step=22.ckpt could not be written (File too large); the best model is still " in said
+    best = torch.load(tmp_path / "run/output/data/checkpoints/best-epoch=0-step=11.ckpt", weights_only=True)
+    model = torch.load(tmp_path / "run/output/model/model.pt", weights_only=True)
+    assert all(torch.equal(model[name], best["state_dict"][f"network.{name}"]) for name in model)
