@@ -17,6 +17,5 @@ class BestModel(ModelCheckpoint):
         if lost := trainer.strategy.broadcast(files.lost):
             vars(self).update(before)
             if trainer.is_global_zero:
-                print(
-                    f"warning: training goes on, but {lost}; the best model is still {self.best_model_path or 'none'}"
-                )
+                best = self.best_model_path or "none"
+                print(f"warning: training goes on, but {lost}; the best model is still {best}", flush=True)

@@ -20,6 +20,7 @@ class Nodes:
         hyperparameters: Those of all hosts, or of each by its name.
         resources: What resourceconfig.json has besides hosts and current host.
         code: Files of the job's source, by name.
+        checkpoints: Whether the job has a folder for them.
     """
 
     def __init__(
@@ -31,9 +32,11 @@ class Nodes:
         *,
         resources: Mapping = {},
         code: Mapping = {},
+        checkpoints: bool = False,
         **variables: str,
     ) -> None:
         self.image, self.folder, self.hosts, self.code = image, folder, hosts, code
+        self.checkpoints = checkpoints
         self.variables, self.network, self.containers = variables, f"nodes-{uuid.uuid4().hex[:12]}", {}
         for host in hosts:
             config = folder / host / "input/config"
@@ -42,7 +45,7 @@ class Nodes:
             (config / "resourceconfig.json").write_text(json.dumps(told))
             given = hyperparameters.get(host, hyperparameters)
             (config / "hyperparameters.json").write_text(json.dumps({key: str(given[key]) for key in given}))
-            for name in ("output", "model", "code"):
+            for name in ("output", "model", "code", "checkpoints"):
                 (folder / host / name).mkdir()
             for name, text in code.items():
                 (folder / host / "code" / name).write_text(text)
@@ -52,16 +55,19 @@ class Nodes:
         return self
 
     def __exit__(self, *_) -> None:
-        for container in self.containers.values():
-            docker("rm", "--force", "--volumes", container)
+        self.remove()
         docker("network", "rm", self.network)
+
+    def remove(self) -> None:
+        """Remove the containers; their folders stay, for others."""
+        while self.containers:
+            docker("rm", "--force", "--volumes", self.containers.popitem()[1])
 
     def start(self, *hosts: str, named: bool = True) -> "Nodes":
         """Start hosts (default: all); without a name, the others cannot find them until `name` is called."""
         for host in hosts or self.hosts:
-            options = [
-                f"--volume={self.folder / host / name}:/opt/ml/{name}" for name in ("input", "output", "model", "code")
-            ]
+            mounted = ["input", "output", "model", "code", *(["checkpoints"] if self.checkpoints else [])]
+            options = [f"--volume={self.folder / host / name}:/opt/ml/{name}" for name in mounted]
             options += [f"--env={key}={value}" for key, value in self.variables.items()]
             options += [
                 f"--hostname={host}",
