@@ -38,6 +38,7 @@ class FitLoop(_FitLoop):
         super().run()
         if not self.begun and self.restart.step:
             self.restart.restore()
+            self.restart.say_that_all_is_done()
             self.on_run_end()
 
     def on_run_start(self) -> None:

@@ -88,6 +88,15 @@ class Restart:
             known = self.meta["ranks"][self.trainer.global_rank]
             partial.restore_rank(self.trainer, known, mid_epoch=self.kind != "epoch")
 
+    def say_that_all_is_done(self) -> None:
+        """Say why nothing is trained."""
+        if self.trainer.is_global_zero:
+            print(
+                f"nothing is left to train: step {self.step} was the last one; to train anew, move "
+                f"{self.folder.path} away or give another --resume.dirpath",
+                flush=True,
+            )
+
     def goes_on(self) -> bool:
         """Return, once, whether the epoch that comes first was begun before."""
         goes_on, self.kind = self.kind in ("batch", "validation"), self.kind.replace("batch", "")

@@ -167,9 +167,9 @@ class Average(EMAWeightAveraging):
         super().__init__(decay=0.8)
 
 
-def weights(folder: Path) -> str:
-    """Return the hash of a trained model's weights."""
-    state = torch.load(folder / "output/model/model.pt", weights_only=True)
+def weights(model: Path) -> str:
+    """Return the hash of the weights in a model.pt."""
+    state = torch.load(model, weights_only=True)
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(name.encode() + state[name].numpy().tobytes())

@@ -10,7 +10,6 @@ from pathlib import Path
 import interruptible
 import psutil
 import pytest
-import torch
 from conftest import Job
 from containers import ROOT, no_engine
 from nodes import Nodes
@@ -56,7 +55,8 @@ class Ranks(Job):
     @property
     def result(self) -> tuple[str, list]:
         """The weights, and what both ranks noted."""
-        return weights(self.base), [interruptible.events(self.base / "code", rank) for rank in range(2)]
+        events = [interruptible.events(self.base / "code", rank) for rank in range(2)]
+        return interruptible.weights(self.base / "model/model.pt"), events
 
 
 def environ(process: psutil.Process) -> dict[str, str]:
@@ -64,12 +64,6 @@ def environ(process: psutil.Process) -> dict[str, str]:
         return process.environ()
     except psutil.Error:
         return {}
-
-
-def weights(base: Path) -> str:
-    """Return a hash of a job's model."""
-    state = torch.load(base / "model/model.pt", weights_only=True)
-    return str([(name, value.flatten().tolist()) for name, value in sorted(state.items())])
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +166,6 @@ def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
         job.remove()
         assert job.start().end() == {"algo-1": 0, "algo-2": 0}
         assert "resuming from step 12: /opt/ml/checkpoints/step-000000012.ckpt" in job.said("algo-1")
-    assert weights(tmp_path / "algo-1") == whole.result[0]
+    assert interruptible.weights(tmp_path / "algo-1/model/model.pt") == whole.result[0]
     events = [interruptible.events(tmp_path / f"algo-{rank + 1}/code", rank) for rank in range(2)]
     assert events == whole.result[1]

@@ -81,7 +81,7 @@ class Run:
     @property
     def result(self) -> tuple[str, dict]:
         """The weights and all that was noted, each thing once."""
-        return interruptible.weights(self.folder), interruptible.events(self.folder)
+        return interruptible.weights(self.folder / "output/model/model.pt"), interruptible.events(self.folder)
 
 
 EMA = ["--trainer.callbacks=interruptible.Average"]
@@ -192,7 +192,7 @@ def test_a_job_that_is_done_only_writes_its_model_again(server, tmp_path: Path):
     described = (tmp_path / "run/output/model/model.json").read_text()
     for path in (tmp_path / "run/output/model").iterdir():
         path.unlink()
-    run.finish()
+    assert "nothing is left to train: step 33 was the last one; to train anew, move" in run.finish()
     assert run.result == before and run.steps == steps
     assert (tmp_path / "run/output/model/model.json").read_text() == described
     more = run.finish("--trainer.max_epochs=4")  # and more epochs are welcome
