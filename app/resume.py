@@ -46,7 +46,7 @@ class Resume(Callback):
     stop: Stop | None = None
     """What hears the signals, if anything does."""
 
-    def __init__(self, dirpath: str, every_n_minutes: float = 1.0, every_n_steps: int = 0, keep: int = 3) -> None:
+    def __init__(self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3) -> None:
         for flag, value, least in (("every_n_minutes", every_n_minutes, 0), ("every_n_steps", every_n_steps, 0),
                                    ("keep", keep, 1)):  # fmt: skip
             if value < least:

@@ -22,6 +22,17 @@ NAME = re.compile(r"step-(\d{9,})\.ckpt")
 """The name of a checkpoint to resume from, with the number of optimizer steps that are in it."""
 
 
+def leave_at_once() -> None:
+    """Have SIGTERM and SIGINT end this process: as a container's first, it would not hear of them while it imports."""
+
+    def leave(number: int, frame) -> None:
+        os.write(2, f"{signal.Signals(number).name}: nothing is being trained\n".encode())
+        os._exit(status(number))
+
+    for number in SIGNALS:
+        signal.signal(number, leave)
+
+
 class Interrupted(SystemExit):
     """Training stopped as it was told to, with a checkpoint of the step that it had reached."""
 

@@ -8,6 +8,11 @@
 variables everything goes below ./output.
 """
 
+if __name__ == "__main__":  # before all else: what is imported takes seconds
+    from app.stop import leave_at_once
+
+    leave_at_once()
+
 import os
 import sys
 from contextlib import suppress

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -13,21 +15,22 @@ from pytorch_lightning import Callback
 from app.agreement import Agreement
 
 STEPS = 40
+ROOT = Path(__file__).resolve().parent.parent
 
 
 class Stalls(Callback):
     """The seconds of each step, and of each checkpoint for which training waits."""
 
-    def __init__(self, resume) -> None:
-        self.steps, self.saves, self.began = [], [], None
-        save = resume._save
-        resume._save = lambda state, last: self._timed(save, state, last)
+    def __init__(self, resume, waits: bool) -> None:
+        self.steps, self.saves, self.resume, self.waits = [], [], resume, waits
+        self.save, resume._save = resume._save, self._timed
 
-    def _timed(self, save, state, last) -> None:
+    def _timed(self, state, last) -> None:
         began = time.perf_counter()
-        save(state, last)
-        if not last:
-            self.saves.append(time.perf_counter() - began)
+        self.save(state, last)
+        if self.waits:
+            self.resume.writer.wait()
+        self.saves.append(time.perf_counter() - began)
 
     def on_train_batch_start(self, *_) -> None:
         """Start the clock."""
@@ -43,29 +46,49 @@ def main() -> None:
     print(f"{os.cpu_count()} CPUs, torch {torch.__version__}; ResNet-18 on the digits, batches of 32")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        stalls = train(["--resume.every_n_steps=5"])
-        size = max(path.stat().st_size for path in Path("output/data/checkpoints").glob("step-*")) / 1e6
-    step, saves = median(stalls.steps), [seconds / median(stalls.steps) for seconds in stalls.saves]
-    spread = f"[{min(saves):.2f}..{max(saves):.2f}], n={len(saves)}"
-    print(
-        f"a step takes {step:.3f} s; a checkpoint of {size:.0f} MB holds it up for {median(saves):.2f} steps {spread}"
-    )
+        background, waiting = train("background", waits=False), train("waiting", waits=True)
+        size = max(path.stat().st_size for path in Path("waiting").glob("step-*")) / 1e6
+        fresh, resumed = (median(start(flags) for _ in range(3)) for flags in (["--resume.dirpath=none"], []))
+    step = median(background.steps)
+    print(f"a step takes {step:.3f} s; a checkpoint has {size:.0f} MB; training waits for it")
+    for how, stalls in (("written in the background", background), ("written at once", waiting)):
+        ratios = [seconds / step for seconds in stalls.saves[:-1]]  # the last one is waited for anyway
+        print(f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], n={len(ratios)}")
     two, four = agreement(2) / step, agreement(4) / step
     print(f"an agreement, once a second, takes {two:.5f} of a step with 2 ranks, {four:.5f} with 4")
+    print(f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} ({fresh:.1f} s), n=3")
 
 
-def train(flags: list[str]) -> Stalls:
-    """Train in this process, and return what was measured."""
+def train(folder: str, waits: bool) -> Stalls:
+    """Train in this process, with a checkpoint every few steps, and return what was measured."""
     from app.cli import CLI
     from app.environment import Environment
 
-    cli = CLI(
-        Environment(), ["--trainer.max_epochs=-1", f"--trainer.max_steps={STEPS}", "--trainer.accelerator=cpu", *flags]
-    )
-    stalls = Stalls(cli.config_init.resume)
+    flags = ["--trainer.max_epochs=-1", f"--trainer.max_steps={STEPS}", "--trainer.accelerator=cpu"]
+    flags += [f"--resume.dirpath={folder}", "--resume.every_n_steps=5", "--checkpoint.monitor=null"]
+    cli = CLI(Environment(), flags)
+    stalls = Stalls(cli.config_init.resume, waits)
     cli.trainer.callbacks.append(stalls)
     cli.trainer.fit(cli.model, cli.datamodule)
     return stalls
+
+
+def start(flags: list[str]) -> float:
+    """Return the seconds of a job that takes one step: its first one, or one more than there is a checkpoint of."""
+    resumes = not flags
+    flags = flags or ["--resume.dirpath=waiting", "--checkpoint.monitor=null"]
+    flags = [*flags, "--trainer.max_epochs=-1", f"--trainer.max_steps={STEPS + 1 if resumes else 1}"]
+    command = [sys.executable, str(ROOT / "app/train.py"), *flags, "--trainer.accelerator=cpu", "--resume.keep=9"]
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    seconds = time.perf_counter() - began
+    for path in (
+        *Path("none").glob("*"),
+        *Path("waiting").glob(f"step-{STEPS + 1:09d}*"),
+        *Path("waiting").glob("last*"),
+    ):
+        path.unlink()
+    return seconds
 
 
 def agreement(ranks: int) -> float:

@@ -47,12 +47,29 @@ class Data(LightningDataModule):
         batch_size: Samples of a rank's batch.
         num_workers: Data workers.
         persistent: Whether these live on from epoch to epoch.
+        slow: Which hook takes half a minute, "prepare_data" or "setup".
     """
 
-    def __init__(self, size: int = 43, batch_size: int = 4, num_workers: int = 0, persistent: bool = False) -> None:
+    def __init__(
+        self, size: int = 43, batch_size: int = 4, num_workers: int = 0, persistent: bool = False, slow: str = ""
+    ) -> None:
         super().__init__()
+        self.slow = slow
         self.size, self.batch_size = size, batch_size
         self.workers = {"num_workers": num_workers, "persistent_workers": persistent}
+
+    def prepare_data(self) -> None:
+        """Prepare nothing."""
+        self._wait("prepare_data")
+
+    def setup(self, stage: str) -> None:
+        """Set up nothing."""
+        self._wait("setup")
+
+    def _wait(self, hook: str) -> None:
+        if self.slow == hook:
+            print(f"IN {hook}", flush=True)
+            time.sleep(30)
 
     def train_dataloader(self) -> DataLoader:
         """Return shuffled batches."""
@@ -105,6 +122,8 @@ class Model(LightningModule):
     def validation_step(self, batch, batch_idx: int) -> None:
         """Log val_loss."""
         inputs, labels, _ = batch
+        if self.trainer.sanity_checking:
+            print("IN sanity check", flush=True)
         time.sleep(self.val_sleep)
         loss = nn.functional.cross_entropy(self.network(inputs + torch.randn_like(inputs) * 0.01), labels)
         self.log("val_loss", loss, sync_dist=True)

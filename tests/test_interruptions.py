@@ -139,6 +139,21 @@ def test_a_second_signal_does_no_harm(server, tmp_path: Path):
     assert process.exitcode == 143 and "interrupted, resume from step" in run.said
 
 
+@pytest.mark.parametrize(
+    ("place", "flag"),
+    [
+        ("prepare_data", "--data.slow=prepare_data"),
+        ("setup", "--data.slow=setup"),
+        ("sanity check", "--model.val_sleep=30"),
+    ],
+)
+def test_before_the_first_step_it_leaves_at_once(server, tmp_path: Path, place, flag):
+    run = Run(server, tmp_path / "run", [flag])
+    assert run.interrupt(signal.SIGTERM, lambda: f"IN {place}" in run.said) == 143
+    assert "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained" in run.said
+    assert run.steps == 0
+
+
 def test_within_a_validation_the_whole_of_it_is_run_again(server, tmp_path: Path):
     flags = [*EMA, "--model.val_sleep=0.4"]
     whole, run = Run(server, tmp_path / "whole", flags), Run(server, tmp_path / "run", flags)

@@ -50,7 +50,9 @@ def test_nothing_given_trains_on_the_default_data(job: Job):
     losses = [float(loss) for loss in re.findall(r"val_loss=([\d.]+)", run.stdout)]
     assert len(losses) == 8
     best = losses.index(min(losses))
-    assert [path.name.split("-")[1] for path in (job.base / "output/data/checkpoints").iterdir()] == [f"epoch={best}"]
+    assert [path.name.split("-")[1] for path in (job.base / "output/data/checkpoints").glob("best-*")] == [
+        f"epoch={best}"
+    ]
     assert sorted(path.name for path in (job.base / "model").iterdir()) == ["config.yaml", "model.json", "model.pt"]
 
 
@@ -176,7 +178,7 @@ def test_a_model_directory_that_is_a_file(job: Job):
 
 
 def test_sigterm_is_not_taken_for_a_success(tmp_path):
-    """What becomes of the training so far is issue 4; here only that nobody takes it for a whole one."""
+    """What becomes of the training so far is in tests/test_interruptions.py."""
     process = subprocess.Popen(
         [sys.executable, str(ROOT / "app/train.py"), "--progress.every_n_seconds=0"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
