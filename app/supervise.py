@@ -27,8 +27,8 @@ PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 REST_SECONDS = 5.0  # for what a program leaves behind that was not told to stop
 
 
-class Stopped(Exception):
-    """The job was told to stop before its program was started."""
+class Stopped(BaseException):
+    """The job was told to stop before its program was started; no Exception, which the toolkit takes for one of pip's."""
 
 
 @dataclass(frozen=True)
