@@ -28,7 +28,7 @@ REST_SECONDS = 5.0  # for what a program leaves behind that was not told to stop
 
 
 class Stopped(BaseException):
-    """The job was told to stop before its program was started; no Exception, which the toolkit takes for one of pip's."""
+    """The job was told to stop before its program was started; no Exception: the toolkit would take it for pip's."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,9 @@ def test_a_signal_reaches_the_program_and_is_waited_for(job: Job, name, status):
     assert f"train.py: ended with exit status {status} after {name}" in said
     assert started.returncode == (128 + getattr(signal, name) if status else 0)
     if status:
-        assert job.failure.startswith(f"interrupted, resume from step 0: train.py ended with exit status 5 after {name}")
+        assert job.failure.startswith(
+            f"interrupted, resume from step 0: train.py ended with exit status 5 after {name}"
+        )
     else:
         assert (job.base / "output/success").exists()
 
