@@ -95,6 +95,8 @@ def examine(path: Path) -> tuple[int, int] | str:
         return found
     step, number, digest = found
     named = NAME.fullmatch(path.name)
+    if not number:
+        return "is none to resume from: Lightning's ModelCheckpoint wrote it"
     if named and int(named[1]) != step:
         return f"has another one's name: it is of step {step}"
     sha = hashlib.sha256()

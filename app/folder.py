@@ -159,6 +159,7 @@ def choose(folder: Folder, host: str, gather: Callable[[Any], list], examines: b
     problems: list[str] = []
 
     def say(problem: str) -> None:
+        problem = " ".join(problem.encode(errors="replace").decode().split())  # a file may have any name
         if problem not in problems:
             problems.append(problem)
             print(f"warning: {problem}", flush=True)

@@ -35,13 +35,13 @@ class Run:
     """A job in a folder, started as often as it takes."""
 
     def __init__(self, server, folder: Path, flags: list[str]) -> None:
-        self.server, self.folder, self.flags = server, folder, [*FLAGS, *flags]
+        self.server, self.folder, self.flags, self.variables = server, folder, [*FLAGS, *flags], {}
         folder.mkdir(exist_ok=True)
 
     def start(self, *more: str, **variables: str):
         """Start it, and return the process."""
         self.before = len(self.said)
-        arguments = (self.folder, [*self.flags, *more], variables)
+        arguments = (self.folder, [*self.flags, *more], self.variables | variables)
         process = self.server.Process(target=interruptible.main, args=arguments)
         process.start()
         return process
@@ -198,6 +198,25 @@ def test_one_continuous_curve(server, tmp_path: Path):
     expected, found = (sorted(map(str, points(one.folder / board))) for one in (whole, run))
     assert found == expected
     assert [path.name for path in (tmp_path / "run" / board).iterdir()] == ["version_0"]
+
+
+def test_one_continuous_curve_on_s3(server, bucket, tmp_path: Path):
+    """A server that speaks S3's protocol: moto's."""
+    flags, runs = ["--logger.flush_secs=0"], []
+    for name in ("whole", "run"):
+        runs.append(Run(server, tmp_path / name, [*flags, f"--logger.save_dir={bucket.uri(name)}"]))
+        runs[-1].variables = bucket.variables
+    runs[0].finish()
+    runs[1].interrupt(signal.SIGKILL, lambda: runs[1].steps >= 16)
+    runs[1].interrupt(signal.SIGTERM, lambda: runs[1].steps >= 24)
+    runs[1].finish()
+    found = []
+    for name in ("whole", "run"):
+        for key in filter(lambda key: "tfevents" in key, bucket.keys(name)):
+            bucket.download(key, tmp_path / "downloaded" / key)
+        found.append(sorted(map(str, points(tmp_path / "downloaded" / name / "lightning_logs"))))
+        assert len(list((tmp_path / "downloaded" / name / "lightning_logs").iterdir())) == 1
+    assert found[0] and found[0] == found[1]
 
 
 def test_a_job_that_is_done_only_writes_its_model_again(server, tmp_path: Path):
