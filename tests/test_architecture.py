@@ -100,7 +100,7 @@ MAY_IMPORT = {
         "app.stop",
         *HEAVY,
     },
-    "train_multi_node": {"app.environment", "app.failures", "app.rendezvous", "app.train"},
+    "train_multi_node": {"app.environment", "app.failures", "app.rendezvous", "app.stop", "app.train"},
     "train_torchrun": {"app.environment", "app.failures", "app.rendezvous", "torch"},
     "program": {"app.environment", "app.hyperparameters", "app.train_torchrun", "sagemaker_training"},
     "toolkit": {
