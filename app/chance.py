@@ -1,10 +1,12 @@
 """Chance, for the whole of a run: each step's and each sample's draws are those of (seed, epoch, position)."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import CombinedLoader
 
 from app.exact import exact, position, seed_all
 
@@ -53,9 +55,15 @@ class Chance(Callback):
         ranks = {"rank": trainer.global_rank, "world_size": trainer.world_size} if self.share else {}
         found = lightnings()
         if kind != "train":
-            made = [exact(one, self.seed, kind, **ranks)[0] for one in (found if isinstance(found, list) else [found])]
-            return made if isinstance(found, list) else made[0]
-        made, why = exact(found, self.seed, kind, position=partial(position, trainer), **ranks)
+            return _each(found, lambda loader: exact(loader, self.seed, kind, **ranks)[0])
+        if isinstance(found, (list, tuple, dict, CombinedLoader)):  # each has a length of its own, and may begin again
+            why = "each of them begins anew"
+            made = _each(
+                found,
+                lambda loader: exact(loader, self.seed, kind, position=lambda: (position(trainer)[0], 0), **ranks)[0],
+            )
+        else:
+            made, why = exact(found, self.seed, kind, position=partial(position, trainer), **ranks)
         if why and trainer.is_global_zero:
             print(
                 f"warning: the training data is a {type(found).__name__}, and {why}: if the run is resumed within an "
@@ -63,3 +71,13 @@ class Chance(Callback):
                 flush=True,
             )
         return made
+
+
+def _each(found: Any, change: Callable[[Any], Any]) -> Any:
+    """Return loaders, in whatever they are kept, with each of them changed."""
+    if isinstance(found, CombinedLoader):
+        found.flattened = [change(loader) for loader in found.flattened]
+        return found
+    if isinstance(found, dict):
+        return {name: _each(one, change) for name, one in found.items()}
+    return [_each(one, change) for one in found] if isinstance(found, (list, tuple)) else change(found)

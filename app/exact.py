@@ -61,6 +61,11 @@ class Keyed(Dataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # of a copy that is not complete yet
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
     def _batch(self, keys: Sequence[tuple[int, int, int]]) -> Any:
         seed_all("samples", *self.seed, *keys[0][:2])
         return self.dataset.__getitems__([index for _, _, index in keys])
@@ -79,11 +84,11 @@ class Batches(Sampler):
 
     def __init__(self, loader: DataLoader, seed: Sequence, position: Callable, rank: int, world_size: int) -> None:
         made = loader.batch_sampler
-        # It may make batches of its own: a rank gets every nth; the last ones, too few for all, are left out.
         self.whole = type(made) is not BatchSampler
-        self.sampler, size, drop_last = (
-            (made, 1, True) if self.whole else (made.sampler, made.batch_size, made.drop_last)
-        )
+        if self.whole:  # it makes batches of its own: a rank gets every nth; the last, too few for all, are left out
+            self.sampler, size, drop_last = made, 1, True
+        else:
+            self.sampler, size, drop_last = made.sampler, made.batch_size, made.drop_last
         self.seed, self.position, self.rank = tuple(seed), position, rank
         self.course = Course(Division(len(self.sampler), size, world_size, drop_last))
         if not len(self):
@@ -133,8 +138,14 @@ def exact(
     """
     if isinstance(loader, ResidentLoader):
         return loader, ""
-    if type(loader) is not DataLoader:
-        return loader, f"{type(loader).__name__} is no torch.utils.data.DataLoader"
+    if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__:
+        sampler = getattr(loader, "sampler", None)
+        if world_size > 1 and isinstance(loader, DataLoader) and not isinstance(sampler, DistributedSampler):
+            raise ValueError(
+                f"--data: a {type(loader).__name__} cannot be shared out among {world_size} ranks; allowed is a "
+                "torch.utils.data.DataLoader, or one with a DistributedSampler"
+            )
+        return loader, f"{type(loader).__name__} goes through its samples in a way of its own"
     if loader.num_workers:
         loader.worker_init_fn = functools.partial(_start_worker, loader.worker_init_fn)
     if isinstance(loader.dataset, IterableDataset):

@@ -1,7 +1,12 @@
 """Order and samples of any DataLoader are functions of (seed, epoch, position), for any workers and ranks."""
 
+import pickle
+from types import SimpleNamespace
+
+import pytest
 import torch
 from interruptible import Noisy
+from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -13,6 +18,7 @@ from torch.utils.data import (
 )  # fmt: skip
 from torch.utils.data.distributed import DistributedSampler
 
+from app.chance import Chance
 from app.exact import divided, exact, seed_all
 
 
@@ -105,12 +111,16 @@ def test_what_has_no_positions_is_said():
             yield from range(5)
 
     class Mine(DataLoader):
-        pass
+        def __iter__(self):
+            return super().__iter__()
 
     loader = DataLoader(Stream())
     assert exact(loader, 7) == (loader, "an IterableDataset has no positions")
     mine = Mine(TensorDataset(torch.arange(3)))
-    assert exact(mine, 7) == (mine, "Mine is no torch.utils.data.DataLoader")
+    assert exact(mine, 7) == (mine, "Mine goes through its samples in a way of its own")
+    assert exact([1, 2], 7) == ([1, 2], "list goes through its samples in a way of its own")
+    with pytest.raises(ValueError, match="a Mine cannot be shared out among 2 ranks"):
+        exact(mine, 7, rank=0, world_size=2)
     single = DataLoader(TensorDataset(torch.arange(3)), batch_size=None)
     assert exact(single, 7) == (single, "it has batch_size=None")
 
@@ -122,3 +132,24 @@ def test_a_dataset_that_fetches_whole_batches_still_does():
 
     loader = DataLoader(Whole(torch.arange(8)), batch_size=4, shuffle=True, collate_fn=lambda batch: batch[0])
     assert batches(loader) == batches(loader) and len(batches(loader)[0][0]) == 4
+
+
+def test_a_dataset_keeps_its_attributes():
+    made, _ = exact(noisy(), 7)
+    assert torch.equal(made.dataset.labels, noisy().dataset.labels) and not hasattr(made.dataset, "nothing")
+    assert len(pickle.loads(pickle.dumps(made.dataset))) == 43
+
+
+@pytest.mark.parametrize("collection", [list, tuple, lambda pair: dict(zip("ab", pair, strict=True)), CombinedLoader])
+def test_several_loaders_are_shared_out_too(collection):
+    """Each in the order of its epoch, also where one begins again before the epoch is over."""
+    trainer = SimpleNamespace(global_rank=0, world_size=2, is_global_zero=True)
+    trainer.fit_loop = SimpleNamespace(
+        epoch_progress=SimpleNamespace(current=SimpleNamespace(processed=1)),
+        epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(processed=5))),
+    )
+    made = Chance(7)._loaders(trainer, lambda: collection([noisy(), DataLoader(Noisy(43), batch_size=8)]), "train")
+    loaders = made.flattened if isinstance(made, CombinedLoader) else list(getattr(made, "values", lambda: made)())
+    assert [len(loader) for loader in loaders] == [6, 3]
+    first = sum((batch[2].tolist() for batch in loaders[0]), [])
+    assert first == sum((batch[2] for batch in batches(noisy(), epoch=1, rank=0, world_size=2)), [])
