@@ -84,9 +84,18 @@ channels() {
     echo "{$list}"
 }
 
+# A container's first process does not hear a signal that it has no handler for. This shell has one; from here on signals
+# are held back until app/toolkit.py, seconds later, has its own.
+hold='import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+os.execvp(sys.argv[1], sys.argv[1:])'
+
+trap 'exit 143' TERM
+trap 'exit 130' INT
 activate
 if [[ ${1-} == train ]]; then
     (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
     prepare
+    [[ ${SAGEMAKER_TRAINING_MODULE-} != app.toolkit:main ]] || exec python -c "$hold" "$@"
 fi
 exec "$@"

@@ -52,6 +52,7 @@ class Supervisor:
 
     def __enter__(self) -> "Supervisor":
         self.previous = {number: signal.signal(number, self._hand_on) for number in STOPPING}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # entrypoint.sh has held them back
         return self
 
     def __exit__(self, *_) -> None:

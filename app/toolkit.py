@@ -28,8 +28,9 @@ STOPPED = {sign: number for number in stop.SIGNALS for sign in (-number, stop.st
 
 def main() -> None:
     """Run the job's program; return if it ended well everywhere, or raise what has the toolkit exit with status 1."""
+    supervisor = Supervisor()
     try:
-        with Supervisor() as supervisor:
+        with supervisor:
             _run(supervisor)
         files.write_success_file()
     except (Interrupted, Stopped) as error:

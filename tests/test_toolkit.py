@@ -95,6 +95,20 @@ time.sleep(60)
     assert "SAVED" in said and "train.py: was killed by SIGTERM" in said
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+@pytest.mark.parametrize("seconds", [0.1, 0.3, 0.6, 1.0])
+def test_as_pid_1_a_signal_is_heard_from_the_start(job: Job, seconds):
+    """A first process without a handler would not hear it, and train to its end."""
+    program(job, "import time\nprint('READY', flush=True)\ntime.sleep(20)\n")
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc", str(ROOT / "entrypoint.sh"), "train"]
+    started = subprocess.Popen(namespace, env=job.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    time.sleep(seconds)
+    children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True).split()
+    os.kill(int(children[0]), signal.SIGTERM)
+    said, _ = started.communicate(timeout=15)
+    assert started.returncode == 143, said
+
+
 def test_a_stop_before_the_program_is_started(job: Job):
     """While pip installs the job's requirements."""
     program(job, "print('RAN')")
