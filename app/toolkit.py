@@ -87,8 +87,9 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     verdict = watch.wait_for_verdict() if puzzled else watch.verdict
     if failed and verdict and verdict.stopped:
         raise _because_of(verdict, ended.asked)
-    if failed and (ended.asked or ended.status in STOPPED):
-        raise Interrupted(f"{name} {_how(ended)}", ended.asked or STOPPED[ended.status])
+    told = STOPPED.get(ended.status) if supervisor.grace is None else None  # by somebody else than this process
+    if failed and (ended.asked or told):
+        raise Interrupted(f"{name} {_how(ended)}", ended.asked or told)
     if verdict and (puzzled or not verdict.here or supervisor.grace is not None):
         raise _because_of(verdict)
     if failed:
@@ -173,10 +174,10 @@ def _report(error: BaseException) -> str:
     line = f"{kind}{_reason(error)} [host {os.environ.get('CURRENT_HOST', 'unknown')}]"
     path = Path(environment.output_dir, "failure")
     try:
-        # What a rank says that lost another one is not the reason where it is known which one was lost.
+        # What a rank says that lost another one, or that was ended for that, is not the reason where that is known.
         said = path.read_text() if path.is_file() else ""
         knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
-        replaced = not said or (knows and said.startswith("error: lost a peer"))
+        replaced = not said or (knows and said.startswith(("error: lost a peer", "interrupted")))
         failures.write(path, line, getattr(error, "trace", ""), mode="w" if replaced else "x")
         return path.read_text().splitlines()[0]
     except OSError as unwritable:
