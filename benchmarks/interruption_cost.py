@@ -1,5 +1,6 @@
 """What it costs that a job may be interrupted: `python -m benchmarks.interruptions cost`."""
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -44,8 +45,7 @@ class Stalls(Callback):
 def main() -> None:
     """Print the ratios."""
     print(f"{os.cpu_count()} CPUs, torch {torch.__version__}; ResNet-18 on the digits, batches of 32")
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         background, waiting = train("background", waits=False), train("waiting", waits=True)
         size = max(path.stat().st_size for path in Path("waiting").glob("step-*")) / 1e6
         fresh, resumed = (median(start(flags) for _ in range(3)) for flags in (["--resume.dirpath=none"], []))
