@@ -31,7 +31,7 @@ class Watch:
         self.peers = Peers(host, hosts, told, decide=self._decide, **settings)
         self.on_verdict, self.silence = on_verdict, settings["silence"]
         self.verdict: Verdict | None = None
-        self.ended, self.dead = False, None
+        self.ended, self.dead, self.bereft = False, None, False
         self.loop = asyncio.new_event_loop()
 
     def __enter__(self) -> "Watch":
@@ -114,7 +114,7 @@ class Watch:
             await self._listen(reader, writer)
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        name, explained = "a rank", False
+        name, explained, bereft = "a rank", False, False
         with suppress(OSError):
             while line := await reader.readline():
                 message = json.loads(line)
@@ -123,10 +123,16 @@ class Watch:
                 if "stopped" in message:
                     self._decide(Verdict(message["stopped"], here=True, stopped=True))
                 # A rank that lost another one does not know why; who does will say so.
-                if "failed" in message and not message["failed"].startswith("error: lost a peer"):
+                if message.get("failed", "").startswith("error: lost a peer"):
+                    bereft = True
+                elif "failed" in message:
                     self._decide(Verdict(f"a rank failed: {message['failed'].removeprefix('error: ')}", here=True))
         writer.close()
+        self.bereft = self.bereft or bereft
         if not explained:
+            # Ended by its launcher, as another rank here had lost a peer and ended: the peer's node knows why.
+            if self.bereft and self.peers.others:
+                await asyncio.sleep(3 * LAST_WORDS)
             self.dead = Verdict(f"{name} ended without a word: it was killed, or it crashed", here=True)
             await asyncio.sleep(LAST_WORDS)  # its launcher knows more: how it died
             if not self.ended:
