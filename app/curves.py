@@ -32,6 +32,8 @@ class Logger(TensorBoardLogger):
     def __init__(
         self, save_dir: str, name: str = "lightning_logs", version: int | str | None = None, flush_secs: int = 120
     ) -> None:
+        if flush_secs < 1:  # TensorBoard's thread would take a whole core
+            raise ValueError(f"--logger.flush_secs: found {flush_secs}, allowed is 1 or more")
         super().__init__(save_dir, name=name, version=version, flush_secs=flush_secs)
         self.every, self.due, self.goes_on = flush_secs, 0.0, False
 

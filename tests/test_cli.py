@@ -192,6 +192,7 @@ MISTAKES = [
     (["--system.every_n_seconds=often"], "--system.every_n_seconds: found 'often', allowed is float"),
     (["--data=DigitsDataModule", "--data.sharded=true"], "--data.sharded: DigitsDataModule has no such setting"),
     (["--logger.flush_secs=often"], "--logger.flush_secs: found 'often', allowed is int"),
+    (["--logger.flush_secs=0"], "--logger.flush_secs: found 0, allowed is 1 or more"),
 ]
 
 

@@ -193,7 +193,7 @@ def points(folder: Path) -> list[tuple]:
 
 
 def test_one_continuous_curve(server, tmp_path: Path):
-    whole, run = (Run(server, tmp_path / name, ["--logger.flush_secs=0"]) for name in ("whole", "run"))
+    whole, run = (Run(server, tmp_path / name, ["--logger.flush_secs=1"]) for name in ("whole", "run"))
     whole.finish()
     run.interrupt(signal.SIGKILL, lambda: run.steps >= 16)  # what was logged since the epoch's end is logged again
     run.interrupt(signal.SIGTERM, lambda: run.steps >= 24)
@@ -206,7 +206,7 @@ def test_one_continuous_curve(server, tmp_path: Path):
 
 def test_one_continuous_curve_on_s3(server, bucket, tmp_path: Path):
     """A server that speaks S3's protocol: moto's."""
-    flags, runs = ["--logger.flush_secs=0"], []
+    flags, runs = ["--logger.flush_secs=1"], []
     for name in ("whole", "run"):
         runs.append(Run(server, tmp_path / name, [*flags, f"--logger.save_dir={bucket.uri(name)}"]))
         runs[-1].variables = bucket.variables
