@@ -132,7 +132,7 @@ class Watch:
         if not explained:
             # Ended by its launcher, as another rank here had lost a peer and ended: the peer's node knows why.
             if self.bereft and self.peers.others:
-                await asyncio.sleep(3 * LAST_WORDS)
+                await asyncio.sleep(min(3 * LAST_WORDS, self.silence))  # within what `wait_for_verdict` waits
             self.dead = Verdict(f"{name} ended without a word: it was killed, or it crashed", here=True)
             await asyncio.sleep(LAST_WORDS)  # its launcher knows more: how it died
             if not self.ended:

@@ -71,11 +71,16 @@ def test_no_reason_to_end(watch, act):
     assert verdict(watch) is None
 
 
+def of_two_hosts() -> Watch:
+    """Return a watch that never hears of the other host."""
+    settings = {"port": free_port(), "appear": 90.0, "silence": 90.0}
+    return Watch("algo-2", ("algo-1", "algo-2"), {}, on_verdict=lambda verdict: None, **settings)
+
+
 def test_a_rank_that_is_ended_with_one_that_lost_a_peer(monkeypatch):
     """Its launcher was that one, or torchrun: another node knows the reason, and gets time to tell."""
     monkeypatch.setattr("app.watch.LAST_WORDS", 1.0)
-    settings = {"port": free_port(), "appear": 60.0, "silence": 60.0}
-    with Watch("algo-2", ("algo-1", "algo-2"), {}, on_verdict=lambda verdict: None, **settings) as watch:
+    with of_two_hosts() as watch:
         rank(watch, "line.failed('error: lost a peer, or never reached it: ...')")
         rank(watch, "os.kill(os.getpid(), 9)")
         watch._until(lambda: watch.dead, limit=0.5)
@@ -86,8 +91,7 @@ def test_a_rank_that_is_ended_with_one_that_lost_a_peer(monkeypatch):
 
 def test_a_rank_that_dies_before_the_one_that_misses_it(monkeypatch):
     monkeypatch.setattr("app.watch.LAST_WORDS", 30.0)
-    settings = {"port": free_port(), "appear": 90.0, "silence": 90.0}
-    with Watch("algo-2", ("algo-1", "algo-2"), {}, on_verdict=lambda verdict: None, **settings) as watch:
+    with of_two_hosts() as watch:
         code = RANK.format(act="line.failed('error: lost a peer: ...'); print(flush=True); sys.stdin.read()")
         command = [sys.executable, "-c", code, str(watch.path)]
         with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
@@ -95,7 +99,6 @@ def test_a_rank_that_dies_before_the_one_that_misses_it(monkeypatch):
             rank(watch, "os.kill(os.getpid(), 9)")
             watch._until(lambda: watch.dead, limit=60)
             assert watch.dead  # at once: the other one still lives, so it was not ended with it
-            other.stdin.close()
 
 
 def test_without_a_watch_nothing_is_said(tmp_path: Path):
