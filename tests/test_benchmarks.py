@@ -28,6 +28,13 @@ def test_a_benchmark_prints_ratios_and_where_they_were_measured(name, flags):
     assert re.search(r"^commit: \w+", done.stdout, re.MULTILINE)
 
 
+def test_an_interrupted_job_is_compared():
+    line = [sys.executable, "-m", "benchmarks.interruptions", "soak", "process", "--rounds=1", "--seed=1"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^process seed=1 round=0 right .*'wrong': 0, 'hung': 0", done.stdout, re.MULTILINE), done.stdout
+
+
 def test_a_wrong_flag_is_named():
     line = [sys.executable, "-m", "benchmarks", "--n", "0"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
