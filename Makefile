@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test lint format build run push benchmark scaling clean
+.PHONY: help env train test lint format build run push rehearsal benchmark scaling clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -40,6 +40,15 @@ run:  ## train in the image on the embedded data; the model is in output/model
 push:  ## push the image to REPOSITORY: NAME in your Amazon ECR registry, or HOST/NAME (after docker login)
 	@test -n "$(REPOSITORY)" || { echo "error: REPOSITORY is not set; make push REPOSITORY=NAME (Amazon ECR) or REPOSITORY=HOST/NAME"; exit 1; }
 	IMAGE=$(IMAGE) scripts/push_image.sh $(REPOSITORY)
+
+REHEARSAL := .venvs/rehearsal
+$(REHEARSAL)/requirements.txt: scripts/rehearsal/requirements.txt
+	$(PYTHON) -m venv $(REHEARSAL)
+	$(REHEARSAL)/bin/python -m pip install --quiet --no-compile -r $<
+	cp $< $@
+
+rehearsal: $(REHEARSAL)/requirements.txt  ## a SageMaker on this machine, spot interruptions included (FLAGS="--help" lists its flags)
+	$(REHEARSAL)/bin/python -m scripts.rehearsal $(FLAGS)
 
 benchmark: $(VENV)/ready  ## measure, as ratios in one run: images/s against bare PyTorch and the original's recipe, start-up
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./entrypoint.sh python -m benchmarks

@@ -58,7 +58,7 @@ def served(command: list[str], port: int, log: Path, host: str = LOOPBACK) -> It
 def moto(folder: Path, host: str = LOOPBACK) -> Iterator[str]:
     """Serve moto's AWS at `host`, an address of this machine, and yield its URL."""
     port = free_port(host)
-    server = python_of("aws").with_name("moto_server")
+    server = python_of("rehearsal").with_name("moto_server")
     with served([str(server), f"--host={host}", f"--port={port}"], port, folder / "moto.log", host):
         yield f"http://{host}:{port}"
 

@@ -534,7 +534,7 @@ def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
     for folder in ("app", "scripts"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     done = subprocess.run(
-        [str(python_of("aws")), str(tmp_path / "scripts/launch.py"), *NEEDED, "--dry-run", "anything=1"],
+        [str(python_of("rehearsal")), str(tmp_path / "scripts/launch.py"), *NEEDED, "--dry-run", "anything=1"],
         env=aws_services.variables(aws),
         capture_output=True,
         text=True,

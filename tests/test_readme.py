@@ -16,7 +16,7 @@ from local_mode import Client, needs_an_engine
 README = (ROOT / "README.md").read_text()
 FENCES = re.findall(r"^```(sh|python)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 COMMANDS = [fence for fence in FENCES if "from sagemaker" not in fence[1]]
-NEEDS_DOCKER = re.compile(r"docker|make build|output/model/")
+NEEDS_DOCKER = re.compile(r"docker|make build|make rehearsal|output/model/")
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,10 @@ def checkout(tmp_path_factory) -> Path:
         shutil.copy2(ROOT / name, folder / name)
     if Path(sys.prefix, "ready").exists():
         (folder / ".venv").symlink_to(sys.prefix)
+    python_of("rehearsal")
+    (folder / ".venvs").symlink_to(ROOT / ".venvs")
+    example = folder / "examples/spot.json"
+    example.write_text(example.read_text().replace('"sagemaker-lightning"', '"sagemaker-lightning-test"'))
     write_cifar(folder / "cifar10")
     return folder
 
@@ -53,7 +57,10 @@ def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
         command, cwd=checkout, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1500
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    if "--help" not in text and "--dry-run" not in text and language == "sh":
+    if "make rehearsal" in text:
+        (report,) = (checkout / "output/rehearsal").glob("*/report.html")
+        assert done.stdout.count("Training job interrupted") == 2 and "algo-2" in report.read_text()
+    elif "--help" not in text and "--dry-run" not in text and language == "sh":
         assert "model.pt" in done.stdout
     if text == "make train\n" or "make build" in text:
         assert float(re.search(r"test_acc=(\S+)", done.stdout)[1]) >= 0.95
@@ -83,7 +90,7 @@ def test_a_job_by_an_sdk(checkout: Path, tmp_path: Path, image: str, sdk: str, c
 
 
 def test_the_readme_has_its_commands():
-    assert len(FENCES) == 10
+    assert len(FENCES) == 11
 
 
 def test_the_file_tree_is_true():

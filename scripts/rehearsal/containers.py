@@ -1,0 +1,162 @@
+"""A job's hosts as Docker containers: one an instance, on a network of the job's own, named algo-1 to algo-N."""
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+
+import docker
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.types import DeviceRequest, EndpointConfig
+
+from .channels import JobFailed
+from .layout import Layout
+
+LABEL = "sagemaker-lightning.rehearsal"
+ECR = re.compile(r"\d{12}\.dkr[.-]ecr[^/]*/(.+)")
+SHARED_MEMORY = 2 * 1024**3  # /dev/shm: data workers pass batches through it; Docker's own 64 MiB are too few for them
+FIRST_START = threading.Lock()  # the engine picks the address range of a network; two at once may get the same one
+
+
+class Containers:
+    """The Docker engine; `owner` is the label of all that it makes."""
+
+    name = "docker"
+    interface = "eth0"
+
+    def __init__(self, owner: str, gpus: bool) -> None:
+        self.owner, self.gpus = owner, gpus
+        self.client = docker.from_env()
+        self.bridge = self.client.networks.get("bridge").attrs["IPAM"]["Config"][0]["Gateway"]
+
+    def local(self, name: str) -> str | None:
+        """Return a local image, if it is there."""
+        try:
+            return self.client.images.get(name).id
+        except (ImageNotFound, NotFound):
+            return None
+
+    def image(self, uri: str) -> str:
+        """Return the image to run; an address of Amazon ECR, never asked, stands for the local image of its name."""
+        in_ecr = ECR.fullmatch(uri)
+        for name in (uri, *([in_ecr[1]] if in_ecr else [])):
+            try:
+                if found := self.local(name):
+                    return found
+            except APIError as error:
+                raise JobFailed(f"ClientError: Cannot pull image {uri}: {error.explanation}") from error
+        if in_ecr:
+            raise JobFailed(
+                f"ClientError: Cannot pull image {uri}: there is no local image {uri} or {in_ecr[1]}, and the "
+                "rehearsal never asks AWS; build it or tag it"
+            )
+        try:
+            return self.client.images.pull(*uri.split("@") if "@" in uri else (uri,)).id
+        except DockerException as error:
+            reason = getattr(error, "explanation", None) or error
+            raise JobFailed(f"ClientError: Cannot pull image {uri}: {reason}") from error
+
+    def network(self, job: str, isolated: bool) -> "Network":
+        """Make the network of a job; an isolated one has no way out."""
+        with FIRST_START:
+            made = self.client.networks.create(
+                f"rehearsal-{job}", driver="bridge", internal=isolated, labels={LABEL: self.owner}
+            )
+        return Network(self, job, made)
+
+
+class Network:
+    """A job's network and the containers on it; `close` removes what is left of them."""
+
+    def __init__(self, engine: Containers, job: str, made) -> None:
+        self.engine, self.job, self.made = engine, job, made
+        self.containers: list[Container] = []
+
+    def start(
+        self, host: str, number: int, image: str, command: dict, layout: Layout, read_only: list, variables: dict
+    ) -> "Container":
+        """Start a host; `command` is Docker's entrypoint and command, `read_only` the names of FastFile channels."""
+        engine = self.engine
+        volumes = [f"{folder}:{target}" for folder, target in layout.mounts.items()]
+        volumes += [f"{layout.channel(name)}:/opt/ml/input/data/{name}:ro" for name in read_only]
+        address = {self.made.name: EndpointConfig(engine.client.api._version, aliases=[host])}
+        made = engine.client.containers.create(
+            image,
+            name=f"rehearsal-{self.job}-{host}",
+            hostname=f"ip-10-0-{number // 250}-{number % 250 + 1}.ec2.internal",  # as the service's
+            environment=variables,
+            volumes=volumes,
+            labels={LABEL: engine.owner},
+            network=self.made.name,
+            networking_config=address,
+            shm_size=SHARED_MEMORY,
+            device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if engine.gpus else None,
+            **command,
+        )
+        container = Container(made)
+        self.containers.append(container)
+        try:
+            made.start()
+        except APIError as error:
+            raise JobFailed(f"ClientError: the container of {host} cannot be started: {error.explanation}") from error
+        return container
+
+    def close(self) -> None:
+        """Remove the containers, and the network."""
+        while self.containers:
+            self.containers.pop().remove()
+        remove(self.made)
+
+
+class Container:
+    """A running host."""
+
+    def __init__(self, made) -> None:
+        self.made = made
+
+    def lines(self) -> Iterator[str]:
+        """Yield what it prints, line by line, until it ends."""
+        rest = b""
+        for chunk in self.made.logs(stream=True, follow=True):
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def wait(self) -> int:
+        """Return its exit status when it has ended."""
+        return self.made.wait()["StatusCode"]
+
+    def signal(self, name: str) -> None:
+        """Send SIGTERM or SIGKILL to its first process; nothing, if it has ended."""
+        try:
+            self.made.kill(signal=name)
+        except (APIError, NotFound) as error:
+            if error.status_code not in (404, 409):
+                raise
+
+    def remove(self) -> None:
+        """Leave nothing of it."""
+        try:
+            self.made.remove(force=True, v=True)
+        except APIError as error:
+            if error.status_code not in (404, 409):  # gone, or already going
+                raise
+
+
+def remove(network) -> None:
+    """Remove a network, if it is there."""
+    with contextlib.suppress(NotFound):
+        network.remove()
+
+
+def remove_all(client, owner: str) -> int:
+    """Remove the containers and networks of an owner, and return how many that were."""
+    chosen = {"label": f"{LABEL}={owner}"}
+    found = client.containers.list(all=True, filters=chosen, ignore_removed=True)
+    for made in found:
+        Container(made).remove()
+    networks = client.networks.list(filters=chosen)
+    for network in networks:
+        remove(network)
+    return len(found) + len(networks)

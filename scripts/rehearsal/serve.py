@@ -1,0 +1,104 @@
+"""A rehearsal from its start to Ctrl-C: the engine, the endpoint, the live view, the reports."""
+
+import json
+import os
+import threading
+from functools import partial
+from pathlib import Path
+
+from docker.errors import DockerException
+
+from . import cloud, one, report, server
+from .containers import Containers
+from .job import Place
+from .live import View
+from .owner import Owner
+from .present import Account
+from .processes import ROOT, Processes
+from .record import Record
+from .service import ACCOUNT, Service
+from .settings import Settings
+
+
+def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) -> None:
+    """Serve until `ended` is set; then stop all jobs and leave nothing but the reports. ValueError: --run failed.
+
+    `hurry` gives the jobs no time to end by themselves.
+    """
+    request = one.read(settings.run) if settings.run else None
+    owner = Owner()
+    engine = None
+    try:
+        engine = choose(settings, owner)
+        client = getattr(engine, "client", None)
+        for line in owner.end_orphans(client):
+            print(line, flush=True)
+        failed = _serve(settings, (ended, hurry), owner, engine, request)
+    finally:
+        owner.close(getattr(engine, "client", None))
+    if failed:
+        raise ValueError(failed)
+
+
+def choose(settings: Settings, owner: Owner) -> Containers | Processes:
+    """Return what runs the jobs; it says so where that is not Docker."""
+    if settings.engine != "processes":
+        try:
+            return Containers(owner.label, settings.gpus)
+        except DockerException as error:
+            if settings.engine == "docker":
+                raise ValueError(f"--engine=docker: no Docker engine answers: {error}") from error
+    found = Processes(Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv/bin/python")), owner.note_process)
+    print("no Docker engine: jobs of one instance run as processes, with this checkout's application", flush=True)
+    return found
+
+
+def _serve(
+    settings: Settings,
+    events: tuple[threading.Event, threading.Event],
+    owner: Owner,
+    engine: Containers | Processes,
+    request: dict | None,
+) -> str | None:
+    ended, hurry = events
+    addresses = ["127.0.0.1"] + ([engine.bridge] if engine.bridge else [])
+    service = Service(settings, lambda region: place(region))
+    endpoint = server.Endpoint(service)
+    with server.served(endpoint, settings.port, addresses) as port:
+        here, for_jobs = (f"http://{address}:{port}" for address in (addresses[0], addresses[-1]))
+        clients = cloud.Clients(here)
+        endpoint.account = Account(clients, engine)
+
+        def place(region: str) -> Place:
+            return Place(
+                engine=engine,
+                clients=partial(clients, region),
+                work=owner.folder,
+                variables=cloud.CREDENTIALS | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region},
+                report=partial(write, settings),
+            )
+
+        print(
+            f"endpoint: {here} (account {ACCOUNT})\nfor a client: export AWS_ENDPOINT_URL={here} "
+            "AWS_ACCESS_KEY_ID=rehearsal AWS_SECRET_ACCESS_KEY=rehearsal AWS_DEFAULT_REGION=us-east-1\n"
+            f"reports: {settings.folder}",
+            flush=True,
+        )
+        with View(service.shown):
+            failed = one.run(here, request, ended) if request else None
+            if not request:
+                ended.wait()
+            service.close(hurry)
+    if request:
+        print(f"report: {settings.folder / request['TrainingJobName'] / 'report.html'}", flush=True)
+    return failed
+
+
+def write(settings: Settings, record: Record, folder: Path) -> None:
+    """Write a job's record and report into its folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "job.json").write_text(json.dumps(record.as_json(), indent=1))
+        report.write(record, folder / "report.html", price=settings.price, spot_price=settings.spot_price)
+    except OSError as error:  # the job has its end all the same
+        print(f"warning: the report of {record.name} could not be written: {error}", flush=True)

@@ -1,0 +1,165 @@
+"""A rehearsal for the tests: the real server in a process of its own, and clients of it."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import tarfile
+import time
+import uuid
+from pathlib import Path
+
+import aws_services
+from containers import ROOT, docker, no_engine
+from environments import python_of
+
+LABEL = "label=sagemaker-lightning.rehearsal"
+ROLE = "arn:aws:iam::123456789012:role/rehearsal"
+ENDED = ("Completed", "Failed", "Stopped")
+LIMIT = 300  # seconds: a job that has not ended by then hangs
+
+
+class Rehearsal:
+    """The server, for as long as it is entered; afterwards nothing of its jobs may be left.
+
+    Args:
+        folder: Gets its reports, and what it keeps while jobs run.
+        flags: Its flags.
+    """
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder, self.cache = folder / "reports", folder / "cache"
+        self.flags = [f"--folder={self.folder}", *flags]
+        self.log = folder / "rehearsal.log"
+
+    def __enter__(self) -> "Rehearsal":
+        self.start()
+        self.s3.create_bucket(Bucket="rehearsal")
+        return self
+
+    def start(self) -> None:
+        """Start the server, and wait for its address."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        line = [python_of("rehearsal"), "-m", "scripts.rehearsal", "--port=0", *self.flags]
+        with self.log.open("w") as log:
+            environment = os.environ | {"XDG_CACHE_HOME": str(self.cache), "PYTHONUNBUFFERED": "1"}
+            self.process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        end = time.monotonic() + 60
+        while not (found := re.search(r"^endpoint: (\S+)", self.said, re.MULTILINE)):
+            assert self.process.poll() is None and time.monotonic() < end, self.said
+            time.sleep(0.1)
+        self.endpoint = found[1]
+        self.s3, self.sagemaker, self.logs = (
+            aws_services.client(name, self.endpoint) for name in ("s3", "sagemaker", "logs")
+        )
+
+    def __exit__(self, *_) -> None:
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(timeout=200) == 0, self.said
+        assert self.left() == []
+
+    @property
+    def said(self) -> str:
+        """What the server has printed."""
+        return self.log.read_text()
+
+    def left(self) -> list[str]:
+        """Return what is left of this rehearsal: containers, networks, folders."""
+        found = [str(path) for path in self.cache.rglob("*") if path.is_file()]
+        if no_engine() is None:
+            chosen = f"{LABEL}={self.cache}"  # the label goes on with the name of a folder in it
+            for line in (["ps", "--all"], ["network", "ls"]):
+                listed = docker(
+                    *line, "--filter", LABEL, "--format", '{{.Label "sagemaker-lightning.rehearsal"}}'
+                ).stdout
+                found += [label for label in listed.split() if f"{LABEL}={label}".startswith(chosen)]
+        return found
+
+    def create(self, image: str, script: str | None = None, **fields) -> str:
+        """Create a job that runs a shell script in the image, or `train`, and return its name."""
+        algorithm = {"TrainingImage": image, "TrainingInputMode": "File"} | fields.pop("AlgorithmSpecification", {})
+        if script is not None:
+            algorithm["ContainerEntrypoint"] = ["/bin/bash", "-c", 'eval "$SCRIPT"']
+            fields["Environment"] = fields.get("Environment", {}) | {"SCRIPT": script}
+        spot, hosts = fields.pop("spot", False), fields.pop("hosts", 1)
+        request = {
+            "TrainingJobName": f"job-{uuid.uuid4().hex[:12]}",
+            "RoleArn": ROLE,
+            "AlgorithmSpecification": algorithm,
+            "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output/"},
+            "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": hosts, "VolumeSizeInGB": 1},
+            "StoppingCondition": {"MaxRuntimeInSeconds": 600} | ({"MaxWaitTimeInSeconds": 900} if spot else {}),
+            "EnableManagedSpotTraining": spot,
+        } | fields  # fmt: skip
+        self.sagemaker.create_training_job(**request)
+        return request["TrainingJobName"]
+
+    def describe(self, name: str) -> dict:
+        """Return what DescribeTrainingJob says of a job."""
+        return self.sagemaker.describe_training_job(TrainingJobName=name)
+
+    def wait_for(self, name: str, *statuses: str) -> dict:
+        """Return the job's description when it has one of these secondary statuses."""
+        end = time.monotonic() + LIMIT
+        while (job := self.describe(name))["SecondaryStatus"] not in statuses:
+            assert job["TrainingJobStatus"] not in ENDED and time.monotonic() < end, (job, self.said[-3000:])
+            time.sleep(0.1)
+        return job
+
+    def ended(self, name: str) -> dict:
+        """Return the job's description when it has ended."""
+        end = time.monotonic() + LIMIT
+        while (job := self.describe(name))["TrainingJobStatus"] not in ENDED:
+            assert time.monotonic() < end, (job, self.said[-3000:])
+            time.sleep(0.1)
+        return job
+
+    def lines(self, name: str) -> dict[str, list[str]]:
+        """Return each host's log, from CloudWatch Logs."""
+        group, found = "/aws/sagemaker/TrainingJobs", {}
+        try:
+            listed = self.logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")
+        except self.logs.exceptions.ResourceNotFoundException:  # no job has logged yet
+            return {}
+        for stream in listed["logStreams"]:
+            key = {"logGroupName": group, "logStreamName": stream["logStreamName"], "startFromHead": True}
+            events = self.logs.get_log_events(**key)["events"]
+            host = stream["logStreamName"].split("/")[1].rpartition("-")[0]
+            found[host] = [event["message"] for event in events]
+        return found
+
+    def wait_for_line(self, name: str, text: str, host: str = "algo-1") -> None:
+        """Return when a host has said `text`."""
+        end = time.monotonic() + LIMIT
+        while not any(text in line for line in self.lines(name).get(host, [])):
+            assert time.monotonic() < end and self.describe(name)["TrainingJobStatus"] not in ENDED, self.lines(name)
+            time.sleep(0.2)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys in the bucket."""
+        found = self.s3.list_objects_v2(Bucket="rehearsal", Prefix=prefix)
+        return [entry["Key"] for entry in found.get("Contents", [])]
+
+    def archive(self, name: str, kind: str = "model") -> dict[str, bytes]:
+        """Return what is in the job's model.tar.gz or output.tar.gz."""
+        key = f"output/{name}/output/{kind}.tar.gz"
+        content = self.s3.get_object(Bucket="rehearsal", Key=key)["Body"].read()
+        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+            return {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}
+
+
+def run(rehearsal: Rehearsal, *line, **more) -> subprocess.CompletedProcess:
+    """Run a client by `rehearsal exec`, and return it with all its output in `stdout`."""
+    command = [
+        python_of("rehearsal"),
+        "-m",
+        "scripts.rehearsal",
+        "exec",
+        f"--endpoint={rehearsal.endpoint}",
+        "--",
+        *line,
+    ]
+    return subprocess.run(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT, **more
+    )

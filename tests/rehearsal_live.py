@@ -1,0 +1,116 @@
+"""What the live view shows: python tests/rehearsal_live.py NAME, in the rehearsal's environment, runs `check_NAME`."""
+
+import io
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from records import attempt, job
+from rich.console import Console
+
+from scripts.rehearsal import live
+from scripts.rehearsal.record import Interruption, Point, Record, Transition
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Return when something is true."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def terminal(*, width: int = 120, height: int = 30, is_terminal: bool = True) -> Console:
+    """Return a console that remembers what it shows."""
+    return Console(record=True, width=width, height=height, force_terminal=is_terminal, file=io.StringIO())
+
+
+def shown(jobs: list, **size: int) -> str:
+    """Return what the view shows."""
+    console = terminal(**size)
+    console.print(live.View(lambda: jobs, console=console).render())
+    return console.export_text()
+
+
+def running(name: str, created: float) -> Record:
+    """Return a running job of two hosts, one of them reclaimed."""
+    lines = [Point(created + 9, 40, {"step": 40.0, "epoch": 2.0, "train_loss": 0.4321, "images/s": 512.0})]
+    record = job(attempt(1, created, None, lines, hosts=2), status="InProgress")
+    record.attempts[0].instances[1].exit_status, record.attempts[0].instances[1].reclaimed = 137, True
+    record.transitions = [Transition("Starting", "", created), Transition("Training", "in progress", created)]
+    return replace(record, name=name, created=created)
+
+
+def check_view_of_a_job() -> None:
+    logs = {"algo-1": ["a [bold]line[/bold]"], "algo-2": []}
+    text = shown([(running("[red]digits[/red]", time.time() - 61), logs)], width=160)
+    row = text.splitlines()[1]
+    for words in ("[red]digits[/red]", "Training", "algo-1 training", "algo-2 reclaimed exit 137", "step 40 epoch 2"):
+        assert words in row
+    assert "train_loss 0.4321" in text and "images/s 512" in text and "1:01" in text
+    assert "algo-1 a [bold]line[/bold]" in text
+
+
+def check_view_fits() -> None:
+    """Ten jobs that run and 200 that ended: no line is too long, and there are not too many."""
+    for size in ({"width": 120, "height": 30}, {"width": 60, "height": 24}, {"width": 20, "height": 5}):
+        view_fits(size)
+
+
+def view_fits(size: dict) -> None:
+    """Check one size."""
+    now, logs = time.time(), {f"algo-{n}": ["x" * 300] * 50 for n in range(8)}
+    jobs = [(running(f"run-{k}", now - 100 + k), logs) for k in range(10)]
+    jobs += [(replace(job(), name=f"old-{k}", created=now - 900 + k, modified=now), {}) for k in range(200)]
+    lines = shown(jobs, **size).splitlines()
+    assert len(lines) < size["height"]
+    assert max(map(len, lines)) <= size["width"]
+    if size["height"] > 20:
+        assert "195 more ended" in lines
+        ended = [line.split()[0] for line in lines if line.startswith("old-")]
+        assert ended == [f"old-{k}" for k in (199, 198, 197, 196, 195)]
+        assert sum(line.startswith("run-9") for line in lines) == 2  # in the table, and above its log lines
+        assert sum("xxx" in line for line in lines) >= 3
+
+
+def check_log_cannot_steer_the_terminal() -> None:
+    assert live.plain("\x1b[2J\x1b[31mred\x1b[0m\x07 a\tb\x1b]0;title\x07c") == "red  a bc"
+    assert live.plain("10 %\r20 %\r\n") == "20 %"
+
+
+def check_live_terminal_is_refreshed() -> None:
+    """The view asks for the jobs again and again, and once more at its end."""
+    console, asked = terminal(), []
+
+    def jobs():
+        asked.append(time.monotonic())
+        return [(running("first", time.time()), {})]
+
+    with live.View(jobs, console=console):
+        wait_until(lambda: len(asked) >= 3)
+        before = len(asked)
+    assert len(asked) > before
+    assert "first" in console.export_text()
+
+
+def check_plain_lines_without_a_terminal() -> None:
+    """One line for each change, none twice, the last ones when the view is left; a message may change, too."""
+    console, record = terminal(width=30, is_terminal=False), running("[b]job[/b]", 100.0)
+    with live.View(lambda: [(record, {"algo-1": ["not shown"]})], console=console):
+        wait_until(lambda: "in progress" in console.file.getvalue())
+        record.transitions[1].message = "still in progress"
+        wait_until(lambda: "still in progress" in console.file.getvalue())
+        record.interruptions.append(Interruption(155.0, ["algo-2"], True, "by hand", 1.0, 40))
+        record.status, record.failure, record.modified = "Failed", "why\nnot", 163.0
+    assert console.file.getvalue().splitlines() == [
+        "[b]job[/b] Starting: ",
+        "[b]job[/b] Training: in progress",
+        "[b]job[/b] Training: still in progress",
+        "[b]job[/b] interruption after 55 s at step 40: algo-2, warned, by hand",
+        "[b]job[/b] Failed after 1:03: why not",
+    ]
+
+
+if __name__ == "__main__":
+    globals()[f"check_{sys.argv[1]}"]()

@@ -1,0 +1,440 @@
+"""Jobs of the rehearsal under the service's rules: real containers of the real image, S3 and logs of moto."""
+
+import json
+import os
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from botocore.exceptions import ClientError
+from containers import ROOT, docker
+from environments import python_of
+from local_mode import needs_an_engine
+from rehearsal import LABEL, Rehearsal, run
+
+pytestmark = needs_an_engine
+
+# Says each step of STEPS, a second long, and keeps the step it has reached; goes on from the newest that it finds.
+COUNTS = """
+trap 'exit 143' TERM
+cd /opt/ml/checkpoints; step=$(ls | grep -v sagemaker | sort -n | tail -1)
+echo "resuming from step ${step:-0}"
+for ((i = ${step:-0} + 1; i <= ${STEPS:-6}; i++)); do
+    sleep 1; echo "step=$i loss=0.$i"; touch .$i.sagemaker-ignore; mv .$i.sagemaker-ignore $i
+done
+echo $HOSTNAME >/opt/ml/model/weights
+"""
+CHECKPOINTS = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
+SECONDARY = "SecondaryStatusTransitions"
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    """A rehearsal in which nothing is interrupted of its own accord."""
+    with Rehearsal(tmp_path_factory.mktemp("rehearsal"), "--grace=5", "--sync-every=0.2") as server:
+        yield server
+
+
+def channel(name: str, uri: str, distribution: str = "FullyReplicated", **more) -> dict:
+    """Return one of InputDataConfig."""
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": distribution}
+    groups = more.pop("groups", None)
+    return {
+        "ChannelName": name,
+        "DataSource": {"S3DataSource": source | ({"InstanceGroupNames": groups} if groups else {})},
+    } | more
+
+
+def statuses(job: dict) -> list[str]:
+    """Return the secondary statuses that a job went through."""
+    found = [one["Status"] for one in job[SECONDARY]]
+    return [status for status, before in zip(found, [None, *found], strict=False) if status != before]
+
+
+def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
+    for name in ("a", "b", "c/d"):
+        rehearsal.s3.put_object(Bucket="rehearsal", Key=f"data/{name}", Body=name.encode())
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local/file").write_text("local")
+    script = """
+    cd /opt/ml/input; for f in config/*; do echo "$f $(cat $f)"; done; find data -type f | sort
+    touch data/fast/x || echo "fast: read-only"; touch data/local/x && echo "local: writable"
+    echo $TRAINING_JOB_NAME $TRAINING_JOB_ARN; df --output=size -m /dev/shm | tail -1
+    """
+    groups = [
+        {"InstanceGroupName": "big", "InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1},
+        {"InstanceGroupName": "small", "InstanceType": "ml.m5.xlarge", "InstanceCount": 2},
+    ]
+    name = rehearsal.create(
+        image,
+        script,
+        ResourceConfig={"InstanceGroups": groups, "VolumeSizeInGB": 1},
+        HyperParameters={"a.b": "1", "c": '"x"'},
+        InputDataConfig=[
+            channel("sharded", "s3://rehearsal/data/", "ShardedByS3Key", groups=["small"]),
+            channel("fast", "s3://rehearsal/data", InputMode="FastFile", groups=["small", "big"]),
+            channel("local", f"file://{tmp_path}/local", ContentType="text/plain", groups=["big"]),
+        ],
+        CheckpointConfig={"S3Uri": "s3://rehearsal/none/", "LocalPath": "/opt/ml/kept"},
+    )
+    job = rehearsal.ended(name)
+    assert job["TrainingJobStatus"] == "Completed", job
+    said = rehearsal.lines(name)
+    config = {
+        line.split(" ")[0][7:]: json.loads(line.partition(" ")[2]) for line in said["algo-2"] if "config/" in line
+    }
+    assert config["hyperparameters.json"] == {"a.b": "1", "c": '"x"'}
+    assert config["checkpointconfig.json"] == {"LocalPath": "/opt/ml/kept"}
+    assert config["resourceconfig.json"] == {
+        "current_group_name": "small",
+        "current_host": "algo-2",
+        "current_instance_type": "ml.m5.xlarge",
+        "hosts": ["algo-1", "algo-2", "algo-3"],
+        "instance_groups": [
+            {"instance_group_name": "big", "instance_type": "ml.p4d.24xlarge", "hosts": ["algo-1"]},
+            {"instance_group_name": "small", "instance_type": "ml.m5.xlarge", "hosts": ["algo-2", "algo-3"]},
+        ],
+        "network_interface_name": "eth0",
+        "topology": None,
+    }
+    assert config["inputdataconfig.json"]["sharded"]["S3DistributionType"] == "ShardedByS3Key"
+    assert set(config["inputdataconfig.json"]) == {"sharded", "fast"}
+    files = {host: [line for line in lines if line.startswith("data/")] for host, lines in said.items()}
+    fast = ["data/fast/a", "data/fast/b", "data/fast/c/d"]
+    assert files == {
+        "algo-1": [*fast, "data/local/file"],
+        "algo-2": [*fast, "data/sharded/a", "data/sharded/c/d"],
+        "algo-3": [*fast, "data/sharded/b"],
+    }
+    assert {"fast: read-only", "local: writable"} <= set(said["algo-1"])
+    assert f"{name} {job['TrainingJobArn']}" in said["algo-3"]
+    assert int(said["algo-1"][-1]) >= 1024  # MiB of /dev/shm
+
+
+def test_outputs_are_gathered_over_hosts(rehearsal, image):
+    script = """
+    host=$(grep -o '"current_host": "[^"]*' /opt/ml/input/config/resourceconfig.json | cut -d'"' -f4)
+    cd /opt/ml/model; echo $host >shared; echo $host >$host; cd /opt/ml/output/data; mkdir deep; echo x >deep/$host
+    [[ $host == algo-1 ]] && sleep 2 || true
+    """
+    name = rehearsal.create(
+        image, script, hosts=2, AlgorithmSpecification={"MetricDefinitions": [{"Name": "x", "Regex": "x"}]}
+    )
+    job = rehearsal.ended(name)
+    assert statuses(job) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
+    assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://rehearsal/output/{name}/output/model.tar.gz"
+    assert (
+        job["TrainingTimeInSeconds"] >= 2 and job["BillableTimeInSeconds"] >= 2
+    )  # a worker that is done is waited for
+    assert rehearsal.archive(name) == {"shared": b"algo-2\n", "algo-1": b"algo-1\n", "algo-2": b"algo-2\n"}
+    assert set(rehearsal.archive(name, "output")) == {"deep/algo-1", "deep/algo-2"}
+    record = json.loads((rehearsal.folder / name / "job.json").read_text())
+    assert any("shared of algo-2 replaces that of algo-1" in note for note in record["notes"])
+
+
+def test_metrics_and_logs(rehearsal, image):
+    definitions = [{"Name": "loss", "Regex": "loss=([0-9.]+)"}, {"Name": "none", "Regex": "nothing=(.*)"}]
+    script = 'for i in 3 2 1; do echo "step=$i loss=0.$i"; done; printf "no end of line"; printf "\\n\\n"; echo "ü"'
+    name = rehearsal.create(image, script, AlgorithmSpecification={"MetricDefinitions": definitions})
+    (metric,) = rehearsal.ended(name)["FinalMetricDataList"]
+    assert (metric["MetricName"], round(metric["Value"], 3)) == ("loss", 0.1)
+    assert rehearsal.lines(name)["algo-1"][-2:] == ["no end of line", "ü"]
+    assert "step=3 loss=0.3\n" in (rehearsal.folder / name / "logs/algo-1.log").read_text()
+    assert "loss" in (rehearsal.folder / name / "report.html").read_text()
+
+
+def test_a_failure_says_why_and_ends_the_others(rehearsal, image):
+    script = """
+    trap 'echo stopped; exit 0' TERM; echo m >/opt/ml/model/m
+    cd /opt/ml; grep -q 'current_host": "algo-2' input/config/r*.json && { echo "error: why" >output/failure; exit 3; }
+    sleep 100 & wait
+    """
+    name = rehearsal.create(image, script, hosts=2)
+    job = rehearsal.ended(name)
+    assert (job["TrainingJobStatus"], job["FailureReason"]) == ("Failed", "AlgorithmError: error: why\n, exit code: 3")
+    assert rehearsal.lines(name)["algo-1"] == ["stopped"]
+    assert rehearsal.archive(name) == {"m": b"m\n"}  # uploaded on a failure, too
+
+
+FAILURES = {
+    "no data": (
+        {"InputDataConfig": [channel("training", "s3://rehearsal/nothing/")]},
+        'ClientError: Data download failed:No S3 objects found under S3 URL "s3://rehearsal/nothing/"',
+    ),
+    "no bucket": (
+        {"InputDataConfig": [channel("training", "s3://no-such-bucket/x")]},
+        'ClientError: Data download failed:No S3 objects found under S3 URL "s3://no-such-bucket/x"',
+    ),
+    "no folder": (
+        {"InputDataConfig": [channel("training", "file:///no/such/folder")]},
+        "ClientError: Data download failed: file:///no/such/folder is not a file, nor a folder with files in it",
+    ),
+    "no image": (
+        {"AlgorithmSpecification": {"TrainingImage": "123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1"}},
+        "ClientError: Cannot pull image 123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1: there is no local image",
+    ),
+    "no program": (
+        {"AlgorithmSpecification": {"ContainerEntrypoint": ["/no/such/program"]}},
+        "ClientError: the container of algo-1 cannot be started",
+    ),
+    "no bucket for the model": (
+        {"OutputDataConfig": {"S3OutputPath": "s3://no-such-bucket/x"}, "script": "true"},
+        "ClientError: Artifact upload failed",
+    ),
+    "many words": (
+        {"script": "head -c 3000 /dev/zero | tr '\\0' x >/opt/ml/output/failure; exit 1"},
+        "AlgorithmError: xxx",
+    ),
+    "killed": ({"script": "bash -c 'kill -9 $$'"}, "AlgorithmError: , exit code: 137"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_failure_of_a_job(rehearsal, image, case):
+    fields, reason = FAILURES[case]
+    job = rehearsal.ended(rehearsal.create(image, **fields))
+    assert job["TrainingJobStatus"] == "Failed"
+    assert job["FailureReason"].startswith(reason) and len(job["FailureReason"]) <= 1024
+
+
+def test_stop(rehearsal, image):
+    script = "trap 'echo saved >/opt/ml/model/m; exit 5' TERM; echo ready; sleep 100 & wait"
+    name = rehearsal.create(image, script, hosts=2)
+    rehearsal.wait_for_line(name, "ready", "algo-2")
+    rehearsal.sagemaker.stop_training_job(TrainingJobName=name)
+    job = rehearsal.ended(name)
+    assert (job["TrainingJobStatus"], statuses(job)[-4:]) == (
+        "Stopped",
+        ["Training", "Stopping", "Uploading", "Stopped"],
+    )
+    assert "FailureReason" not in job
+    assert rehearsal.archive(name) == {"m": b"saved\n"}
+    with pytest.raises(ClientError, match="training job is in status Stopped"):
+        rehearsal.sagemaker.stop_training_job(TrainingJobName=name)
+
+
+def test_max_runtime_ends_even_who_does_not_listen(rehearsal, image):
+    name = rehearsal.create(
+        image, "trap '' TERM; while true; do sleep 1; done", StoppingCondition={"MaxRuntimeInSeconds": 2}
+    )
+    job = rehearsal.ended(name)
+    assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
+    assert job["TrainingTimeInSeconds"] >= 2 + 5  # the grace
+
+
+def test_checkpoints_are_copied_while_it_runs_and_restored(rehearsal, image):
+    """Markers beside the files, what is to be ignored left out, a deletion passed on, a change copied again."""
+    rehearsal.s3.put_object(Bucket="rehearsal", Key="ck/before/old", Body=b"old\n")
+    script = """
+    cd /opt/ml/checkpoints; cat old; echo one >1; echo temporary >2.sagemaker-ignore
+    until [[ -e 1.sagemaker-uploaded ]]; do sleep 0.1; done; ls; rm old; echo more >>1; echo "synced"; sleep 3
+    """
+    name = rehearsal.create(image, script, CheckpointConfig={"S3Uri": "s3://rehearsal/ck/before"})
+    rehearsal.wait_for_line(name, "synced")
+    rehearsal.ended(name)
+    assert rehearsal.lines(name)["algo-1"][0] == "old"
+    assert {"1", "1.sagemaker-uploaded", "1.sagemaker-uploading"} <= set(rehearsal.lines(name)["algo-1"])
+    assert rehearsal.keys("ck/before/") == ["ck/before/1"]
+    assert rehearsal.s3.get_object(Bucket="rehearsal", Key="ck/before/1")["Body"].read() == b"one\nmore\n"
+
+
+def test_an_interruption_by_hand(rehearsal, image):
+    name = rehearsal.create(image, COUNTS, spot=True, hosts=2, Environment={"STEPS": "10"}, **CHECKPOINTS)
+    on_demand = run_command(rehearsal, "interrupt", rehearsal.create(image, "sleep 2"))
+    assert on_demand.returncode == 1 and "is not a spot job; create it with" in on_demand.stdout
+    rehearsal.wait_for_line(name, "step=3")
+    done = run_command(rehearsal, "interrupt", name, "--host=algo-2", "--unwarned", "--gap=1.5")
+    assert done.returncode == 0 and "algo-2" in done.stdout, done.stdout
+    job = rehearsal.ended(name)
+    chain = ["Starting", "Downloading", "Training", "Interrupted", "Starting", "Downloading", "Training", "Uploading"]
+    assert statuses(job) == [*chain, "Completed"]
+    said = rehearsal.lines(name)["algo-1"]
+    resumed = [int(line.split()[-1]) for line in said if line.startswith("resuming")]
+    assert len(resumed) == 2 and 2 <= resumed[1] < 10
+    assert job["BillableTimeInSeconds"] < job["TrainingTimeInSeconds"]  # the gap is not billed
+    record = json.loads((rehearsal.folder / name / "job.json").read_text())
+    (interruption,) = record["interruptions"]
+    assert (interruption["hosts"], interruption["warned"], interruption["why"]) == (["algo-2"], False, "by hand")
+    assert [one["reclaimed"] for one in record["attempts"][0]["instances"]] == [False, True]
+    assert "goodput" in (rehearsal.folder / name / "report.html").read_text().lower()
+
+
+def run_command(rehearsal: Rehearsal, *line: str) -> subprocess.CompletedProcess:
+    """Run a command of the rehearsal's own."""
+    command = [
+        python_of("rehearsal"),
+        "-m",
+        "scripts.rehearsal",
+        line[0],
+        f"--endpoint={rehearsal.endpoint}",
+        *line[1:],
+    ]
+    return subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+
+
+def test_ten_jobs_at_once(rehearsal, image):
+    script = 'echo m >/opt/ml/model/$TRAINING_JOB_NAME; sleep 1; echo "step=1 loss=0.1"'
+    with ThreadPoolExecutor(10) as pool:
+        names = list(pool.map(lambda _: rehearsal.create(image, script), range(10)))
+        jobs = list(pool.map(rehearsal.ended, names))
+    assert [job["TrainingJobStatus"] for job in jobs] == ["Completed"] * 10
+    assert all(list(rehearsal.archive(name)) == [name] for name in names)
+    listed = rehearsal.sagemaker.list_training_jobs(MaxResults=100, StatusEquals="Completed")["TrainingJobSummaries"]
+    assert set(names) <= {one["TrainingJobName"] for one in listed}
+    first = rehearsal.sagemaker.list_training_jobs(MaxResults=3, SortBy="Name", SortOrder="Ascending")
+    second = rehearsal.sagemaker.list_training_jobs(
+        MaxResults=3, SortBy="Name", SortOrder="Ascending", NextToken=first["NextToken"]
+    )
+    pages = [one["TrainingJobName"] for page in (first, second) for one in page["TrainingJobSummaries"]]
+    assert len(pages) == 6 and pages == sorted(pages)
+
+
+def test_names_and_tags(rehearsal, image):
+    name = rehearsal.create(image, "true", Tags=[{"Key": "a", "Value": "1"}])
+    with pytest.raises(ClientError) as refused:
+        rehearsal.create(image, "true", TrainingJobName=name)
+    assert refused.value.response["Error"]["Code"] == "ResourceInUse"
+    arn = rehearsal.describe(name)["TrainingJobArn"]
+    rehearsal.sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "b", "Value": "2"}])
+    rehearsal.sagemaker.delete_tags(ResourceArn=arn, TagKeys=["a"])
+    assert rehearsal.sagemaker.list_tags(ResourceArn=arn)["Tags"] == [{"Key": "b", "Value": "2"}]
+    with pytest.raises(ClientError, match="Requested resource not found"):
+        rehearsal.describe("no-such-job")
+    with pytest.raises(ClientError, match="does not emulate CreateModel"):
+        rehearsal.sagemaker.create_model(ModelName="x", ExecutionRoleArn="arn:aws:iam::123456789012:role/x")
+    rehearsal.ended(name)
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_network_isolation(rehearsal, image, isolated):
+    """An isolated host reaches the other hosts only, and is told of no AWS."""
+    script = 'getent ahostsv4 algo-1 | head -1; echo "endpoint ${AWS_ENDPOINT_URL-none}"; sleep 2'
+    name = rehearsal.create(image, script, EnableNetworkIsolation=isolated)
+    rehearsal.wait_for(name, "Training")
+    internal = docker("network", "inspect", f"rehearsal-{name}", "--format", "{{.Internal}}").stdout.strip()
+    rehearsal.ended(name)
+    found, endpoint = rehearsal.lines(name)["algo-1"]
+    assert "algo-1" in found and internal == str(isolated).lower() and (endpoint == "endpoint none") == isolated
+
+
+@pytest.mark.parametrize(
+    ("rule", "wanted"),
+    [
+        ("at step 3 unwarned", ["Interrupted", "Completed"]),
+        ("every 2s 2 times of any warned gap 0.5s", ["Interrupted", "Interrupted", "Completed"]),
+        ("every 1s", ["Interrupted", "MaxWaitTimeExceeded"]),
+        ("every 0.5s unwarned gap 60s", ["Interrupted", "MaxWaitTimeExceeded"]),
+    ],
+)
+def test_spot_by_a_rule(tmp_path, image, rule, wanted):
+    flags = [f"--interrupt={rule}", "--sync-every=0.1", "--grace=2", "--price=3.06", "--spot-price=0.92"]
+    with Rehearsal(tmp_path, *flags) as server:
+        limits = {"MaxRuntimeInSeconds": 4, "MaxWaitTimeInSeconds": 6} if wanted[-1] != "Completed" else None
+        more = {"StoppingCondition": limits} if limits else {}
+        name = server.create(image, COUNTS, spot=True, hosts=2, **CHECKPOINTS, **more)
+        job = server.ended(name)
+        found = [status for status in statuses(job) if status in ("Interrupted", job["SecondaryStatus"])]
+        assert found[-1] == wanted[-1] and found.count("Interrupted") >= wanted.count("Interrupted"), job
+        if wanted[-1] == "Completed":
+            assert found == wanted
+            steps = [line.split()[0] for line in server.lines(name)["algo-1"] if line.startswith("step=")]
+            assert set(steps) == {f"step={step}" for step in range(1, 7)}
+            assert "cost on spot" in (server.folder / name / "report.html").read_text()
+
+
+def test_retries_are_spent(tmp_path, image):
+    with Rehearsal(tmp_path, "--interrupt=every 0.5s unwarned") as server:
+        name = server.create(image, "sleep 60", spot=True, RetryStrategy={"MaximumRetryAttempts": 1})
+        job = server.ended(name)
+        assert job["TrainingJobStatus"] == "Failed" and "MaximumRetryAttempts is 1" in job["FailureReason"]
+        assert statuses(job).count("Interrupted") == 2
+
+
+def test_a_copy_that_stalls_lags_and_brings_its_markers_back(tmp_path, image):
+    flags = [
+        "--sync-stall-after=2.5",
+        "--sync-markers-uploaded",
+        "--sync-keep-deleted",
+        "--sync-lag=0.5",
+        "--sync-every=0.1",
+    ]
+    with Rehearsal(tmp_path, *flags) as server:
+        script = "cd /opt/ml/checkpoints; ls; echo 1 >1; sleep 2; rm 1; echo 2 >2; sleep 2; echo 3 >3; sleep 1"
+        server.ended(server.create(image, script, **CHECKPOINTS))
+        found = server.keys("checkpoints/run/")
+        assert "checkpoints/run/1" in found and "checkpoints/run/1.sagemaker-uploaded" in found
+        assert "checkpoints/run/3" not in found
+        again = server.create(image, script, **CHECKPOINTS)
+        server.ended(again)
+        assert {"1", "1.sagemaker-uploaded"} <= set(server.lines(again)["algo-1"])
+
+
+def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, image):
+    first = Rehearsal(tmp_path / "first")
+    first.start()
+    first.s3.create_bucket(Bucket="rehearsal")
+    name = first.create(image, "trap '' TERM; echo up; while true; do sleep 1; done", hosts=2)
+    first.wait_for_line(name, "up", "algo-2")
+    other = Rehearsal(tmp_path / "other")
+    other.cache = first.cache
+    other.start()  # beside a living one: it leaves its jobs alone
+    assert "ended what" not in other.said and len(docker("ps", "--quiet", "--filter", LABEL).stdout.split()) >= 2
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    other.process.send_signal(signal.SIGINT)
+    assert other.process.wait(timeout=60) == 0 and first.left()
+    left = Rehearsal(tmp_path / "next")
+    left.cache = first.cache
+    with left:
+        assert "ended what a killed rehearsal had left" in left.said
+        names = docker("ps", "--all", "--format", "{{.Names}}").stdout
+        assert name not in names and name not in docker("network", "ls", "--format", "{{.Name}}").stdout
+
+
+def test_ctrl_c_ends_the_jobs(tmp_path, image):
+    server = Rehearsal(tmp_path, "--grace=1")
+    with server:
+        name = server.create(image, "trap '' TERM; while true; do sleep 1; done")
+        server.wait_for(name, "Training")
+    record = json.loads((server.folder / name / "job.json").read_text())
+    assert record["status"] == "Stopped" and (server.folder / name / "report.html").exists()
+
+
+def test_repairs_of_a_gpu_instance(tmp_path, image):
+    with Rehearsal(tmp_path, "--repairs=1", "--sync-every=0.1") as server:
+        script = "cd /opt/ml/checkpoints; [[ -e 1 ]] || { echo 1 >1; sleep 1; exit 9; }"
+        resources = {"InstanceType": "ml.g5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1}
+        job = server.ended(server.create(image, script, ResourceConfig=resources, **CHECKPOINTS))
+        assert job["TrainingJobStatus"] == "Completed" and "Restarting" in statuses(job)
+
+
+def test_a_client_of_exec_has_nothing_of_the_persons_aws(rehearsal):
+    line = "import os; print(sorted((k, v) for k, v in os.environ.items() if k.startswith('AWS_')))"
+    done = run(
+        rehearsal,
+        python_of("rehearsal"),
+        "-c",
+        line,
+        env=os.environ | {"AWS_PROFILE": "mine", "AWS_ENDPOINT_URL_S3": "x"},
+    )
+    assert f"'{rehearsal.endpoint}'" in done.stdout and "mine" not in done.stdout and "URL_S3" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["https://api.sagemaker.us-east-1.amazonaws.com", "http://127.0.0.1:9", "nonsense"]
+)
+def test_a_client_is_not_started_without_a_rehearsal(endpoint):
+    command = [
+        python_of("rehearsal"),
+        "-m",
+        "scripts.rehearsal",
+        "exec",
+        f"--endpoint={endpoint}",
+        "--",
+        "echo",
+        "started",
+    ]
+    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    assert done.returncode == 1 and "started" not in done.stdout
+    assert done.stdout.startswith("error: --endpoint: ") and done.stdout.count("\n") == 1

@@ -1,0 +1,198 @@
+"""Unmodified clients against the rehearsal: nothing but the endpoint tells them that it is not AWS."""
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import write_cifar
+from containers import ROOT, docker
+from environments import python_of
+from local_mode import Client, needs_an_engine
+from rehearsal import LIMIT, ROLE, Rehearsal
+
+pytestmark = needs_an_engine
+FAST = {"trainer.accelerator": "cpu", "trainer.devices": "1", "trainer.enable_progress_bar": "false"}
+# What the tutorial's run_sagemaker.py sends, on a CPU.
+TUTORIAL = {"data": "CIFAR10DataModule", "data.batch_size": "32", "optimizer": "Adam", "optimizer.lr": "0.001"} | FAST
+TUTORIAL |= {"logger.name": "tutorial", "data.val_split": "0.2"}
+
+
+class Person(Client):
+    """Somebody with an SDK, whose AWS is the rehearsal."""
+
+    def __init__(self, sdk: str, folder: Path, rehearsal: Rehearsal) -> None:
+        super().__init__(sdk, folder)
+        self.rehearsal = rehearsal
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The user's environment, and the endpoint with dummy credentials."""
+        return super().variables | {
+            "AWS_ENDPOINT_URL": self.rehearsal.endpoint,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    """A rehearsal that takes one of a spot job's two instances away, once, in its training."""
+    folder = tmp_path_factory.mktemp("rehearsal")
+    with Rehearsal(folder, "--interrupt=at step 5 of algo-2 unwarned", "--sync-every=0.2", "--grace=30") as server:
+        for path in write_cifar(folder / "data").iterdir():
+            server.s3.upload_file(str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}")
+        yield server
+
+
+def weights(rehearsal: Rehearsal, job: str) -> dict[str, torch.Tensor]:
+    """Return a job's model."""
+    return torch.load(io.BytesIO(rehearsal.archive(job)["model.pt"]), weights_only=True)
+
+
+def model(rehearsal: Rehearsal, job: str) -> dict:
+    """Return what the job says of its model."""
+    return json.loads(rehearsal.archive(job)["model.json"])
+
+
+def same(one: dict, other: dict) -> bool:
+    """Return whether two models are alike to the bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
+    """Part 1: two nodes on demand. Part 2: the same on spot, interrupted; then two more epochs from its checkpoints."""
+    common = {
+        "image_uri": image,
+        "role": ROLE,
+        "instance_type": "ml.g4dn.12xlarge",
+        "instance_count": 2,
+        "input_path": "s3://rehearsal/cifar10",
+        "output_path": "s3://rehearsal/output",
+        "environment": {"OMP_NUM_THREADS": "1"},
+    }
+    spot = {
+        "use_spot_instances": True,
+        "max_retry_attempts": 3,
+        "max_wait": 14400,
+        "max_run": 3600,
+        "checkpoint_s3_uri": "s3://rehearsal/output/spot/checkpoints",
+    }
+    logged = {"logger.save_dir": "s3://rehearsal/output/spot/logger-output", "logger.flush_secs": "10"}
+    person = Person("sdk2", tmp_path, rehearsal)
+    jobs = [
+        common | {"job_name": "on-demand", "hyperparameters": TUTORIAL | {"trainer.max_epochs": "7"}},
+        common | spot | {"job_name": "spot", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "5"}},
+        common | spot | {"job_name": "more", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "7"}},
+    ]
+    done = person.run("sdk2_session.py", jobs)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "algo-2" in done.stdout and re.search(r"epoch=5/5 .*val_acc=", done.stdout)
+    assert done.stdout.count("Training job interrupted") + done.stdout.count("Interrupted") >= 1
+    assert "model: s3://rehearsal/output/more/output/model.tar.gz" in done.stdout
+    described = rehearsal.describe("spot")
+    found = [one["Status"] for one in described["SecondaryStatusTransitions"]]
+    assert found.count("Interrupted") == 1 and described["TrainingJobStatus"] == "Completed"
+    said = rehearsal.lines("more")["algo-1"]
+    assert any(re.search(r"resuming from step \d+", line) for line in said)
+    assert not any("epoch=5/7" in line for line in said) and any("epoch=6/7" in line for line in said)
+    assert same(weights(rehearsal, "on-demand"), weights(rehearsal, "more"))
+    assert any("tfevents" in key for key in rehearsal.keys("output/spot/logger-output/"))
+
+
+def test_a_model_trainer_of_sdk_3(rehearsal, image, tmp_path):
+    job = {
+        "training_image": image,
+        "role": ROLE,
+        "base_job_name": "model-trainer",
+        "compute": {"instance_type": "ml.g5.xlarge", "instance_count": 1, "enable_managed_spot_training": True},
+        "stopping": {"max_runtime_in_seconds": 600, "max_wait_time_in_seconds": 900},
+        "output": "s3://rehearsal/output",
+        "checkpoints": "s3://rehearsal/checkpoints/sdk3",
+        "hyperparameters": TUTORIAL | {"trainer.max_epochs": 1},
+        "inputs": {"training": "s3://rehearsal/cifar10"},
+    }
+    done = Person("sdk3", tmp_path, rehearsal).run("sdk3_session.py", job)
+    assert done.returncode == 0, done.stdout[-5000:]
+    (name,) = re.findall(r"model: s3://rehearsal/output/([^/]+)/output/model.tar.gz", done.stdout)
+    assert model(rehearsal, name)
+
+
+def test_launch(rehearsal, image, tmp_path):
+    registry = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
+    line = [
+        sys.executable,
+        ROOT / "scripts/launch.py",
+        f"--image={registry}/{image}:latest",
+        f"--role={ROLE}",
+        "--poll=1",
+    ]
+    line += ["--output=s3://rehearsal/output", "--channel=training=s3://rehearsal/cifar10/,mode=FastFile"]
+    line += ["--spot", "--checkpoints=s3://rehearsal/checkpoints/launch", "--max-run=600", "--max-wait=900"]
+    settings = [f"{name}={value}" for name, value in (TUTORIAL | {"trainer.max_epochs": 1}).items()]
+    done = subprocess.run(
+        [*map(str, line), *settings],
+        env=Person("launch", tmp_path, rehearsal).variables | {"PYTHONPATH": ""},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "Uploading: Uploading generated training model" in done.stdout and "algo-1: epoch=1/1" in done.stdout
+    assert ": Completed" in done.stdout
+
+
+def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tmp_path):
+    """Ten instances of an image with a `train` of its own, which split the rows; the request is the article's JSON."""
+    (tmp_path / "train").write_text(
+        "#!/bin/bash\nset -e\nfile=/opt/ml/input/config/resourceconfig.json\n"
+        "host=$(grep -o '\"current_host\": \"algo-[0-9]*' $file | grep -o '[0-9]*$')\n"
+        'hosts=$(grep -o \'"hosts": \\[[^]]*\' $file | head -1 | grep -o "algo-" | wc -l)\n'
+        "awk -v n=$hosts -v i=$host 'NR % n == i % n' /opt/ml/input/data/my-input-data/rows >/opt/ml/model/part-$host\n"
+    )
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {image}\nENTRYPOINT []\nCOPY train /own/train\nRUN chmod +x /own/train\nENV PATH=/own:$PATH\n"
+    )
+    built = docker("build", "--quiet", "--tag=rehearsal-diy", str(tmp_path))
+    assert built.returncode == 0, built.stdout
+    request = {
+        "TrainingJobName": "do-it-yourself",
+        "AlgorithmSpecification": {"TrainingImage": "rehearsal-diy", "TrainingInputMode": "File"},
+        "RoleArn": ROLE,
+        "InputDataConfig": [
+            {
+                "ChannelName": "my-input-data",
+                "DataSource": {
+                    "S3DataSource": {
+                        "S3DataType": "S3Prefix",
+                        "S3Uri": "s3://rehearsal/my-input-data",
+                        "S3DataDistributionType": "FullyReplicated",
+                    }
+                },
+            }
+        ],
+        "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output/"},
+        "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 10, "VolumeSizeInGB": 50},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
+    }
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    rows = [str(row) for row in range(100)]
+    rehearsal.s3.put_object(Bucket="rehearsal", Key="my-input-data/rows", Body="\n".join([*rows, ""]).encode())
+    aws = python_of("cli").with_name("aws")
+    environment = Person("aws", tmp_path / "aws", rehearsal).variables
+    try:
+        line = [aws, "sagemaker", "create-training-job", "--cli-input-json", f"file://{tmp_path}/request.json"]
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=LIMIT)
+        assert done.returncode == 0, done.stderr
+        rehearsal.ended("do-it-yourself")
+        assert rehearsal.describe("do-it-yourself")["TrainingJobStatus"] == "Completed"
+        parts = rehearsal.archive("do-it-yourself")
+        assert len(parts) == 10 and sorted(b"".join(parts.values()).split(), key=int) == [row.encode() for row in rows]
+    finally:
+        docker("image", "rm", "rehearsal-diy")

@@ -1,0 +1,986 @@
+"""The parts of the rehearsal, each by itself: schedule, settings, layout, channels, checkpoints, artefacts."""
+
+import argparse
+import io
+import json
+import os
+import shutil
+import tarfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import aws_services
+import pytest
+
+from scripts.rehearsal import artifacts, channels, cloud, layout, logs, metrics, schedule, settings, sync
+from scripts.rehearsal.channels import JobFailed
+from scripts.rehearsal.errors import Refused
+from scripts.rehearsal.schedule import Rule, Schedule, parse
+
+ROLE = "arn:aws:iam::123456789012:role/rehearsal"
+PAGE = 7  # objects that moto lists at a time, where S3 lists 1,000
+LIMIT = 30  # seconds: who has not done it by then never will
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory):
+    """moto's AWS."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", str(PAGE))
+        with aws_services.moto(tmp_path_factory.mktemp("moto")) as url:
+            yield url
+
+
+@pytest.fixture(scope="module")
+def s3_client(endpoint):
+    """A client of S3."""
+    return cloud.client("s3", endpoint, "us-east-1")
+
+
+@pytest.fixture
+def s3(s3_client):
+    """A client of S3, with an empty bucket: `bucket`."""
+    s3_client.create_bucket(Bucket="bucket")
+    yield s3_client
+    if left := keys(s3_client):
+        s3_client.delete_objects(Bucket="bucket", Delete={"Objects": [{"Key": key} for key in left]})
+
+
+def put(s3, *names: str) -> None:
+    """Put objects, each with its key as its content."""
+    for name in names:
+        s3.put_object(Bucket="bucket", Key=name, Body=name.encode())
+
+
+def keys(s3, prefix: str = "") -> list[str]:
+    """Return the keys in the bucket."""
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket="bucket", Prefix=prefix)
+    return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+
+
+def content(s3, key: str) -> bytes:
+    """Return an object's content."""
+    return s3.get_object(Bucket="bucket", Key=key)["Body"].read()
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Return the files in a folder."""
+    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def write(folder: Path, *names: str) -> None:
+    """Write files, each with its name as its content; a name that ends with / is a folder's."""
+    for name in names:
+        path = folder / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            path.write_text(name)
+
+
+# Schedule
+
+RULES = {
+    "at 40s": {"at": 40.0},
+    "  at   1.5m  ": {"at": 90.0},
+    "at 0s": {"at": 0.0},
+    "at step 120": {"step": 120},
+    "every 5m": {"every": 300.0, "times": None},
+    "every ~2h": {"every": 7200.0, "about": True, "times": None},
+    "every ~20s 100 times": {"every": 20.0, "about": True, "times": 100},
+    "at 1s of algo-2": {"at": 1.0, "hosts": "algo-2"},
+    "at 1s of algo-2,algo-10": {"at": 1.0, "hosts": "algo-2,algo-10"},
+    "at step 3 of any": {"step": 3, "hosts": "any"},
+    "every 1s of all unwarned": {"every": 1.0, "times": None, "warned": "unwarned"},
+    "every 1s either": {"every": 1.0, "times": None, "warned": "either"},
+    "every 1s 2 times of any warned gap 0.5h": {"every": 1.0, "times": 2, "hosts": "any", "gap": 1800.0},
+}
+
+
+@pytest.mark.parametrize("text", RULES)
+def test_the_rule_that_a_text_is(text):
+    plain = {"at": None, "step": None, "every": None, "about": False, "times": 1, "hosts": "all", "warned": "warned"}
+    assert parse(text) == Rule(text=" ".join(text.split()), **plain | {"gap": 0.0} | RULES[text])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "at", "at 40", "at -4s", "at 4d", "at step", "at step 1.5", "at ~5m", "at 5m 2 times", "every", "every 0s",
+        "every ~0.0m", "every 5m 0 times", "every 5m -1 times", "every 5m times", "at 1s of algo",
+        "at 1s of algo-1, algo-2",
+        "at 1s of algo-1,", "at 1s warned of any", "at 1s gap 3s of any", "at 1s gap", "at 1s maybe", "AT 1s",
+        "at 1s at 2s",
+    ],
+)  # fmt: skip
+def test_a_text_that_is_no_rule(text):
+    with pytest.raises(ValueError, match=r"--interrupt: found '.*', allowed is "):
+        parse(text)
+
+
+HOSTS = [f"algo-{number}" for number in range(1, 5)]
+
+
+def scheduled(*texts: str, seed: str = "0", hosts: list[str] = HOSTS) -> Schedule:
+    """Return a job's schedule."""
+    return Schedule(schedule.parse_all(texts), hosts, seed)
+
+
+def test_a_time_after_the_first_start_comes_once():
+    """If it comes between two attempts, it is due as soon as the second one trains."""
+    found = scheduled("at 40s of algo-3,algo-1 unwarned gap 5s")
+    assert found.next() is None and found.due(1000.0, None) is None
+    found.begin(100.0, first=True)
+    assert found.next() == 140.0 and found.due(139.9, None) is None
+    found.begin(200.0, first=False)
+    due = found.due(200.0, None)
+    assert (due.hosts, due.warned, due.gap) == (["algo-3", "algo-1"], False, 5.0)
+    assert due.why == "at 40s of algo-3,algo-1 unwarned gap 5s"
+    found.begin(300.0, first=False)
+    assert found.next() is None and found.due(1e9, 10**9) is None
+
+
+def test_every_counts_from_each_start():
+    found = scheduled("every 10s 2 times")
+    for start in (100.0, 115.0):
+        found.begin(start, first=start == 100.0)
+        assert found.next() == start + 10 and found.due(start + 9, None) is None
+        assert found.due(start + 10, None).hosts == HOSTS
+        assert found.due(start + 50, None) is None  # not before the next attempt
+    found.begin(200.0, first=False)
+    assert found.next() is None and found.due(1000.0, None) is None
+
+
+def test_a_step_that_the_log_has_passed():
+    found = scheduled("at step 5", "at step 7")
+    found.begin(0.0, first=True)
+    assert found.next() is None and found.due(1e9, None) is None and found.due(1e9, 4) is None
+    assert found.due(0.0, 6).why == "at step 5"
+    assert found.due(0.0, 6) is None  # not again, when the job is there again
+    assert found.due(0.0, 9).why == "at step 7"
+
+
+def test_several_rules_are_one_schedule():
+    found = scheduled("at 30s", "every 20s", "at step 2")
+    found.begin(0.0, first=True)
+    assert found.next() == 20.0
+    assert [found.due(30.0, 2).why for _ in range(3)] == ["at 30s", "every 20s", "at step 2"]
+    assert found.due(30.0, 2) is None
+
+
+def drawn(seed: str, *texts: str) -> list:
+    """Return the moments, hosts and warnings of ten attempts."""
+    found, said = scheduled(*texts, seed=seed), []
+    for _ in range(10):
+        found.begin(0.0, first=False)
+        moment = found.next()
+        due = found.due(moment, None)
+        said.append((moment, tuple(due.hosts), due.warned))
+    return said
+
+
+def test_what_is_drawn_comes_from_the_seed():
+    rule = "every ~10s of any either"
+    assert drawn("1", rule) == drawn("1", rule) != drawn("2", rule)
+    many = [one for seed in range(40) for one in drawn(str(seed), rule)]
+    moments, hosts, warned = zip(*many, strict=True)
+    assert len(set(moments)) == len(many) and 7 < sum(moments) / len(many) < 13
+    assert {len(found) for found in hosts} == {1} and {found[0] for found in hosts} == set(HOSTS)
+    assert 100 < sum(warned) < 300
+
+
+def test_a_host_that_the_job_has_not():
+    with pytest.raises(ValueError, match=r"'at 1s of algo-9,algo-1' is of algo-9; the job has algo-1, algo-2"):
+        scheduled("at 1s of algo-9,algo-1", hosts=["algo-1", "algo-2"])
+
+
+# Settings
+
+
+def flags(*given: str) -> settings.Settings:
+    """Return the settings that flags are."""
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    settings.add_flags(parser)
+    return settings.from_flags(parser.parse_args(given))
+
+
+def test_settings_by_default_and_by_flags(tmp_path):
+    found = flags()
+    assert (found.port, found.engine, found.grace, found.interrupt, found.seed) == (4571, "auto", 120.0, [], 0)
+    assert found.sync == settings.Sync(1.0, 0.0, 0.0, None, True, False, True, False)
+    assert found.folder.is_absolute()
+    given = "--port=0 --interrupt=every~5m --grace=0 --repairs=2 --price=3 --spot-price=1 --sync-every=0.1 --sync-lag=2"
+    given += " --sync-settle=3 --sync-stall-after=0 --sync-no-markers --sync-markers-uploaded --sync-keep-deleted"
+    given = given.replace("every~5m", "every\u00a0~5m").split(" ")
+    found = flags(*given, "--sync-flush", "--interrupt=at 3s", f"--folder={tmp_path}")
+    assert (found.port, found.grace, found.repairs, found.price, found.spot_price) == (0, 0.0, 2, 3.0, 1.0)
+    assert [rule.text for rule in found.interrupt] == ["every ~5m", "at 3s"] and found.folder == tmp_path
+    assert found.sync == settings.Sync(0.1, 2.0, 3.0, 0.0, False, True, False, True)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--port=-1", "--port=65536", "--grace=-1", "--grace=nan", "--grace=inf", "--repairs=-1", "--sync-every=0",
+        "--sync-every=nan", "--sync-every=-1", "--sync-lag=-0.1", "--sync-settle=inf", "--sync-stall-after=-1",
+        "--interrupt=at noon", "--interrupt=every 0s", "--price=1", "--spot-price=1",
+    ],
+)  # fmt: skip
+def test_a_wrong_flag_is_named(flag):
+    name, _, value = flag.partition("=")
+    with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, allowed is ") as error:
+        flags(flag)
+    assert "price" in name or value.removesuffix(".0") in str(error.value)
+
+
+@pytest.mark.parametrize("flag", ["--port=x", "--grace=long", "--engine=podman", "--repairs=1.5", "--seed=x"])
+def test_a_flag_of_the_wrong_type_is_named(flag):
+    with pytest.raises(argparse.ArgumentError, match=flag.partition("=")[0]):
+        flags(flag)
+
+
+# Layout
+
+
+def group(name: str, count: int, kind: str = "ml.m5.xlarge") -> dict:
+    """Return an instance group."""
+    return {"InstanceGroupName": name, "InstanceType": kind, "InstanceCount": count}
+
+
+def channel(name: str, uri: str, *, sharded: bool = False, groups: list[str] | None = None, **more) -> dict:
+    """Return one of InputDataConfig."""
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri} | ({"InstanceGroupNames": groups} if groups else {})
+    source |= {"S3DataDistributionType": "ShardedByS3Key"} if sharded else {}
+    return {"ChannelName": name, "DataSource": {"S3DataSource": source}} | more
+
+
+def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more) -> dict:
+    """Return a request."""
+    single = {"InstanceType": "ml.m5.xlarge", "InstanceCount": hosts}
+    return {
+        "TrainingJobName": "job",
+        "RoleArn": ROLE,
+        "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
+        "ResourceConfig": {"InstanceGroups": groups} if groups else single,
+        "OutputDataConfig": {"S3OutputPath": "s3://bucket/output/"},
+        "InputDataConfig": list(inputs),
+    } | more
+
+
+def made(request: dict, folder: Path) -> dict[layout.Host, layout.Layout]:
+    """Return each host's folders, made."""
+    path = layout.checkpoint_path(request)
+    found = {host: layout.Layout(folder / host.name, path) for host in layout.hosts(request)}
+    for one in found.values():
+        one.make()
+    return found
+
+
+def test_hosts_are_numbered_over_the_groups(tmp_path):
+    request = job(
+        channel("all", "s3://bucket/a", groups=["big", "small"]),
+        channel("some", "s3://bucket/b", groups=["big"], sharded=True, InputMode="FastFile", ContentType="text/csv"),
+        groups=[group("small", 2), group("big", 9, "ml.p4d.24xlarge")],
+        HyperParameters={"a": "1"},
+    )
+    hosts = layout.hosts(request)
+    assert [host.name for host in hosts] == [f"algo-{number}" for number in range(1, 12)]
+    assert [host.group for host in hosts] == ["small"] * 2 + ["big"] * 9
+    assert {host.instance_type for host in hosts[2:]} == {"ml.p4d.24xlarge"}
+    config = {}
+    for host, folders in made(request, tmp_path).items():
+        layout.write_config(folders, request, host, hosts, "eth0")
+        paths = (folders.folder / "input/config").iterdir()
+        config[host.name] = {path.stem: json.loads(path.read_text()) for path in paths}
+    big = ["algo-10", "algo-11", *(f"algo-{number}" for number in range(3, 10))]
+    assert config["algo-3"]["resourceconfig"] == {
+        "current_group_name": "big",
+        "current_host": "algo-3",
+        "current_instance_type": "ml.p4d.24xlarge",
+        "hosts": ["algo-1", "algo-10", "algo-11", *(f"algo-{number}" for number in range(2, 10))],
+        "instance_groups": [
+            {"instance_group_name": "small", "instance_type": "ml.m5.xlarge", "hosts": ["algo-1", "algo-2"]},
+            {"instance_group_name": "big", "instance_type": "ml.p4d.24xlarge", "hosts": big},
+        ],
+        "network_interface_name": "eth0",
+        "topology": None,
+    }
+    plain = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+    sharded = {"TrainingInputMode": "FastFile", "S3DistributionType": "ShardedByS3Key", "RecordWrapperType": "None"}
+    assert config["algo-1"]["inputdataconfig"] == {"all": plain}
+    assert config["algo-11"]["inputdataconfig"] == {"all": plain, "some": sharded | {"ContentType": "text/csv"}}
+    assert config["algo-1"]["hyperparameters"] == {"a": "1"}
+    assert set(config["algo-1"]) == {"hyperparameters", "resourceconfig", "inputdataconfig"}
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        (None, None),
+        ({"S3Uri": "s3://bucket/x"}, "/opt/ml/checkpoints"),
+        ({"S3Uri": "s3://bucket/x", "LocalPath": "/opt/ml/a"}, "/opt/ml/a"),
+    ],
+)
+def test_a_host_without_groups(tmp_path, config, path):
+    request = job(CheckpointConfig=config, DebugHookConfig={"S3OutputPath": "s3://bucket/d"})
+    ((host, folders),) = made(request, tmp_path).items()
+    assert (host.name, host.group) == ("algo-1", "homogeneousCluster")
+    assert set(folders.mounts.values()) == {"/opt/ml/input", "/opt/ml/model", "/opt/ml/output", path} - {None}
+    layout.write_config(folders, request, host, [host], "lo")
+    found = {one.stem: json.loads(one.read_text()) for one in (folders.folder / "input/config").iterdir()}
+    assert found.get("checkpointconfig") == ({"LocalPath": path} if path else None)
+    assert found["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"} and "profilerconfig" not in found
+    assert found["inputdataconfig"] == {} == found["hyperparameters"]
+
+
+def test_what_a_failure_says(tmp_path):
+    folders = made(job(), tmp_path)[layout.Host("algo-1", "ml.m5.xlarge", "homogeneousCluster")]
+    assert folders.failure() == ""
+    path = folders.folder / "output/failure"
+    path.write_bytes("ü".encode() * 2000 + b"\xff")
+    assert folders.failure() == "ü" * 1024
+    path.write_bytes(b"\xff!")
+    assert folders.failure() == "\ufffd!"
+    path.unlink()
+    path.mkdir()
+    assert folders.failure() == ""
+
+
+# Channels
+
+NAMES = {
+    ("data/train/a", "data/train"): "a",
+    ("data/train/a", "data/train/"): "a",
+    ("data/train/b/c", "data/train"): "b/c",
+    ("data/train", "data/train"): "train",
+    ("data/train-2/a", "data/train"): "train-2/a",
+    ("data/train-2", "data/tr"): "train-2",
+    ("a/b", ""): "a/b",
+    ("a", "a"): "a",
+    ("a//b", "a"): "b",
+    ("a//b", "a/"): "b",
+}
+
+
+@pytest.mark.parametrize(("key", "prefix"), NAMES)
+def test_the_name_of_an_object_in_a_channel(key, prefix):
+    assert channels.relative(key, prefix) == NAMES[key, prefix]
+
+
+@pytest.mark.parametrize("name", ["..", "../a", "a/../../b", "a/..", "/etc/passwd"])
+def test_a_name_that_leads_out_of_the_channel(tmp_path, name):
+    with pytest.raises(JobFailed, match="is no name of a file"):
+        channels.inside(tmp_path, name)
+    assert channels.inside(tmp_path, "a..b/...") == tmp_path / "a..b/..."
+
+
+def fetched(s3, uri: str, folder: Path) -> dict[str, str]:
+    """Return the files that an address stands for."""
+    names = channels.fetch(s3, {"S3Uri": uri}, folder, ROLE, lambda: None)
+    found = files(folder)
+    assert sorted(names) == sorted(found)
+    return found
+
+
+def test_what_an_address_stands_for(s3, tmp_path):
+    put(s3, "data/a", "data/b/c", "data/b/", "data-2/d", "data", "run#1/e?f", "other")
+    below = {"a": "data/a", "b/c": "data/b/c"}
+    assert fetched(s3, "s3://bucket/data/", tmp_path / "1") == below
+    beside = {"data": "data", "data-2/d": "data-2/d"}
+    assert fetched(s3, "s3://bucket/data", tmp_path / "3") == below | beside
+    assert fetched(s3, "s3://bucket/data/a", tmp_path / "4") == {"a": "data/a"}
+    assert fetched(s3, "s3://bucket/run#1/", tmp_path / "5") == {"e?f": "run#1/e?f"}
+    assert fetched(s3, "s3://bucket/run#1/e?f", tmp_path / "6") == {"e?f": "run#1/e?f"}
+    assert fetched(s3, "https://s3.us-east-1.amazonaws.com/bucket/other", tmp_path / "7") == {"other": "other"}
+    with pytest.raises(JobFailed, match="Data download failed: s3://bucket: File exists"):
+        fetched(s3, "s3://bucket", tmp_path / "8")  # `data` is a file, and a folder
+    s3.delete_object(Bucket="bucket", Key="data")
+    assert fetched(s3, "s3://bucket", tmp_path / "9")["data/b/c"] == "data/b/c"
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("s3://bucket/none", rf'No S3 objects found under S3 URL "s3://bucket/none" .* the role "{ROLE}" has "s3:List'),
+        ("s3://no-such-bucket/x", r' on bucket "no-such-bucket"\. Error message from S3: NoSuchBucket: '),
+        ("s3://No Bucket!/x", r'on bucket "No Bucket!"\. Error message from S3: Parameter validation failed'),
+        ("s3://[x/y", r'on bucket "\[x"\. Error message from S3: Parameter validation failed'),
+        ("file:///no/such/folder", "file:///no/such/folder is not a file, nor a folder with files in it"),
+    ],
+)
+def test_an_address_with_nothing_at_it(s3, tmp_path, uri, reason):
+    with pytest.raises(JobFailed, match=f"^ClientError: Data download failed:.*{reason}"):
+        fetched(s3, uri, tmp_path / "channel")
+
+
+def test_a_key_that_leads_out_of_the_channel(s3, tmp_path):
+    put(s3, "data/../../out")
+    with pytest.raises(JobFailed, match="is no name of a file"):
+        fetched(s3, "s3://bucket/data", tmp_path / "a/b/channel")
+    assert files(tmp_path) == {}
+
+
+def test_a_folder_of_this_machine(s3, tmp_path):
+    write(tmp_path / "from/my data", "a", "b/c", "empty/")
+    (tmp_path / "from/my data/link").symlink_to("a")
+    uri = f"file://{tmp_path}/from/my%20data"
+    assert fetched(s3, uri, tmp_path / "1") == {"a": "a", "b/c": "b/c", "link": "a"}
+    assert fetched(s3, f"{uri}/b/c", tmp_path / "2") == {"c": "b/c"}
+    os.mkfifo(tmp_path / "from/my data/pipe")
+    assert "pipe" not in fetched(s3, uri, tmp_path / "3")
+
+
+def test_a_file_that_cannot_be_read_fails_the_job(s3, tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(13, "Permission denied")
+
+    write(tmp_path / "from", "a")
+    monkeypatch.setattr(channels.shutil, "copyfile", refused)
+    with pytest.raises(JobFailed, match=r"^ClientError: Data download failed: file:///\S+/from: Permission denied$"):
+        fetched(s3, f"file://{tmp_path}/from", tmp_path / "channel")
+
+
+@pytest.mark.parametrize("mode", ["File", "FastFile"])
+@pytest.mark.parametrize("place", ["S3", "here"])
+def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
+    names = [f"data/{number:02}" for number in range(2 * PAGE + 3)]  # three pages
+    put(s3, *names)
+    write(tmp_path, *names)
+    uri = "s3://bucket/data" if place == "S3" else f"file://{tmp_path}/data"
+    for hosts in [3] if place == "S3" else [1, 2, 3, 4, 5, 6, 7, 20]:
+        request = job(channel("a", uri, sharded=True, InputMode=mode), hosts=hosts)
+        found = made(request, tmp_path / f"{hosts}")
+        stops = []
+        channels.deliver(s3, request, found, tmp_path / f"{hosts}/shared", lambda stops=stops: stops.append(1))
+        shards = [sorted(files(one.channel("a")).values()) for one in found.values()]
+        assert sorted(sum(shards, [])) == names
+        assert max(map(len, shards)) - min(map(len, shards)) <= 1
+        assert len(stops) >= len(names)  # it can be stopped at each
+        assert not (tmp_path / f"{hosts}/shared/a").exists()
+
+
+def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
+    write(tmp_path / "from", "x", "y/z")
+    uri, groups = f"file://{tmp_path}/from", [group("g", 1), group("h", 2)]
+    request = job(
+        channel("all", uri, groups=["g", "h"]),
+        channel("some", uri, groups=["h"], sharded=True),
+        channel("fast", uri, groups=["h"], InputMode="FastFile"),
+        groups=groups,
+    )
+    found = made(request, tmp_path / "hosts")
+    channels.deliver(s3, request, found, tmp_path / "shared", lambda: None)
+    first, second, third = found.values()
+    assert [path.name for path in (first.folder / "input/data").iterdir()] == ["all"]
+    assert files(second.channel("some")) == {"x": "x"} and files(third.channel("some")) == {"y/z": "y/z"}
+    (first.channel("all") / "x").write_text("changed")
+    assert (second.channel("all") / "x").read_text() == "x"
+    assert (second.channel("fast") / "x").samefile(third.channel("fast") / "x")  # one copy for all
+    assert (tmp_path / "from/x").read_text() == "x"
+
+
+# The copy of checkpoints
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that an Uploader sees."""
+    found = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(sync, "time", SimpleNamespace(monotonic=lambda: found.now))
+    return found
+
+
+def uploader(s3, folder: Path, uri: str = "s3://bucket/run", **given) -> sync.Uploader:
+    """Return an Uploader that has not started; `notes` are what it has said."""
+    plain = {"lag": 0.0, "settle": 0.0, "stall_after": None, "deletions": True, "flush": False}
+    plain |= {"every": 0.01, "markers": False, "markers_uploaded": False}
+    folder.mkdir(exist_ok=True)
+    notes = []
+    found = sync.Uploader(s3, uri, folder, settings.Sync(**plain | given), notes.append)
+    found.notes = notes
+    return found
+
+
+def until(condition, *, what: str = "it") -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end, f"{what} has not come"
+        time.sleep(0.02)
+
+
+def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
+    found = uploader(s3, tmp_path / "a")
+    write(found.folder, "1", "sub/deep/2", ".hidden", "with space", "x.sagemaker-ignore", "sub/y.sagemaker-ignore")
+    (found.folder / "link").symlink_to("1")
+    (found.folder / "nowhere").symlink_to("/no/such/file")
+    (found.folder / "folder").symlink_to("sub")
+    os.mkfifo(found.folder / "pipe")
+    found._look()
+    expected = ["run/.hidden", "run/1", "run/link", "run/sub/deep/2", "run/with space"]
+    assert keys(s3) == expected and content(s3, "run/link") == b"1"
+    put(s3, "run/of another")
+    (found.folder / "sub/deep/2").unlink()
+    (found.folder / "1").write_text("changed")
+    found._look()
+    assert keys(s3) == ["run/.hidden", "run/1", "run/link", "run/of another", "run/with space"]
+    assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and found.notes == []
+
+
+def counted(found: sync.Uploader) -> list[str]:
+    """Return what an Uploader uploads from now on."""
+    said, upload = [], found._upload
+
+    def noted(path: Path) -> bool:
+        said.append(path.name)
+        return upload(path)
+
+    found._upload = noted
+    return said
+
+
+def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
+    put(s3, "run/old", "run/sub/older", "run-2/x", "run")
+    assert sync.restore(s3, "s3://bucket/run", tmp_path) == (2, len("run/old" + "run/sub/older"))
+    assert files(tmp_path) == {"old": "run/old", "sub/older": "run/sub/older"}
+    found = uploader(s3, tmp_path)
+    said = counted(found)
+    found._look()
+    assert said == []
+    write(tmp_path, "new")
+    found._look()
+    found._look()
+    assert said == ["new"]
+    before = (tmp_path / "new").stat()
+    (tmp_path / "other").write_text("NEW")  # of the same size and time, put in its place
+    os.utime(tmp_path / "other", ns=(before.st_mtime_ns, before.st_mtime_ns))
+    (tmp_path / "other").replace(tmp_path / "new")
+    found._look()
+    assert said == ["new", "new"] and content(s3, "run/new") == b"NEW"
+    (tmp_path / "old").replace(tmp_path / "older")
+    found._look()
+    assert keys(s3, "run/") == ["run/new", "run/older", "run/sub/older"]
+    assert keys(s3, "run-2/") == ["run-2/x"]
+
+
+def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
+    assert sync.restore(s3, "s3://bucket/run/", tmp_path) == (0, 0)
+    put(s3, *(f"run/{number}" for number in range(PAGE + 1)))
+    assert sync.restore(s3, "s3://bucket/run/", tmp_path)[0] == PAGE + 1
+    with pytest.raises(JobFailed, match="Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"):
+        sync.restore(s3, "s3://no-such-bucket/x", tmp_path)
+    put(s3, "run/../../x")
+    with pytest.raises(JobFailed, match="is no name of a file"):
+        sync.restore(s3, "s3://bucket/run", tmp_path / "a")
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/run", "s3://bucket/run/", "s3://bucket", "s3://bucket/"])
+def test_a_copy_and_its_restoration_are_one(s3, tmp_path, clock, uri):
+    found = uploader(s3, tmp_path / "a", uri)
+    write(found.folder, "1", "b/2")
+    found._look()
+    assert sync.restore(s3, uri, tmp_path / "b") == (2, 4)
+    assert files(tmp_path / "b") == files(tmp_path / "a")
+
+
+def test_a_lag_counts_from_the_change(s3, tmp_path, clock):
+    """A file that grows all the time is uploaded half-written."""
+    found = uploader(s3, tmp_path, lag=10.0)
+    for second in range(11):
+        assert keys(s3) == []
+        (tmp_path / "a").write_text("x" * (second + 1))
+        clock.now = 100.0 + second
+        found._look()
+    assert content(s3, "run/a") == b"x" * 11
+    (tmp_path / "a").write_text("again")
+    clock.now = 150.0
+    found._look()
+    assert content(s3, "run/a") == b"x" * 11
+    clock.now = 160.0
+    found._look()
+    assert content(s3, "run/a") == b"again"
+
+
+def test_a_file_that_has_not_settled_is_not_uploaded(s3, tmp_path, clock):
+    found = uploader(s3, tmp_path, settle=3.0)
+    for second in range(20):
+        (tmp_path / "a").write_text("x" * (second + 1))
+        clock.now = 100.0 + second
+        found._look()
+    clock.now = 121.9
+    found._look()
+    assert keys(s3) == []
+    clock.now = 122.0
+    found._look()
+    assert content(s3, "run/a") == b"x" * 20
+
+
+def test_a_deletion_that_is_not_passed_on(s3, tmp_path, clock):
+    found = uploader(s3, tmp_path, deletions=False)
+    write(tmp_path, "a")
+    found._look()
+    (tmp_path / "a").unlink()
+    found._look()
+    assert keys(s3) == ["run/a"]
+
+
+def test_markers(s3, tmp_path, clock):
+    found = uploader(s3, tmp_path, markers=True)
+    write(tmp_path, "sub/a")
+    found._look()
+    beside = ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
+    assert sorted(files(tmp_path / "sub")) == beside
+    found._look()
+    assert keys(s3) == ["run/sub/a"]
+    (tmp_path / "sub/a").unlink()
+    found._look()
+    assert files(tmp_path / "sub") == {} and keys(s3) == []
+
+
+def test_markers_that_are_uploaded(s3, tmp_path, clock):
+    found = uploader(s3, tmp_path, markers=True, markers_uploaded=True)
+    write(tmp_path, "a")
+    found._look()
+    found._look()
+    assert sorted(files(tmp_path)) == ["a", "a.sagemaker-uploaded", "a.sagemaker-uploading"]
+    assert keys(s3) == ["run/a", "run/a.sagemaker-uploaded", "run/a.sagemaker-uploading"]
+    (tmp_path / "a").unlink()
+    found._look()
+    found._look()
+    assert files(tmp_path) == {} and keys(s3) == []
+
+
+def failing(found: sync.Uploader, monkeypatch, deed) -> None:
+    """Let something happen in the midst of each upload."""
+    upload = found.s3.upload_file
+
+    def disturbed(path, *given, **more):
+        deed(Path(path))
+        return upload(path, *given, **more)
+
+    monkeypatch.setattr(found.s3, "upload_file", disturbed)
+
+
+@pytest.mark.parametrize("gone", ["file", "folder", "a file in the folder's place"])
+def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, gone):
+    """The copy goes on, with and without the folder of the markers."""
+    found = uploader(s3, tmp_path, markers=True)
+    write(tmp_path, "sub/a")
+
+    def delete(path: Path) -> None:
+        if path.name == "a":
+            path.unlink()
+            if gone != "file":
+                path.with_name("a.sagemaker-uploading").unlink()
+                path.parent.rmdir()
+            if gone.startswith("a file"):
+                write(tmp_path, "sub")
+
+    failing(found, monkeypatch, delete)
+    found._look()
+    write(tmp_path, "b")
+    found._look()
+    found._look()
+    assert keys(s3) == (["run/b", "run/sub"] if gone.startswith("a file") else ["run/b"])
+    assert found.notes == [] and not list(tmp_path.rglob("a.sagemaker*"))
+
+
+def test_a_folder_that_is_deleted_after_an_upload_in_it(s3, tmp_path, clock, monkeypatch):
+    found = uploader(s3, tmp_path, markers=True)
+    write(tmp_path, "sub/a", "sub/b")
+    upload = found.s3.upload_file
+
+    def last(*given, **more) -> None:
+        upload(*given, **more)
+        shutil.rmtree(tmp_path / "sub", ignore_errors=True)
+
+    monkeypatch.setattr(found.s3, "upload_file", last)
+    found._look()
+    assert len(keys(s3)) == 1
+    found._look()
+    assert keys(s3) == [] == found.notes and list(tmp_path.iterdir()) == []
+
+
+def test_what_is_written_during_its_upload_is_uploaded_again(s3, tmp_path, clock, monkeypatch):
+    found = uploader(s3, tmp_path)
+    write(tmp_path, "a")
+    deeds = [lambda path: path.write_text("later"), lambda path: None]
+    failing(found, monkeypatch, lambda path: deeds.pop(0)(path))
+    found._look()
+    found._look()
+    assert content(s3, "run/a") == b"later" and deeds == []
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypatch, first):
+    found = uploader(s3, tmp_path, "s3://bucket-2/run")
+    write(tmp_path, "a")
+    if first:
+        found._look()
+        (note,) = found.notes
+        assert note.startswith("the copy of checkpoints to s3://bucket-2/run/ fails: ")
+    else:
+
+        def refused(path: Path) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        with monkeypatch.context() as patch:
+            failing(found, patch, refused)
+            found._look()
+        assert found.notes == ["a checkpoint is not copied to S3: a container's root has written it for itself only"]
+    found.bucket = "bucket"
+    found._look()
+    assert keys(s3) == ["run/a"]
+
+
+def test_a_copy_that_stalls(s3, tmp_path, clock):
+    found = uploader(s3, tmp_path, stall_after=10.0)
+    waits, wait = [], found.ended.wait
+    found.ended.wait = lambda seconds: waits.append(seconds) or wait(seconds)
+    clock.now = 109.9
+    found.start()
+    write(tmp_path, "a")
+    until(lambda: keys(s3) == ["run/a"])
+    clock.now = 110.0
+    said, waited = counted(found), len(waits)
+    until(lambda: len(waits) > waited + 1)
+    write(tmp_path, "b")
+    until(lambda: len(waits) > waited + 20)
+    found.finish()
+    assert said == [] and keys(s3) == ["run/a"]
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_what_the_end_leaves(s3, tmp_path, flush):
+    found = uploader(s3, tmp_path, flush=flush, lag=1000.0)
+    found.start()
+    write(tmp_path, "a")
+    until(lambda: tmp_path / "a" in found.seen)
+    found.finish()
+    assert keys(s3) == (["run/a"] if flush else []) and not found.is_alive()
+    found.finish()  # once more, at the end of the attempt
+    assert keys(s3) == (["run/a"] if flush else [])
+
+
+def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
+    """Nothing of the file is there, nor of an upload in parts."""
+    found = uploader(s3, tmp_path)
+    begun, alive = threading.Event(), found._alive
+
+    def slow(size: int) -> None:
+        begun.set()
+        assert found.ended.wait(LIMIT)
+        alive(size)
+
+    monkeypatch.setattr(found, "_alive", slow)
+    for name, size in (("a", 1_000_000), ("b", 20_000_000)):
+        (tmp_path / name).write_bytes(bytes(size))
+    os.utime(tmp_path / "b", (1, 1))  # the oldest comes first
+    found.start()
+    assert begun.wait(LIMIT)
+    found.finish()
+    assert keys(s3) == [] and not s3.list_multipart_uploads(Bucket="bucket").get("Uploads")
+    assert found.notes == [] and not found.seen[tmp_path / "b"].uploaded
+
+
+def test_many_small_files(s3, tmp_path):
+    found = uploader(s3, tmp_path, markers=True)
+    found.start()
+    write(tmp_path, *(f"{number % 7}/{number}" for number in range(200)))
+    until(lambda: len(found.seen) == 200 and all(seen.uploaded for seen in list(found.seen.values())))
+    found.finish()
+    assert keys(s3) == sorted(f"run/{number % 7}/{number}" for number in range(200))
+    assert found.notes == []
+
+
+# Artefacts
+
+
+def outputs(tmp_path: Path, hosts: dict[str, list[str]]) -> dict[str, Path]:
+    """Return the folders of hosts, each with files in its model."""
+    for host, names in hosts.items():
+        write(tmp_path / host / "model", *names)
+        write(tmp_path / host / "output/data", "./")
+    return {host: tmp_path / host for host in hosts}
+
+
+def archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
+    """Extract an archive, and return what is in it."""
+    with tarfile.open(fileobj=io.BytesIO(content(s3, key))) as tar:
+        tar.extractall(folder, filter="data")
+        return {one.name: one for one in tar}
+
+
+def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
+    first, second = ["a b", "deep/c", "empty/", "same", "empty-2/"], ["same", "ü", "empty-2/x"]
+    hosts = outputs(tmp_path, {"algo-1": first, "algo-2": second})
+    (tmp_path / "algo-1/model/link").symlink_to("a b")
+    (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
+    (tmp_path / "algo-1/model/to-folder").symlink_to("deep")
+    os.link(tmp_path / "algo-1/model/a b", tmp_path / "algo-1/model/twice")
+    (tmp_path / "algo-2/model/same").write_text("of algo-2")
+    write(tmp_path / "algo-2/output/data", "log")
+    notes = []
+    address = artifacts.upload(s3, job(), hosts, tmp_path, notes.append)
+    assert address == "s3://bucket/output/job/output/model.tar.gz"
+    assert keys(s3) == ["output/job/output/model.tar.gz", "output/job/output/output.tar.gz"]
+    found = archive(s3, keys(s3)[0], tmp_path / "model")
+    assert set(found) >= {"a b", "deep/c", "empty", "same", "ü", "link", "nowhere", "to-folder", "twice", "empty-2/x"}
+    assert found["empty"].isdir() and found["nowhere"].issym() and found["to-folder"].issym()
+    there = files(tmp_path / "model")
+    assert (there["same"], there["link"], there["twice"], there["a b"]) == ("of algo-2", "a b", "a b", "a b")
+    assert notes == ["model: same of algo-2 replaces that of algo-1; give each host names of its own"]
+    assert list(archive(s3, keys(s3)[1], tmp_path / "output")) == ["log"]
+
+
+def test_uncompressed_artefacts(s3, tmp_path):
+    hosts = outputs(tmp_path, {"algo-1": ["a b", "deep/c", "empty/"], "algo-2": ["d"]})
+    (tmp_path / "algo-1/model/link").symlink_to("a b")
+    (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
+    request = job(OutputDataConfig={"S3OutputPath": "s3://bucket", "CompressionType": "NONE"})
+    assert artifacts.upload(s3, request, hosts, tmp_path, lambda _: None) == "s3://bucket/job/output/model/"
+    assert keys(s3) == [f"job/output/model/{name}" for name in ("a b", "d", "deep/c", "link")]
+    assert content(s3, "job/output/model/link") == b"a b"
+
+
+@pytest.mark.parametrize("hosts", [{"algo-1": ["x"], "algo-2": ["x/y"]}, {"algo-1": ["x/y"], "algo-2": ["x"]}])
+def test_a_file_where_another_host_has_a_folder(s3, tmp_path, hosts):
+    """The archive can be extracted."""
+    notes = []
+    artifacts.upload(s3, job(), outputs(tmp_path, hosts), tmp_path, notes.append)
+    archive(s3, keys(s3)[0], tmp_path / "model")
+    assert files(tmp_path / "model") == {"x": "x"}
+    assert len(notes) == 1 and notes[0].startswith("model: x/y of algo-") and "is left out" in notes[0]
+
+
+def test_nothing_is_an_empty_archive(s3, tmp_path):
+    artifacts.upload(s3, job(), outputs(tmp_path, {"algo-1": []}), tmp_path, lambda _: None)
+    assert [archive(s3, key, tmp_path / "x") for key in keys(s3)] == [{}, {}]
+
+
+# The endpoint's clients
+
+
+@pytest.mark.parametrize(
+    "endpoint_",
+    ["http://127.0.0.1:4571", "http://localhost:1", "http://[::1]:5/", "http://172.17.0.1:4571", "https://10.1.2.3",
+     "http://192.168.1.1", "HTTP://127.1.2.3:5".lower()],
+)  # fmt: skip
+def test_an_address_of_this_machine(endpoint_):
+    assert cloud.own(endpoint_) == endpoint_
+
+
+@pytest.mark.parametrize(
+    "endpoint_",
+    [
+        "https://api.sagemaker.us-east-1.amazonaws.com", "http://8.8.8.8", "http://localhost.evil.com", "nonsense", "",
+        "http://127.0.0.1@evil.com", "http://evil.com@127.0.0.1", "http://evil.com\\@127.0.0.1", "http://169.254.169.254",
+        "http://[fd00:ec2::254]", "http://[fe80::1]", "http://0.0.0.0:4571", "http://127.0.0.1.nip.io", "http://172.32.0.1",
+        "http://[::ffff:8.8.8.8]", "http://2130706433", "http://[", "127.0.0.1:4571", "//127.0.0.1", "ftp://127.0.0.1",
+        "file://127.0.0.1/etc", "http://100.64.0.1", "http://evil.com/127.0.0.1", "http://evil.com#127.0.0.1",
+    ],
+)  # fmt: skip
+def test_an_address_of_another_machine(endpoint_):
+    with pytest.raises(ValueError, match="--endpoint: found"):
+        cloud.own(endpoint_)
+    with pytest.raises(ValueError, match="--endpoint: found"):
+        cloud.client("s3", endpoint_, "us-east-1")
+    with pytest.raises(ValueError, match="--endpoint: found"):
+        cloud.variables(endpoint_)
+
+
+@pytest.mark.parametrize(
+    ("uri", "parts"),
+    [
+        ("s3://bucket", ("bucket", "")),
+        ("s3://bucket/", ("bucket", "")),
+        ("s3://bucket/a/b/", ("bucket", "a/b/")),
+        ("s3://bucket/a b%20?c#d", ("bucket", "a b%20?c#d")),
+        ("s3://bucket//a", ("bucket", "a")),
+        ("s3://[x/y", ("[x", "y")),
+        ("https://s3.us-east-1.amazonaws.com/bucket/a/b", ("bucket", "a/b")),
+        ("https://s3.us-east-1.amazonaws.com/bucket", ("bucket", "")),
+        ("https://s3.us-east-1.amazonaws.com", ("", "")),
+    ],
+)
+def test_bucket_and_key(uri, parts):
+    assert cloud.split(uri) == parts
+
+
+def test_all_pages_of_a_list(s3):
+    names = [f"x/{number:02}" for number in range(3 * PAGE)]
+    put(s3, *names, "x/", "x/folder/", "y")
+    assert list(cloud.objects(s3, "bucket", "x/")) == [(name, 4) for name in names]
+    assert len(list(cloud.objects(s3, "bucket", ""))) == 3 * PAGE + 1
+
+
+def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "mine")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    monkeypatch.setenv("KEPT", "1")
+    found = cloud.variables("http://127.0.0.1:4571")
+    assert found["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4571"
+    assert (found["AWS_REGION"], found["AWS_DEFAULT_REGION"], found["KEPT"]) == ("eu-west-1", "eu-west-1", "1")
+    assert found["AWS_ACCESS_KEY_ID"] == "rehearsal" and found["AWS_CONFIG_FILE"] == os.devnull
+    assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(found)
+
+
+# Metrics and logs
+
+
+def test_metrics_of_log_lines():
+    definitions = [
+        {"Name": "loss", "Regex": r"loss=(\S+)"},
+        {"Name": "count", "Regex": r"\d+"},
+        {"Name": "maybe", "Regex": r"x(\d)?"},
+    ]
+    found = metrics.Metrics(definitions)
+    for line in ("loss=0.5 loss=0.25", "loss=nan", "loss=inf", "loss=", "loss=none", "x"):
+        found.line(line)
+    assert {name: one["Value"] for name, one in found.found.items()} == {"loss": 0.25, "count": 25.0}
+    found.line("7 x3")
+    assert {name: one["Value"] for name, one in found.found.items()} == {"loss": 0.25, "count": 3.0, "maybe": 3.0}
+    assert found.found["loss"]["MetricName"] == "loss" and abs(found.found["loss"]["Timestamp"] - time.time()) < LIMIT
+
+
+@pytest.mark.parametrize("regex", ["(", "a{9999999999}", "[z-a]"])
+def test_a_metric_that_cannot_be(regex):
+    with pytest.raises(Refused, match="Invalid MetricDefinitions: the Regex of 'a': "):
+        metrics.Metrics([{"Name": "a", "Regex": regex}])
+
+
+def events(client, stream: str) -> list[str]:
+    """Return the messages of a stream."""
+    key = {"logGroupName": logs.GROUP, "logStreamName": stream, "startFromHead": True}
+    found, page = [], client.get_log_events(**key)
+    while page["events"]:
+        found += [event["message"] for event in page["events"]]
+        page = client.get_log_events(**key, nextToken=page["nextForwardToken"])
+    return found
+
+
+def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
+    client = cloud.client("logs", endpoint, "us-east-1")
+    found = logs.Logs(client, "job", tmp_path)
+    for host in ("algo-1", "algo-2", "algo-1"):  # again, after a restart
+        found.open(host)
+    point = found.line("algo-1", "step=3 loss=0.5")
+    assert (point.step, point.values) == (3, {"step": 3.0, "loss": 0.5})
+    assert found.line("algo-1", "") is None and found.line("algo-2", "ü" * 200_000) is None
+    found.send()
+    for number in range(logs.BATCH + 1):
+        found.line("algo-1", f"line {number}")
+    found.send()
+    found.send()
+    streams = client.describe_log_streams(logGroupName=logs.GROUP, logStreamNamePrefix="job/")["logStreams"]
+    first, second = (stream["logStreamName"] for stream in streams)
+    assert first == f"job/algo-1-{found.made}"
+    lines = [f"line {number}" for number in range(logs.BATCH + 1)]
+    assert events(client, first) == ["step=3 loss=0.5", *lines]
+    (long,) = events(client, second)
+    assert set(long) == {"ü"} and len(long.encode()) == logs.EVENT - logs.EVENT % 2
+    assert (tmp_path / "algo-1.log").read_text().splitlines() == ["step=3 loss=0.5", "", *lines]
+    assert found.shown() == {"algo-1": lines[-logs.SHOWN :], "algo-2": ["ü" * 200_000]}
+    logs.Logs(client, "job-2", tmp_path / "2").open("algo-1")  # the group is there already

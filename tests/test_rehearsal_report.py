@@ -1,0 +1,336 @@
+"""Goodput by hand-made examples, the report as a page, and what the terminal shows."""
+
+import math
+import os
+import re
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from containers import ROOT
+from environments import python_of
+from records import attempt, interrupted, job, many, points
+
+from scripts.rehearsal import charts, goodput, markup, report
+from scripts.rehearsal.record import Record
+
+HOSTILE = "</script></style><img src=x onerror=alert(1)> & [red]x[/red]"
+
+
+# Goodput
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_goodput_of_an_interruption(hosts: int):
+    """Attempt 1 began at 10 s (the pace is a step a second), was at step 30 at 40 s, and did 10 steps for nothing."""
+    found = goodput.measure(interrupted(hosts), now=999.0)
+    first, second = found.rows
+    assert first.seconds == {"start-up": 10 * hosts, "kept": 30 * hosts, "lost": 10 * hosts, "ending": 10 * hosts}
+    assert second.seconds == {"start-up": 10 * hosts, "kept": 40 * hosts, "lost": 0, "ending": 10 * hosts}
+    assert (first.first_step, first.last_step, first.kept_step) == (0, 40, 30)
+    assert (second.first_step, second.last_step, second.kept_step) == (30, 70, 70)
+    assert (found.steps, found.steps_lost, found.steps_redone) == (70, 10, 10)
+    assert (found.instance_seconds, found.kept_seconds) == (120 * hosts, 70 * hosts)
+    assert found.share == pytest.approx(70 / 120)
+    assert found.caveat is None
+
+
+def test_goodput_without_the_step_that_the_log_names():
+    """The first step seen counts instead, but not more than what an earlier attempt had reached."""
+    record = interrupted()
+    record.attempts[1].resumed = None
+    assert goodput.measure(record, now=0.0).rows[1].first_step == 40  # the line says 40
+    record.attempts[1].points[0].step = 45
+    assert goodput.measure(record, now=0.0).rows[1].first_step == 40  # 41 to 45 are its own work
+    assert goodput.measure(record, now=0.0).steps_lost == 0
+
+
+def test_goodput_of_work_after_the_last_line():
+    """A checkpoint that is newer than the last line shows that the attempt got there, at its pace, while it ran."""
+    record = interrupted()
+    record.attempts[1].resumed = 44
+    assert goodput.measure(record, now=0.0).rows[0].bounds == (10.0, 54.0, 54.0)
+    record.attempts[1].resumed = 400  # of 58 s at most: the container's end
+    assert goodput.measure(record, now=0.0).rows[0].bounds == (10.0, 58.0, 58.0)
+
+
+def test_goodput_of_an_attempt_that_another_one_undoes():
+    """Attempt 3 goes on from before attempt 2 began: both lose."""
+    record = interrupted()
+    record.attempts.append(attempt(3, 200, 300, points((210, 30), (290, 110)), resumed=20))
+    found = goodput.measure(record, now=0.0)
+    assert [row.kept_step for row in found.rows] == [20, 20, 110]
+    assert [row.seconds["kept"] for row in found.rows] == [20, 0, 85]  # the container of the third runs from 205 s
+    assert found.steps_lost == 20 + 40
+    assert found.steps_redone == 10 + 50  # 31 to 40, then 21 to 70
+    assert found.steps == 110
+
+
+def test_goodput_of_an_attempt_without_progress():
+    """An attempt that was over before its first line is a start-up, and takes nothing from the one before."""
+    record = job(attempt(1, 0, 60, points((20, 10), (50, 40))), attempt(2, 100, 130, []), modified=130.0)
+    found = goodput.measure(record, now=0.0)
+    assert found.rows[1].seconds == {"start-up": 30, "kept": 0, "lost": 0, "ending": 0}
+    assert (found.rows[1].first_step, found.rows[1].bounds) == (None, None)
+    assert (found.steps, found.steps_lost, found.kept_seconds) == (40, 0, 40)
+
+
+def test_goodput_of_a_running_job():
+    """What is not released is billed until now, and the figures are called what they are."""
+    record = job(attempt(1, 0, None, points((20, 10), (50, 40))), status="InProgress")
+    found = goodput.measure(record, now=100.0)
+    assert (found.instance_seconds, found.kept_seconds) == (100, 40)
+    assert "so far" in found.caveat
+
+
+def test_goodput_of_nothing():
+    """Nothing billed has no share; one line of progress is no training that could be measured."""
+    assert goodput.measure(job(status="Failed"), now=5.0, price=1.0).share is None
+    single = goodput.measure(job(attempt(1, 0, 60, points((20, 10)))), now=5.0)
+    assert (single.kept_seconds, single.steps) == (0, 10)
+    assert single.rows[0].seconds["start-up"] == 20
+
+
+def test_goodput_of_a_failed_job_says_so():
+    record = interrupted()
+    record.status = "Failed"
+    found = goodput.measure(record, now=0.0, price=3600.0, spot_price=3600.0)
+    assert "failed" in found.caveat
+    assert found.cost.saving is None
+
+
+def test_cost():
+    """On demand: 70 s kept, 10 s of start-up and 10 s of ending, twice as dear; on spot: all 120 s."""
+    found = goodput.measure(interrupted(), now=0.0, price=72.0, spot_price=36.0).cost
+    assert found.on_demand == pytest.approx(90 * 72 / 3600)
+    assert found.spot == pytest.approx(120 * 36 / 3600)
+    assert found.saving == pytest.approx(100 * (1 - 1.2 / 1.8))
+    assert goodput.measure(interrupted(), now=0.0, price=72.0).cost.spot is None
+    assert goodput.measure(interrupted(), now=0.0, spot_price=72.0).cost is None
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_phases_add_up(hosts: int):
+    """The phases of an instance touch each other and fill its time, also of one that came late or left early."""
+    record = interrupted(hosts)
+    record.attempts[0].instances[0].released = 25.0
+    record.attempts[1].instances[-1].started = 140.0
+    found = goodput.measure(record, now=0.0)
+    for row, one in zip(found.rows, record.attempts, strict=True):
+        for instance in one.instances:
+            spans = goodput.phases(row, instance, 0.0)
+            assert (spans[0][1], spans[-1][2]) == (instance.started, instance.released)
+            assert all(before[2] == after[1] for before, after in zip(spans, spans[1:], strict=False))
+    assert found.instance_seconds == sum(
+        instance.released - instance.started for one in record.attempts for instance in one.instances
+    )
+
+
+# The report
+
+
+class Page(HTMLParser):
+    """Reads a page: its elements, attributes and text; ValueError if an element is not closed where it should be."""
+
+    VOID = ("meta", "link", "br", "img")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        if self.open:
+            raise ValueError(f"never closed: {self.open}")
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.open.pop() != tag:
+            raise ValueError(f"</{tag}> closes something else")
+
+    def handle_data(self, data):
+        self.text += data
+
+    def having(self, tag: str, kind: str = "") -> list[dict]:
+        """Return the attributes of the elements with a tag and a class."""
+        return [found for name, found in self.elements if name == tag and kind in (found.get("class") or "").split(" ")]
+
+
+def page(record: Record, folder: Path, **prices: float) -> Page:
+    """Return the report of a job."""
+    report.write(record, folder / "report.html", **prices)
+    return Page((folder / "report.html").read_text())
+
+
+def all_having(found: Page, tag: str) -> list[dict]:
+    return [attributes for name, attributes in found.elements if name == tag]
+
+
+def test_page_is_well_formed_and_needs_nothing_else(tmp_path: Path):
+    found = page(interrupted(2), tmp_path, price=72.0, spot_price=36.0)
+    names = {name for name, _ in found.elements}
+    assert not names & {"script", "link", "img", "iframe", "object", "use", "image", "base"}
+    text = (tmp_path / "report.html").read_text()
+    assert text.startswith("<!doctype html>")
+    assert not re.search(r"https?://|@import|url\((?!#)|\bsrc=", text)
+    assert "prefers-color-scheme: dark" in text
+    assert {"58.3%", "3.60", "2.40"} <= set(re.findall(r"\d+\.\d+%?", found.text))
+    assert "saves 33 %" in found.text
+
+
+def test_page_is_accessible(tmp_path: Path):
+    found = page(interrupted(2), tmp_path)
+    tables = len(all_having(found, "table"))
+    assert tables == len(all_having(found, "caption")) == 3
+    drawings = [one for one in all_having(found, "svg") if one.get("role") == "img"]
+    assert drawings and len(all_having(found, "desc")) == len(drawings)
+    assert all(one.get("scope") == "col" for one in all_having(found, "th"))
+    assert all_having(found, "html")[0]["lang"] == "en"
+
+
+def test_text_of_jobs_is_escaped(tmp_path: Path):
+    """Whatever holds text of a job shows it as it is, and it makes no element."""
+    record = interrupted()
+    record.name, record.failure, record.notes = f"name {HOSTILE}", f"failure {HOSTILE}", [f"note {HOSTILE}"]
+    record.request["HyperParameters"] = {"x": f"request {HOSTILE}"}
+    record.transitions[0].message = f"message {HOSTILE}"
+    record.interruptions[0].why = f"why {HOSTILE}"
+    for one in record.attempts:
+        one.instances[0].host = f"host {HOSTILE}"
+        one.points = [replace(point, values={f"loss {HOSTILE}": 1.0, f"{HOSTILE}/s": 2.0}) for point in one.points]
+    found = page(record, tmp_path)
+    assert not all_having(found, "img") + all_having(found, "script")
+    for place in ("name", "failure", "note", "request", "message", "why", "host", "loss"):
+        assert f"{place} {HOSTILE}" in found.text, place
+
+
+def test_charts_by_name(tmp_path: Path):
+    """Losses share a chart, accuracies share one, rates run over time, step and epoch are none."""
+    record = interrupted()
+    values = {"epoch": 1.0, "train_loss": 2.0, "val_loss": 1.0, "test_acc": 0.5, "lr": 0.1, "images/s": 500.0}
+    for one in record.attempts:
+        one.points = [replace(point, values=point.values | values) for point in one.points]
+    found = page(record, tmp_path)
+    assert len(all_having(found, "figcaption")) == 4
+    assert all(words in found.text for words in ("Loss", "Accuracy", "lr", "images/s", "time since creation"))
+    assert "epoch ends" not in found.text and "step ends" not in found.text
+    for one in record.attempts:
+        one.points = [replace(point, values=point.values | {f"user{k}": 1.0 for k in range(9)}) for point in one.points]
+    found = page(record, tmp_path)
+    assert len(all_having(found, "figcaption")) == 3
+    assert "Not drawn: lr, user0" in found.text
+
+
+def test_redone_steps_are_drawn_as_such(tmp_path: Path):
+    """The part of attempt 1 after step 30 is drawn as lost, and step 30 is marked as a restart."""
+    record = interrupted()
+    for one in record.attempts:
+        one.points = [replace(point, values={"train_loss": 1 / point.step}) for point in one.points]
+    found = page(record, tmp_path)
+    lost = found.having("path", "lost")
+    assert [one["d"].count("L") for one in lost if one["d"]] == [1]  # from step 20 to 40
+    restarts = found.having("line", "restart")
+    assert [float(one["x1"]) for one in restarts] == [pytest.approx(1000 * 30 / 70, abs=0.1)]
+
+
+def test_timeline(tmp_path: Path):
+    """The bars of a host fill the wall time of its instances, with a gap between attempts."""
+    record = interrupted(2)
+    record.attempts[1].instances[1].restored_files = 3
+    found = page(record, tmp_path)
+    bars = {
+        kind: [
+            (float(one["x"].rstrip("%")) * 1.6, float(one["width"].rstrip("%")) * 1.6)
+            for one in found.having("rect", kind)
+        ]
+        for kind in ("start-up", "kept", "lost", "ending", "gap")
+    }
+    near = {kind: [(round(x), round(width)) for x, width in one] for kind, one in bars.items()}
+    assert near["gap"] == [(60, 40)] * 2
+    assert near["lost"] == [(40, 10)] * 2
+    assert near["kept"] == [(10, 30), (110, 40)] * 2
+    assert len(found.having("line", "unwarned")) == 2 and not found.having("line", "warned")  # one and its host
+    assert len(found.having("path", "restored")) == 1
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        many(),
+        job(status="Failed", failure="ClientError: no image", modified=1.0),
+        job(status="InProgress"),
+        job(attempt(1, 0, 10, []), status="Stopped", modified=10.0),
+        job(attempt(1, 0, 10, points((7, 3), loss=1.0)), modified=10.0),
+        job(attempt(1, 0, 10, points((7, 3), (8, 3), (8, 1), loss=1.0)), modified=10.0),
+        job(attempt(1, 0, 10, points((7, 3), (8, 4), loss=math.nan)), modified=10.0),
+        replace(job(), name="name-" * 50, notes=["\udc80 is no letter"], modified=1.0),
+    ],
+    ids=["many", "failed at start", "in progress", "no progress", "one line", "steps back", "no number", "name"],
+)
+def test_edges(record: Record, tmp_path: Path):
+    """No job is too odd for a page, and no number of its drawings is none."""
+    found = page(record, tmp_path, price=1.0, spot_price=0.5)
+    assert record.name in found.text
+    for name, attributes in found.elements:
+        for key, value in attributes.items():
+            assert not re.search(r"\b(nan|inf)\b", value or ""), (name, key, value)
+
+
+def test_many_interruptions(tmp_path: Path):
+    """All are marked, few are numbered, and what is no number is said instead of drawn."""
+    found = page(many(), tmp_path)
+    marks = found.having("line", "warned") + found.having("line", "unwarned")
+    assert len(marks) == 200  # one each, and one for its host
+    assert 5 <= len(found.having("text", "number")) <= 30
+    assert "404 values are not numbers, or too large" in found.text
+
+
+def test_failed_job_shows_no_goodput(tmp_path: Path):
+    record = interrupted()
+    record.status = "Failed"
+    cells = page(record, tmp_path).having("dd", "Failed")
+    assert len(cells) == 1
+    assert "58.3%" not in page(record, tmp_path).text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 s"), (3.24, "3.2 s"), (59.94, "59.9 s"), (59.96, "1:00"), (62, "1:02"), (3602, "1:00:02")],
+)
+def test_clock(seconds: float, words: str):
+    assert markup.clock(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "options", "expected"),
+    [
+        (0, 100, {}, [0, 20, 40, 60, 80, 100]),
+        (0.13, 0.58, {}, [0.2, 0.3, 0.4, 0.5]),
+        (0, 650, {"as_time": True}, [0, 120, 240, 360, 480, 600]),
+        (0, 10 * 86400, {"as_time": True}, [0, 2 * 86400, 4 * 86400, 6 * 86400, 8 * 86400, 10 * 86400]),
+        (9, 11, {"at_least": 1.0}, [9, 10, 11]),
+    ],
+)
+def test_ticks(low: float, high: float, options: dict, expected: list[float]):
+    assert charts.ticks(low, high, **options) == pytest.approx(expected)
+
+
+# The terminal, in the environment that has rich
+
+
+LIVE = (ROOT / "tests/rehearsal_live.py").read_text()
+
+
+@pytest.mark.parametrize("name", re.findall(r"^def check_(\w+)", LIVE, re.MULTILINE))
+def test_terminal(name: str):
+    line = [python_of("rehearsal"), "tests/rehearsal_live.py", name]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
