@@ -1,7 +1,9 @@
-"""Where no Docker engine answers, jobs run as processes: the same folders, files, signals and interruptions."""
+"""Where no Docker engine answers, jobs run as processes: the same folders, files, names, signals, interruptions."""
 
 import json
 import os
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -19,7 +21,9 @@ def rehearsal(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rehearsal")
     os.environ["REHEARSAL_PYTHON"] = sys.executable
     try:
-        with Rehearsal(folder, "--engine=processes", "--interrupt=at step 10 unwarned", "--sync-every=0.2") as server:
+        with Rehearsal(
+            folder, "--engine=processes", "--interrupt=at step 6 of algo-2 unwarned", "--sync-every=0.2"
+        ) as server:
             assert "no Docker engine" in server.said
             for path in write_cifar(folder / "data").iterdir():
                 server.s3.upload_file(str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}")
@@ -28,17 +32,21 @@ def rehearsal(tmp_path_factory):
         del os.environ["REHEARSAL_PYTHON"]
 
 
-def test_an_interrupted_job_has_the_same_weights(rehearsal):
+def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://rehearsal/cifar10/"}
     fields = {
         "HyperParameters": FAST | {"trainer.max_epochs": "3", "data.val_split": "0.2", "data": "CIFAR10DataModule"},
+        "Environment": {"OMP_NUM_THREADS": "1"},
+        "hosts": 2,
         "InputDataConfig": [
             {"ChannelName": "training", "InputMode": "FastFile", "DataSource": {"S3DataSource": source}}
         ],
     }
     checkpoints = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
-    names = [rehearsal.create("none", **fields), rehearsal.create("none", spot=True, **fields, **checkpoints)]
-    whole, interrupted = map(rehearsal.ended, names)
+    names = [rehearsal.create("none", **fields)]
+    whole = rehearsal.ended(names[0])
+    names.append(rehearsal.create("none", spot=True, **fields, **checkpoints))
+    interrupted = rehearsal.ended(names[1])
     assert whole["TrainingJobStatus"] == interrupted["TrainingJobStatus"] == "Completed", (whole, interrupted)
     statuses = [one["Status"] for one in interrupted["SecondaryStatusTransitions"]]
     assert statuses.count("Interrupted") == 1
@@ -58,8 +66,27 @@ def test_a_stop_reaches_the_program(rehearsal):
 
 @pytest.mark.parametrize(
     ("fields", "refused"),
-    [({"hosts": 2}, "found 2 instances, allowed is 1"), ({"script": "true"}, "ContainerEntrypoint")],
+    [({"EnableNetworkIsolation": True}, "EnableNetworkIsolation"), ({"script": "true"}, "ContainerEntrypoint")],
 )
 def test_what_needs_containers_is_refused(rehearsal, fields, refused):
     with pytest.raises(ClientError, match=refused):
         rehearsal.create("none", **fields)
+
+
+def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
+    first = Rehearsal(tmp_path, "--engine=processes")
+    first.start()
+    first.s3.create_bucket(Bucket="rehearsal")
+    first.wait_for_line(first.create("none", hosts=2), "", "algo-2")
+    (owner,) = [path.parent.name for path in first.cache.rglob("lock")]
+    assert f"rh{owner[:8]}-switch" in subprocess.check_output(["ip", "netns", "list"], text=True)
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    mine = ["pgrep", "--full", str(first.cache)]  # the folders of its jobs are in their command lines
+    assert subprocess.run(mine, capture_output=True).stdout
+    next_one = Rehearsal(tmp_path, "--engine=processes")
+    with next_one:
+        assert "ended what a killed rehearsal had left" in next_one.said
+        assert not subprocess.run(mine, capture_output=True).stdout
+    spaces = subprocess.check_output(["ip", "netns", "list"], text=True)
+    assert owner[:8] not in spaces

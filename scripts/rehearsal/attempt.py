@@ -71,11 +71,12 @@ class Attempt:
         job, s3 = self.job, self.job.place.clients("s3")
         job.check()
         job.changed("Starting", "Preparing the instances for training")
-        self.network = self.engine.network(job.record.name, bool(self.request.get("EnableNetworkIsolation")))
+        isolated = bool(self.request.get("EnableNetworkIsolation"))
+        self.network = self.engine.network(job.record.name, len(job.hosts), isolated)
         for host, found in self.layouts.items():
             self.kept.instances.append(record.Instance(host.name, host.instance_type, time.time()))
             found.make()
-            layout.write_config(found, self.request, host, job.hosts, self.engine.interface)
+            layout.write_config(found, self.request, host, job.hosts, self.network.interface)
         job.changed("Downloading", "Downloading input data")
         channels.deliver(s3, self.request, self.layouts, self.work / "shared", job.check)
         if config := self.request.get("CheckpointConfig"):

@@ -22,7 +22,6 @@ class Containers:
     """The Docker engine; `owner` is the label of all that it makes."""
 
     name = "docker"
-    interface = "eth0"
 
     def __init__(self, owner: str, gpus: bool) -> None:
         self.owner, self.gpus = owner, gpus
@@ -56,7 +55,7 @@ class Containers:
             reason = getattr(error, "explanation", None) or error
             raise JobFailed(f"ClientError: Cannot pull image {uri}: {reason}") from error
 
-    def network(self, job: str, isolated: bool) -> "Network":
+    def network(self, job: str, instances: int, isolated: bool) -> "Network":
         """Make the network of a job; an isolated one has no way out."""
         with FIRST_START:
             made = self.client.networks.create(
@@ -67,6 +66,8 @@ class Containers:
 
 class Network:
     """A job's network and the containers on it; `close` removes what is left of them."""
+
+    interface = "eth0"
 
     def __init__(self, engine: Containers, job: str, made) -> None:
         self.engine, self.job, self.made = engine, job, made

@@ -8,7 +8,7 @@ import signal
 import uuid
 from pathlib import Path
 
-from . import containers
+from . import bridge, containers
 
 
 class Owner:
@@ -43,7 +43,7 @@ class Owner:
             if folder == self.folder or alive(folder):
                 continue
             count = containers.remove_all(client, str(folder)) if client else 0
-            count += end_processes(folder / "processes")
+            count += end_processes(folder / "processes") + bridge.remove(folder.name)
             empty(folder, client)
             said.append(f"ended what a killed rehearsal had left: {count} containers, networks and processes, {folder}")
         return said
@@ -52,6 +52,7 @@ class Owner:
         """Remove the folder, with all that jobs have left in it."""
         if client:
             containers.remove_all(client, self.label)
+        bridge.remove(self.folder.name)
         empty(self.folder, client)
         self.lock.close()
 

@@ -1,21 +1,26 @@
-"""A job's one host as processes of this machine, where no Docker engine answers: in a PID namespace, whose
-first process is the image's entrypoint.sh, as in a container."""
+"""A job's hosts as processes of this machine, where no Docker engine answers: each in a PID namespace, whose
+first process is the image's entrypoint.sh, as in a container; several hosts each in a network namespace, too."""
 
 import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from . import bridge
 from .errors import invalid
 from .layout import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
-# As the first process of the namespace: FastFile channels are made read-only, then it becomes the command.
-READ_ONLY = """
+# As the first process of the namespace: the job's names are put in place, FastFile channels made read-only; then it
+# becomes the command.
+PREPARE = """
+[[ -z $1 ]] || mount --bind "$1" /etc/hosts || exit 1
+shift
 while [[ $1 != -- ]]; do mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" || exit 1; shift; done
 shift
 exec "$@"
@@ -26,10 +31,8 @@ class Processes:
     """What stands in for an engine; `python` is the environment that the application needs: .venv's."""
 
     name = "processes"
-    interface = "lo"
-    bridge = None
 
-    def __init__(self, python: Path, note_process: Callable[[int], None]) -> None:
+    def __init__(self, python: Path, owner: str, note_process: Callable[[int], None]) -> None:
         self.python, self.note_process = python, note_process
         self.unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         if os.geteuid() != 0:
@@ -38,65 +41,83 @@ class Processes:
             raise ValueError(f"--engine=processes: {python} is not there; make env makes it")
         if not shutil.which("unshare") or subprocess.run([*self.unshare, "true"], capture_output=True).returncode:
             raise ValueError("--engine=processes: found no PID namespaces (unshare), which only Linux has")
+        self.net = bridge.Bridge(owner) if bridge.possible() else None
+        self.bridge = self.net and self.net.address
 
     def image(self, uri: str) -> str:
         """Return the image: there is none, the application of this checkout runs."""
         return uri
 
-    def network(self, job: str, isolated: bool) -> "Alone":
+    def network(self, job: str, instances: int, isolated: bool) -> "Network":
         """Return what holds the processes of a job."""
-        return Alone(self)
+        return Network(self, instances)
 
-    def refuse(self, instances: int, request: dict) -> None:
-        """Raise Refused for a job that needs containers."""
-        if instances > 1:
+    def refuse(self, instances: int, request: dict) -> list[str]:
+        """Raise Refused for a job that needs containers; return what is different without them."""
+        without = "No Docker engine answers, so the rehearsal runs jobs as processes"
+        if instances > 1 and self.net is None:
             raise invalid(
-                f"No Docker engine answers, so the rehearsal runs jobs as processes: found {instances} instances, "
-                "allowed is 1"
+                f"{without}: found {instances} instances, allowed is 1 for who is not root or has no iproute2"
             )
         algorithm = request["AlgorithmSpecification"]
         asked = request | {name: algorithm.get(name) for name in ("ContainerEntrypoint", "ContainerArguments")}
         for name in ("ContainerEntrypoint", "ContainerArguments", "EnableNetworkIsolation"):
             if asked.get(name):
-                raise invalid(f"No Docker engine answers: {name} needs containers")
+                raise invalid(f"{without}: {name} needs containers")
+        found = [f"no Docker engine: the application of this checkout runs, not {algorithm['TrainingImage']}"]
+        return found + (["the hosts reach each other and this endpoint, nothing else"] if instances > 1 else [])
 
 
-class Alone:
-    """The one host of a job."""
+class Network:
+    """The hosts of a job: one in this machine's own network, or several on the bridge."""
 
-    def __init__(self, engine: Processes) -> None:
-        self.engine, self.process = engine, None
+    def __init__(self, engine: Processes, instances: int) -> None:
+        self.engine, self.several = engine, instances > 1
+        self.interface = "eth0" if self.several else "lo"
+        self.processes: list[Process] = []
+        self.spaces: list[str] = []
 
     def start(self, host, number, image, command, layout: Layout, read_only: list, variables: dict) -> "Process":
-        """Start it."""
+        """Start a host."""
+        enter, names = self._join(host, layout.folder.parent / "hosts") if self.several else ([], "")
         bound = [str(layout.channel(name)) for name in read_only]
-        program = os.environ.get("SAGEMAKER_PROGRAM", "app/train_multi_node.py")
         told = {
             "PATH": f"{self.engine.python.parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "SAGEMAKER_BASE_DIR": str(layout.folder),
-            "SAGEMAKER_PROGRAM": program,
+            "SAGEMAKER_PROGRAM": os.environ.get("SAGEMAKER_PROGRAM", "app/train_multi_node.py"),
             "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main",
             "HOME": os.environ.get("HOME", "/"),
         }
-        line = [*self.engine.unshare, "bash", "-c", READ_ONLY, "bash", *bound, "--", ROOT / "entrypoint.sh", "train"]
-        self.process = Process(
-            subprocess.Popen(
-                line,
-                env=told | variables,
-                cwd=layout.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
+        program = ["--", ROOT / "entrypoint.sh", "train"]
+        line = [*enter, *self.engine.unshare, "bash", "-c", PREPARE, "bash", names, *bound, *program]
+        outer = subprocess.Popen(
+            line,
+            env=told | variables,
+            cwd=layout.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
-        self.engine.note_process(self.process.outer.pid)
-        return self.process
+        self.engine.note_process(outer.pid)
+        self.processes.append(Process(outer))
+        return self.processes[-1]
+
+    def _join(self, host: str, names: Path) -> tuple[list[str], str]:
+        """Put a host on the bridge; return what enters its namespace, and the file with all hosts' names."""
+        space, address = self.engine.net.host()
+        self.spaces.append(space)
+        with names.open("a") as file:
+            file.write("" if file.tell() else f"127.0.0.1 localhost {socket.gethostname()}\n")
+            file.write(f"{address} {host}\n")
+        return ["nsenter", f"--net=/run/netns/{space}"], str(names)
 
     def close(self) -> None:
         """End what is left of it."""
-        if self.process:
-            self.process.remove()
+        for process in self.processes:
+            process.remove()
+        while self.spaces:
+            bridge.ip("netns", "delete", self.spaces.pop())
 
 
 class Process:

@@ -48,8 +48,10 @@ def choose(settings: Settings, owner: Owner) -> Containers | Processes:
         except DockerException as error:
             if settings.engine == "docker":
                 raise ValueError(f"--engine=docker: no Docker engine answers: {error}") from error
-    found = Processes(Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv/bin/python")), owner.note_process)
-    print("no Docker engine: jobs of one instance run as processes, with this checkout's application", flush=True)
+    found = Processes(
+        Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv/bin/python")), owner.folder.name, owner.note_process
+    )
+    print("no Docker engine: jobs run as processes, with this checkout's application", flush=True)
     return found
 
 

@@ -43,8 +43,7 @@ class Service:
         notes = rules.check(request)
         name, place = request["TrainingJobName"], self.place(region)
         if place.engine.name == "processes":
-            place.engine.refuse(len(layout.hosts(request)), request)
-            notes.append(f"no Docker engine: the application of this checkout runs, not {image(request)}")
+            notes += place.engine.refuse(len(layout.hosts(request)), request)
         record = Record(name, copy.deepcopy(request), time.time(), notes=notes)
         metrics = Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or [])
         arn = arn_of(name, region)
@@ -198,11 +197,6 @@ def s3_for_files(request: dict) -> dict:
 def arn_of(name: str, region: str) -> str:
     """Return a job's ARN."""
     return f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{name}"
-
-
-def image(request: dict) -> str:
-    """Return the image that a job asks for."""
-    return request["AlgorithmSpecification"]["TrainingImage"]
 
 
 def passes(record: Record, request: dict) -> bool:
