@@ -53,7 +53,7 @@ class Client:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=600,
         )
 
     def clean(self) -> None:

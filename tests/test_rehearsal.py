@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -313,7 +314,8 @@ def test_network_isolation(rehearsal, image, isolated):
     script = 'getent ahostsv4 algo-1 | head -1; echo "endpoint ${AWS_ENDPOINT_URL-none}"; sleep 2'
     name = rehearsal.create(image, script, EnableNetworkIsolation=isolated)
     rehearsal.wait_for(name, "Training")
-    internal = docker("network", "inspect", f"rehearsal-{name}", "--format", "{{.Internal}}").stdout.strip()
+    chosen = f"name=-{name}$"
+    internal = docker("network", "ls", "--filter", chosen, "--format", "{{.Internal}}").stdout.strip()
     rehearsal.ended(name)
     found, endpoint = rehearsal.lines(name)["algo-1"]
     assert "algo-1" in found and internal == str(isolated).lower() and (endpoint == "endpoint none") == isolated
@@ -371,26 +373,37 @@ def test_a_copy_that_stalls_lags_and_brings_its_markers_back(tmp_path, image):
         assert {"1", "1.sagemaker-uploaded"} <= set(server.lines(again)["algo-1"])
 
 
-def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, image):
-    first = Rehearsal(tmp_path / "first")
-    first.start()
-    first.s3.create_bucket(Bucket="rehearsal")
-    name = first.create(image, "trap '' TERM; echo up; while true; do sleep 1; done", hosts=2)
-    first.wait_for_line(name, "up", "algo-2")
-    other = Rehearsal(tmp_path / "other")
-    other.cache = first.cache
-    other.start()  # beside a living one: it leaves its jobs alone
-    assert "ended what" not in other.said and len(docker("ps", "--quiet", "--filter", LABEL).stdout.split()) >= 2
-    os.kill(first.process.pid, signal.SIGKILL)
-    first.process.wait()
-    other.process.send_signal(signal.SIGINT)
-    assert other.process.wait(timeout=60) == 0 and first.left()
-    left = Rehearsal(tmp_path / "next")
-    left.cache = first.cache
-    with left:
-        assert "ended what a killed rehearsal had left" in left.said
-        names = docker("ps", "--all", "--format", "{{.Names}}").stdout
-        assert name not in names and name not in docker("network", "ls", "--format", "{{.Name}}").stdout
+@pytest.mark.parametrize("folder", ["the same folder", "a folder of its own", "its folder is gone"])
+def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, image, folder):
+    name = "orphans"  # of both
+    first, other, following = (Rehearsal(tmp_path / which) for which in ("first", "other", "next"))
+    if folder == "the same folder":
+        other.cache = following.cache = first.cache
+    with other:
+        first.start()
+        try:
+            for server in (first, other):
+                server.create(image, "trap exit TERM; echo up; sleep 600 & wait", hosts=2, TrainingJobName=name)
+                server.wait_for_line(name, "up", "algo-2")
+        finally:
+            first.process.kill()
+            first.process.wait()
+        assert len(containers(name)) == 4 and "ended what" not in other.said
+        if folder == "its folder is gone":
+            shutil.rmtree(first.cache)
+        following.start()
+        following.process.send_signal(signal.SIGINT)
+        assert following.process.wait(timeout=60) == 0
+        assert following.said.count("ended what a killed rehearsal had left") == 1
+        assert len(containers(name)) == 2  # those of the other one, which is at work
+        other.sagemaker.stop_training_job(TrainingJobName=name)
+        assert other.ended(name)["TrainingJobStatus"] == "Stopped"
+    assert first.left() == []
+
+
+def containers(job: str) -> list[str]:
+    """Return the containers of the jobs of a name."""
+    return docker("ps", "--all", "--quiet", f"--filter={LABEL}", f"--filter=name=-{job}-").stdout.split()
 
 
 def test_ctrl_c_ends_the_jobs(tmp_path, image):

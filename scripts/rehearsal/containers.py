@@ -4,6 +4,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import PurePath
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
@@ -25,6 +26,8 @@ class Containers:
 
     def __init__(self, owner: str, gpus: bool) -> None:
         self.owner, self.gpus = owner, gpus
+        # Two rehearsals may have jobs of one name.
+        self.prefix = f"rehearsal-{PurePath(owner).name[:6]}"
         self.client = docker.from_env()
         self.bridge = self.client.networks.get("bridge").attrs["IPAM"]["Config"][0]["Gateway"]
 
@@ -59,7 +62,7 @@ class Containers:
         """Make the network of a job; an isolated one has no way out."""
         with FIRST_START:
             made = self.client.networks.create(
-                f"rehearsal-{job}", driver="bridge", internal=isolated, labels={LABEL: self.owner}
+                f"{self.prefix}-{job}", driver="bridge", internal=isolated, labels={LABEL: self.owner}
             )
         return Network(self, job, made)
 
@@ -83,7 +86,7 @@ class Network:
         address = {self.made.name: EndpointConfig(engine.client.api._version, aliases=[host])}
         made = engine.client.containers.create(
             image,
-            name=f"rehearsal-{self.job}-{host}",
+            name=f"{engine.prefix}-{self.job}-{host}",
             hostname=f"ip-10-0-{number // 250}-{number % 250 + 1}.ec2.internal",  # as the service's
             environment=variables,
             volumes=volumes,
@@ -149,6 +152,13 @@ def remove(network) -> None:
     """Remove a network, if it is there."""
     with contextlib.suppress(NotFound):
         network.remove()
+
+
+def owners(client) -> set[str]:
+    """Return the owners of the containers and networks that are there."""
+    everything = {"label": LABEL}
+    found = {made.labels[LABEL] for made in client.containers.list(all=True, filters=everything, ignore_removed=True)}
+    return found | {network.attrs["Labels"][LABEL] for network in client.networks.list(filters=everything)}
 
 
 def remove_all(client, owner: str) -> int:

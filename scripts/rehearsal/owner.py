@@ -39,8 +39,11 @@ class Owner:
     def end_orphans(self, client) -> list[str]:
         """End what rehearsals that are gone have left, and return a line for each; `client` is Docker's, or None."""
         said = []
-        for folder in filter(Path.is_dir, self.root.iterdir()):
-            if folder == self.folder or alive(folder):
+        # The folder of some owner of containers may be elsewhere, or gone.
+        folders = set(filter(Path.is_dir, self.root.iterdir()))
+        folders |= set(map(Path, containers.owners(client))) if client else set()
+        for folder in sorted(folders - {self.folder}):
+            if alive(folder):
                 continue
             count = containers.remove_all(client, str(folder)) if client else 0
             count += end_processes(folder / "processes") + bridge.remove(folder.name)
@@ -64,7 +67,7 @@ def alive(folder: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except BlockingIOError:
+    except (BlockingIOError, PermissionError):  # at work; another user's
         return True
     return False
 
