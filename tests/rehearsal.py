@@ -107,9 +107,9 @@ class Rehearsal:
             time.sleep(0.1)
         return job
 
-    def ended(self, name: str) -> dict:
-        """Return the job's description when it has ended."""
-        end = time.monotonic() + LIMIT
+    def ended(self, name: str, seconds: float = LIMIT) -> dict:
+        """Return the job's description when it has ended, which takes `seconds` at most."""
+        end = time.monotonic() + seconds
         while (job := self.describe(name))["TrainingJobStatus"] not in ENDED:
             assert time.monotonic() < end, (job, self.said[-3000:])
             time.sleep(0.1)
