@@ -27,7 +27,8 @@ def main(interruptions: int, seed: int, engine: str, epochs: int) -> None:
     from rehearsal import Rehearsal
 
     sort = ["of any unwarned", "of any warned", "of all either"][seed % 3]
-    flags = [f"--interrupt=every ~20s {interruptions} times {sort}", f"--seed={seed}", f"--engine={engine}", "--grace=30"]
+    flags = [f"--interrupt=every ~20s {interruptions} times {sort}", f"--seed={seed}", f"--engine={engine}"]
+    flags += ["--grace=30"]
     given = {"trainer.max_epochs": str(epochs), "data.batch_size": "64", "resume.every_n_steps": "5"}
     fields = {"hosts": 2, "HyperParameters": given, "Environment": {"OMP_NUM_THREADS": "1"}}
     fields["StoppingCondition"] = {"MaxRuntimeInSeconds": 4 * 3600}
