@@ -1,13 +1,64 @@
 """The best model so far, kept also when the disk is full."""
 
 import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 
 class BestModel(ModelCheckpoint):
-    """Lightning's ModelCheckpoint; it remembers no file that could not be written, and keeps the one before."""
+    """Lightning's ModelCheckpoint; it remembers no file that could not be written, and keeps the one before.
+
+    It also knows the best model of before where a run goes on with a folder that has moved. And what was the best is
+    removed only when no checkpoint to resume from tells of it any more: a run may go on from each of them.
+    """
+
+    saves = 0
+    """How many checkpoints it takes until none that is kept tells of what was the best; app/resume.py knows."""
+    retired: Mapping[str, int] = {}  # noqa: RUF012  never changed in place
+    """What was the best, and after how many more checkpoints it is removed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what Lightning keeps, and what is to be removed."""
+        return super().state_dict() | {"retired": dict(self.retired)}
+
+    def aged(self, trainer: Trainer, by: int = 1) -> None:
+        """Remove what is due when so many more checkpoints have been saved."""
+        older = {path: left - by for path, left in self.retired.items()}
+        self.retired = {path: left for path, left in older.items() if left > 0}
+        for path in older.keys() - self.retired.keys():
+            if path != self.best_model_path and path not in self.best_k_models:  # it may have been written again
+                super()._remove_checkpoint(trainer, path)
+
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        self.retired = {**self.retired, filepath: self.saves}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state, whose files are now in this folder; Lightning would begin anew, with a later model."""
+        state = self._moved(state_dict)
+        self.retired = state.get("retired", {})
+        super().load_state_dict(state)
+
+    def lacks(self, checkpoint: Path) -> str:
+        """Return the name of the best model that a whole checkpoint tells of, if that file is not there; else ""."""
+        states = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get("callbacks", {})
+        known = self._moved(states.get(self.state_key, {})).get("best_model_path", "")
+        return "" if not known or "://" in known or Path(known).is_file() else Path(known).name
+
+    def _moved(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state of which all files are in this folder."""
+        before, now = str(state.get("dirpath")), str(self.dirpath)
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {moved(name): score for name, score in value.items()}
+            return now + value.removeprefix(before) if isinstance(value, str) and value.startswith(before) else value
+
+        return {name: moved(value) for name, value in state.items()} | {"dirpath": self.dirpath}
 
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict) -> None:
         before = {name: copy.copy(value) for name, value in vars(self).items()}
@@ -19,3 +70,8 @@ class BestModel(ModelCheckpoint):
             if trainer.is_global_zero:
                 best = self.best_model_path or "none"
                 print(f"warning: training goes on, but {lost}; the best model is still {best}", flush=True)
+
+
+def best(trainer: Trainer) -> list[BestModel]:
+    """Return the trainer's callbacks of this kind."""
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, BestModel)]

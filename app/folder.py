@@ -66,14 +66,21 @@ class Folder:
                 return torch.load(path, weights_only=True, mmap=True)[KEY]["version"]
         return None
 
-    def newest(self, limit: float, say: Callable[[str], None]) -> tuple[int, int, Path] | None:
-        """Return step, number of the save and path of the newest whole checkpoint up to step `limit`."""
+    def newest(
+        self, limit: float, say: Callable[[str], None], lacks: Callable[[Path], str]
+    ) -> tuple[int, int, Path] | None:
+        """Return step, number of the save and path of the newest whole checkpoint up to step `limit`.
+
+        `lacks` returns the name of a file that goes with a checkpoint and is not there, or "".
+        """
         for step, path in self.named():
             if step > limit:
                 continue
             found = examine(path)
             if isinstance(found, str):
                 say(f"checkpoint {path} {found}; it is skipped")
+            elif found[0] <= limit and (name := lacks(path)):
+                say(f"checkpoint {path} goes with {name}, the best model, which is not there; it is skipped")
             elif found[0] <= limit:
                 return *found, path
         return None
@@ -150,13 +157,17 @@ class Writer:
             self.problem = error
 
 
-def choose(folder: Folder, host: str, gather: Callable[[Any], list], examines: bool) -> Path | None:
+def choose(
+    folder: Folder, host: str, gather: Callable[[Any], list], examines: bool, lacks: Callable[[Path], str]
+) -> Path | None:
     """Return the newest checkpoint that is whole, and the same, on all hosts; None where no host has any.
 
     All ranks call it, `gather` gives each what all say; on each host one rank `examines` the files. ValueError, on all
-    ranks, if there are some but none will do.
+    ranks, if there are some but none will do. One that `lacks` what goes with it (see Folder.newest) will do if all do:
+    a copy of the folder, as SageMaker's to S3, may have a checkpoint and not yet the file beside it.
     """
     problems: list[str] = []
+    asked = lacks
 
     def say(problem: str) -> None:
         problem = " ".join(problem.encode(errors="replace").decode().split())  # a file may have any name
@@ -170,11 +181,14 @@ def choose(folder: Folder, host: str, gather: Callable[[Any], list], examines: b
             say(f"checkpoint {path} {problem}; it is skipped")
     limit, first = float("inf"), None
     while True:
-        found = folder.newest(limit, say) if examines else None
+        found = folder.newest(limit, say, asked) if examines else None
         own = (host, found and found[:2], found and found[2].name, problems)
         told = [one for one in gather(own if examines else None) if one]
         saves = [save for _, save, _, _ in told]
         first = first or told
+        if None in saves and asked is lacks and any(", the best model" in one for *_, said in told for one in said):
+            asked, limit = lambda path: "", float("inf")
+            continue
         if None in saves:
             break
         if len(set(saves)) == 1:

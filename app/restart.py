@@ -7,6 +7,7 @@ from pytorch_lightning import Trainer
 
 from app import checkpoints, curves, loops, partial, same
 from app.agreement import Agreement
+from app.best import best
 from app.chance import Chance
 from app.exact import divided, position
 from app.folder import Folder, choose
@@ -30,7 +31,10 @@ class Restart:
 
     def load(self, host: str, flags: Mapping[str, object]) -> None:
         """Hand Lightning the newest checkpoint, if there is any; ValueError if it is of a run with other `flags`."""
-        path = choose(self.folder, host, self.agreement.gather, examines=self.trainer.local_rank == 0)
+        # Rank 0 alone writes the best model and reads it.
+        callbacks = best(self.trainer) if self.trainer.is_global_zero else []
+        lacks = callbacks[0].lacks if callbacks else lambda path: ""
+        path = choose(self.folder, host, self.agreement.gather, self.trainer.local_rank == 0, lacks)
         if path is None:
             return
         checkpoint = checkpoints.read(path)

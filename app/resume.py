@@ -20,6 +20,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from app import checkpoints, curves, loops, partial, same, stop
 from app.agreement import Agreement
+from app.best import best
 from app.chance import Chance
 from app.checkpoints import VerifiedIO
 from app.exact import reached
@@ -61,15 +62,7 @@ class Resume(Callback):
         self.stall = 0.0  # seconds that training waited for the last checkpoint
 
     def attach(self, chance: Chance, host: str, flags: Mapping[str, object], torchrun: bool, enabled: bool) -> None:
-        """Learn what is known before training.
-
-        Args:
-            chance: What knows the seed of all.
-            host: Name of this host.
-            flags: All settings by flag.
-            torchrun: Whether torchrun started this process.
-            enabled: Whether there are to be checkpoints.
-        """
+        """Learn this host's name, all settings by flag, and whether torchrun started this, with checkpoints enabled."""
         self.chance, self.host, self.flags, self.torchrun, self.enabled = chance, host, flags, torchrun, enabled
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -89,6 +82,8 @@ class Resume(Callback):
         loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = VerifiedIO()
+        for callback in best(trainer):
+            callback.saves = self.folder.keep + 1  # one may still be being written
         connector = trainer._checkpoint_connector
         connector.resume_start = bound(self._load, connector.resume_start)
 
@@ -114,6 +109,8 @@ class Resume(Callback):
         """Have the last checkpoint on the disk."""
         self.writer.wait()
         self.writer.check("the training is done, and")
+        for callback in best(trainer):
+            callback.aged(trainer, by=callback.saves)
         if self.stop:
             self.stop.training = False
 
@@ -215,5 +212,7 @@ class Resume(Callback):
             self.writer.write(partial.copied(state), state[checkpoints.KEY]["step"], state[checkpoints.KEY]["number"])
             if last:
                 self.writer.wait()
+        for callback in best(self.trainer):
+            callback.aged(self.trainer)
         self.saved_at, self.agreement.due = time.monotonic(), False
         self.stall = self.saved_at - began

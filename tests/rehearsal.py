@@ -163,3 +163,16 @@ def run(rehearsal: Rehearsal, *line, **more) -> subprocess.CompletedProcess:
     return subprocess.run(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT, **more
     )
+
+
+def run_command(rehearsal: Rehearsal, *line: str) -> subprocess.CompletedProcess:
+    """Run a command of the rehearsal's own."""
+    command = [
+        python_of("rehearsal"),
+        "-m",
+        "scripts.rehearsal",
+        line[0],
+        f"--endpoint={rehearsal.endpoint}",
+        *line[1:],
+    ]
+    return subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)

@@ -33,11 +33,12 @@ MAY_IMPORT = {
     "folder": {"app.checkpoints", "app.stop", "torch"},
     "curves": {"fsspec", "pytorch_lightning", "tensorboard"},
     "loops": {"pytorch_lightning"},
-    "best": {"pytorch_lightning"},
+    "best": {"pytorch_lightning", "torch"},
     "partial": {"lightning_utilities", "torch", "torchmetrics", "pytorch_lightning"},
     "same": {"pytorch_lightning"},
     "restart": {
         "app.agreement",
+        "app.best",
         "app.chance",
         "app.checkpoints",
         "app.curves",
@@ -50,6 +51,7 @@ MAY_IMPORT = {
     },
     "resume": {
         "app.agreement",
+        "app.best",
         "app.chance",
         "app.checkpoints",
         "app.curves",

@@ -223,6 +223,42 @@ def test_one_continuous_curve_on_s3(server, bucket, tmp_path: Path):
     assert found[0] and found[0] == found[1]
 
 
+def test_a_folder_that_has_moved_still_has_the_best_model(server, tmp_path: Path):
+    flags = ["--checkpoint.monitor=val_loss", "--checkpoint.mode=max"]  # the first one, as the loss goes down
+    places = [[f"--{what}.dirpath={tmp_path / name}" for what in ("checkpoint", "resume")] for name in ("a", "b")]
+    whole, run = Run(server, tmp_path / "whole", flags), Run(server, tmp_path / "run", [*flags, *places[0]])
+    whole.finish()
+    assert list((tmp_path / "whole").rglob("best-epoch=0-*.ckpt"))
+    run.interrupt(signal.SIGTERM, lambda: run.steps >= whole.steps / 2)
+    (tmp_path / "a").rename(tmp_path / "b")
+    said = run.finish(*places[1])
+    assert "resuming from step" in said and "is not there any more" not in said
+    assert run.result == whole.result
+
+
+@pytest.mark.parametrize("lost", ["of the first epoch", "of the last epoch before"])
+def test_a_best_model_that_was_not_copied_yet(server, tmp_path: Path, lost):
+    """It goes on from a checkpoint that does not tell of it, and makes it again."""
+    mode = "max" if lost == "of the first epoch" else "min"
+    flags = [
+        "--checkpoint.monitor=val_loss",
+        f"--checkpoint.mode={mode}",
+        "--resume.every_n_steps=4",
+        "--resume.keep=50",
+    ]
+    whole, run = Run(server, tmp_path / "whole", flags), Run(server, tmp_path / "run", flags)
+    whole.finish()
+    run.interrupt(signal.SIGKILL, lambda: run.steps >= whole.steps * 0.9)
+    copies = {path.name: path for path in (tmp_path / "run").rglob("best-*.ckpt")}
+    newest = max(copies)  # best-epoch=N-...
+    copies[newest].unlink()
+    assert newest.startswith("best-epoch=0" if mode == "max" else "best-epoch=1")
+    said = run.finish()
+    assert f"goes with {newest}, the best model, which is not there; it is skipped" in said and "resuming from" in said
+    assert run.result == whole.result
+    assert len(list((tmp_path / "run").rglob("best-*.ckpt"))) == 1
+
+
 def test_a_job_that_is_done_only_writes_its_model_again(server, tmp_path: Path):
     run = Run(server, tmp_path / "run", [*EMA, "--checkpoint.monitor=null", "--checkpoint.filename=null"])
     run.finish()

@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from containers import ROOT, docker
 from environments import python_of
 from local_mode import needs_an_engine
-from rehearsal import LABEL, Rehearsal, run
+from rehearsal import LABEL, Rehearsal, run, run_command
 
 pytestmark = needs_an_engine
 
@@ -260,19 +260,6 @@ def test_an_interruption_by_hand(rehearsal, image):
     assert (interruption["hosts"], interruption["warned"], interruption["why"]) == (["algo-2"], False, "by hand")
     assert [one["reclaimed"] for one in record["attempts"][0]["instances"]] == [False, True]
     assert "goodput" in (rehearsal.folder / name / "report.html").read_text().lower()
-
-
-def run_command(rehearsal: Rehearsal, *line: str) -> subprocess.CompletedProcess:
-    """Run a command of the rehearsal's own."""
-    command = [
-        python_of("rehearsal"),
-        "-m",
-        "scripts.rehearsal",
-        line[0],
-        f"--endpoint={rehearsal.endpoint}",
-        *line[1:],
-    ]
-    return subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
 
 
 def test_ten_jobs_at_once(rehearsal, image):

@@ -5,11 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from botocore.exceptions import ClientError
 from conftest import write_cifar
-from rehearsal import Rehearsal
+from rehearsal import LIMIT, Rehearsal, run_command
 from test_rehearsal_clients import FAST, same, weights
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
@@ -17,13 +18,11 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """A rehearsal by processes, which takes a spot job's instance away once."""
+    """A rehearsal by processes."""
     folder = tmp_path_factory.mktemp("rehearsal")
     os.environ["REHEARSAL_PYTHON"] = sys.executable
     try:
-        with Rehearsal(
-            folder, "--engine=processes", "--interrupt=at step 6 of algo-2 unwarned", "--sync-every=0.2"
-        ) as server:
+        with Rehearsal(folder, "--engine=processes", "--sync-every=0.2") as server:
             assert "no Docker engine" in server.said
             for path in write_cifar(folder / "data").iterdir():
                 server.s3.upload_file(str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}")
@@ -35,7 +34,7 @@ def rehearsal(tmp_path_factory):
 def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://rehearsal/cifar10/"}
     fields = {
-        "HyperParameters": FAST | {"trainer.max_epochs": "3", "data.val_split": "0.2", "data": "CIFAR10DataModule"},
+        "HyperParameters": FAST | {"trainer.max_epochs": "8", "data.val_split": "0.2", "data": "CIFAR10DataModule"},
         "Environment": {"OMP_NUM_THREADS": "1"},
         "hosts": 2,
         "InputDataConfig": [
@@ -46,6 +45,11 @@ def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     names = [rehearsal.create("none", **fields)]
     whole = rehearsal.ended(names[0])
     names.append(rehearsal.create("none", spot=True, **fields, **checkpoints))
+    end = time.monotonic() + LIMIT
+    while not any(key.endswith(".ckpt") for key in rehearsal.keys("checkpoints/run/")):
+        assert time.monotonic() < end, rehearsal.lines(names[1])
+        time.sleep(0.05)
+    assert run_command(rehearsal, "interrupt", names[1], "--host=algo-2", "--unwarned").returncode == 0
     interrupted = rehearsal.ended(names[1])
     assert whole["TrainingJobStatus"] == interrupted["TrainingJobStatus"] == "Completed", (whole, interrupted)
     statuses = [one["Status"] for one in interrupted["SecondaryStatusTransitions"]]
