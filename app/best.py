@@ -17,25 +17,23 @@ class BestModel(ModelCheckpoint):
     removed only when no checkpoint to resume from tells of it any more: a run may go on from each of them.
     """
 
-    saves = 0
-    """How many checkpoints it takes until none that is kept tells of what was the best; app/resume.py knows."""
     retired: Mapping[str, int] = {}  # noqa: RUF012  never changed in place
-    """What was the best, and after how many more checkpoints it is removed."""
+    """What was the best, and how many checkpoints to resume from have been saved since."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what Lightning keeps, and what is to be removed."""
         return super().state_dict() | {"retired": dict(self.retired)}
 
-    def aged(self, trainer: Trainer, by: int = 1) -> None:
-        """Remove what is due when so many more checkpoints have been saved."""
-        older = {path: left - by for path, left in self.retired.items()}
-        self.retired = {path: left for path, left in older.items() if left > 0}
+    def age(self, trainer: Trainer, keep: int) -> None:
+        """Take note of one more checkpoint; remove what was the best before the last `keep` of them, and this one."""
+        older = {path: age + 1 for path, age in self.retired.items()}
+        self.retired = {path: age for path, age in older.items() if age <= keep}
         for path in older.keys() - self.retired.keys():
             if path != self.best_model_path and path not in self.best_k_models:  # it may have been written again
                 super()._remove_checkpoint(trainer, path)
 
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        self.retired = {**self.retired, filepath: self.saves}
+        self.retired = {**self.retired, filepath: 0}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state, whose files are now in this folder; Lightning would begin anew, with a later model."""
@@ -72,6 +70,12 @@ class BestModel(ModelCheckpoint):
                 print(f"warning: training goes on, but {lost}; the best model is still {best}", flush=True)
 
 
-def best(trainer: Trainer) -> list[BestModel]:
+def callbacks(trainer: Trainer) -> list[BestModel]:
     """Return the trainer's callbacks of this kind."""
     return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, BestModel)]
+
+
+def age(trainer: Trainer, keep: int) -> None:
+    """Have all of them take note of one more checkpoint, of which `keep` stay; of none, when all is done."""
+    for callback in callbacks(trainer):
+        callback.age(trainer, keep)

@@ -167,7 +167,7 @@ def choose(
     a copy of the folder, as SageMaker's to S3, may have a checkpoint and not yet the file beside it.
     """
     problems: list[str] = []
-    asked = lacks
+    strict, lacking = True, False  # whether `lacks` counts, and has spoken
 
     def say(problem: str) -> None:
         problem = " ".join(problem.encode(errors="replace").decode().split())  # a file may have any name
@@ -175,32 +175,43 @@ def choose(
             problems.append(problem)
             print(f"warning: {problem}", flush=True)
 
+    def lacked(path: Path) -> str:
+        nonlocal lacking
+        name = lacks(path) if strict else ""
+        lacking = lacking or bool(name)
+        return name
+
     if examines:
         folder.clean()
         for path, problem in folder.foreign():
             say(f"checkpoint {path} {problem}; it is skipped")
     limit, first = float("inf"), None
     while True:
-        found = folder.newest(limit, say, asked) if examines else None
-        own = (host, found and found[:2], found and found[2].name, problems)
+        found = folder.newest(limit, say, lacked) if examines else None
+        own = (host, found and found[:2], found and found[2].name, problems, lacking)
         told = [one for one in gather(own if examines else None) if one]
-        saves = [save for _, save, _, _ in told]
+        saves = [save for _, save, *_ in told]
         first = first or told
-        if None in saves and asked is lacks and any(", the best model" in one for *_, said in told for one in said):
-            asked, limit = lambda path: "", float("inf")
+        if None in saves and strict and any(lacks_some for *_, lacks_some in told):
+            strict, limit = False, float("inf")
             continue
         if None in saves:
             break
         if len(set(saves)) == 1:
             folder.whole = sorted({step for step, _ in folder.named() if 0 <= step <= saves[0][0]})
-            return folder.path / next(name for place, _, name, _ in told if place == host)
+            return folder.path / next(name for place, _, name, *_ in told if place == host)
         steps = {step for step, _ in saves}
         limit = min(steps) if len(steps) > 1 else min(steps) - 1
-    if limit == float("inf") and not any(saves) and not any(problems for *_, problems in told):
+    if limit == float("inf") and not any(saves) and not any(problems for *_, problems, _ in told):
         return None
-    have = "; ".join(f"{host} has {f'step {save[0]}' if save else 'none'}" for host, save, _, _ in first)
-    why = [problem for *_, problems in told for problem in problems]
-    raise ValueError(
+    raise _none_will_do(folder, first, told)
+
+
+def _none_will_do(folder: Folder, first: list[tuple], told: list[tuple]) -> ValueError:
+    """Return the error that says what each host has, and what is wrong with it: as told at first, and at last."""
+    have = "; ".join(f"{host} has {f'step {save[0]}' if save else 'none'}" for host, save, *_ in first)
+    why = [problem for *_, problems, _ in told for problem in problems]
+    return ValueError(
         f"--resume.dirpath={folder.path}: found checkpoints, but none that is whole and the same on all hosts "
         f"({have}{'; ' if why else ''}{'; '.join(why[:3])}); bring one back, or move them away to start anew"
     )

@@ -5,9 +5,8 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 
-from app import checkpoints, curves, loops, partial, same
+from app import best, checkpoints, curves, loops, partial, same
 from app.agreement import Agreement
-from app.best import best
 from app.chance import Chance
 from app.exact import divided, position
 from app.folder import Folder, choose
@@ -32,7 +31,7 @@ class Restart:
     def load(self, host: str, flags: Mapping[str, object]) -> None:
         """Hand Lightning the newest checkpoint, if there is any; ValueError if it is of a run with other `flags`."""
         # Rank 0 alone writes the best model and reads it.
-        callbacks = best(self.trainer) if self.trainer.is_global_zero else []
+        callbacks = best.callbacks(self.trainer) if self.trainer.is_global_zero else []
         lacks = callbacks[0].lacks if callbacks else lambda path: ""
         path = choose(self.folder, host, self.agreement.gather, self.trainer.local_rank == 0, lacks)
         if path is None:

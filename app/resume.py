@@ -2,8 +2,7 @@
 
 States are taken where nothing is half done (app/loops.py); what a Lightning checkpoint leaves out is in app/partial.py;
 what is random needs no state (app/chance.py). All ranks agree on a stop by a small collective on a group of its own:
-Lightning's handler of SIGTERM calls one inside the handler, where ranks that are not in step wait for each other for
-ever (Lightning issue 20806).
+Lightning's handler of SIGTERM calls one by itself, in which ranks that are not in step hang (Lightning issue 20806).
 """
 
 import time
@@ -18,9 +17,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 
-from app import checkpoints, curves, loops, partial, same, stop
+from app import best, checkpoints, curves, loops, partial, same, stop
 from app.agreement import Agreement
-from app.best import best
 from app.chance import Chance
 from app.checkpoints import VerifiedIO
 from app.exact import reached
@@ -62,7 +60,15 @@ class Resume(Callback):
         self.stall = 0.0  # seconds that training waited for the last checkpoint
 
     def attach(self, chance: Chance, host: str, flags: Mapping[str, object], torchrun: bool, enabled: bool) -> None:
-        """Learn this host's name, all settings by flag, and whether torchrun started this, with checkpoints enabled."""
+        """Learn what is known before training.
+
+        Args:
+            chance: What knows the seed of all.
+            host: Name of this host.
+            flags: All settings by flag.
+            torchrun: Whether torchrun started this process.
+            enabled: Whether there are to be checkpoints.
+        """
         self.chance, self.host, self.flags, self.torchrun, self.enabled = chance, host, flags, torchrun, enabled
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -82,8 +88,6 @@ class Resume(Callback):
         loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = VerifiedIO()
-        for callback in best(trainer):
-            callback.saves = self.folder.keep + 1  # one may still be being written
         connector = trainer._checkpoint_connector
         connector.resume_start = bound(self._load, connector.resume_start)
 
@@ -109,8 +113,7 @@ class Resume(Callback):
         """Have the last checkpoint on the disk."""
         self.writer.wait()
         self.writer.check("the training is done, and")
-        for callback in best(trainer):
-            callback.aged(trainer, by=callback.saves)
+        best.age(trainer, keep=0)
         if self.stop:
             self.stop.training = False
 
@@ -212,7 +215,6 @@ class Resume(Callback):
             self.writer.write(partial.copied(state), state[checkpoints.KEY]["step"], state[checkpoints.KEY]["number"])
             if last:
                 self.writer.wait()
-        for callback in best(self.trainer):
-            callback.aged(self.trainer)
+        best.age(self.trainer, self.folder.keep)
         self.saved_at, self.agreement.due = time.monotonic(), False
         self.stall = self.saved_at - began

@@ -124,7 +124,7 @@ HOSTS = [f"algo-{number}" for number in range(1, 5)]
 
 def scheduled(*texts: str, seed: str = "0", hosts: list[str] = HOSTS) -> Schedule:
     """Return a job's schedule."""
-    return Schedule(schedule.parse_all(texts), hosts, seed)
+    return Schedule([schedule.parse(text) for text in texts], hosts, seed)
 
 
 def test_a_time_after_the_first_start_comes_once():

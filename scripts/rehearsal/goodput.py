@@ -121,10 +121,9 @@ def _origins(attempts: Sequence[Attempt]) -> list[int | None]:
     found, highest = [], 0
     for attempt in attempts:
         steps = [point.step for point in attempt.points]
-        resumed = getattr(attempt, "resumed", None)
         first = min([*steps, highest]) if steps else None
-        found.append(first if resumed is None else resumed)
-        highest = max([highest, *steps, resumed or 0])
+        found.append(first if attempt.resumed is None else attempt.resumed)
+        highest = max([highest, *steps, attempt.resumed or 0])
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
-from . import artifacts, layout
+from . import artifacts, layout, rules
 from .attempt import Attempt, Ended, Outcome
 from .channels import JobFailed
 from .logs import Logs
@@ -73,9 +73,8 @@ class Job(threading.Thread):
         self.logs = Logs(place.clients("logs"), record.name, self.folder / "logs")
         self.schedule = Schedule(self._rules(), [host.name for host in self.hosts], str(settings.seed))
         self.wishes, self.repairs, self.trained = Wishes(), 0, 0.0
-        stopping = self.request.get("StoppingCondition") or {}
-        self.longest = stopping.get("MaxRuntimeInSeconds", 86400)  # AWS: StoppingCondition
-        wait = stopping.get("MaxWaitTimeInSeconds")
+        self.longest = rules.longest(self.request)
+        wait = (self.request.get("StoppingCondition") or {}).get("MaxWaitTimeInSeconds")
         self.latest = record.created + wait if wait else None
         self.changed("Starting", "Starting the training job")
 

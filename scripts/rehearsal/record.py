@@ -120,24 +120,3 @@ def point(line: str, time: float) -> Point | None:
     if not (found := STEP.search(line)):
         return None
     return Point(time, int(found[1]), {name: float(value) for name, value in PAIR.findall(line)})
-
-
-def from_json(found: dict) -> Record:
-    """Return what `as_json` gave."""
-    attempts = [
-        Attempt(
-            one["number"],
-            [Instance(**instance) for instance in one["instances"]],
-            [Point(**point) for point in one["points"]],
-            one["resumed"],
-        )
-        for one in found["attempts"]
-    ]
-    return Record(
-        **found
-        | {
-            "attempts": attempts,
-            "interruptions": [Interruption(**one) for one in found["interruptions"]],
-            "transitions": [Transition(**one) for one in found["transitions"]],
-        }
-    )

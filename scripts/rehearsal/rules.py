@@ -107,6 +107,11 @@ def groups(request: dict) -> list[dict]:
     ]
 
 
+def longest(request: dict) -> int:
+    """Return the seconds that a job may train: a day unless it says otherwise (AWS: StoppingCondition)."""
+    return (request.get("StoppingCondition") or {}).get("MaxRuntimeInSeconds", 86400)
+
+
 def _algorithm(algorithm: dict) -> None:
     if not algorithm.get("TrainingImage"):
         raise invalid("You must specify either TrainingImage or AlgorithmName in AlgorithmSpecification")
@@ -137,9 +142,9 @@ def _resources(resources: dict) -> None:
 
 def _stopping(request: dict) -> None:
     stopping = request.get("StoppingCondition") or {}
-    longest, wait = stopping.get("MaxRuntimeInSeconds", 86400), stopping.get("MaxWaitTimeInSeconds")
+    wait = stopping.get("MaxWaitTimeInSeconds")
     if request.get("EnableManagedSpotTraining"):
-        if wait is None or wait < longest:
+        if wait is None or wait < longest(request):
             raise invalid(
                 "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
             )

@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -136,8 +135,3 @@ class Schedule:
 def named(hosts: str) -> list[str]:
     """Return the hosts that a rule names."""
     return [] if hosts in ("all", "any") else hosts.split(",")
-
-
-def parse_all(texts: Iterable[str]) -> list[Rule]:
-    """Return the rules of several texts."""
-    return [parse(text) for text in texts]

@@ -1,15 +1,15 @@
 """SageMaker's operations on training jobs, as the API reference has them."""
 
-import base64
 import copy
 import re
 import threading
 import time
 from collections.abc import Callable
 
-from . import layout, rules
+from . import layout, listing, rules
 from .errors import Refused, invalid
 from .job import Job, Place
+from .listing import without_none
 from .metrics import Metrics
 from .record import ENDED, Record
 from .schedule import Due
@@ -17,7 +17,6 @@ from .settings import Settings
 from .validation import input_shape, validate
 
 ACCOUNT = "123456789012"  # moto's
-PAGE = 10  # of ListTrainingJobs, unless MaxResults says otherwise
 
 
 class Service:
@@ -105,21 +104,8 @@ class Service:
 
     def ListTrainingJobs(self, request: dict, region: str) -> dict:  # noqa: N802
         """Return the jobs that a filter lets through, a page at a time."""
-        for name in ("WarmPoolStatusEquals", "TrainingPlanArnEquals"):
-            if request.get(name):
-                raise invalid(f"The rehearsal does not emulate {name} of ListTrainingJobs")
-        found = [job.record for arn, job in list(self.jobs.items()) if arn == arn_of(job.record.name, region)]
-        found = [record for record in found if passes(record, request)]
-        keys = {"Name": lambda record: record.name, "Status": lambda record: record.status}
-        found.sort(key=lambda record: record.created, reverse=True)
-        found.sort(
-            key=keys.get(request.get("SortBy"), lambda record: record.created),
-            reverse=request.get("SortOrder", "Descending") == "Descending",
-        )
-        start, size = place_in_list(request.get("NextToken")), request.get("MaxResults", PAGE)
-        page = [summary(record, region) for record in found[start : start + size]]
-        more = {"NextToken": token(start + size)} if start + size < len(found) else {}
-        return {"TrainingJobSummaries": page} | more
+        there = [(arn, job.record) for arn, job in list(self.jobs.items())]
+        return listing.page({arn: record for arn, record in there if arn == arn_of(record.name, region)}, request)
 
     def AddTags(self, request: dict, region: str) -> dict:  # noqa: N802
         """Add tags to a job."""
@@ -199,59 +185,6 @@ def arn_of(name: str, region: str) -> str:
     return f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{name}"
 
 
-def passes(record: Record, request: dict) -> bool:
-    """Return whether a job passes the filters of ListTrainingJobs."""
-    return (
-        request.get("NameContains", "") in record.name
-        and request.get("StatusEquals", record.status) == record.status
-        and within(record.created, request, "CreationTime")
-        and within(record.modified, request, "LastModifiedTime")
-    )
-
-
-def within(moment: float, request: dict, name: str) -> bool:
-    """Return whether a moment lies between a filter's bounds."""
-    return request.get(f"{name}After", 0) <= moment <= request.get(f"{name}Before", float("inf"))
-
-
-def summary(record: Record, region: str) -> dict:
-    """Return a job's entry in ListTrainingJobs."""
-    return without_none(
-        {
-            "TrainingJobName": record.name,
-            "TrainingJobArn": arn_of(record.name, region),
-            "CreationTime": record.created,
-            "TrainingEndTime": record.training_end,
-            "LastModifiedTime": record.modified,
-            "TrainingJobStatus": record.status,
-            "SecondaryStatus": record.secondary,
-        }
-    )
-
-
-def token(start: int) -> str:
-    """Return a NextToken."""
-    return base64.b64encode(str(start).encode()).decode()
-
-
-def place_in_list(found: str | None) -> int:
-    """Return what a NextToken says."""
-    try:
-        start = int(base64.b64decode(found, validate=True)) if found else 0
-    except ValueError:
-        start = -1
-    if start < 0:
-        raise invalid("Invalid NextToken")
-    return start
-
-
 def listed(tags: dict[str, str]) -> list[dict]:
     """Return tags as the API has them."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]
-
-
-def without_none(found):
-    """Return JSON without what is null: a client takes null for a value."""
-    if isinstance(found, dict):
-        return {key: without_none(value) for key, value in found.items() if value is not None}
-    return [without_none(value) for value in found] if isinstance(found, list) else found

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from .schedule import Rule, parse_all
+from .schedule import Rule, parse
 
 PORT = 4571
 
@@ -99,7 +99,7 @@ def from_flags(args: argparse.Namespace) -> Settings:
         port=args.port,
         folder=args.folder.resolve(),
         engine=args.engine,
-        interrupt=parse_all(args.interrupt),
+        interrupt=[parse(text) for text in args.interrupt],
         seed=args.seed,
         grace=args.grace,
         repairs=args.repairs,
