@@ -88,6 +88,14 @@ ARG LIGHTNING_BOLTS=
 COPY scripts/install_bolts.sh /tmp/
 RUN if [ -n "$LIGHTNING_BOLTS" ]; then PIP_NO_CACHE_DIR=1 /tmp/install_bolts.sh "$LIGHTNING_BOLTS"; fi
 
+# Off unless it is set: a C++ compiler, which torch.compile takes (--model.compile); 250 MB. Python's headers are there.
+ARG COMPILER=
+RUN if [ -n "$COMPILER" ]; then \
+        apt-get update \
+     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends g++ \
+     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*; \
+    fi
+
 # For runs outside of SageMaker: without /opt/ml/output the toolkit's `train` fails in silence, with exit status 0.
 # No /opt/ml/code: only there does the toolkit unpack a job's own source, and only while it is empty.
 RUN mkdir -p /opt/ml/input/config /opt/ml/input/data /opt/ml/model /opt/ml/output/data

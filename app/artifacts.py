@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,18 +10,6 @@ import pytorch_lightning as pl
 import torch
 import torchvision
 from torch import nn
-
-
-def check_writable(folder: Path, what: str) -> None:
-    """Create `folder` if need be; ValueError if nothing can be written there, before any time is spent training."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"{folder}: {what} cannot be written there ({error.strerror}); allowed is a writable folder"
-        ) from None
 
 
 def save(
@@ -36,9 +23,9 @@ def save(
     """Write model.pt, model.json and config.yaml, and return the path of model.pt.
 
     model.pt is the state dict of `model.network`, or of the whole module if it has none of that name, on the CPU;
-    `torch.load(..., weights_only=True)` reads it. model.json says what it is and how to feed it: class path, classes,
-    input shape, normalisation, metrics, versions, revision. `config`, the text of config.yaml, is what all flags
-    came to; `--config` reads it.
+    `torch.load(..., weights_only=True)` reads it. model.json says what it is and how to feed it: class path, the
+    module's hyperparameters, classes, input shape, normalisation, metrics, versions, revision. `config`, the text of
+    config.yaml, is what all flags came to; `--config` reads it.
     """
     network = getattr(model, "network", model)
     network = network if isinstance(network, nn.Module) else model
@@ -48,6 +35,7 @@ def save(
     description = {
         "class_path": _class_path(network),
         "module_class_path": _class_path(model),
+        "hyperparameters": json.loads(json.dumps(dict(model.hparams), default=str)),
         "data_class_path": _class_path(datamodule),
         "num_classes": getattr(datamodule, "num_classes", None),
         "classes": list(classes) if classes else None,

@@ -9,8 +9,9 @@ import torch
 from pytorch_lightning import LightningDataModule
 
 from app import shards
+from app.augmentation import Normalize
 from app.exact import position
-from app.resident import Normalize, ResidentLoader, ResidentSet
+from app.resident import ResidentLoader, ResidentSet
 from app.shards import Shard
 
 
@@ -28,6 +29,7 @@ class ResidentDataModule(LightningDataModule):
         shuffle: Whether each epoch has an order of its own.
         pin_memory: Accepted for compatibility; the images are on the device already.
         drop_last: Whether to leave out the remainder that does not fill a batch.
+        cutout: Side, in pixels, of the square that is cut out of each training image (arXiv:1708.04552); 0 for none.
     """
 
     name: str
@@ -51,14 +53,17 @@ class ResidentDataModule(LightningDataModule):
         shuffle: bool = True,
         pin_memory: bool = True,
         drop_last: bool = False,
+        cutout: int = 0,
     ) -> None:
         super().__init__()
-        for flag, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0), ("seed", seed, 0)):
+        for flag, value, least in (
+            ("batch_size", batch_size, 1), ("num_workers", num_workers, 0), ("seed", seed, 0), ("cutout", cutout, 0)
+        ):  # fmt: skip
             if value < least:
                 raise ValueError(f"--data.{flag}: found {value}, allowed is {least} or more")
         self.data_dir, self.val_split, self.num_workers, self.normalize = data_dir, val_split, num_workers, normalize
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
-        self.pin_memory, self.drop_last = pin_memory, drop_last
+        self.pin_memory, self.drop_last, self.cutout = pin_memory, drop_last, cutout
         self.sets: dict[str, ResidentSet] = {}
         self.shards: list[Shard] = []
 
@@ -122,7 +127,8 @@ class ResidentDataModule(LightningDataModule):
 
     def train_dataloader(self) -> ResidentLoader:
         """Return the loader of the training images, augmented."""
-        return self._loader("train", shuffle=self.shuffle, drop_last=self.drop_last, augment=True, flip=self.flip)
+        augmented = {"augment": True, "flip": self.flip, "cutout": self.cutout}
+        return self._loader("train", shuffle=self.shuffle, drop_last=self.drop_last, **augmented)
 
     def val_dataloader(self) -> ResidentLoader:
         """Return the loader of the validation images."""

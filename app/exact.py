@@ -110,7 +110,7 @@ class Batches(Sampler):
         order = self._order(epoch)
         division, first = self.course.of_epoch(epoch)
         for batch in range(start, len(self)):
-            places = division.slice(batch - first, self.rank).tolist()
+            places = division.part(batch - first, self.rank)
             if self.whole:
                 yield [(epoch, (place, k), index) for place in places for k, index in enumerate(order[place])]
             else:

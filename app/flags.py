@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
 
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -36,6 +37,20 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
         nullable = ["null"] if "Expected a null" in text and not owner else []
         return f"{flag}: found {given!r}, allowed is {' or '.join([*kinds, *nullable])}"
     return " ".join(re.sub(r'^Parser key "([^"]+)"', r"--\1", text.removeprefix("argument ")).split())
+
+
+def recipes(args: list[str]) -> list[str]:
+    """Return `args` with the path of a recipe for each `--config` that is a recipe's name."""
+    known = {path.stem: str(path) for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml"))}
+    found = []
+    for before, word in zip(["", *args], args, strict=False):
+        given = word.removeprefix("--config=") if word.startswith("--config=") else word if before == "--config" else ""
+        if given and not Path(given).is_file():
+            if given not in known:
+                raise ValueError(f"--config: found {given!r}, allowed is a file, or one of {', '.join(known)}")
+            word = word.removesuffix(given) + known[given]
+        found.append(word)
+    return found
 
 
 def flat(config: Mapping[str, object], prefix: str = "--") -> Iterator[tuple[str, object]]:

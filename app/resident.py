@@ -5,14 +5,13 @@ worker, process or clock enters it, so that a resumed run sees what an uninterru
 a run with another number of workers. Whole batches are augmented and normalised at once, on the device.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-PADDING = 4  # pixels around the image that a random crop may reach into, as in the ResNet paper (arXiv:1512.03385, 4.2)
+from app.augmentation import Augmentation, Normalize, generator
 
 
 @dataclass(frozen=True)
@@ -32,52 +31,6 @@ class ResidentSet:
 
     def __len__(self) -> int:
         return len(self.labels)
-
-
-def generator(*key: int | str) -> torch.Generator:
-    """Return a CPU generator seeded by the whole of `key`; alike on every machine and in every process."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Random crop with padding, then a horizontal flip; the choices of one epoch, by position in the epoch."""
-
-    top: Tensor  # int64 [N], 0 to 2 * PADDING
-    left: Tensor  # int64 [N], 0 to 2 * PADDING
-    flip: Tensor  # bool [N]
-
-    @classmethod
-    def of_epoch(cls, seed: int | str, epoch: int, size: int, flip: bool) -> "Augmentation":
-        """Draw the choices of an epoch of `size` samples; without `flip`, none is flipped."""
-        draw = generator("augment", seed, epoch)
-        top, left = torch.randint(2 * PADDING + 1, (2, size), generator=draw)
-        return cls(top, left, torch.rand(size, generator=draw) < (0.5 if flip else 0.0))
-
-    def apply(self, images: Tensor, positions: Tensor) -> Tensor:
-        """Return uint8 `images` [n, C, H, W] cropped and flipped with the choices of `positions`, int64 [n]."""
-        height, width = images.shape[-2:]
-        padded = torch.nn.functional.pad(images, [PADDING] * 4)
-        # A view of every crop that there is, [n, C, 2 * PADDING + 1, 2 * PADDING + 1, H, W].
-        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
-        top, left, flip = (choice[positions].to(images.device) for choice in (self.top, self.left, self.flip))
-        cropped = windows[torch.arange(len(images), device=images.device), :, top, left]
-        return torch.where(flip[:, None, None, None], cropped.flip(-1), cropped)
-
-
-class Normalize:
-    """uint8 [n, C, H, W] to float32: divided by 255, then (x - mean) / std per channel if these are given."""
-
-    def __init__(self, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None) -> None:
-        self.mean, self.std = (torch.tensor(value)[:, None, None] if value else None for value in (mean, std))
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return the images as the network wants them, on their device; bit for bit what torchvision computes."""
-        images = images.float().div_(255)
-        if self.mean is None:
-            return images
-        return images.sub_(self.mean.to(images.device)).div_(self.std.to(images.device))
 
 
 @dataclass(frozen=True)
@@ -113,10 +66,12 @@ class Division:
         each, rest = divmod(len(self.positions(batch)), self.ranks)
         return [each + (rank < rest) for rank in range(self.ranks)]
 
-    def slice(self, batch: int, rank: int) -> Tensor:
-        """Return the positions of a rank's slice, int64 [n]."""
+    def part(self, batch: int, rank: int) -> range:
+        """Return the positions of a rank's slice; the first ranks have those that do not divide evenly."""
         positions = self.positions(batch)
-        return torch.arange(positions.start, positions.stop).tensor_split(self.ranks)[rank]
+        each, rest = divmod(len(positions), self.ranks)
+        first = rank * each + min(rank, rest)
+        return positions[first : first + each + (rank < rest)]
 
 
 @dataclass
@@ -163,6 +118,7 @@ class ResidentLoader:
         shuffle: bool = False,
         augment: bool = False,
         flip: bool = False,
+        cutout: int = 0,
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
@@ -170,7 +126,7 @@ class ResidentLoader:
         position: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.data, self.normalize, self.seed, self.batch_size = data, normalize, seed, batch_size
-        self.shuffle, self.augment, self.flip, self.rank = shuffle, augment, flip, rank
+        self.shuffle, self.augment, self.flip, self.cutout, self.rank = shuffle, augment, flip, cutout, rank
         self.division = Division(len(data), batch_size, world_size, drop_last)
         self.divisions = [Division(size, batch_size, ranks, drop_last) for size, ranks in shards] or [self.division]
         self.batches = min(division.batches for division in self.divisions)
@@ -195,12 +151,17 @@ class ResidentLoader:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         epoch, start = self.position()
         size, device = len(self.data), self.data.images.device
-        draw = generator("order", self.seed, epoch)
-        order = torch.randperm(size, generator=draw) if self.shuffle else torch.arange(size)
-        choices = Augmentation.of_epoch(self.seed, epoch, size, self.flip) if self.augment else None
+        order = torch.arange(size)
+        if self.shuffle:
+            order = torch.randperm(size, generator=generator("order", self.seed, epoch))
+        order = order.to(device)  # of the whole epoch, at once: nothing is left to send to a GPU while it trains
+        choices = None
+        if self.augment:
+            choices = Augmentation.of_epoch(self.seed, epoch, size, self.flip).to(device)
         division, first = self.course.of_epoch(epoch) if self.course else (self.division, 0)
         for batch in range(start, self.batches):
-            positions = division.slice(batch - first, self.rank)
-            samples = self.data.subset(order[positions].to(device))
-            images = choices.apply(samples.images, positions) if choices else samples.images
-            yield self.normalize(images), samples.labels
+            part = division.part(batch - first, self.rank)
+            part = slice(part.start, part.stop)
+            samples = self.data.subset(order[part])
+            images = self.normalize(choices[part].crop(samples.images) if choices else samples.images)
+            yield choices[part].cut(images, self.cutout) if choices and self.cutout else images, samples.labels

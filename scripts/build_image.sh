@@ -19,6 +19,7 @@
 #   EXTRA_CA_CERTIFICATE  PEM text of certificates to trust as well, in the build and in the image
 #   SAGEMAKER_PROGRAM     what `train` runs, e.g. app/train_torchrun.py
 #   LIGHTNING_BOLTS       a version of Lightning Bolts to add, e.g. 0.7.0
+#   COMPILER              1: a C++ compiler, for torch.compile
 #
 # The image's version and revision come from git.
 set -euo pipefail
@@ -33,7 +34,7 @@ fi
 
 arguments=(--tag "${IMAGE:-sagemaker-lightning}")
 for name in BASE_IMAGE MINICONDA_URL MINICONDA_SHA256 PIP_INDEX_URL CONDA_CHANNEL_ALIAS EXTRA_CA_CERTIFICATE \
-    SAGEMAKER_PROGRAM LIGHTNING_BOLTS; do
+    SAGEMAKER_PROGRAM LIGHTNING_BOLTS COMPILER; do
     [ -z "${!name:-}" ] || arguments+=(--build-arg "$name=${!name}")
 done
 arguments+=(

@@ -243,6 +243,13 @@ def test_lightning_bolts_is_a_build_argument(image: str, tag: str):
     assert "No module named 'pl_bolts'" in docker("run", "--rm", image, "python", "-c", "import pl_bolts").stdout
 
 
+def test_a_compiler_is_a_build_argument(image: str, tag: str):
+    run = build(tag, **build_variables(), COMPILER="1")
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert docker("run", "--rm", tag, "g++", "--version").stdout.startswith("g++")
+    assert "not found" in docker("run", "--rm", image, "bash", "-c", "g++ --version").stdout
+
+
 def test_an_installer_with_another_checksum_is_not_run(tag: str):
     run = build(tag, **build_variables() | {"MINICONDA_SHA256": "0" * 64})
     assert run.returncode != 0

@@ -13,8 +13,9 @@ from conftest import ROOT, write_cifar
 from pytorch_lightning import LightningModule, Trainer
 from torchvision.transforms import functional
 
+from app.augmentation import PADDING, Augmentation, Normalize
 from app.data import CIFAR10DataModule, DigitsDataModule
-from app.resident import PADDING, Augmentation, Normalize, ResidentLoader, ResidentSet
+from app.resident import ResidentLoader, ResidentSet
 
 
 def numbered(size: int) -> ResidentSet:
@@ -142,9 +143,8 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(before, after, drop_last)
 def test_augmentation_is_torchvisions_for_the_same_choices():
     images = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8)
     choices = Augmentation.of_epoch(seed=1, epoch=2, size=64, flip=True)
-    positions = torch.arange(64)
     mean, std = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
-    ours = Normalize(mean, std)(choices.apply(images, positions))
+    ours = Normalize(mean, std)(choices.crop(images))
     for k in range(64):
         image = functional.pad(functional.to_pil_image(images[k]), PADDING)
         image = functional.crop(image, int(choices.top[k]), int(choices.left[k]), 32, 32)
@@ -155,6 +155,24 @@ def test_augmentation_is_torchvisions_for_the_same_choices():
     assert 0 < int(choices.flip.sum()) < 64
     assert not Augmentation.of_epoch(seed=1, epoch=2, size=64, flip=False).flip.any()
     assert torch.equal(Normalize()(images), images / 255)
+
+
+def test_cutout_is_the_papers_for_the_same_centres():
+    """A square of the side around a centre that may be anywhere, clipped to the image (arXiv:1708.04552, 3.2)."""
+    images = torch.rand(64, 3, 32, 32) + 1
+    choices = Augmentation.of_epoch(seed=1, epoch=0, size=64, flip=False)
+    for side in (1, 5, 8, 16):
+        ours, whole = choices.cut(images.clone(), side), images.clone()
+        for image, (row, column) in zip(whole, (choices.centre * 32).long().tolist(), strict=True):
+            top, left = row - side // 2, column - side // 2
+            image[:, max(top, 0) : top + side, max(left, 0) : left + side] = 0
+        assert torch.equal(ours, whole)
+    plain = list(loader(augment=True))
+    cut = list(loader(augment=True, cutout=3))
+    assert all(
+        (after[after != 0] == before[after != 0]).all() for (before, _), (after, _) in zip(plain, cut, strict=True)
+    )
+    assert sum(int((after == 0).sum()) for after, _ in cut) > sum(int((before == 0).sum()) for before, _ in plain)
 
 
 def test_num_workers_and_pin_memory_change_nothing(cifar):

@@ -1,0 +1,118 @@
+"""The recipes, each run in miniature, and the settings of the model that they use."""
+
+import json
+
+import pytest
+import torch
+from conftest import ROOT
+from torch import nn
+from torchvision.models import resnet18
+
+from app import artifacts
+from app.cli import CLI
+from app.data import DigitsDataModule
+from app.environment import Environment
+from app.model import ResNet18
+
+RECIPES = sorted(path.stem for path in (ROOT / "app/recipes").glob("*.yaml"))
+# A CPU has no use for bfloat16, and the tests' image has no compiler.
+MINIATURE = ["--trainer.precision=32-true", "--trainer.accelerator=cpu", "--trainer.max_steps=2", "--data.batch_size=8"]
+
+
+def made(folder, *flags: str) -> CLI:
+    """Return what the command line makes of flags."""
+    return CLI(Environment(model_dir=folder / "m", output_data_dir=folder, checkpoint_dir=folder / "c"), list(flags))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_in_miniature(recipe, cifar, tmp_path):
+    flags = [f"--config={recipe}", f"--data.data_dir={cifar}", *MINIATURE]
+    flags += ["--data=CIFAR10DataModule"] if recipe in ("cpu", "original") else ["--model.compile=false"]
+    flags += ["--data.val_split=20"] if recipe in ("cpu", "original") else []
+    cli = made(tmp_path, *flags)
+    cli.trainer.fit(cli.model, cli.datamodule)
+    assert cli.trainer.global_step == 2
+    (found,) = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
+    assert 0 <= found["test_acc"] <= 1
+
+
+def test_there_are_these_recipes():
+    assert RECIPES == ["cifar10-94", "cifar10-96", "cpu", "original"]
+
+
+def test_a_recipe_is_given_by_its_name_or_by_its_file(cifar, tmp_path):
+    more = [f"--data.data_dir={cifar}", "--data=CIFAR10DataModule"]
+    for config in (["--config=original"], ["--config", "original"], [f"--config={ROOT}/app/recipes/original.yaml"]):
+        cli = made(tmp_path, *config, *more)
+        assert (cli.datamodule.batch_size, cli.datamodule.val_split, cli.trainer.max_epochs) == (32, 0.2, 5)
+        assert cli.config.optimizer.class_path == "torch.optim.Adam"
+    cli = made(tmp_path, "--config=original", "--data.batch_size=7", *more)
+    assert cli.datamodule.batch_size == 7  # a flag wins over a recipe
+
+
+def test_a_recipe_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match=r"--config: found 'fast', allowed is a file, or one of .*cpu.*original"):
+        made(tmp_path, "--config=fast")
+
+
+def test_the_stem_for_small_images():
+    """As the paper has it for CIFAR-10: the first convolution keeps the size, and there is no pooling."""
+    model = ResNet18(num_classes=10, stem="small").eval()
+    image, sizes = torch.rand(2, 3, 32, 32), []
+    for layer in (model.network.relu, model.network.layer1, model.network.layer4):
+        layer.register_forward_hook(lambda _, __, output: sizes.append(tuple(output.shape[1:])))
+    assert model(image).shape == (2, 10)
+    assert sizes[0] == sizes[1] == (64, 32, 32) and sizes[-1] == (512, 4, 4)
+    spread = model.network.conv1.weight.std().item()
+    assert spread == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.1)  # torchvision's initialization, by fan-out
+
+
+def test_an_exported_model_says_what_it_was_made_with(tmp_path):
+    model = ResNet18(num_classes=10, stem="small", channels_last=True)
+    artifacts.save(tmp_path, model, DigitsDataModule(), {}, "", "")
+    about = json.loads((tmp_path / "model.json").read_text())
+    assert about["hyperparameters"]["stem"] == "small"
+    network = resnet18(num_classes=about["num_classes"])
+    network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    network.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    image = torch.rand(2, 3, 32, 32)
+    assert torch.allclose(network.eval()(image), model.eval()(image), atol=1e-4)
+
+
+def test_the_layout_changes_no_result():
+    torch.manual_seed(0)
+    plain, images, labels = ResNet18(num_classes=10), torch.rand(16, 3, 32, 32), torch.arange(16) % 10
+    other = ResNet18(num_classes=10, channels_last=True)
+    other.load_state_dict(plain.state_dict())
+    assert other.network.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
+    losses = []
+    for model in (plain, other):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(3):
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[3:] == pytest.approx(losses[:3], rel=1e-3)
+
+
+def test_a_compiled_model_needs_a_compiler(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ValueError, match=r"--model.compile: found no C\+\+ compiler .* COMPILER=1"):
+        ResNet18(num_classes=10, compile=True)
+
+
+def test_label_smoothing(tmp_path):
+    with pytest.raises(ValueError, match=r"--model.label_smoothing: found 1.0, allowed is 0 to less than 1"):
+        ResNet18(num_classes=10, label_smoothing=1.0)
+    images, labels, losses = torch.rand(8, 3, 32, 32), torch.arange(8), []
+    for smoothing in (0.0, 0.3):
+        torch.manual_seed(0)
+        model = ResNet18(num_classes=10, label_smoothing=smoothing)
+        model.log_dict = lambda *_, **__: None
+        losses.append(model.training_step((images, labels), 0))
+    torch.manual_seed(0)
+    logits = ResNet18(num_classes=10)(images).log_softmax(1)
+    wanted = [-(0.7 * logits[range(8), labels].mean() + 0.3 * logits.mean())]
+    assert torch.allclose(losses[1], wanted[0], atol=1e-5) and not torch.allclose(losses[0], losses[1])

@@ -1,0 +1,95 @@
+"""Learning rates by step: the triangle, and who is stepped when."""
+
+import math
+
+import pytest
+import torch
+from pytorch_lightning import Callback
+from torch.optim.lr_scheduler import OneCycleLR
+
+from app.cli import CLI
+from app.environment import Environment
+from app.schedule import Triangle
+
+SMALL = ["--data=ranks.Numbered", "--data.size=44", "--data.batch_size=8", "--model=ranks.Regression"]
+SMALL += ["--checkpoint.monitor=null"]
+
+
+def triangle(steps: int, **options) -> list[float]:
+    """Return the learning rate of each step, of a peak of 2."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    scheduler = Triangle(optimizer, **options)
+    scheduler.steps = steps
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def test_the_triangle():
+    assert triangle(10, warmup=0.2) == pytest.approx([0, 1, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
+    assert triangle(4, warmup=0.0, end=0.5) == pytest.approx([2, 1.75, 1.5, 1.25])
+    assert triangle(4, warmup=1.0, start=0.5) == pytest.approx([1, 1.25, 1.5, 1.75])
+
+
+@pytest.mark.parametrize("warmup", [-0.1, 1.5, math.nan])
+def test_a_warmup_that_is_no_share(warmup):
+    with pytest.raises(ValueError, match=r"--lr_scheduler.warmup: found .* allowed is 0 to 1"):
+        triangle(4, warmup=warmup)
+
+
+def test_a_checkpoint_keeps_no_number_of_steps():
+    """A run that goes on for more epochs has another one."""
+    schedulers = [Triangle(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)) for _ in range(2)]
+    schedulers[0].steps, schedulers[1].steps = 10, 20
+    schedulers[1].load_state_dict(schedulers[0].state_dict())
+    assert schedulers[1].steps == 20
+
+
+class Rates(Callback):
+    """Notes the learning rate of each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        self.seen.append(optimizer.param_groups[0]["lr"])
+
+
+def rates(tmp_path, *flags: str) -> list[float]:
+    """Return the learning rate of each step of two epochs of five steps."""
+    environment = Environment(model_dir=tmp_path / "m", output_data_dir=tmp_path, checkpoint_dir=tmp_path / "c")
+    given = ["--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--optimizer=SGD", "--optimizer.lr=2.0", *flags]
+    cli = CLI(environment, [*SMALL, *given])
+    cli.trainer.callbacks.append(seen := Rates())
+    cli.trainer.fit(cli.model, cli.datamodule)
+    return seen.seen
+
+
+def test_it_is_stepped_after_each_batch(tmp_path):
+    found = rates(tmp_path, "--lr_scheduler=app.schedule.Triangle")
+    assert found == pytest.approx([0, 1, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
+
+
+def test_so_is_torchs_one_cycle(tmp_path):
+    found = rates(tmp_path, "--lr_scheduler=OneCycleLR", "--lr_scheduler.max_lr=2", "--lr_scheduler.total_steps=10")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    scheduler, wanted = OneCycleLR(optimizer, 2, total_steps=10), []
+    for _ in range(10):
+        wanted.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert found == pytest.approx(wanted)
+
+
+def test_others_are_stepped_after_each_epoch(tmp_path):
+    found = rates(tmp_path, "--lr_scheduler=ExponentialLR", "--lr_scheduler.gamma=0.5")
+    assert found == [2.0] * 5 + [1.0] * 5
+
+
+def test_a_run_without_an_end_has_no_triangle(tmp_path):
+    flags = ["--lr_scheduler=app.schedule.Triangle", "--trainer.max_epochs=-1"]
+    with pytest.raises(ValueError, match=r"--lr_scheduler=Triangle: the run has no end"):
+        rates(tmp_path, *flags)
