@@ -7,7 +7,7 @@ import sys
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -16,7 +16,7 @@ from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from app import data, flags, model, smddp
+from app import data, flags, lean, memory, model, schedule, smddp
 from app.best import BestModel
 from app.chance import Chance
 from app.curves import Logger
@@ -31,6 +31,7 @@ def _quiet() -> None:
     """Leave out of the log what a person cannot act on."""
     # --optimizer is meant to override what the model would choose: no news to whoever gave it.
     warnings.filterwarnings("ignore", message=".*configure_optimizers` will be overridden")
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")  # a recipe, by its path
     # Lightning 2.6 with torch 2.15, on itself.
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")
     # Lightning's advertisements.
@@ -46,6 +47,8 @@ class CLI(LightningCLI):
     def __init__(self, environment: Environment, args: list[str] | None = None) -> None:
         self.environment = environment
         _quiet()
+        lean.install()
+        memory.keep_freed()
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -95,9 +98,11 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str] | None) -> None:
         """Parse `args`; the parser's many lines become one."""
-        self._default_data(parser, sys.argv[1:] if args is None else args)
+        given = sys.argv[1:] if args is None else args
+        found = flags.recipes(given)
+        self._default_data(parser, found)
         try:
-            super().parse_arguments(parser, args)
+            super().parse_arguments(parser, args if found == given else found)
         except ArgumentError as error:
             raise ValueError(flags.explain(error, parser)) from None
         # Before a seed is drawn, another one on each host.
@@ -114,8 +119,8 @@ class CLI(LightningCLI):
             chosen += [word for word in args if word.startswith(("--data=", "--data.class_path="))]
             for word, after in itertools.pairwise([*args, ""]):
                 if word.startswith("--config"):
-                    given = yaml.safe_load(Path(word.partition("=")[2] or after).read_text())
-                    chosen.insert(0, f"--data={given['data']['class_path']}")
+                    given = yaml.safe_load(Path(word.partition("=")[2] or after).read_text()).get("data", {})
+                    chosen[:0] = [f"--data={given['class_path']}"] if "class_path" in given else []
             alone = LightningArgumentParser(exit_on_error=False)
             alone.add_subclass_arguments(LightningDataModule, "data", required=False)
             name = alone.parse_args(chosen[-1:]).data.class_path
@@ -175,6 +180,15 @@ class CLI(LightningCLI):
                 "from the data"
             )
         return found
+
+    @staticmethod
+    def configure_optimizers(
+        lightning_module: LightningModule, optimizer: torch.optim.Optimizer, lr_scheduler: Any = None
+    ) -> Any:
+        """Return --optimizer and --lr_scheduler as Lightning wants them."""
+        if isinstance(lr_scheduler, schedule.PER_STEP):
+            return schedule.configured(lightning_module.trainer, optimizer, lr_scheduler)
+        return LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
 
     def instantiate_trainer(self, **kwargs) -> Trainer:
         """Return the trainer with the logger of its own namespace, and either a progress bar or log lines."""

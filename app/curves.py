@@ -13,6 +13,9 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.loggers.logger import rank_zero_experiment
+
+from app import lean
 
 HEAD = struct.Struct("<QI")
 TAIL = 4  # bytes
@@ -36,6 +39,14 @@ class Logger(TensorBoardLogger):
             raise ValueError(f"--logger.flush_secs: found {flush_secs}, allowed is 1 or more")
         super().__init__(save_dir, name=name, version=version, flush_secs=flush_secs)
         self.every, self.due, self.goes_on = flush_secs, 0.0, False
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """TensorBoard's writer, imported when it is first wanted."""
+        if self._experiment is None and "://" not in str(self.save_dir):
+            lean.import_tensorboard()
+        return super().experiment
 
     def save(self) -> None:
         """Write what was logged, every flush_secs; Lightning asks for it at every logged step.

@@ -26,7 +26,7 @@ from app.folder import Folder, Writer
 from app.restart import Restart
 from app.stop import Interrupted, Stop
 
-SHARE = 0.02  # of the time, at most, training waits for checkpoints that only the clock asks for
+SHARE = 0.01  # of the time, at most, training waits for checkpoints that only the clock asks for
 
 
 class Resume(Callback):
@@ -37,7 +37,7 @@ class Resume(Callback):
     Args:
         dirpath: Folder of the checkpoints.
         every_n_minutes: Minutes between two checkpoints within an epoch; 0 for none. It takes longer where training
-            would wait for them for more than a fiftieth of the time.
+            would wait for them for more than a hundredth of the time.
         every_n_steps: Optimizer steps between two checkpoints; 0 for none.
         keep: Number of checkpoints that are kept.
     """

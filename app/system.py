@@ -8,6 +8,8 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from app import lean
+
 
 class SystemMetrics(Callback):
     """Writes every few seconds of training how busy this machine is, on local rank 0 of every node.
@@ -33,7 +35,8 @@ class SystemMetrics(Callback):
         if trainer.local_rank:
             return
         if save_dir := getattr(trainer.logger, "save_dir", None):
-            from torch.utils.tensorboard import SummaryWriter  # here: 0.3 s that only a logger is worth
+            lean.import_tensorboard()  # here: 0.2 s that only a logger is worth
+            from torch.utils.tensorboard import SummaryWriter
 
             run = f"version_{version}" if isinstance(version, int) else version
             folder = "/".join(

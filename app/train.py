@@ -27,6 +27,7 @@ from app.cli import CLI
 from app.environment import Environment, failure_file, place, watch
 from app.failures import reported, write
 from app.stop import Stop
+from app.writable import check_writable
 
 
 def main(args: list[str] | None = None) -> None:
@@ -39,14 +40,14 @@ def main(args: list[str] | None = None) -> None:
             rendezvous.forget_absent_interface(environment, os.environ)
             if args is None and environment.user_args == tuple(sys.argv[1:]):  # a job's own program that calls this one
                 args = hyperparameters.flags(environment.hyperparameters)
-            artifacts.check_writable(environment.model_dir, "the model")
+            check_writable(environment.model_dir, "the model")
             cli = CLI(environment, args)
             cli.trainer.callbacks.append(line)
             resume = cli.config_init.resume
             resume.stop, stop.folder = stop, resume.folder.path
             for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:
                 if "://" not in folder:
-                    artifacts.check_writable(Path(folder), "checkpoints")
+                    check_writable(Path(folder), "checkpoints")
             cli.trainer.fit(cli.model, cli.datamodule)
             if not cli.trainer.global_step:
                 raise ValueError(
