@@ -1,13 +1,16 @@
-"""Runs all benchmarks and prints one table.
+"""Runs the benchmarks of one machine and prints one table.
 
     python -m benchmarks [--n 5] [--steps 10] [--data_dir DIR]      from the repository's root; minutes on 2 CPU cores
-    python -m benchmarks.step, .original, .startup                  one of them; --help says what it takes
-    python -m benchmarks.scaling                                    what more nodes bring: apart, with its own --help
+    python -m benchmarks.step, .original, .startup, .data           one of them; --help says what it takes
+    python -m benchmarks.interruptions cost                         checkpoints and restarts
+    python -m benchmarks.accuracy RECIPE --data_dir DIR             seconds to an accuracy, by a recipe
+    python -m benchmarks.image IMAGE                                the image, and what a change of it costs
+    python -m benchmarks.scaling                                    what more nodes bring
 
 They run one after another: two at a time would take the cores from each other.
 """
 
-from benchmarks import original, report, startup, step, turns
+from benchmarks import data, original, report, startup, step, turns
 
 
 def main() -> None:
@@ -16,7 +19,8 @@ def main() -> None:
     turns.add_arguments(parser)
     original.add_arguments(parser)
     args = parser.parse_args()
-    report.publish([step.run(args.n, args.steps), original.run(args.n, args.steps, args.data_dir), startup.run(args.n)])
+    found = [step.run(args.n, args.steps), *original.run(args.n, args.steps, args.data_dir)]
+    report.publish([*found, *startup.run(args.n), *data.run(args.n, args.data_dir)])
 
 
 if __name__ == "__main__":

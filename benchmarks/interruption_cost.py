@@ -1,6 +1,7 @@
 """What it costs that a job may be interrupted: `python -m benchmarks.interruptions cost`."""
 
 import contextlib
+import inspect
 import multiprocessing
 import os
 import subprocess
@@ -14,24 +15,27 @@ import torch
 from pytorch_lightning import Callback
 
 from app.agreement import Agreement
+from app.resume import Resume
 
 STEPS = 40
+INTERVAL = 60 * inspect.signature(Resume).parameters["every_n_minutes"].default  # seconds
 ROOT = Path(__file__).resolve().parent.parent
 
 
 class Stalls(Callback):
-    """The seconds of each step, and of each checkpoint for which training waits."""
+    """The seconds of each step, of each checkpoint for which training waits, and of processors that it takes."""
 
     def __init__(self, resume, waits: bool) -> None:
-        self.steps, self.saves, self.resume, self.waits = [], [], resume, waits
+        self.steps, self.saves, self.work, self.resume, self.waits = [], [], [], resume, waits
         self.save, resume._save = resume._save, self._timed
 
     def _timed(self, state, last) -> None:
-        began = time.perf_counter()
+        began, work = time.perf_counter(), time.process_time()
         self.save(state, last)
         if self.waits:
             self.resume.writer.wait()
         self.saves.append(time.perf_counter() - began)
+        self.work.append(time.process_time() - work)
 
     def on_train_batch_start(self, *_) -> None:
         """Start the clock."""
@@ -54,6 +58,9 @@ def main() -> None:
     for how, stalls in (("written in the background", background), ("written at once", waiting)):
         ratios = [seconds / step for seconds in stalls.saves[:-1]]  # the last one is waited for anyway
         print(f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], n={len(ratios)}")
+    # A second of the writer's is taken from the training, of which every processor has a share.
+    cost = median(background.saves[:-1]) + median(waiting.work) / os.cpu_count()
+    print(f"  at the default interval, {INTERVAL:.0f} s, all in all: {cost / INTERVAL:.4f} of the training's time")
     two, four = agreement(2) / step, agreement(4) / step
     print(f"an agreement, once a second, takes {two:.5f} of a step with 2 ranks, {four:.5f} with 4")
     print(f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} ({fresh:.1f} s), n=3")
@@ -80,7 +87,8 @@ def start(flags: list[str]) -> float:
     flags = [*flags, "--trainer.max_epochs=-1", f"--trainer.max_steps={STEPS + 1 if resumes else 1}"]
     command = [sys.executable, str(ROOT / "app/train.py"), *flags, "--trainer.accelerator=cpu", "--resume.keep=9"]
     began = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, env=variables, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - began
     for path in (
         *Path("none").glob("*"),

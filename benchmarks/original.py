@@ -1,28 +1,33 @@
 """images/s of the application's training / images/s of the recipe that the original tutorial used.
 
     python -m benchmarks.original [--n 5] [--steps 10] [--data_dir DIR]
+    python -m benchmarks.original --accuracy --data_dir DIR [--n 3]          accuracy after the same wall time, instead
 
 The recipe: torchvision's CIFAR10 read as PIL images, one transform after another on each, a DataLoader with one worker
 process, batches of 32, Adam 1e-3, float32, Lightning's Trainer with its defaults. Network and machine are the same.
 """
 
 import argparse
+import multiprocessing
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, random_split
 from torchvision import transforms
 from torchvision.models import resnet18
 
 from app import cifar
+from app.augmentation import Normalize
 from app.data import CIFAR10DataModule
-from benchmarks import report, training, turns
+from benchmarks import accuracy, report, training, turns
 from benchmarks.training import RandomDataModule
 from benchmarks.turns import Clock
 
@@ -87,19 +92,53 @@ def recipe(clock: Clock, data_dir: Path | None) -> None:
         trainer.fit(Tutorial(), loader)
 
 
-def run(n: int, steps: int, data_dir: Path | None) -> report.Comparison:
-    """Compare in n pairs of processes, on the CIFAR-10 in `data_dir` or on random images; see `turns.compare`."""
+def run(n: int, steps: int, data_dir: Path | None) -> list[report.Comparison]:
+    """Compare in n pairs of processes each, on the CIFAR-10 in `data_dir` or on random images; see `turns.compare`.
+
+    Ours trains as the original does, and then by the recipe `cpu`, with its own batch size.
+    """
     datamodule = CIFAR10DataModule if data_dir else RandomDataModule
     flags = [f"--data={datamodule.__module__}.{datamodule.__name__}"]
     flags += [f"--data.data_dir={data_dir}"] if data_dir else []
-    return turns.compare(
-        "original",
-        f"turns of {steps} steps, {'CIFAR-10' if data_dir else 'random images'}: our training / the original's recipe",
-        partial(training.train, data=flags),
-        partial(recipe, data_dir=data_dir),
-        n,
-        steps,
-    )
+    images = "CIFAR-10" if data_dir else "random images"
+    found = []
+    for name, batch, more in (("original", training.BATCH_SIZE, []), ("original, recipe cpu", None, ["--config=cpu"])):
+        what = f"turns of {steps} steps, {images}: our training{', recipe cpu' * bool(more)} / the original's recipe"
+        ours = partial(training.train, data=[*more, *flags], batch_size=batch)
+        found.append(turns.compare(name, what, ours, partial(recipe, data_dir=data_dir), n, steps))
+    return found
+
+
+def accuracies(n: int, data_dir: Path) -> None:
+    """Print the accuracy on the test set of the recipe `cpu`, and of the original's after as many seconds."""
+    print("| seed | seconds of training | recipe cpu: accuracy | the original's recipe: images, accuracy |")
+    print("| --- | --- | --- | --- |")
+    for seed in range(1, n + 1):
+        device = f"--trainer.accelerator={training.ACCELERATOR}"
+        seconds, _, ours = accuracy.once("cpu", data_dir.resolve(), seed, [device])
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # its process may have workers
+            images, theirs = pool.submit(_trained, seed, seconds, data_dir).result()
+        print(f"| {seed} | {seconds:.0f} | {ours:.4f} | {images}, {theirs:.4f} |", flush=True)
+
+
+def _trained(seed: int, seconds: float, data_dir: Path) -> tuple[int, float]:
+    """Train by the original's recipe for so many seconds; return how many images it saw, and the accuracy."""
+    seed_everything(seed)
+    model, data = Tutorial(), Images(*cifar.read(data_dir, True, "--data_dir"))
+    train, _ = random_split(data, [40_000, 10_000])
+    loader = DataLoader(train, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1)
+    with training.quiet(), tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            accelerator=training.ACCELERATOR, devices=1, max_time=timedelta(seconds=seconds), max_epochs=-1,
+            default_root_dir=folder, enable_progress_bar=False,
+        )  # fmt: skip
+        trainer.fit(model, loader)
+    images, labels = cifar.read(data_dir, False, "--data_dir")
+    images = Normalize(CIFAR10DataModule.mean, CIFAR10DataModule.std)(torch.from_numpy(images))
+    with torch.inference_mode():
+        found = torch.cat([model.eval().cpu().network(part).argmax(1) for part in images.split(500)])
+    right = (found == torch.from_numpy(labels)).float().mean().item()
+    return trainer.global_step * training.BATCH_SIZE, right
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,4 +150,10 @@ if __name__ == "__main__":
     parser = report.parser(__doc__)
     turns.add_arguments(parser)
     add_arguments(parser)
-    report.publish([run(**vars(parser.parse_args()))])
+    parser.add_argument("--accuracy", action="store_true", help="compare accuracies after the same seconds instead")
+    given = vars(parser.parse_args())
+    if given.pop("accuracy"):
+        print(report.machine())
+        accuracies(given["n"], given["data_dir"] or parser.error("--accuracy: give --data_dir as well"))
+    else:
+        report.publish(run(**given))

@@ -1,15 +1,23 @@
-"""Seconds from the start of `python app/train.py` to its first optimizer step / seconds of its imports alone.
+"""Seconds from the start of a training to its first optimizer step / seconds of its imports alone.
 
-    python -m benchmarks.startup [--n 5]
+    python -m benchmarks.startup [--n 5] [--image IMAGE]
 
-The imports alone are those of a process that imports torch, torchvision and pytorch_lightning and ends.
+The training: `python app/train.py`, the toolkit's `train`, and, if an image is given, `docker run IMAGE train`, anew
+and from a checkpoint, on the default data. The imports alone: a process, or container, that imports torch, torchvision
+and pytorch_lightning.
 """
 
+import argparse
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,53 +25,122 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from benchmarks import report
 
-PROGRAM = [str(report.ROOT / "app" / "train.py"), f"--trainer.callbacks+={__package__}.startup.FirstStep"]
+CALLBACK = f"{__package__}.startup.FirstStep"
 PAIRS = 5  # default of --n
 IMPORTS = ["-c", "import torch, torchvision, pytorch_lightning, time; print(time.time())"]
 
 
 class FirstStep(Callback):
-    """Prints the time, in seconds since 1970, when the first optimizer step is done, and ends the process."""
+    """Prints the time, in seconds since 1970, when the first optimizer step is done, and ends the process.
+
+    A run of one step goes on to its end: what a checkpoint is of is trained by the same callbacks.
+    """
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Print and leave."""
+        if trainer.max_steps == 1:
+            return
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         print(time.time(), flush=True)
         os._exit(0)
 
 
-def seconds(arguments: list[str]) -> float:
-    """Return the seconds from before Python is started with `arguments` to the time it prints in its last line."""
+def seconds(line: list[str], **variables: str) -> float:
+    """Return the seconds from before `line` is started to the time that it prints."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
         ended = subprocess.run(
-            [sys.executable, *arguments],
+            line,
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(report.ROOT)},
+            env=os.environ | {"PYTHONPATH": str(report.ROOT)} | variables,
             capture_output=True,
             text=True,
         )
-    if ended.returncode:
-        raise SystemExit(f"{ended.stderr}error: {' '.join(arguments)} failed, see above")
-    return float(ended.stdout.split()[-1]) - started
+    printed = re.findall(r"^\d{9,}\.\d+$", ended.stdout, re.MULTILINE)
+    if ended.returncode or not printed:
+        raise SystemExit(f"{ended.stdout}{ended.stderr}error: {' '.join(line)} failed, see above")
+    return float(printed[-1]) - started
 
 
-def run(n: int) -> report.Comparison:
-    """Compare in n pairs, after one that fills the file cache and is not counted."""
-    ratios = []
-    for pair in range(n + 1):
-        ours, imports = seconds(PROGRAM), seconds(IMPORTS)
-        if pair:
-            ratios.append(ours / imports)
-            print(f"startup: {ours:.2f} / {imports:.2f} = {ratios[-1]:.3f}", flush=True)
-    what = "seconds: start to first optimizer step of app/train.py / importing torch, torchvision, pytorch_lightning"
-    return report.Comparison("startup", what, ratios)
+def program() -> float:
+    """Start app/train.py."""
+    return seconds([sys.executable, str(report.ROOT / "app/train.py"), f"--trainer.callbacks+={CALLBACK}"])
+
+
+def train() -> float:
+    """Start the toolkit's `train`."""
+    with tempfile.TemporaryDirectory() as base:
+        _settings(Path(base))
+        variables = {"SAGEMAKER_BASE_DIR": base, "SAGEMAKER_PROGRAM": "app/train_multi_node.py"}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        line = [str(report.ROOT / "entrypoint.sh"), "train"]
+        return seconds(line, PATH=path, SAGEMAKER_TRAINING_MODULE="app.toolkit:main", **variables)
+
+
+def container(image: str, checkpoints: Path) -> float:
+    """Start a container's `train`, from the checkpoint in a folder if there is one."""
+    with tempfile.TemporaryDirectory() as base:
+        return seconds(_container(image, checkpoints, _settings(Path(base))))
+
+
+def checkpoint(image: str, folder: Path) -> None:
+    """Have a checkpoint of one step written to a folder."""
+    with tempfile.TemporaryDirectory() as base:
+        settings = _settings(Path(base), **{"trainer.max_steps": "1"})
+        subprocess.run(_container(image, folder, settings), check=True, stdout=subprocess.DEVNULL)
+
+
+def _container(image: str, checkpoints: Path, settings: Path) -> list[str]:
+    mounts = [f"{settings}:/opt/ml/input/config/hyperparameters.json:ro", f"{checkpoints}:/opt/ml/checkpoints"]
+    mounts += [f"{report.ROOT / 'benchmarks'}:/opt/sagemaker-lightning/benchmarks:ro"]
+    return ["docker", "run", "--rm", *(f"--volume={mount}" for mount in mounts), image, "train"]
+
+
+def _settings(base: Path, **given: str) -> Path:
+    """Write the hyperparameters, and return their file."""
+    file = base / "input/config/hyperparameters.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"trainer.callbacks+": CALLBACK} | given))
+    return file
+
+
+def run(n: int, image: str | None = None) -> list[report.Comparison]:
+    """Compare in n rounds, after one that fills the file cache and is not counted."""
+    plain = {"app/train.py": program, "train": train}
+    found = _ratios(n, plain, lambda: seconds([sys.executable, *IMPORTS]))
+    if image:
+        imports = ["docker", "run", "--rm", "--entrypoint=python", image, *IMPORTS]
+        with tempfile.TemporaryDirectory() as none, tempfile.TemporaryDirectory() as one:
+            checkpoint(image, Path(one))
+            kinds = {"docker run": partial(container, image, Path(none))}
+            kinds["docker run, resumed"] = partial(container, image, Path(one))
+            found |= _ratios(n, kinds, lambda: seconds(imports))
+    what = "seconds: start to first optimizer step / importing torch, torchvision, pytorch_lightning"
+    return [report.Comparison(f"startup, {name}", what, ratios) for name, ratios in found.items()]
+
+
+def _ratios(n: int, kinds: Mapping[str, Callable[[], float]], imports: Callable[[], float]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    for number in range(n + 1):
+        alone = imports()
+        for name, start in kinds.items():
+            ours = start()
+            if number:
+                found[name].append(ours / alone)
+                print(f"startup, {name}: {ours:.2f} / {alone:.2f} = {ours / alone:.3f}", flush=True)
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give --n its default here, and add the image."""
+    parser.set_defaults(n=PAIRS)
+    parser.add_argument("--image", help="also measure docker run IMAGE train")
 
 
 if __name__ == "__main__":
     parser = report.parser(__doc__)
-    parser.set_defaults(n=PAIRS)
-    report.publish([run(**vars(parser.parse_args()))])
+    add_arguments(parser)
+    report.publish(run(**vars(parser.parse_args())))

@@ -28,15 +28,19 @@ class RandomDataModule(CIFAR10DataModule):
         return draw.integers(256, size=(size, 3, 32, 32), dtype=np.uint8), draw.integers(10, size=size)
 
 
-def train(clock: Clock, data: list[str]) -> None:
-    """Train as in a container, with the flags `data`; no validation comes between, as one epoch is enough."""
+def train(clock: Clock, data: list[str], batch_size: int | None = BATCH_SIZE) -> None:
+    """Train as in a container, with the flags `data`; no validation comes between, as one epoch is enough.
+
+    A batch size of None is that of the flags.
+    """
     with quiet(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         environment = Environment(model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints")
-        flags = [f"--data.batch_size={BATCH_SIZE}", f"--trainer.accelerator={ACCELERATOR}", "--trainer.devices=1"]
+        flags = [f"--trainer.accelerator={ACCELERATOR}", "--trainer.devices=1"]
+        flags += [f"--data.batch_size={batch_size}"] if batch_size else []
         cli = CLI(environment, [*data, *flags, f"--trainer.max_steps={clock.total_steps}"])
         cli.trainer.callbacks.append(clock)
-        batches = cli.datamodule.num_samples // BATCH_SIZE
+        batches = cli.datamodule.num_samples // cli.datamodule.batch_size
         if clock.total_steps >= batches:
             raise ValueError(f"--steps: {clock.total_steps} steps in all turns, but an epoch has {batches}")
         cli.trainer.fit(cli.model, cli.datamodule)

@@ -11,21 +11,44 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"), [("step", ["--steps", "1"]), ("original", ["--steps", "1"]), ("startup", [])]
-)
-def test_a_benchmark_prints_ratios_and_where_they_were_measured(name, flags):
-    line = [sys.executable, "-m", f"benchmarks.{name}", "--n", "1", *flags]
+ROWS = {
+    "step": ["step"],
+    "original": ["original", "original, recipe cpu"],
+    "startup": ["startup, app/train.py", "startup, train"],
+    "data": ["data", "memory", "memory of torchvision"],
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
+    line = [
+        sys.executable,
+        "-m",
+        f"benchmarks.{name}",
+        "--n=1",
+        *(["--steps=1"] if name in ("step", "original") else []),
+    ]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    row = re.search(rf"^\| {name} \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ / .+ \|$", done.stdout, re.MULTILINE)
-    assert row, done.stdout
-    low, middle, high = (float(row[group]) for group in (2, 1, 3))
-    assert 0 < low <= middle <= high
-    assert math.isfinite(high)
+    rows = re.findall(r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ / .+ \|$", done.stdout, re.MULTILINE)
+    assert [row[0] for row in rows] == ROWS[name], done.stdout
+    for row in rows:
+        middle, low, high = map(float, row[1:])
+        assert 0 < low <= middle <= high and math.isfinite(high)
     assert re.search(r"^hardware: .+ \d+ cores.*; GPU: .+", done.stdout, re.MULTILINE)
     assert re.search(r"^versions: python .+ torch .+ torchvision .+ pytorch-lightning ", done.stdout, re.MULTILINE)
     assert re.search(r"^commit: \w+", done.stdout, re.MULTILINE)
+
+
+def test_a_recipe_is_measured(cifar):
+    flags = ["--trainer.max_steps=2", "--trainer.accelerator=cpu", "--data.val_split=20"]
+    line = [sys.executable, "-m", "benchmarks.accuracy", "cpu", f"--data_dir={cifar}", "--n=2", "--", *flags]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^\| cpu \| (.+?) \| (\S+) \[\S+\.\.\S+\] \| \S+ \| 2 \|$", done.stdout, re.MULTILINE)
+    assert [name for name, _ in found] == ["seconds of training", "seconds of the process", "test accuracy"]
+    seconds, whole, accuracy = (float(value) for _, value in found)
+    assert 0 < seconds < whole and 0 <= accuracy <= 1
 
 
 def test_an_interrupted_job_is_compared():

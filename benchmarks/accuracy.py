@@ -1,0 +1,80 @@
+"""Seconds of training to an accuracy: a recipe through the ordinary `app/train.py`, n runs with n seeds.
+
+    python -m benchmarks.accuracy RECIPE --data_dir DIR [--n 5] [-- FLAGS]
+    python -m benchmarks.accuracy cifar10-94 --data_dir cifar10 --n 25
+
+Prints, for each run: seconds of training (from the first step's start to the last step's end, on the device; where the
+recipe compiles, that is in it), seconds of the whole process, and accuracy on the test set, which is looked at once.
+"""
+
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from benchmarks import report
+
+CALLBACK = f"{__package__}.accuracy.Watch"
+
+
+class Watch(Callback):
+    """Prints the seconds from the start of training to its end."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self.began = self._now()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop it."""
+        print(f"trained in {self._now() - self.began:.3f} s", flush=True)
+
+    def _now(self) -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def once(recipe: str, data_dir: Path, seed: int, flags: list[str]) -> tuple[float, float, float]:
+    """Train once, and return seconds of training, seconds of the process, and the accuracy on the test set."""
+    line = [sys.executable, str(report.ROOT / "app/train.py"), f"--config={recipe}", f"--data.data_dir={data_dir}"]
+    line += ["--data=CIFAR10DataModule", f"--trainer.callbacks+={CALLBACK}", f"--seed_everything={seed}"]
+    line += [f"--data.seed={seed}", *flags]
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        done = subprocess.run(
+            line, cwd=folder, env=os.environ | {"PYTHONPATH": str(report.ROOT)}, capture_output=True, text=True
+        )
+        whole = time.perf_counter() - began
+    if done.returncode:
+        raise SystemExit(f"{done.stdout}{done.stderr}error: the training failed, see above")
+    found = [re.search(pattern, done.stdout)[1] for pattern in (r"trained in (\S+) s", r"test_acc=(\S+)")]
+    return float(found[0]), whole, float(found[1])
+
+
+def run(recipe: str, data_dir: Path, n: int, flags: list[str]) -> None:
+    """Train n times, and print the table."""
+    runs = []
+    for seed in range(1, n + 1):
+        runs.append(once(recipe, data_dir.resolve(), seed, flags))
+        print(f"{recipe} seed={seed}: {runs[-1][0]:.2f} s of training, test_acc={runs[-1][2]:.4f}", flush=True)
+    print(f"\n{report.machine()}\n\n| recipe | what | median [range] | mean | n |\n| --- | --- | --- | --- | --- |")
+    names = ("seconds of training", "seconds of the process", "test accuracy")
+    for name, values in zip(names, zip(*runs, strict=True), strict=True):
+        middle, mean = statistics.median(values), statistics.fmean(values)
+        print(f"| {recipe} | {name} | {middle:.4g} [{min(values):.4g}..{max(values):.4g}] | {mean:.4g} | {n} |")
+
+
+if __name__ == "__main__":
+    parser = report.parser(__doc__)
+    parser.set_defaults(n=5)
+    parser.add_argument("recipe", help="a name in app/recipes, or a file")
+    parser.add_argument("--data_dir", type=Path, required=True, help="folder with CIFAR-10")
+    parser.add_argument("flags", nargs="*", help="after --: flags of app/train.py")
+    run(**vars(parser.parse_args()))

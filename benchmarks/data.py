@@ -1,0 +1,118 @@
+"""From a CIFAR-10 folder to the first batch: our data module / torchvision's CIFAR10 behind a DataLoader.
+
+    python -m benchmarks.data [--n 5] [--data_dir DIR]
+
+Seconds, after all imports, and the memory at peak over that before, in sizes of the training set (154 MB). Without
+--data_dir, random images are written in CIFAR-10's format.
+"""
+
+import argparse
+import hashlib
+import multiprocessing
+import pickle
+import re
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from torch.utils.data import DataLoader, random_split
+from torchvision import transforms
+from torchvision.datasets import CIFAR10
+
+from app import cifar
+from app.data import CIFAR10DataModule
+from benchmarks import report, training
+
+SIZE = 50_000 * 3 * 32 * 32  # bytes
+PAIRS = 5  # default of --n
+
+
+def ours(folder: Path) -> None:
+    """Make the first batch."""
+    data = CIFAR10DataModule(str(folder), batch_size=training.BATCH_SIZE)
+    data.setup("fit")
+    next(iter(data.train_dataloader()))
+
+
+def theirs(folder: Path) -> None:
+    """Make the first batch as torchvision's documentation has it, with the same transforms, split and batch size."""
+
+    class Known(CIFAR10):
+        """Whose checksums are those of the files at hand, which are checked all the same."""
+
+        train_list, test_list = (
+            [[name, hashlib.md5((folder / cifar.FOLDER / name).read_bytes()).hexdigest()] for name in names]
+            for names in (cifar.TRAIN_FILES, cifar.TEST_FILES)
+        )
+        meta = CIFAR10.meta | {"md5": None}
+
+    steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    steps += [transforms.Normalize(CIFAR10DataModule.mean, CIFAR10DataModule.std)]
+    began = time.perf_counter()
+    train, _ = random_split(Known(folder, transform=transforms.Compose(steps)), [40_000, 10_000])
+    next(iter(DataLoader(train, batch_size=training.BATCH_SIZE, shuffle=True)))
+    return time.perf_counter() - began
+
+
+def measure(read, folder: Path) -> tuple[float, float]:
+    """Return the seconds that `read` takes in a new process, and the memory it adds at peak, in sizes of the set."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_measured, (read, folder))
+
+
+def _measured(read, folder: Path) -> tuple[float, float]:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is: proc_pid_clear_refs(5)
+    before = _kibibytes("VmRSS")
+    began = time.perf_counter()
+    seconds = read(folder) or time.perf_counter() - began
+    return seconds, (_kibibytes("VmHWM") - before) * 1024 / SIZE
+
+
+def _kibibytes(name: str) -> int:
+    return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+
+def write(folder: Path) -> None:
+    """Write random images in the format and of the size of CIFAR-10."""
+    (folder / cifar.FOLDER).mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    for name in cifar.TRAIN_FILES + cifar.TEST_FILES:
+        images = draw.integers(256, size=(10_000, 3072), dtype=np.uint8)
+        batch = {"data": images, "labels": draw.integers(10, size=10_000).tolist()}
+        (folder / cifar.FOLDER / name).write_bytes(pickle.dumps(batch, protocol=2))
+    (folder / cifar.FOLDER / CIFAR10.meta["filename"]).write_bytes(pickle.dumps({"label_names": list("0123456789")}))
+
+
+def run(n: int, data_dir: Path | None) -> list[report.Comparison]:
+    """Compare in n pairs, after one that is not counted."""
+    times, ours_peak, theirs_peak = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        if not data_dir:
+            write(data_dir := Path(folder))
+        for pair in range(n + 1):
+            (our_seconds, our_peak), (seconds, peak) = (measure(read, data_dir) for read in (ours, theirs))
+            if pair:
+                times.append(our_seconds / seconds)
+                ours_peak.append(our_peak)
+                theirs_peak.append(peak)
+                print(f"data: {our_seconds:.2f} / {seconds:.2f} s = {times[-1]:.3f}; memory {our_peak:.2f}, {peak:.2f}")
+    return [
+        report.Comparison("data", "seconds: folder to first batch, ours / torchvision's CIFAR10", times),
+        report.Comparison("memory", "peak added by ours / size of the training set", ours_peak),
+        report.Comparison(
+            "memory of torchvision", "peak added by torchvision's / size of the training set", theirs_peak
+        ),
+    ]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give --n its default here."""
+    parser.set_defaults(n=PAIRS)
+    parser.add_argument("--data_dir", type=Path, help="folder with cifar-10-batches-py (default: random images)")
+
+
+if __name__ == "__main__":
+    parser = report.parser(__doc__)
+    add_arguments(parser)
+    report.publish(run(**vars(parser.parse_args())))

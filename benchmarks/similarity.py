@@ -1,0 +1,125 @@
+"""All-pairs similarity: rows/s of app/similarity.py / rows/s of others, and of the bare matrix product; peak memory.
+
+    python -m benchmarks.similarity [--n 5] [--rows 20000] [--columns 256] [--top_k 10] [--peaks]
+
+One after another in each round, a block of rows against all rows, in one process, on the threads that there are: ours;
+torch's matrix product alone, in blocks as large, nothing kept; numpy with argpartition; scikit-learn's
+NearestNeighbors; faiss-cpu's IndexFlatIP, where it is installed. --peaks measures ours alone at 10,000 to 200,000
+rows, each in a process of its own.
+"""
+
+import argparse
+import multiprocessing
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from app import memory
+from app.embeddings import Table
+from app.similarity import Compared, Similarity
+from benchmarks import report
+
+BLOCK = 1024  # rows that are compared with all rows in a turn
+
+
+def unit(rows: int, columns: int) -> np.ndarray:
+    """Return random rows of length 1, float32."""
+    found = np.random.default_rng(0).standard_normal((rows, columns), dtype=np.float32)
+    return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def contenders(table: np.ndarray, k: int, folder: Path) -> dict[str, Callable[[], object]]:
+    """Return what does a block of rows, by name, ready to go: what is done once for all blocks is done."""
+    memory.keep_freed()  # as app/split.py does; the others have it, too
+    np.save(folder / "rows.npy", table)
+    ours = Compared(Similarity(top_k=k, memory=4), Table.read(folder, "rows"), torch.device("cpu"))
+    whole, block = torch.from_numpy(table), min(BLOCK, len(table))
+
+    def product() -> None:
+        for first in range(0, len(table), ours.width):
+            whole[:block] @ whole[first : first + ours.width].T
+
+    def numpy() -> object:
+        scores = table[:block] @ table.T
+        best = np.argpartition(-scores, k, axis=1)[:, : k + 1]
+        return np.take_along_axis(scores, best, axis=1)
+
+    def in_blocks() -> None:
+        for first in range(0, block, ours.size):
+            ours(range(first, min(first + ours.size, block)))
+
+    from sklearn.neighbors import NearestNeighbors
+
+    model = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(table)
+    found = {"ours": in_blocks, "matrix product alone": product, "numpy, argpartition": numpy}
+    found["scikit-learn"] = lambda: model.kneighbors(table[:block])
+    try:
+        import faiss
+    except ImportError:
+        return found
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    index = faiss.IndexFlatIP(table.shape[1])
+    index.add(table)
+    return found | {"faiss-cpu, IndexFlatIP": lambda: index.search(table[:block], k + 1)}
+
+
+def run(n: int, rows: int, columns: int, top_k: int) -> list[report.Comparison]:
+    """Compare in n rounds, after one that is not counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        all_of_them = contenders(unit(rows, columns), top_k, Path(folder))
+        seconds: dict[str, list[float]] = {name: [] for name in all_of_them}
+        for number in range(n + 1):
+            for name, work in all_of_them.items():
+                began = time.perf_counter()
+                work()
+                if number:
+                    seconds[name].append(time.perf_counter() - began)
+    for name, times in seconds.items():
+        print(f"{name}: {min(BLOCK, rows) / statistics.median(times):.0f} rows/s", flush=True)
+    what = f"rows/s against {rows} rows of {columns}, top {top_k}: ours / "
+    ours = seconds.pop("ours")
+    return [
+        report.Comparison("similarity", what + name, [other / own for other, own in zip(times, ours, strict=True)])
+        for name, times in seconds.items()
+    ]
+
+
+def peaks(columns: int, top_k: int) -> None:
+    """Print how much memory ours takes at peak."""
+    print("\n| rows | the rows alone, MB | peak added, MB |\n| --- | --- | --- |")
+    for rows in (10_000, 50_000, 100_000, 200_000):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            added = pool.apply(_peak, (rows, columns, top_k))
+        print(f"| {rows} | {rows * columns * 4 / 1e6:.0f} | {added / 1e6:.0f} |", flush=True)
+
+
+def _peak(rows: int, columns: int, top_k: int) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder, "rows.npy"), unit(rows, columns))
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is: proc_pid_clear_refs(5)
+        before = _bytes("VmRSS")
+        ours = Compared(Similarity(top_k=top_k), Table.read(Path(folder), "rows"), torch.device("cpu"))
+        for first in range(0, 4 * ours.size, ours.size):
+            ours(range(first, first + ours.size))
+        return _bytes("VmHWM") - before
+
+
+def _bytes(name: str) -> int:
+    return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+
+if __name__ == "__main__":
+    parser = report.parser(__doc__)
+    parser.set_defaults(n=5)
+    parser.add_argument("--rows", type=report.positive, default=20_000)
+    parser.add_argument("--columns", type=report.positive, default=256)
+    parser.add_argument("--top_k", type=report.positive, default=10)
+    parser.add_argument("--peaks", action=argparse.BooleanOptionalAction, default=False)
+    given = vars(parser.parse_args())
+    peaks(given["columns"], given["top_k"]) if given.pop("peaks") else report.publish(run(**given))
