@@ -13,6 +13,7 @@ from pathlib import Path
 
 # SDK 3's ModelTrainer ships the job's source and its own drivers as channels: they are no training data.
 CODE_CHANNELS = {"code", "sm_drivers"}
+GROUPS = "SM_INSTANCE_GROUPS_DICT"
 RANKS = {"RANK": "rank", "LOCAL_RANK": "local rank"}  # torchrun sets both, Lightning the second
 
 
@@ -23,6 +24,8 @@ class Environment:
     hosts: tuple[str, ...] = ("localhost",)
     """The hosts that train, as SageMaker sorts them (by text: algo-1, algo-10, algo-2): all of the job, or those of
     the instance groups that carry the distribution. The first is the main one."""
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The hosts of each instance group by its name; none in a job without groups."""
     current_host: str = "localhost"
     """This host; not one of `hosts` if its instance group takes no part in the training."""
     num_gpus: int = 0
@@ -66,6 +69,7 @@ class Environment:
         output_data_dir = Path(variables.get("SM_OUTPUT_DATA_DIR", cls.output_data_dir))
         return cls(
             hosts=_training_hosts(variables) or everyone,
+            groups={key: tuple(one["hosts"]) for key, one in _json(variables, GROUPS, dict, {}).items()},
             current_host=current_host,
             num_gpus=_json(variables, "SM_NUM_GPUS", int, 0),
             network_interface=variables.get("SM_NETWORK_INTERFACE_NAME"),
@@ -85,8 +89,7 @@ class Environment:
 
     @property
     def log_dir(self) -> Path:
-        """Folder of this host's logs: a part of its own in SageMaker's one archive of all hosts', or, where a job has a
-        folder for checkpoints, there: after an interruption, only that comes back."""
+        """Folder of this host's logs; in a job with a folder for checkpoints, there: it outlives interruptions."""
         output, checkpoints = self.output_data_dir, self.checkpoint_dir
         return (output if checkpoints.is_relative_to(output) else checkpoints) / "tensorboard" / self.current_host
 
@@ -97,7 +100,7 @@ class Environment:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes that train: torchrun may have been started by hand, on hosts that SageMaker does not know."""
+        """Number of nodes that train; torchrun may have been started by hand, on hosts that SageMaker does not know."""
         return self.torchrun[1] // self.torchrun[0] if self.torchrun else len(self.hosts)
 
     @property
@@ -170,7 +173,7 @@ def _training_hosts(variables: Mapping[str, str]) -> tuple[str, ...]:
     sent = _json(variables, "SM_FRAMEWORK_PARAMS", dict, {})
     named = sent.get("sagemaker_distribution_instance_groups") or []
     named = [named] if isinstance(named, str) else named
-    groups = _json(variables, "SM_INSTANCE_GROUPS_DICT", dict, {})
+    groups = _json(variables, GROUPS, dict, {})
     if wrong := [name for name in named if name not in groups] if groups else []:
         raise ValueError(
             f"sagemaker_distribution_instance_groups: found {wrong[0]!r}, allowed are the groups: {', '.join(groups)}"
@@ -203,11 +206,8 @@ def _hyperparameters(variables: Mapping[str, str]) -> dict[str, object]:
 
 
 def _checkpoint_dir(variables: Mapping[str, str]) -> Path | None:
-    """Return the job's checkpoint folder, if it has one.
-
-    SageMaker sets no variable for it: the only signs are checkpointconfig.json (its `LocalPath`) and the
-    folder /opt/ml/checkpoints itself; SM_CHECKPOINT_DIR is for whoever wants to say so by hand.
-    """
+    """Return the job's checkpoint folder, if it has one: of checkpointconfig.json, or /opt/ml/checkpoints, if it is
+    there. SageMaker sets no variable for it; SM_CHECKPOINT_DIR is for whoever wants to say so by hand."""
     if "SM_CHECKPOINT_DIR" in variables:
         return Path(variables["SM_CHECKPOINT_DIR"])
     config = Path(variables.get("SM_INPUT_CONFIG_DIR", "/nonexistent"), "checkpointconfig.json")

@@ -31,6 +31,7 @@ FULL = {
     "SAGEMAKER_LIGHTNING_WATCH": "/l",
     "LOCAL_WORLD_SIZE": "2",
     "WORLD_SIZE": "6",
+    "SM_INSTANCE_GROUPS_DICT": '{"g": {"hosts": ["algo-1", "algo-10", "algo-2"]}}',
 }
 
 
@@ -46,6 +47,7 @@ def test_full(tmp_path):
     environment = Environment.read(FULL | {"SM_INPUT_CONFIG_DIR": str(tmp_path)})
     assert environment == Environment(
         hosts=("algo-1", "algo-10", "algo-2"),
+        groups={"g": ("algo-1", "algo-10", "algo-2")},
         current_host="algo-10",
         num_gpus=7,
         network_interface="eth7",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import write_cifar
@@ -196,3 +197,31 @@ def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tm
         assert len(parts) == 10 and sorted(b"".join(parts.values()).split(), key=int) == [row.encode() for row in rows]
     finally:
         docker("image", "rm", "rehearsal-diy")
+
+
+def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
+    """Ten instances compare all rows; their parts are merged from S3."""
+    request = json.loads((ROOT / "examples/similarity.json").read_text())
+    text = json.dumps(request).replace("my-bucket", "rehearsal").replace('"sagemaker-lightning"', f'"{image}"')
+    request = json.loads(text) | {"StoppingCondition": {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 900}}
+    rows = np.random.default_rng(0).standard_normal((300, 16)).astype(np.float32)
+    content = io.BytesIO()
+    np.save(content, rows)
+    rehearsal.s3.put_object(Bucket="rehearsal", Key="my-input-data/rows.npy", Body=content.getvalue())
+    name = request["TrainingJobName"]
+    rehearsal.sagemaker.create_training_job(**request)
+    job = rehearsal.ended(name)
+    assert job["TrainingJobStatus"] == "Completed", (job, rehearsal.lines(name))
+    line = [sys.executable, ROOT / "scripts/merge_parts.py", f"s3://rehearsal/jobs/{name}/output/model.tar.gz"]
+    done = subprocess.run(
+        [*line, f"--output={tmp_path}"],
+        env=Person("aws", tmp_path / "aws", rehearsal).variables,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    unit = rows.astype(np.float64) / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    scores = unit @ unit.T
+    np.fill_diagonal(scores, -1)
+    assert np.allclose(np.load(tmp_path / "scores.npy"), np.sort(scores, axis=1)[:, ::-1][:, :10], atol=1e-6)

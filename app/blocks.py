@@ -1,0 +1,130 @@
+"""Results that come in blocks of rows: committed one by one, so that a run that is interrupted goes on.
+
+A block is a file `START-STOP.npz` of arrays for the rows from START to before STOP, whole or absent; the checksums are
+those of zip. A run of other settings or of another source has another folder.
+"""
+
+import hashlib
+import json
+import os
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app import sharding
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Blocks:
+    """The blocks of a run.
+
+    Args:
+        folder: SageMaker's checkpoint folder.
+        run: What decides the result, and nothing else: the source and the settings.
+    """
+
+    def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
+        digest = hashlib.blake2b(json.dumps(run, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+        self.folder = folder / f"blocks-{digest}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def commit(self, rows: range, arrays: Arrays) -> None:
+        """Put a block on the disk: aside, synced, then under its name."""
+        path = self._path(rows)
+        aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with aside.open("wb") as file:
+                np.savez(file, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def whole(self) -> list[range]:
+        """Return the rows of each block that is whole; one that is damaged is removed, and a line says so."""
+        found = []
+        for path in sorted(self.folder.glob("[0-9]*-[0-9]*.npz")):
+            first, last = map(int, path.stem.split("-"))
+            try:
+                with zipfile.ZipFile(path) as archive:
+                    damaged = archive.testzip()
+            except (zipfile.BadZipFile, OSError) as error:
+                damaged = str(error)
+            if damaged:
+                print(f"warning: {path} is damaged ({damaged}); its rows are done again", flush=True)
+                path.unlink()
+            else:
+                found.append(range(first, last))
+        return found
+
+    def read(self, part: range) -> Iterator[tuple[range, dict[str, np.ndarray]]]:
+        """Yield blocks that have all rows of `part` once, in order, with their arrays: each a block, or a piece of it.
+
+        Where blocks overlap, as after a change of the number of hosts, the one that begins first is taken.
+        """
+        reached = part.start
+        for rows in sorted(self.whole(), key=lambda rows: (rows.start, -rows.stop)):
+            first, last = max(reached, rows.start), min(part.stop, rows.stop)
+            if first >= last:
+                continue
+            with np.load(self._path(rows), allow_pickle=False) as file:
+                yield range(first, last), cut(dict(file), rows, range(first, last))
+            reached = last
+
+    def _path(self, rows: range) -> Path:
+        return self.folder / f"{rows.start:015d}-{rows.stop:015d}.npz"
+
+
+def cut(arrays: dict[str, np.ndarray], rows: range, part: range) -> dict[str, np.ndarray]:
+    """Return what of a block's arrays belongs to `part` of its rows.
+
+    `counts`, where there is one, says how many entries each row has in the other arrays; else each row has one.
+    """
+    first, last = part.start - rows.start, part.stop - rows.start
+    if "counts" not in arrays:
+        return {name: array[first:last] for name, array in arrays.items()}
+    ends = np.concatenate([[0], np.cumsum(arrays["counts"])])
+    entries = slice(ends[first], ends[last])
+    return {name: array[first:last] if name == "counts" else array[entries] for name, array in arrays.items()}
+
+
+def compute(
+    blocks: Blocks, part: range, size: int, function: Callable[[range], Arrays], say: Callable[[str], None]
+) -> None:
+    """Commit what is missing of `part`, in blocks of `size` rows at most; `say` gets a line every few seconds."""
+    left = sharding.missing(part, blocks.whole())
+    total = sum(map(len, left))
+    if done := len(part) - total:
+        say(f"rows {part.start} to {part.stop}: {done} are done already")
+    began = said = time.monotonic()
+    ready = 0
+    for piece in left:
+        for first in range(piece.start, piece.stop, size):
+            rows = range(first, min(first + size, piece.stop))
+            blocks.commit(rows, check(function(rows), rows))
+            ready += len(rows)
+            now = time.monotonic()
+            if now - said >= 5 or ready == total:
+                rate = ready / (now - began)
+                say(f"rows={ready}/{total} rows/s={rate:.1f} left={(total - ready) / rate:.0f}s")
+                said = now
+
+
+def check(arrays: Any, rows: range) -> dict[str, np.ndarray]:
+    """Return what a function made of a block, by name; ValueError if it does not fit the rows."""
+    found = dict(arrays) if isinstance(arrays, Mapping) else {"result": np.asarray(arrays)}
+    entries = int(found["counts"].sum()) if "counts" in found else len(rows)
+    for name, array in found.items():
+        wanted = len(rows) if name == "counts" else entries
+        if array.ndim == 0 or len(array) != wanted or array.dtype.hasobject:
+            raise ValueError(
+                f"the function returned {name}: {array.dtype} {list(array.shape)} for {len(rows)} rows; allowed are "
+                f"arrays of numbers whose first dimension is {wanted}"
+            )
+    return found

@@ -1,0 +1,162 @@
+"""A job whose hosts split the rows of a table and do not talk: each computes its own, in blocks that survive a stop.
+
+    docker run -e SAGEMAKER_PROGRAM=app/split.py IMAGE train        with the hyperparameter function=mine.compute
+    python app/split.py --function mine.compute --input rows.npy    on a desk
+
+The function gets a block, float32 [n, columns], and returns an array whose first dimension is n, or several by name.
+app/similarity.py is such a job, whose function sees all rows.
+"""
+
+if __name__ == "__main__":  # before all else: what is imported takes seconds
+    from app.stop import leave_at_once
+
+    leave_at_once()
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentError, ArgumentParser
+
+from app import flags, hyperparameters, memory, parts, sharding
+from app.blocks import Blocks, compute
+from app.embeddings import Table
+from app.environment import Environment, failure_file, place
+from app.failures import reported, write
+from app.stop import SIGNALS, status, words
+from app.writable import check_writable
+
+Function = Callable[[range], Any]
+
+
+def parser(manual: str) -> ArgumentParser:
+    """Return a parser with the flags that every such job has."""
+    made = ArgumentParser(description=manual, exit_on_error=False, allow_abbrev=False)
+    made.add_argument("--input", type=str, help="folder or file of the rows, .npy or .parquet (default: the channel)")
+    made.add_argument("--rows", type=int, help="how many rows there must be, if that is known")
+    made.add_argument("--block_rows", type=int, help="rows of a block at most (default: as the memory has it)")
+    made.add_argument("--weights", type=dict[str, float], help="what a host of each instance group can do: {group: n}")
+    return made
+
+
+def parse(made: ArgumentParser, environment: Environment, args: list[str] | None) -> Any:
+    """Return the flags; ValueError says in one line which is wrong."""
+    if args is None and environment.user_args == tuple(sys.argv[1:]):
+        args = hyperparameters.flags(environment.hyperparameters)
+    try:
+        found = made.parse_args(args)
+    except ArgumentError as error:
+        raise ValueError(flags.explain(error, made)) from None
+    for name in ("rows", "block_rows"):
+        if getattr(found, name) is not None and getattr(found, name) < 1:
+            raise ValueError(f"--{name}: found {getattr(found, name)}, allowed is 1 or more")
+    return found
+
+
+def read(environment: Environment, given: Any) -> Table:
+    """Open the rows: of --input, or of the channel."""
+    folder = Path(given.input) if given.input else environment.training_dir
+    if folder is None:
+        raise ValueError(
+            f"--input: not given, and the channels are {', '.join(environment.channels) or 'none'}; allowed is a "
+            "folder or file, one channel, or a channel `training`"
+        )
+    table = Table.read(folder, f"--input={given.input}" if given.input else f"channel {folder.name}")
+    if given.rows is not None and not environment.training_is_sharded and len(table) != given.rows:
+        raise ValueError(f"--rows: found {given.rows}, but {table.channel} has {len(table)}; give it the right files")
+    return table
+
+
+def run(
+    environment: Environment,
+    table: Table,
+    given: Any,
+    settings: Mapping[str, Any],
+    make: Callable[[torch.device], Function],
+) -> None:
+    """Compute this host's rows, on all its devices, and write its part; `make` returns a device's function.
+
+    `settings` and the rows decide the result. The function gets the rows' numbers and returns arrays by name; it may
+    have an attribute `size`, the rows of a block that fit into its memory.
+    """
+    memory.keep_freed()
+    sharded = environment.training_is_sharded and not given.input
+    part = range(len(table)) if sharded else _part(environment, len(table), given.weights)
+    run = {"source": table.fingerprint, "settings": dict(settings)}
+    about = run | {"total": None if sharded else len(table), "host": environment.current_host}
+    about |= {"hosts": list(environment.hosts), "files": {name: len(rows) for name, rows in table.places.items()}}
+    about |= {"revision": environment.revision}
+    check_writable(environment.model_dir, "the result")
+    check_writable(environment.checkpoint_dir, "blocks")
+    blocks = Blocks(environment.checkpoint_dir, run)
+    for number in SIGNALS:
+        signal.signal(number, partial(_leave, blocks, part))
+    host = environment.current_host
+    print(f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}", flush=True)
+    devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [torch.device("cpu")]
+    with ThreadPoolExecutor(len(devices)) as pool:
+        jobs = []
+        for device, piece in zip(devices, sharding.devices(part, len(devices)), strict=True):
+            function = make(device)
+            size = min(given.block_rows or 2**62, getattr(function, "size", 1024))
+            say = partial(_say, host if len(devices) == 1 else f"{host} {device}")
+            jobs.append(pool.submit(compute, blocks, piece, size, function, say))
+        for job in jobs:
+            job.result()
+    path = parts.write(environment.model_dir, part, blocks.read(part), about)
+    print(f"model: {path}", flush=True)
+
+
+def _part(environment: Environment, total: int, weights: Mapping[str, float] | None) -> range:
+    """Return this host's rows."""
+    if not weights:
+        return sharding.rows(total, len(environment.hosts), environment.hosts.index(environment.current_host))
+    return sharding.groups(total, environment.groups, weights)[environment.current_host]
+
+
+def _say(who: str, line: str) -> None:
+    print(f"{who}: {line}", flush=True)
+
+
+def _leave(blocks: Blocks, part: range, number: int, frame: Any) -> None:
+    """End at once: what is committed is safe, and there is nothing else to save."""
+    left = sum(map(len, sharding.missing(part, blocks.whole())))
+    line = f"{words(len(part) - left, signal.Signals(number).name)}; {left} of {len(part)} rows are left [{place()}]"
+    print(line, file=sys.stderr, flush=True)
+    if file := failure_file():
+        with suppress(OSError):
+            write(file, line)
+    os._exit(status(number))
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run a function of the user's."""
+    with reported(failure_file(), place()):
+        environment = Environment.read()
+        made = parser(__doc__)
+        made.add_argument("--function", type=str, required=True, help="MODULE.FUNCTION: of a block, to an array")
+        made.add_argument("--settings", type=dict[str, Any], default={}, help="what the function gets by name: {...}")
+        given = parse(made, environment, args)
+        module, _, name = given.function.rpartition(".")
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            function = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"--function: found {given.function!r} ({error}); allowed is MODULE.FUNCTION of the job's source"
+            ) from None
+        table = read(environment, given)
+        settings = {"function": given.function} | given.settings
+        run(environment, table, given, settings, lambda _: lambda rows: function(table[rows], **given.settings))
+
+
+if __name__ == "__main__":
+    main()

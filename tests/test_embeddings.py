@@ -1,0 +1,92 @@
+"""Rows from files: .npy and Parquet, and what is wrong with others."""
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from app.embeddings import Table
+
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3) + 1
+
+
+def parquet(folder, **columns):
+    """Write a Parquet file, in row groups of two rows, and return its folder."""
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "rows.parquet", row_group_size=2)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy(tmp_path, dtype, order):
+    np.save(tmp_path / "rows.npy", np.asarray(ROWS, dtype=dtype, order=order))
+    table = Table.read(tmp_path, "x")
+    assert len(table) == 4 and table.columns == 3
+    assert np.array_equal(table[range(1, 4)], ROWS[1:4]) and table[range(4)].dtype == np.float32
+    assert isinstance(table.arrays[0], np.memmap)
+
+
+@pytest.mark.parametrize("kind", [pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.float64(), 3)])
+def test_parquet_with_a_column_of_lists(tmp_path, kind):
+    table = Table.read(parquet(tmp_path, embedding=pyarrow.array(ROWS.tolist(), kind)), "x")
+    assert np.array_equal(table[range(4)], ROWS)
+
+
+def test_parquet_with_columns_of_numbers(tmp_path):
+    table = Table.read(parquet(tmp_path, a=ROWS[:, 0], b=ROWS[:, 1], c=ROWS[:, 2]), "x")
+    assert np.array_equal(table[range(4)], ROWS)
+
+
+def test_several_files_are_one_table(tmp_path):
+    (tmp_path / "deep").mkdir()
+    np.save(tmp_path / "deep/b.npy", ROWS[1:])
+    np.save(tmp_path / "a.npy", ROWS[:1])
+    (tmp_path / "README.txt").write_text("no rows")
+    table = Table.read(tmp_path, "x")
+    assert table.files == ("a.npy", "deep/b.npy") and np.array_equal(table[range(4)], ROWS)
+    assert table.places == {"a.npy": range(1), "deep/b.npy": range(1, 4)}
+
+
+def test_the_fingerprint_is_that_of_names_and_numbers(tmp_path):
+    np.save(tmp_path / "a.npy", ROWS)
+    first = Table.read(tmp_path, "x").fingerprint
+    assert Table.read(tmp_path, "y").fingerprint == first
+    other = ROWS.copy()
+    other[3, 2] += 1e-3
+    np.save(tmp_path / "a.npy", other)
+    assert Table.read(tmp_path, "x").fingerprint != first
+    np.save(tmp_path / "a.npy", ROWS)
+    (tmp_path / "a.npy").rename(tmp_path / "b.npy")
+    assert Table.read(tmp_path, "x").fingerprint != first
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"e": [[1.0, 2.0], [1.0]]}, "its lists have 1 to 2 numbers"),
+        ({"e": [[1.0, 2.0], None]}, "it has rows that are null"),
+        ({"e": [[1.0, 2.0], [1.0, None]]}, "it has numbers that are null"),
+        ({"e": [[1.0], [2.0]], "f": [[1.0], [2.0]]}, "it has 2 columns"),
+        ({"e": [1.0, 2.0], "f": ["a", "b"]}, "its columns are of several types: double, string"),
+        ({"e": ["a", "b"]}, "allowed is [rows, columns] of float16, float32, float64"),
+        ({"e": [1, 2]}, "is int64 [2, 1]"),
+    ],
+)
+def test_a_parquet_file_that_is_wrong(tmp_path, columns, said):
+    with pytest.raises(ValueError, match="x: rows.parquet") as error:
+        Table.read(parquet(tmp_path, **columns), "x")
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_parquet_file_that_is_damaged(tmp_path):
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(ValueError, match="x: rows.parquet cannot be read: .*; copy it again"):
+        Table.read(tmp_path, "x")
+
+
+def test_a_number_beyond_float32(tmp_path):
+    rows = ROWS.astype(np.float64)
+    rows[2, 1] = 1e300
+    np.save(tmp_path / "rows.npy", rows)
+    with pytest.raises(ValueError, match="x: rows.npy, row 2 has a number that is not finite in float32"):
+        Table.read(tmp_path, "x")[range(4)]

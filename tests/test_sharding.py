@@ -1,0 +1,102 @@
+"""Every row once, for any total, hosts and order."""
+
+import itertools
+import random
+
+import pytest
+
+from app import sharding
+
+
+def cases(count: int = 2000):
+    """Yield totals and numbers of hosts: all small ones, and many others."""
+    yield from itertools.product(range(40), range(1, 12))
+    draw = random.Random(1)
+    for _ in range(count):
+        yield draw.choice([draw.randrange(100), draw.randrange(10**6), draw.randrange(10**15)]), draw.randint(1, 200)
+
+
+def once(parts, total: int) -> bool:
+    """Return whether parts, in this order, are all rows from 0 to `total`, each one once."""
+    bounds = [(part.start, part.stop) for part in parts]
+    return [0, *(last for _, last in bounds)] == [*(first for first, _ in bounds), total]
+
+
+def test_the_hosts_have_every_row_once():
+    for total, hosts in cases():
+        parts = [sharding.rows(total, hosts, host) for host in range(hosts)]
+        assert once(parts, total)
+        assert max(map(len, parts)) - min(map(len, parts)) <= (1 if total < 10**9 else 2)  # of 10**15, floats
+
+
+def test_the_rows_are_the_articles():
+    for total, hosts in cases():
+        for host in random.Random(total).sample(range(hosts), min(hosts, 3)):
+            part = sharding.rows(total, hosts, host)
+            assert (part.start, part.stop) == (round(host * total / hosts), round((host + 1) * total / hosts))
+
+
+def test_so_have_weighted_hosts():
+    draw = random.Random(2)
+    for total, hosts in cases(60):
+        weights = [draw.choice([0, 0.5, 1, 1, 4, 8.25]) for _ in range(hosts)]
+        weights[draw.randrange(hosts)] = 3
+        parts = sharding.weighted(total, weights)
+        assert once(parts, total)
+        for part, weight in zip(parts, weights, strict=True):
+            assert abs(len(part) - total * weight / sum(weights)) <= 1 + total * 1e-12
+        if total < 10**9:  # beyond, a division of floats and one of whole numbers may round to another side
+            assert sharding.weighted(total, [2.5] * hosts) == [sharding.rows(total, hosts, k) for k in range(hosts)]
+
+
+def test_so_have_the_devices_of_a_host():
+    for total, hosts in cases(60):
+        part = sharding.rows(total, hosts, hosts // 2)
+        pieces = sharding.devices(part, 8)
+        assert once([range(one.start - part.start, one.stop - part.start) for one in pieces], len(part))
+
+
+def test_groups_share_by_weight_in_any_order():
+    hosts = {"big": ["algo-1", "algo-10"], "small": ["algo-2", "algo-3", "algo-4"]}
+    weights = {"big": 4, "small": 1}
+    parts = sharding.groups(1100, hosts, weights)
+    assert once([parts[host] for host in sorted(parts)], 1100)
+    assert {host: len(part) for host, part in parts.items()} == {
+        "algo-1": 400, "algo-10": 400, "algo-2": 100, "algo-3": 100, "algo-4": 100
+    }  # fmt: skip
+    turned = {name: hosts[name][::-1] for name in reversed(hosts)}
+    assert sharding.groups(1100, turned, dict(reversed(weights.items()))) == parts
+
+
+def test_files_are_numbered_on():
+    counts = {"b.npy": 5, "a.npy": 3, "c.npy": 0}
+    found = sharding.files(counts)
+    assert found == {"a.npy": range(3), "b.npy": range(3, 8), "c.npy": range(8, 8)}
+
+
+def test_what_is_missing():
+    draw = random.Random(3)
+    for _ in range(3000):
+        part = range(first := draw.randrange(30), first + draw.randrange(30))
+        done = [range(at := draw.randrange(70), at + draw.randrange(12)) for _ in range(draw.randrange(8))]
+        wanted = sorted(set(part) - set().union(*map(set, done)))
+        found = sharding.missing(part, done)
+        assert list(itertools.chain(*found)) == wanted and all(found)
+        assert all(one.stop < other.start for one, other in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("wrong", [(-1, 1, 0), (5, 2, 2), (5, 2, -1), (5, 0, 0)])
+def test_a_host_that_is_not_there(wrong):
+    with pytest.raises(ValueError, match="rows: host"):
+        sharding.rows(*wrong)
+
+
+@pytest.mark.parametrize("weights", [[], [0, 0], [1, -1]])
+def test_weights_that_are_none(weights):
+    with pytest.raises(ValueError, match="weights: found"):
+        sharding.weighted(10, weights)
+
+
+def test_a_group_without_a_weight():
+    with pytest.raises(ValueError, match="none for the instance group small"):
+        sharding.groups(10, {"big": ["a"], "small": ["b"]}, {"big": 1})

@@ -1,0 +1,341 @@
+"""Jobs that split instead of talk: against float64 brute force, interrupted, with other numbers of hosts, damaged."""
+
+import io
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+MERGE = ROOT / "scripts/merge_parts.py"
+PROGRAM = ROOT / "app/similarity.py"
+README = (ROOT / "README.md").read_text()
+
+
+def rows(count: int = 601, columns: int = 24, seed: int = 0) -> np.ndarray:
+    """Return random rows, float32."""
+    return np.random.default_rng(seed).standard_normal((count, columns)).astype(np.float32)
+
+
+def scores(table: np.ndarray) -> np.ndarray:
+    """Return all scores, by brute force in float64; that of a row with itself is -inf."""
+    unit = table.astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    found = unit @ unit.T
+    np.fill_diagonal(found, -np.inf)
+    return found
+
+
+class Job:
+    """A job of some hosts, which run one after another: they do not talk."""
+
+    def __init__(self, folder: Path, table: np.ndarray | None = None) -> None:
+        self.folder = folder
+        (folder / "channel").mkdir(parents=True)
+        if table is not None:
+            np.save(folder / "channel/rows.npy", table)
+
+    def start(self, hosts: int, host: int, *flags: str, program: Path = PROGRAM, **variables: str) -> subprocess.Popen:
+        """Start a host's process."""
+        names = [f"algo-{number + 1}" for number in range(hosts)]
+        told = {"SM_HOSTS": json.dumps(names), "SM_CURRENT_HOST": names[host], "SM_CHANNELS": '["my-input-data"]'}
+        told |= {"SM_CHANNEL_MY-INPUT-DATA": str(self.folder / "channel"), "SM_MODEL_DIR": str(self.model(host))}
+        told |= {"SM_OUTPUT_DATA_DIR": str(self.folder / "data"), "SM_OUTPUT_DIR": str(self.folder)}
+        told |= {"SM_CHECKPOINT_DIR": str(self.folder / "checkpoints"), "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
+        (self.folder / "failure").unlink(missing_ok=True)
+        return subprocess.Popen(
+            [sys.executable, program, *flags], env=os.environ | told | variables, cwd=self.folder,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def model(self, host: int) -> Path:
+        """Return a host's model directory."""
+        return self.folder / f"model-{host}"
+
+    def run(self, hosts: int, *flags: str, **more) -> str:
+        """Run all hosts to their end, and return what they said."""
+        said = ""
+        for host in range(hosts):
+            process = self.start(hosts, host, *flags, **more)
+            said += process.communicate(timeout=300)[0]
+            assert process.returncode == 0, said
+        return said
+
+    def failed(self, *flags: str, **more) -> str:
+        """Run a host that has to fail, and return its one line."""
+        process = self.start(1, 0, *flags, **more)
+        said = process.communicate(timeout=300)[0]
+        assert process.returncode == 1 and "Traceback" not in said, said
+        assert (self.folder / "failure").read_text() == said.splitlines()[-1]
+        return said.splitlines()[-1]
+
+    def archive(self, hosts: int) -> Path:
+        """Return all parts as SageMaker uploads them: one model.tar.gz."""
+        with tarfile.open(self.folder / "model.tar.gz", "w:gz") as tar:
+            for host in range(hosts):
+                tar.add(self.model(host), arcname=".")
+        return self.folder / "model.tar.gz"
+
+
+def merge(*models: Path | str, output: Path) -> subprocess.CompletedProcess:
+    """Merge parts."""
+    return subprocess.run(
+        [sys.executable, MERGE, *models, f"--output={output}"], capture_output=True, text=True, timeout=300
+    )
+
+
+def merged(job: Job, hosts: int) -> dict[str, np.ndarray]:
+    """Return the arrays of a job, merged."""
+    output = job.folder / "merged"
+    done = merge(job.archive(hosts), output=output)
+    assert done.returncode == 0, done.stderr
+    return {path.stem: np.load(path) for path in output.glob("*.npy")}
+
+
+def nearest(found: dict[str, np.ndarray], wanted: np.ndarray, k: int, error: float = 1e-6) -> bool:
+    """Return whether these are the k best of each row."""
+    best = np.sort(wanted, axis=1)[:, ::-1][:, :k]
+    at = np.take_along_axis(wanted, found["neighbours"], axis=1)
+    distinct = all(len(set(row)) == k for row in found["neighbours"].tolist())
+    return distinct and np.allclose(found["scores"], best, atol=error) and np.allclose(at, best, atol=error)
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 7])
+def test_the_nearest_rows(tmp_path, hosts):
+    table = rows()
+    job = Job(tmp_path, table)
+    said = job.run(hosts, "--top_k=5", "--block_rows=64")
+    assert "rows/s=" in said and "left=0s" in said
+    found = merged(job, hosts)
+    assert found["neighbours"].dtype == np.int64 and found["scores"].dtype == np.float32
+    assert nearest(found, scores(table), 5)
+
+
+def test_many_columns_are_looked_through_in_groups(tmp_path):
+    """More rows than fit a tile, equal ones among them, in a memory that does not hold them all."""
+    table = rows(40_000, 4)
+    table[7::1000] = table[7]
+    job = Job(tmp_path, table)
+    process = job.start(400, 0, "--top_k=3", "--memory=0.01")
+    assert process.communicate(timeout=300)[0] and process.returncode == 0
+    (path,) = job.model(0).glob("scores-*.npy")
+    neighbours = np.load(next(job.model(0).glob("neighbours-*.npy")))
+    unit = table.astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    wanted = unit[:100] @ unit.T
+    wanted[range(100), range(100)] = -np.inf
+    assert nearest({"scores": np.load(path), "neighbours": neighbours}, wanted, 3)
+
+
+def test_all_pairs_above_a_threshold(tmp_path):
+    table = rows()
+    job = Job(tmp_path, table)
+    job.run(3, "--threshold=0.4", "--block_rows=50")
+    found, wanted = merged(job, 3), scores(table)
+    assert np.array_equal(found["counts"], (wanted >= 0.4).sum(axis=1)) and found["counts"].sum() > 100
+    row = np.repeat(np.arange(len(table)), found["counts"])
+    assert np.allclose(wanted[row, found["neighbours"]], found["scores"], atol=1e-6)
+    assert all(np.all(np.diff(each) > 0) for each in np.split(found["neighbours"], np.cumsum(found["counts"])[:-1]))
+
+
+def test_all_scores(tmp_path):
+    table = rows(150)
+    job = Job(tmp_path, table)
+    job.run(2, "--dense=true", "--block_rows=40")
+    wanted = scores(table)
+    np.fill_diagonal(wanted, 1)
+    assert np.allclose(merged(job, 2)["scores"], wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(("precision", "error"), [("bfloat16", 0.02), ("float16", 0.003)])
+def test_a_lower_precision(tmp_path, precision, error):
+    table = rows(200)
+    job = Job(tmp_path, table)
+    job.run(1, "--dense=true", f"--precision={precision}")
+    wanted = scores(table)
+    np.fill_diagonal(wanted, 1)
+    difference = np.abs(merged(job, 1)["scores"] - wanted).max()
+    assert 1e-5 < difference < error
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_random_and_resumed_with_another_number_of_hosts(tmp_path, seed):
+    table, draw = rows(3000, 16), random.Random(seed)
+    job = Job(tmp_path, table)
+    flags = ["--top_k=4", "--block_rows=40"]
+    for hosts in (3, 1, 7, 2):
+        process = job.start(hosts, draw.randrange(hosts), *flags)
+        end = time.monotonic() + 120
+        before = len(list(tmp_path.rglob("*.npz")))
+        while len(list(tmp_path.rglob("*.npz"))) < before + draw.randint(1, 6) and process.poll() is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        number = draw.choice([signal.SIGKILL, signal.SIGTERM])
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[0]
+        assert process.returncode in (0, -signal.SIGKILL, 143), said
+        if process.returncode == 143:
+            assert "interrupted, resume from step" in said and "rows are left" in said
+    damaged = draw.choice(sorted(tmp_path.rglob("*.npz")))
+    damaged.write_bytes(damaged.read_bytes()[:-100] + bytes(100))
+    hosts = draw.choice([1, 2, 3])
+    said = job.run(hosts, *flags)
+    assert "are done already" in said and "is damaged" in said
+    assert nearest(merged(job, hosts), scores(table), 4)
+
+
+def test_what_a_host_left_of_an_earlier_job_is_replaced(tmp_path):
+    job = Job(tmp_path, rows())
+    job.run(3, "--top_k=5")
+    job.run(2, "--top_k=5")
+    assert merge(job.model(0), job.model(1), output=tmp_path / "merged").returncode == 0
+    job.run(1, "--threshold=0.5")
+    assert sorted(merged(job, 1)) == ["counts", "neighbours", "scores"]
+
+
+def test_other_settings_find_no_blocks(tmp_path):
+    job = Job(tmp_path, rows())
+    job.run(1, "--top_k=5")
+    assert "done already" not in job.run(1, "--top_k=6")
+    np.save(tmp_path / "channel/rows.npy", rows(seed=1))
+    assert "done already" not in job.run(1, "--top_k=6")
+
+
+def sharded(folder: Path, tables: list[dict[str, np.ndarray]], *flags: str) -> list[Job]:
+    """Run a job whose hosts have files of their own."""
+    jobs = []
+    for host, files in enumerate(tables):
+        jobs.append(Job(folder / str(host)))
+        for name, table in files.items():
+            np.save(jobs[-1].folder / "channel" / name, table)
+        config = json.dumps({"my-input-data": {"S3DistributionType": "ShardedByS3Key"}})
+        process = jobs[-1].start(len(tables), host, *flags, SM_INPUT_DATA_CONFIG=config)
+        said = process.communicate(timeout=300)[0]
+        assert process.returncode == 0 and "of its own files" in said, said
+    return jobs
+
+
+def test_hosts_with_files_of_their_own_compare_these(tmp_path):
+    tables = [{"a.npy": rows(50), "c.npy": rows(30, seed=1)}, {"b.npy": rows(61, seed=2)}]
+    jobs = sharded(tmp_path, tables, "--top_k=3")
+    models = [job.model(host) for host, job in enumerate(jobs)]
+    done = merge(*models, output=tmp_path / "merged")
+    assert done.returncode == 0, done.stderr
+    about = json.loads((tmp_path / "merged/manifest.json").read_text())
+    assert about["files"] == {"a.npy": [0, 50], "c.npy": [50, 80], "b.npy": [80, 141]}
+    found = {path.stem: np.load(path) for path in (tmp_path / "merged").glob("*.npy")}
+    wanted = np.full((141, 141), -np.inf)
+    wanted[:80, :80] = scores(np.concatenate(list(tables[0].values())))
+    wanted[80:, 80:] = scores(tables[1]["b.npy"])
+    assert nearest(found, wanted, 3)
+    done = merge(models[0], output=tmp_path / "half")
+    assert done.returncode == 1 and "the part of algo-2 is missing" in done.stderr
+
+
+MISTAKES = {
+    "a row of zeros": ({"r.npy": np.vstack([rows(5), np.zeros((1, 24), np.float32)])}, ["--top_k=1"], "row 5 is all 0"),
+    "not a number": (
+        {"r.npy": np.vstack([rows(5), np.full((1, 24), np.nan, np.float32)])},
+        ["--top_k=1"],
+        "r.npy, row 5 has",
+    ),
+    "of another kind": ({"r.npy": np.zeros((4, 4), np.int32)}, [], "r.npy is int32 [4, 4]; allowed is [rows, columns]"),
+    "objects": (
+        {"r.npy": np.array([[{}]], dtype=object)},
+        [],
+        "r.npy cannot be read: Array can't be memory-mapped: Python objects",
+    ),
+    "a vector": ({"r.npy": np.zeros(4, np.float32)}, [], "r.npy is float32 [4]"),
+    "other widths": ({"a.npy": rows(5), "b.npy": rows(5, 3)}, [], "b.npy has 3 columns, a.npy has 24"),
+    "nothing": ({}, [], "holds no .npy or .parquet file"),
+    "too few rows": ({"r.npy": rows(5)}, ["--rows=6"], "--rows: found 6, but channel channel has 5"),
+    "too many neighbours": ({"r.npy": rows(5)}, ["--top_k=5"], "--top_k: found 5, allowed is 1 to 4"),
+    "no neighbours": ({"r.npy": rows(5)}, ["--top_k=0"], "--top_k: found 0, allowed is 1 or more"),
+    "two results": ({"r.npy": rows(5)}, ["--top_k=1", "--dense=true"], "found both, allowed is one of"),
+    "a threshold": ({"r.npy": rows(5)}, ["--threshold=2"], "--threshold: found 2.0, allowed is -1 to 1"),
+    "no flag": ({"r.npy": rows(5)}, ["--topk=1"], "--topk: is no flag here; did you mean --top_k?"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line(tmp_path, case):
+    files, flags, line = MISTAKES[case]
+    job = Job(tmp_path)
+    for name, table in files.items():
+        np.save(tmp_path / "channel" / name, table, allow_pickle=True)
+    assert line in job.failed(*flags)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory) -> Job:
+    """A job of three hosts that is done."""
+    job = Job(tmp_path_factory.mktemp("parts"), rows(90))
+    job.run(3, "--top_k=2")
+    return job
+
+
+def test_a_gap_an_overlap_and_a_foreign_part_are_named(parts, tmp_path):
+    one, two, three = map(parts.model, range(3))
+    (tmp_path / "empty").mkdir()
+    other = Job(tmp_path / "other", rows(90, seed=5))
+    other.run(1, "--top_k=2")
+    settings = Job(tmp_path / "settings", rows(90))
+    settings.run(1, "--top_k=3")
+    for models, said in (
+        ((one, three), "rows 30 to 59 are in no part"),
+        ((two, three), "rows 0 to 29 are in no part"),
+        ((one, two), "rows 60 to 89 are in no part"),
+        ((one, two, two, three), "rows 30 to 59 are in both"),
+        ((one, two, other.model(0)), "of another source"),
+        ((one, two, settings.model(0)), "of another settings"),
+        ((one, tmp_path / "nothing"), "found no such file"),
+        ((one, tmp_path / "empty"), "has no part"),
+    ):
+        done = merge(*models, output=tmp_path / "merged")
+        assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+        assert list((tmp_path / "merged").glob("*")) == [] if (tmp_path / "merged").exists() else True
+
+
+@pytest.mark.parametrize("place", [10, 200, 300, -1])
+def test_a_damaged_part_is_named(parts, tmp_path, place):
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for host in range(3):
+            for path in sorted(parts.model(host).iterdir()):
+                content = bytearray(path.read_bytes())
+                if host == 1 and path.name.startswith("scores"):
+                    content[place] ^= 255
+                member = tarfile.TarInfo(path.name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    (tmp_path / "model.tar.gz").write_bytes(archive.getvalue())
+    done = merge(tmp_path / "model.tar.gz", output=tmp_path / "merged")
+    assert done.returncode == 1 and "scores-" in done.stderr and "copy it again" in done.stderr
+    (tmp_path / "model.tar.gz").write_bytes(archive.getvalue()[:-200])
+    done = merge(tmp_path / "model.tar.gz", output=tmp_path / "merged")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert list((tmp_path / "merged").iterdir()) == []
+
+
+def test_a_function_of_ones_own(tmp_path):
+    table = rows(100)
+    job = Job(tmp_path, table)
+    (function,) = re.findall(r"^```python\n(.*?def norms.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (tmp_path / "mine.py").write_text(function)
+    flags = ["--function=mine.norms", "--block_rows=7", '--settings={"power": 4}']
+    job.run(3, *flags, program=ROOT / "app/split.py")
+    assert np.allclose(merged(job, 3)["result"], (table**4).sum(axis=1) ** 0.25, rtol=1e-5)
+    (tmp_path / "mine.py").write_text("def norms(block, power=2):\n    return block.sum()\n")
+    assert "the function returned result: float32 [] for" in job.failed(
+        "--function=mine.norms", program=ROOT / "app/split.py"
+    )
+    assert "--function: found 'mine.other'" in job.failed("--function=mine.other", program=ROOT / "app/split.py")
