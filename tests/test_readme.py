@@ -60,6 +60,8 @@ def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
     if "make rehearsal" in text:
         (report,) = (checkout / "output/rehearsal").glob("*/report.html")
         assert done.stdout.count("Training job interrupted") == 2 and "algo-2" in report.read_text()
+    elif "merge_parts" in text:
+        assert "scores.npy: float32 [2000, 10]" in done.stdout
     elif "--help" not in text and "--dry-run" not in text and language == "sh":
         assert "model.pt" in done.stdout
     if text == "make train\n" or "make build" in text:
@@ -90,7 +92,7 @@ def test_a_job_by_an_sdk(checkout: Path, tmp_path: Path, image: str, sdk: str, c
 
 
 def test_the_readme_has_its_commands():
-    assert len(FENCES) == 11
+    assert len(FENCES) == 14
 
 
 def test_the_file_tree_is_true():
