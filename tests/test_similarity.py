@@ -329,7 +329,7 @@ def test_a_damaged_part_is_named(parts, tmp_path, place):
 def test_a_function_of_ones_own(tmp_path):
     table = rows(100)
     job = Job(tmp_path, table)
-    (function,) = re.findall(r"^```python\n(.*?def norms.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (function,) = re.findall(r"^```python\n([^`]*def norms[^`]*)^```$", README, re.MULTILINE)
     (tmp_path / "mine.py").write_text(function)
     flags = ["--function=mine.norms", "--block_rows=7", '--settings={"power": 4}']
     job.run(3, *flags, program=ROOT / "app/split.py")
