@@ -73,6 +73,8 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     span = f"{part.start:015d}-{part.stop:015d}"
+    if about.get("total") is None:  # each host numbers its own files' rows from 0, and all parts get into one archive
+        span += f"-{about.get('host')}"
     streams: dict[str, Stream] = {}
     reached = part.start
     for rows, arrays in blocks:

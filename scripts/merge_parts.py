@@ -81,12 +81,25 @@ def manifests(models: list[Model]) -> list[dict[str, Any]]:
         for name, file in model.files():
             if name.startswith("manifest-") and name.endswith(".json"):
                 try:
-                    found.append(json.load(file) | {"model": model.name, "manifest": name})
-                except ValueError as error:
-                    raise ValueError(f"{model.name}: {name} is damaged: {error}") from None
+                    found.append(_checked(json.load(file)) | {"model": model.name, "manifest": name})
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise ValueError(f"{model.name}: {name} is damaged ({error!r}); copy it again") from None
         if len(found) == before:
             raise ValueError(f"{model.name} has no part: no manifest-*.json is in it")
     return found
+
+
+def _checked(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest; ValueError, KeyError, TypeError or AttributeError if it is none."""
+    first, last = map(int, manifest["rows"])
+    if not 0 <= first <= last:
+        raise ValueError(f"rows {first} to {last}")
+    {**manifest["settings"], **manifest["files"]}
+    {key: manifest[key] for key in ("total", "source", "host", "hosts")}
+    for array in manifest["arrays"].values():
+        header(np.dtype(array["dtype"]), tuple(map(int, array["shape"])))
+        (array["file"] + array["blake2b"]).encode()
+    return manifest
 
 
 def ordered(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:

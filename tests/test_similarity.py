@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,15 +226,18 @@ def sharded(folder: Path, tables: list[dict[str, np.ndarray]], *flags: str) -> l
 
 
 def test_hosts_with_files_of_their_own_compare_these(tmp_path):
-    tables = [{"a.npy": rows(50), "c.npy": rows(30, seed=1)}, {"b.npy": rows(61, seed=2)}]
+    tables = [{"a.npy": rows(50), "c.npy": rows(30, seed=1)}, {"b.npy": rows(80, seed=2)}]
     jobs = sharded(tmp_path, tables, "--top_k=3")
     models = [job.model(host) for host, job in enumerate(jobs)]
-    done = merge(*models, output=tmp_path / "merged")
+    with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:  # one, as SageMaker makes it
+        for model in models:
+            tar.add(model, arcname=".")
+    done = merge(tmp_path / "model.tar.gz", output=tmp_path / "merged")
     assert done.returncode == 0, done.stderr
     about = json.loads((tmp_path / "merged/manifest.json").read_text())
-    assert about["files"] == {"a.npy": [0, 50], "c.npy": [50, 80], "b.npy": [80, 141]}
+    assert about["files"] == {"a.npy": [0, 50], "c.npy": [50, 80], "b.npy": [80, 160]}
     found = {path.stem: np.load(path) for path in (tmp_path / "merged").glob("*.npy")}
-    wanted = np.full((141, 141), -np.inf)
+    wanted = np.full((160, 160), -np.inf)
     wanted[:80, :80] = scores(np.concatenate(list(tables[0].values())))
     wanted[80:, 80:] = scores(tables[1]["b.npy"])
     assert nearest(found, wanted, 3)
@@ -303,6 +307,19 @@ def test_a_gap_an_overlap_and_a_foreign_part_are_named(parts, tmp_path):
         done = merge(*models, output=tmp_path / "merged")
         assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
         assert list((tmp_path / "merged").glob("*")) == [] if (tmp_path / "merged").exists() else True
+
+
+def test_a_damaged_manifest_is_named(parts, tmp_path):
+    shutil.copytree(parts.model(0), tmp_path / "model")
+    (path,) = (tmp_path / "model").glob("manifest-*.json")
+    good = json.loads(path.read_text())
+    bad = [{}, [], 1, good | {"rows": [5]}, good | {"rows": [9, 0]}, good | {"arrays": {"scores": {}}}]
+    bad += [good | {"files": None}, {key: value for key, value in good.items() if key != "hosts"}]
+    for manifest in bad:
+        path.write_text(json.dumps(manifest))
+        done = merge(tmp_path / "model", output=tmp_path / "merged")
+        assert done.returncode == 1 and f"{path.name} is damaged" in done.stderr, (manifest, done.stderr)
+        assert "Traceback" not in done.stderr and list((tmp_path / "merged").iterdir()) == []
 
 
 @pytest.mark.parametrize("place", [10, 200, 300, -1])
