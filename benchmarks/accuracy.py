@@ -76,5 +76,5 @@ if __name__ == "__main__":
     parser.set_defaults(n=5)
     parser.add_argument("recipe", help="a name in app/recipes, or a file")
     parser.add_argument("--data_dir", type=Path, required=True, help="folder with CIFAR-10")
-    parser.add_argument("flags", nargs="*", help="after --: flags of app/train.py")
-    run(**vars(parser.parse_args()))
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    run(**vars(parser.parse_args(sys.argv[1:end])), flags=sys.argv[end + 1 :])

@@ -21,11 +21,11 @@ from benchmarks import report
 
 PAIRS = 5  # default of --n
 TURNS = 6  # of each of a pair
-WARMUP = 5  # steps at the start of a turn that are not timed: caches, threads, a worker's full queue
+WARMUP = 5  # steps at the start of a turn that are not timed: caches, threads, a worker's full queue; at most `steps`
 
 
 class Clock(Callback):
-    """Times one of the two: in each turn WARMUP steps untimed and `steps` timed, then it is the other's turn.
+    """Times one of the two: in each turn some steps untimed and `steps` timed, then it is the other's turn.
 
     The first turn includes the setting up and is to be left out.
     """
@@ -33,14 +33,15 @@ class Clock(Callback):
     def __init__(self, steps: int, my_turn: Semaphore, other_turn: Semaphore) -> None:
         self.my_turn, self.other_turn = my_turn, other_turn
         self.steps, self.step, self.images, self.started = steps, 0, 0, 0.0
-        self.total_steps = TURNS * (WARMUP + steps)
+        self.warmup = min(WARMUP, steps)
+        self.total_steps = TURNS * (self.warmup + steps)
         self.rates: list[float] = []  # images/s of each turn
 
     def tick(self, images: int) -> None:
         """Note the end of a step that trained on `images`; at the end of a turn, return when it is this one's again."""
-        self.step = (self.step + 1) % (WARMUP + self.steps)
+        self.step = (self.step + 1) % (self.warmup + self.steps)
         self.images += images
-        if self.step not in (0, WARMUP):
+        if self.step not in (0, self.warmup):
             return
         if torch.cuda.is_available():
             torch.cuda.synchronize()
