@@ -174,7 +174,7 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
     assert run.returncode == 0, run.stdout
     pinned = re.findall(r"^ +- ([a-z0-9-]+)(?:\[.*\])?==(\S+)", (ROOT / "environment.yml").read_text(), re.MULTILINE)
     installed = dict(line.lower().replace("_", "-").split("==") for line in run.stdout.splitlines() if "==" in line)
-    assert len(pinned) == 10
+    assert len(pinned) == 11
     assert {name: installed.get(name) for name, _ in pinned} == dict(pinned)
 
     about = inspect(image)
