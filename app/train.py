@@ -9,9 +9,11 @@ variables everything goes below ./output.
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
+    from app.imports import import_lightning
     from app.stop import leave_at_once
 
     leave_at_once()
+    import_lightning()
 
 import os
 import sys

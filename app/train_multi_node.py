@@ -7,9 +7,11 @@ On one node it is app/train.py, and nothing more.
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
+    from app.imports import import_lightning
     from app.stop import leave_at_once
 
     leave_at_once()
+    import_lightning()
 
 import os
 

@@ -1,8 +1,11 @@
 """What a process leaves out that most jobs would pay for in vain."""
 
+import os
+import re
 import subprocess
 import sys
 
+import pytest
 import torch
 from conftest import ROOT
 from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
@@ -30,6 +33,44 @@ def test_memory_that_was_freed_is_not_cleared_again():
         for more in ([], ["keep"])
     )
     assert given_back > 40 * 5000 and kept < given_back / 3
+
+
+IMPORTED = """
+import gc, sys
+from app.imports import import_lightning
+import_lightning()
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
+assert "scipy.signal" not in sys.modules
+import scipy.signal
+print(scipy.signal.windows.hamming(3)[1])
+"""
+# What no torchmetrics of today asks for, another may.
+ASKED = """
+import sys
+from app import imports
+sys.modules["scipy.signal"] = imports._Signal("scipy.signal")
+import scipy.signal
+assert scipy.signal.hamming is None
+print(scipy.signal.windows.hamming(3)[1])
+assert type(sys.modules["scipy.signal"]) is not imports._Signal
+"""
+
+
+@pytest.mark.parametrize("program", [IMPORTED, ASKED], ids=["left out", "asked for"])
+def test_lightning_comes_without_what_it_imports_in_vain(program):
+    assert float(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)) == 1
+
+
+@pytest.mark.parametrize("name", ["train.py", "train_multi_node.py"])
+def test_a_program_imports_that_way(name, tmp_path):
+    """A stray import of Lightning before it would cost a third of the start."""
+    line = [sys.executable, "-X", "importtime", str(ROOT / "app" / name), "--help"]
+    done = subprocess.run(
+        line, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE))
+    assert done.returncode == 0 and "pytorch_lightning" in imported
+    assert not imported & {"scipy.signal", "scipy.stats", "s3fs", "boto3", "botocore", "sklearn", "matplotlib"}
 
 
 def test_a_logged_value_is_moved_to_another_device_only():
