@@ -6,16 +6,16 @@ those of zip. A run of other settings or of another source has another folder.
 
 import hashlib
 import json
-import os
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from app import sharding
+from app.files import whole
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -34,23 +34,19 @@ class Blocks:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def commit(self, rows: range, arrays: Arrays) -> None:
-        """Put a block on the disk: aside, synced, then under its name."""
-        path = self._path(rows)
-        aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with aside.open("wb") as file:
-                np.savez(file, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
+        """Put a block on the disk."""
+        with whole(self._path(rows)) as file:
+            np.savez(file, **arrays)
+
+    def named(self) -> list[range]:
+        """Return the rows of each block that is there."""
+        return [range(*map(int, path.stem.split("-"))) for path in sorted(self.folder.glob("[0-9]*-[0-9]*.npz"))]
 
     def whole(self) -> list[range]:
         """Return the rows of each block that is whole; one that is damaged is removed, and a line says so."""
         found = []
-        for path in sorted(self.folder.glob("[0-9]*-[0-9]*.npz")):
-            first, last = map(int, path.stem.split("-"))
+        for rows in self.named():
+            path = self._path(rows)
             try:
                 with zipfile.ZipFile(path) as archive:
                     damaged = archive.testzip()
@@ -60,7 +56,7 @@ class Blocks:
                 print(f"warning: {path} is damaged ({damaged}); its rows are done again", flush=True)
                 path.unlink()
             else:
-                found.append(range(first, last))
+                found.append(rows)
         return found
 
     def read(self, part: range) -> Iterator[tuple[range, dict[str, np.ndarray]]]:
@@ -69,7 +65,7 @@ class Blocks:
         Where blocks overlap, as after a change of the number of hosts, the one that begins first is taken.
         """
         reached = part.start
-        for rows in sorted(self.whole(), key=lambda rows: (rows.start, -rows.stop)):
+        for rows in sorted(self.named(), key=lambda rows: (rows.start, -rows.stop)):
             first, last = max(reached, rows.start), min(part.stop, rows.stop)
             if first >= last:
                 continue
@@ -95,13 +91,18 @@ def cut(arrays: dict[str, np.ndarray], rows: range, part: range) -> dict[str, np
 
 
 def compute(
-    blocks: Blocks, part: range, size: int, function: Callable[[range], Arrays], say: Callable[[str], None]
+    blocks: Blocks,
+    part: range,
+    done: Sequence[range],
+    size: int,
+    function: Callable[[range], Arrays],
+    say: Callable[[str], None],
 ) -> None:
-    """Commit what is missing of `part`, in blocks of `size` rows at most; `say` gets a line every few seconds."""
-    left = sharding.missing(part, blocks.whole())
+    """Commit what `done` lacks of `part`, in blocks of `size` rows at most; `say` gets a line every few seconds."""
+    left = sharding.missing(part, done)
     total = sum(map(len, left))
-    if done := len(part) - total:
-        say(f"rows {part.start} to {part.stop}: {done} are done already")
+    if total < len(part):
+        say(f"rows {part.start} to {part.stop}: {len(part) - total} are done already")
     began = said = time.monotonic()
     ready = 0
     for piece in left:

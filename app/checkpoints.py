@@ -12,7 +12,6 @@ import os
 import re
 import stat
 import struct
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,13 @@ import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 
+from app.files import whole
 from app.stop import NAME
 
 KEY = "sagemaker_lightning"
 """In a checkpoint, what is ours."""
 MARK = b"\0sagemaker-lightning 1\0"
 FOOTER = struct.Struct(f"<{len(MARK)}sQQ32s")
-IGNORED = ".sagemaker-ignore"
-"""Files of this ending SageMaker's uploader leaves alone (AWS's XGBoost container writes its checkpoints so)."""
 FOREIGN = "is cut off, or no checkpoint of this program"
 
 
@@ -47,27 +45,15 @@ class _Hashing:
 
 def write(path: Path, checkpoint: dict[str, Any], step: int = 0, number: int = 0) -> None:
     """Write `checkpoint` so that `path` is all of it, on the disk, or what it was before; OSError says why not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it: a rename is atomic within a file system only. Hosts may share the folder: each has a name of its own.
-    descriptor, aside = tempfile.mkstemp(prefix=f"{path.name}.", suffix=IGNORED, dir=path.parent)
-    try:
-        os.fchmod(descriptor, 0o644)  # mkstemp's 600 is for secrets
-        with os.fdopen(descriptor, "wb") as file:
-            hashing = _Hashing(file)
-            try:
-                torch.save(checkpoint, hashing)
-            except RuntimeError as error:  # torch's writer, where the file's own error says more
-                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-            head = FOOTER.pack(MARK, step, number, b"")[:-32]
-            hashing.write(head)
-            file.write(hashing.hash.digest())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-        _sync(path.parent)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    with whole(path) as file:
+        hashing = _Hashing(file)
+        try:
+            torch.save(checkpoint, hashing)
+        except RuntimeError as error:  # torch's writer, where the file's own error says more
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+        head = FOOTER.pack(MARK, step, number, b"")[:-32]
+        hashing.write(head)
+        file.write(hashing.hash.digest())
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -147,11 +133,3 @@ class VerifiedIO(TorchCheckpointIO):
         """Remove, unless it is the last one there is."""
         if not self.lost:
             super().remove_checkpoint(path)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

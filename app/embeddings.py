@@ -1,7 +1,6 @@
 """Rows of numbers from files: .npy, memory-mapped, or Parquet; read as untrusted input."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -132,8 +131,3 @@ def _parquet(path: Path) -> np.ndarray:
     if flat.null_count:
         raise ValueError("it has numbers that are null")
     return flat.to_numpy().reshape(len(column), *lengths)
-
-
-def zero_rows(rows: np.ndarray) -> Sequence[int]:
-    """Return the numbers of the rows that are all 0."""
-    return np.flatnonzero(~rows.any(axis=1)).tolist()

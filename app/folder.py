@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from app.checkpoints import IGNORED, KEY, examine, footer, write
+from app.checkpoints import KEY, examine, footer, write
+from app.files import IGNORED
 from app.stop import NAME
 
 UPLOADING, UPLOADED = ".sagemaker-uploading", ".sagemaker-uploaded"  # empty files of the uploader's, beside each file

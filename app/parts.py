@@ -8,11 +8,13 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+
+from app.files import whole
 
 HEADER = 256  # bytes: of every length, so that it can be written when all rows are
 
@@ -89,17 +91,15 @@ def write(
         raise ValueError(f"rows {reached} to {part.stop} are missing")
     arrays = {name: stream.close() for name, stream in streams.items()}
     path = folder / f"manifest-{span}.json"
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(json.dumps({"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1))
-    os.replace(aside, path)
-    _remove_earlier(folder, about.get("host"), path)
+    with whole(path) as file:
+        file.write(json.dumps({"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1).encode())
+    _remove_earlier(folder, about.get("host"), path, {array["file"] for array in arrays.values()})
     return path
 
 
-def _remove_earlier(folder: Path, host: str | None, but: Path) -> None:
+def _remove_earlier(folder: Path, host: str | None, manifest: Path, now: Set[str]) -> None:
     """Remove what the same host left of an earlier job: with it, the parts would be of two jobs, or overlap."""
-    now = {array["file"] for array in json.loads(but.read_text())["arrays"].values()}
-    for path in set(folder.glob("manifest-*.json")) - {but}:
+    for path in set(folder.glob("manifest-*.json")) - {manifest}:
         with contextlib.suppress(ValueError, KeyError, TypeError):  # a file that only has such a name
             found = json.loads(path.read_text())
             if found["host"] != host:

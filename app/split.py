@@ -31,8 +31,8 @@ from app.blocks import Blocks, compute
 from app.embeddings import Table
 from app.environment import Environment, failure_file, place
 from app.failures import reported, write
+from app.files import check_writable
 from app.stop import SIGNALS, status, words
-from app.writable import check_writable
 
 Function = Callable[[range], Any]
 
@@ -97,6 +97,7 @@ def run(
     check_writable(environment.model_dir, "the result")
     check_writable(environment.checkpoint_dir, "blocks")
     blocks = Blocks(environment.checkpoint_dir, run)
+    done = blocks.whole()
     for number in SIGNALS:
         signal.signal(number, partial(_leave, blocks, part))
     host = environment.current_host
@@ -108,7 +109,7 @@ def run(
             function = make(device)
             size = min(given.block_rows or 2**62, getattr(function, "size", 1024))
             say = partial(_say, host if len(devices) == 1 else f"{host} {device}")
-            jobs.append(pool.submit(compute, blocks, piece, size, function, say))
+            jobs.append(pool.submit(compute, blocks, piece, done, size, function, say))
         for job in jobs:
             job.result()
     path = parts.write(environment.model_dir, part, blocks.read(part), about)
@@ -128,7 +129,7 @@ def _say(who: str, line: str) -> None:
 
 def _leave(blocks: Blocks, part: range, number: int, frame: Any) -> None:
     """End at once: what is committed is safe, and there is nothing else to save."""
-    left = sum(map(len, sharding.missing(part, blocks.whole())))
+    left = sum(map(len, sharding.missing(part, blocks.named())))
     line = f"{words(len(part) - left, signal.Signals(number).name)}; {left} of {len(part)} rows are left [{place()}]"
     print(line, file=sys.stderr, flush=True)
     if file := failure_file():

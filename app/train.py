@@ -28,8 +28,8 @@ from app import artifacts, hyperparameters, lifeline, rendezvous
 from app.cli import CLI
 from app.environment import Environment, failure_file, place, watch
 from app.failures import reported, write
+from app.files import check_writable
 from app.stop import Stop
-from app.writable import check_writable
 
 
 def main(args: list[str] | None = None) -> None:

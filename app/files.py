@@ -1,0 +1,50 @@
+"""Files that are whole or absent, and whether a folder can be written to, before any time is spent."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+IGNORED = ".sagemaker-ignore"
+"""Files of this ending SageMaker's uploader leaves alone (AWS's XGBoost container writes its checkpoints so)."""
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file to write; `path` is then all of it, on the disk, or what it was before. OSError says why not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside it: a rename is atomic within a file system only. Hosts may share the folder: each has a name of its own.
+    descriptor, aside = tempfile.mkstemp(prefix=f"{path.name}.", suffix=IGNORED, dir=path.parent)
+    try:
+        os.fchmod(descriptor, 0o644)  # mkstemp's 600 is for secrets
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+        _sync(path.parent)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def check_writable(folder: Path, what: str) -> None:
+    """Create `folder` if need be; ValueError if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{folder}: {what} cannot be written there ({error.strerror}); allowed is a writable folder"
+        ) from None
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
