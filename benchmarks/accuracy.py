@@ -7,7 +7,6 @@ Prints, for each run: seconds of training (from the first step's start to the la
 recipe compiles, that is in it), seconds of the whole process, and accuracy on the test set, which is looked at once.
 """
 
-import os
 import re
 import statistics
 import subprocess
@@ -48,9 +47,7 @@ def once(recipe: str, data_dir: Path, seed: int, flags: list[str]) -> tuple[floa
     line += [f"--data.seed={seed}", *flags]
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        done = subprocess.run(
-            line, cwd=folder, env=os.environ | {"PYTHONPATH": str(report.ROOT)}, capture_output=True, text=True
-        )
+        done = subprocess.run(line, cwd=folder, env=report.variables(), capture_output=True, text=True)
         whole = time.perf_counter() - began
     if done.returncode:
         raise SystemExit(f"{done.stdout}{done.stderr}error: the training failed, see above")

@@ -10,33 +10,35 @@ import argparse
 import hashlib
 import multiprocessing
 import pickle
-import re
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from torch.utils.data import DataLoader, random_split
-from torchvision import transforms
 from torchvision.datasets import CIFAR10
 
 from app import cifar
 from app.data import CIFAR10DataModule
 from benchmarks import report, training
+from benchmarks.original import Images
 
 SIZE = 50_000 * 3 * 32 * 32  # bytes
 PAIRS = 5  # default of --n
 
 
-def ours(folder: Path) -> None:
-    """Make the first batch."""
+def ours(folder: Path) -> float:
+    """Make the first batch, and return the seconds that it took."""
+    began = time.perf_counter()
     data = CIFAR10DataModule(str(folder), batch_size=training.BATCH_SIZE)
     data.setup("fit")
     next(iter(data.train_dataloader()))
+    return time.perf_counter() - began
 
 
-def theirs(folder: Path) -> None:
-    """Make the first batch as torchvision's documentation has it, with the same transforms, split and batch size."""
+def theirs(folder: Path) -> float:
+    """Make it as torchvision's documentation has it, with the same transforms, split and batch size."""
 
     class Known(CIFAR10):
         """Whose checksums are those of the files at hand, which are checked all the same."""
@@ -47,10 +49,8 @@ def theirs(folder: Path) -> None:
         )
         meta = CIFAR10.meta | {"md5": None}
 
-    steps = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    steps += [transforms.Normalize(CIFAR10DataModule.mean, CIFAR10DataModule.std)]
     began = time.perf_counter()
-    train, _ = random_split(Known(folder, transform=transforms.Compose(steps)), [40_000, 10_000])
+    train, _ = random_split(Known(folder, transform=Images.transform), [40_000, 10_000])
     next(iter(DataLoader(train, batch_size=training.BATCH_SIZE, shuffle=True)))
     return time.perf_counter() - began
 
@@ -62,15 +62,8 @@ def measure(read, folder: Path) -> tuple[float, float]:
 
 
 def _measured(read, folder: Path) -> tuple[float, float]:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is: proc_pid_clear_refs(5)
-    before = _kibibytes("VmRSS")
-    began = time.perf_counter()
-    seconds = read(folder) or time.perf_counter() - began
-    return seconds, (_kibibytes("VmHWM") - before) * 1024 / SIZE
-
-
-def _kibibytes(name: str) -> int:
-    return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+    seconds, added = report.peak(partial(read, folder))
+    return seconds, added / SIZE
 
 
 def write(folder: Path) -> None:

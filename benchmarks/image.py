@@ -8,8 +8,6 @@ that is removed. Bytes are those of the layers that IMAGE lacks, before a push c
 
 import argparse
 import json
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -54,9 +52,7 @@ def rebuild(image: str) -> tuple[float, int]:
     tag, variables = f"{image.partition(':')[0]}-changed", containers.build_variables()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for name in subprocess.check_output(["git", "ls-files"], cwd=report.ROOT, text=True).splitlines():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(report.ROOT / name, copy / name)
+        containers.copy_checkout(copy)
         try:
             for line in ("", "# changed\n"):
                 with (copy / "app/train.py").open("a") as file:

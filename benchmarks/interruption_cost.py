@@ -16,10 +16,10 @@ from pytorch_lightning import Callback
 
 from app.agreement import Agreement
 from app.resume import Resume
+from benchmarks.report import ROOT, variables
 
 STEPS = 40
 INTERVAL = 60 * inspect.signature(Resume).parameters["every_n_minutes"].default  # seconds
-ROOT = Path(__file__).resolve().parent.parent
 
 
 class Stalls(Callback):
@@ -87,8 +87,7 @@ def start(flags: list[str]) -> float:
     flags = [*flags, "--trainer.max_epochs=-1", f"--trainer.max_steps={STEPS + 1 if resumes else 1}"]
     command = [sys.executable, str(ROOT / "app/train.py"), *flags, "--trainer.accelerator=cpu", "--resume.keep=9"]
     began = time.perf_counter()
-    variables = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run(command, env=variables, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, env=variables(), check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - began
     for path in (
         *Path("none").glob("*"),

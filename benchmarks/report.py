@@ -3,11 +3,13 @@
 import argparse
 import os
 import platform
+import re
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "| benchmark | ratio: median [range] | n | what / what |\n| --- | --- | --- | --- |"
@@ -59,6 +61,19 @@ def improvements(seconds: Mapping[int, float]) -> str:
     return "\n".join(["| instances | time | improvement | the article's |", "| --- | --- | --- | --- |", *rows])
 
 
+def variables(**more: str) -> dict[str, str]:
+    """Return the environment of a process that can import `app` and `benchmarks`, wherever it is started."""
+    return os.environ | {"PYTHONPATH": str(ROOT)} | more
+
+
+def peak(work: Callable[[], Any]) -> tuple[Any, int]:
+    """Return what `work` returns, and the bytes by which this process's memory at peak is above that before."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is: proc_pid_clear_refs(5)
+    before = _kibibytes("VmRSS")
+    done = work()
+    return done, (_kibibytes("VmHWM") - before) * 1024
+
+
 def machine() -> str:
     """Return hardware, versions and commit; load is that of the last minute, to tell how busy the machine was."""
     import pytorch_lightning  # here, as what only starts jobs elsewhere does without all three
@@ -76,6 +91,10 @@ def machine() -> str:
         f"versions: {versions}, pytorch-lightning {pytorch_lightning.__version__}\n"
         f"commit: {_commit()}"
     )
+
+
+def _kibibytes(name: str) -> int:
+    return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 
 def _commit() -> str:

@@ -10,7 +10,6 @@ rows, each in a process of its own.
 
 import argparse
 import multiprocessing
-import re
 import statistics
 import tempfile
 import time
@@ -102,16 +101,13 @@ def peaks(columns: int, top_k: int) -> None:
 def _peak(rows: int, columns: int, top_k: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder, "rows.npy"), unit(rows, columns))
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is: proc_pid_clear_refs(5)
-        before = _bytes("VmRSS")
-        ours = Compared(Similarity(top_k=top_k), Table.read(Path(folder), "rows"), torch.device("cpu"))
-        for first in range(0, 4 * ours.size, ours.size):
-            ours(range(first, first + ours.size))
-        return _bytes("VmHWM") - before
 
+        def blocks() -> None:
+            ours = Compared(Similarity(top_k=top_k), Table.read(Path(folder), "rows"), torch.device("cpu"))
+            for first in range(0, 4 * ours.size, ours.size):
+                ours(range(first, first + ours.size))
 
-def _bytes(name: str) -> int:
-    return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+        return report.peak(blocks)[1]
 
 
 if __name__ == "__main__":

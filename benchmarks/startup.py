@@ -55,7 +55,7 @@ def seconds(line: list[str], **variables: str) -> float:
         ended = subprocess.run(
             line,
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(report.ROOT)} | variables,
+            env=report.variables(**variables),
             capture_output=True,
             text=True,
         )

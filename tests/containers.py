@@ -45,6 +45,13 @@ def build_variables() -> dict[str, str]:
     return {key: value for key, value in after.items() if os.environ.get(key) != value and key not in ("_", "SHLVL")}
 
 
+def copy_checkout(folder: Path) -> None:
+    """Copy the files that git knows, as they are now."""
+    for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
+
+
 def build(tag: str, source: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
     """Build the image as `make build` does."""
     return subprocess.run(

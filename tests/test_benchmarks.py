@@ -16,18 +16,14 @@ ROWS = {
     "original": ["original", "original, recipe cpu"],
     "startup": ["startup, app/train.py", "startup, train"],
     "data": ["data", "memory", "memory of torchvision"],
+    "similarity": ["similarity"] * 3,
 }
+FLAGS = {"step": ["--steps=1"], "original": ["--steps=1"], "similarity": ["--rows=300", "--columns=8"]}
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
-    line = [
-        sys.executable,
-        "-m",
-        f"benchmarks.{name}",
-        "--n=1",
-        *(["--steps=1"] if name in ("step", "original") else []),
-    ]
+    line = [sys.executable, "-m", f"benchmarks.{name}", "--n=1", *FLAGS.get(name, [])]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ / .+ \|$", done.stdout, re.MULTILINE)
@@ -49,6 +45,15 @@ def test_a_recipe_is_measured(cifar):
     assert [name for name, _ in found] == ["seconds of training", "seconds of the process", "test accuracy"]
     seconds, whole, accuracy = (float(value) for _, value in found)
     assert 0 < seconds < whole and 0 <= accuracy <= 1
+
+
+def test_accuracy_after_the_same_time_is_compared_with_the_original(cifar):
+    line = [sys.executable, "-m", "benchmarks.original", "--accuracy", "--n=1", f"--data_dir={cifar}"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (row,) = re.findall(r"^\| 1 \| (\d+) \| (\S+) \| (\d+), (\S+) \|$", done.stdout, re.MULTILINE)
+    _, ours, images, theirs = map(float, row)
+    assert 0 <= ours <= 1 and 0 <= theirs <= 1 and images >= 32
 
 
 def test_an_interrupted_job_is_compared():

@@ -2,14 +2,13 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from conftest import write_cifar
-from containers import DOCKER, ROOT, build_variables, no_engine
+from containers import DOCKER, ROOT, build_variables, copy_checkout, no_engine
 from environments import python_of
 from local_mode import Client, needs_an_engine
 
@@ -23,9 +22,7 @@ NEEDS_DOCKER = re.compile(r"docker|make build|make rehearsal|output/model/")
 def checkout(tmp_path_factory) -> Path:
     """What `git clone` gives, with the environment that there is, and CIFAR-10 (a small one) in `cifar10`."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, folder / name)
+    copy_checkout(folder)
     if Path(sys.prefix, "ready").exists():
         (folder / ".venv").symlink_to(sys.prefix)
     python_of("rehearsal")
