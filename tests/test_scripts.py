@@ -365,19 +365,17 @@ def test_scripts_import_only_boto3_and_the_standard_library():
 
     # The one way from hyperparameters to flags, which needs the standard library alone: tests/test_architecture.py.
     shared = {"app.hyperparameters"}
-    of_arrays = {"numpy", "app.parts"}  # of the scripts that merge arrays, besides
+    of_arrays = dict.fromkeys(("merge_parts", "job_parts"), {"numpy", "app.parts"})
     own = {path.stem for path in (ROOT / "scripts").glob("*.py")}
     for path in (ROOT / "scripts").glob("*.py"):
         source = path.read_text()
         assert source.count("\n") <= 200, path
+        besides = shared | of_arrays.get(path.stem, set())
         for node in ast.walk(ast.parse(source)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 allowed = sys.stdlib_module_names | {"boto3", "botocore"} | own
-                assert (
-                    name in (shared | of_arrays if path.stem in ("merge_parts", "job_parts") else shared)
-                    or name.split(".")[0] in allowed
-                ), f"{path}: {name}"
+                assert name in besides or name.split(".")[0] in allowed, f"{path}: {name}"
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 50, f"{path}: {node.name}"
