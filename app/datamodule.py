@@ -11,6 +11,7 @@ from pytorch_lightning import LightningDataModule
 from app import shards
 from app.augmentation import Normalize
 from app.exact import position
+from app.memory import give_back
 from app.resident import ResidentLoader, ResidentSet
 from app.shards import Shard
 
@@ -122,7 +123,10 @@ class ResidentDataModule(LightningDataModule):
         # Exactly what torch.utils.data.random_split does in Bolts' class, for the same split from the same seed.
         index = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.seed))
         whole = ResidentSet(images, labels)
+        give_back()
         self.sets |= {"train": whole.subset(index[:length]), "val": whole.subset(index[length:])}
+        del whole, images, labels
+        give_back()
         return length, held_out
 
     def train_dataloader(self) -> ResidentLoader:

@@ -14,3 +14,9 @@ def keep_freed() -> None:
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(M_MMAP_THRESHOLD, LARGE)
         mallopt(M_TRIM_THRESHOLD, LARGE)
+
+
+def give_back() -> None:
+    """Have glibc give back what it has kept so far: where large arrays were needed once."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)

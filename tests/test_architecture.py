@@ -104,6 +104,7 @@ MAY_IMPORT = {
     "datamodule": {
         "app.augmentation",
         "app.exact",
+        "app.memory",
         "app.resident",
         "app.shards",
         "numpy",

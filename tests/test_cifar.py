@@ -49,6 +49,18 @@ def test_unpacked_loose_and_packed_give_the_same(folder):
         assert (other[0] == images).all() and (other[1] == labels).all()
 
 
+@pytest.mark.parametrize("other", ["data_batch_1", "data_batch_4"])
+def test_batches_of_other_lengths_come_in_their_order_too(folder, other):
+    path = folder / cifar.FOLDER / other
+    path.write_bytes(pickle.dumps(batch(10, 9)))
+    sent = [pickle.loads((folder / cifar.FOLDER / name).read_bytes(), encoding="bytes") for name in cifar.TRAIN_FILES]
+    images, labels = read(folder)
+    pack(folder)  # where data_batch_4 comes first, or anywhere
+    for found in (images, read(folder)[0]):
+        assert (found.reshape(-1, 3072) == np.concatenate([part["data"] for part in sent])).all()
+    assert len(labels) == len(images) == 170
+
+
 @pytest.mark.parametrize("protocol", range(6))
 def test_every_pickle_protocol(folder, protocol):
     (folder / cifar.FOLDER / "test_batch").write_bytes(pickle.dumps(batch(20, 9), protocol))

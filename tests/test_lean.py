@@ -35,6 +35,27 @@ def test_memory_that_was_freed_is_not_cleared_again():
     assert given_back > 40 * 5000 and kept < given_back / 3
 
 
+GIVEN_BACK = """
+import torch
+from pathlib import Path
+from app import memory
+memory.keep_freed()
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+before = resident()
+some = [torch.ones(10_000_000) for _ in range(4)]
+del some[:3]  # in the middle of the heap
+kept = resident()
+memory.give_back()
+print(kept - before, resident() - before)
+"""
+
+
+def test_memory_that_was_needed_once_is_given_back():
+    kept, left = map(int, subprocess.check_output([sys.executable, "-c", GIVEN_BACK], cwd=ROOT, text=True).split())
+    assert kept > 150e6 and 40e6 < left < 60e6
+
+
 IMPORTED = """
 import gc, sys
 from app.imports import import_lightning
