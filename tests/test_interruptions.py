@@ -95,6 +95,8 @@ KINDS = {
     "a validation every seven batches": ["--trainer.val_check_interval=7", "--trainer.check_val_every_n_epoch=null"],
     "a plateau": ["--model.schedule=plateau", "--trainer.max_epochs=4"],
     "an average of the weights": EMA,
+    "mixed precision": ["--trainer.precision=bf16-mixed", "--trainer.deterministic=true"],
+    "a rate for each step": ["--optimizer=SGD", "--optimizer.lr=0.1", "--lr_scheduler=app.schedule.Triangle"],
     "early stopping": [*EARLY, "--trainer.max_epochs=12", "--resume.every_n_steps=3"],
 }  # fmt: skip
 
