@@ -308,6 +308,20 @@ def test_network_isolation(rehearsal, image, isolated):
     assert "algo-1" in found and internal == str(isolated).lower() and (endpoint == "endpoint none") == isolated
 
 
+def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
+    """It is taken off the network, which can be removed then; the job ends as it would have."""
+    name = rehearsal.create(image, "echo ready; sleep 5")
+    rehearsal.wait_for_line(name, "ready")
+    (network,) = docker("network", "ls", "--quiet", "--filter", f"name=-{name}$").stdout.split()
+    stranger = docker("run", "--detach", "--network", network, "--entrypoint=sleep", image, "100").stdout.strip()
+    try:
+        assert rehearsal.ended(name)["TrainingJobStatus"] == "Completed"
+        assert docker("network", "ls", "--quiet", "--filter", f"name=-{name}$").stdout == ""
+        assert docker("inspect", "--format", "{{.State.Running}}", stranger).stdout.strip() == "true"
+    finally:
+        docker("rm", "--force", stranger)
+
+
 @pytest.mark.parametrize(
     ("rule", "wanted"),
     [

@@ -120,8 +120,8 @@ class Attempt:
 
     def close(self) -> None:
         """Leave nothing of it on this machine; what it was stays in the record."""
-        if self.network:
-            self.network.close()
+        if self.network and (left := self.network.close()):
+            self.job.note(left)
         for one in self.running.values():
             if one.uploader:
                 one.uploader.finish()

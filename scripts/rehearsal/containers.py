@@ -1,8 +1,8 @@
 """A job's hosts as Docker containers: one an instance, on a network of the job's own, named algo-1 to algo-N."""
 
-import contextlib
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -105,11 +105,13 @@ class Network:
             raise JobFailed(f"ClientError: the container of {host} cannot be started: {error.explanation}") from error
         return container
 
-    def close(self) -> None:
-        """Remove the containers, and the network."""
+    def close(self) -> str | None:
+        """Remove the containers and the network, and return what the person should know if the engine does not."""
         while self.containers:
             self.containers.pop().remove()
-        remove(self.made)
+        if remove(self.made):
+            return None
+        return f"the engine holds on to the network {self.made.name}; the next rehearsal removes it"
 
 
 class Container:
@@ -148,10 +150,23 @@ class Container:
                 raise
 
 
-def remove(network) -> None:
-    """Remove a network, if it is there."""
-    with contextlib.suppress(NotFound):
-        network.remove()
+def remove(network) -> bool:
+    """Remove a network with whatever is on it, and return whether it is gone.
+
+    Somebody may have put a container of theirs on it, and the engine may count one that is gone for a while, or until
+    it is taken off by force (https://github.com/moby/moby/issues/42119).
+    """
+    for _ in range(100):
+        try:
+            network.reload()
+            for there in network.attrs["Containers"].values():
+                network.disconnect(there["Name"], force=True)
+            network.remove()
+        except NotFound:
+            return True
+        except APIError:
+            time.sleep(0.1)
+    return False
 
 
 def owners(client) -> set[str]:
@@ -167,7 +182,4 @@ def remove_all(client, owner: str) -> int:
     found = client.containers.list(all=True, filters=chosen, ignore_removed=True)
     for made in found:
         Container(made).remove()
-    networks = client.networks.list(filters=chosen)
-    for network in networks:
-        remove(network)
-    return len(found) + len(networks)
+    return len(found) + sum(remove(network) for network in client.networks.list(filters=chosen))
