@@ -75,12 +75,29 @@ def test_the_originals_job(job: Job, cifar: Path):
 
 def test_the_same_seed_gives_the_same_weights(job: Job, tmp_path: Path):
     weights = []
-    for name, workers in (("a", "0"), ("b", "3")):
+    for name, own in (("a", {}), ("b", {"data.num_workers": "3"}), ("c", {"seed_everything": 7})):
         one = Job(tmp_path / name)
-        one.write("input/config/hyperparameters.json", json.dumps(SHORT | {"data.num_workers": workers}))
+        one.write("input/config/hyperparameters.json", json.dumps(SHORT | own))
         assert one.run().returncode == 0
         weights.append((one.base / "model/model.pt").read_bytes())
-    assert weights[0] == weights[1]
+    assert weights[0] == weights[1] != weights[2]
+
+
+@pytest.mark.parametrize(("asked", "status"), [("true", 1), ("warn", 0), ("false", 0)])
+def test_an_operation_that_is_not_deterministic(job: Job, asked, status):
+    """As `put_` is by torch.use_deterministic_algorithms' list, also on a CPU."""
+    job.write("code/own.py", "import torch\nfrom app.model import ResNet18\n\n\nclass Model(ResNet18):\n"
+              "    def training_step(self, batch, index):\n"
+              "        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))\n"
+              "        return super().training_step(batch, index)\n")  # fmt: skip
+    job.write(
+        "input/config/hyperparameters.json", json.dumps(SHORT | {"model": "own.Model", "trainer.deterministic": asked})
+    )
+    run = job.run()
+    assert run.returncode == status, run.stdout
+    assert ("put_ does not have a deterministic implementation" in run.stdout) == (asked != "false")
+    if status:
+        assert "put_ does not have a deterministic implementation" in job.failure.splitlines()[0]
 
 
 @pytest.mark.parametrize("program", ["app/train_torchrun.py", "app/train_multi_node.py"])
