@@ -322,6 +322,38 @@ def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
         docker("rm", "--force", stranger)
 
 
+# A real network, whose list names a container once that has left since: the moment itself cannot be met.
+LEAVES = """
+import docker
+from scripts.rehearsal.containers import remove
+
+network, reloads = docker.from_env().networks.create(NAME), []
+reload = network.reload
+
+
+def late():
+    reload()
+    reloads.append(None)
+    if len(reloads) == 1:
+        network.attrs["Containers"] = {"left": {"Name": "left-since"}}
+
+
+network.reload = late
+print(remove(network))
+"""
+
+
+def test_a_container_that_leaves_a_network_by_itself(tmp_path):
+    name = f"rehearsal-test-{tmp_path.name}-{os.getpid()}"
+    line = [python_of("rehearsal"), "-c", LEAVES.replace("NAME", repr(name))]
+    try:
+        done = subprocess.run(line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+        assert done.stdout == "True\n"
+        assert docker("network", "ls", "--quiet", "--filter", f"name={name}").stdout == ""
+    finally:
+        docker("network", "rm", name)
+
+
 @pytest.mark.parametrize(
     ("rule", "wanted"),
     [

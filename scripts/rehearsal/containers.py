@@ -159,12 +159,13 @@ def remove(network) -> bool:
     for _ in range(100):
         try:
             network.reload()
+        except NotFound:
+            return True
+        try:
             for there in network.attrs["Containers"].values():
                 network.disconnect(there["Name"], force=True)
             network.remove()
-        except NotFound:
-            return True
-        except APIError:
+        except APIError:  # also where a container has left by itself since: it is NotFound, not the network
             time.sleep(0.1)
     return False
 
