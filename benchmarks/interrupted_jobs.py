@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,8 +28,8 @@ class Process:
     server = None
     ranks = 1
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, flags: Mapping[str, str] = GIVEN) -> None:
+        self.folder, self.flags = folder, flags
         folder.mkdir(parents=True)
         if not Process.server:
             Process.server = multiprocessing.get_context("forkserver")
@@ -39,7 +39,7 @@ class Process:
         """Start it."""
         import interruptible
 
-        flags = [f"--{key}={value}" for key, value in GIVEN.items()]
+        flags = [f"--{key}={value}" for key, value in self.flags.items()]
         self.process = self.server.Process(target=interruptible.main, args=(self.folder, flags, {}))
         self.process.start()
 

@@ -66,12 +66,12 @@ def main() -> None:
     print(f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} ({fresh:.1f} s), n=3")
 
 
-def train(folder: str, waits: bool) -> Stalls:
+def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS) -> Stalls:
     """Train in this process, with a checkpoint every few steps, and return what was measured."""
     from app.cli import CLI
     from app.environment import Environment
 
-    flags = ["--trainer.max_epochs=-1", f"--trainer.max_steps={STEPS}", "--trainer.accelerator=cpu"]
+    flags = ["--trainer.max_epochs=-1", f"--trainer.max_steps={steps}", f"--trainer.accelerator={accelerator}"]
     flags += [f"--resume.dirpath={folder}", "--resume.every_n_steps=5", "--checkpoint.monitor=null"]
     cli = CLI(Environment(), flags)
     stalls = Stalls(cli.config_init.resume, waits)

@@ -37,14 +37,15 @@ def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
 
 
 def test_a_recipe_is_measured(cifar):
-    flags = ["--trainer.max_steps=2", "--trainer.accelerator=cpu", "--data.val_split=20"]
+    flags = ["--trainer.max_steps=3", "--trainer.accelerator=cpu", "--data.val_split=20"]
     line = [sys.executable, "-m", "benchmarks.accuracy", "cpu", f"--data_dir={cifar}", "--n=2", "--", *flags]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"^\| cpu \| (.+?) \| (\S+) \[\S+\.\.\S+\] \| \S+ \| 2 \|$", done.stdout, re.MULTILINE)
-    assert [name for name, _ in found] == ["seconds of training", "seconds of the process", "test accuracy"]
-    seconds, whole, accuracy = (float(value) for _, value in found)
-    assert 0 < seconds < whole and 0 <= accuracy <= 1
+    names = ["seconds of training", "after its first two steps", "seconds of the process", "test accuracy"]
+    assert [name for name, _ in found] == names
+    seconds, steady, whole, accuracy = (float(value) for _, value in found)
+    assert 0 < steady < seconds < whole and 0 <= accuracy <= 1
 
 
 def test_accuracy_after_the_same_time_is_compared_with_the_original(cifar):
