@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test lint format build run push rehearsal benchmark scaling clean
+.PHONY: help env train test lint format build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -55,6 +55,9 @@ benchmark: $(VENV)/ready  ## measure, as ratios in one run: images/s against bar
 
 scaling: $(VENV)/ready  ## measure what two nodes of one core each bring over one, against plain DDP: five minutes
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./entrypoint.sh python -m benchmarks.scaling local
+
+gpu:  ## measure all on one GPU, 35 minutes (FLAGS="--help" lists its flags); with .venv if it is there, else by PYTHON
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(FLAGS)
 
 clean:  ## remove the environments and everything below output/
 	rm -rf $(VENV) .venvs output
