@@ -19,10 +19,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-# Whether there is a GPU is asked of the driver's library, which leaves this process fit to be forked.
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-
 try:
+    from app.files import check_writable
     from benchmarks import report as machines
     from benchmarks.gpu import machine, report, runner
     from benchmarks.gpu.machine import Machine
@@ -47,15 +45,17 @@ def main(arguments: list[str] | None = None) -> int:
     if given.data_dir and not given.data_dir.is_dir():
         return _error(f"--data_dir: found {given.data_dir}, allowed is a folder with CIFAR-10's python version")
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
-        log = given.out.resolve() / f"gpu-{_date()}.log"
         try:
-            given.out.mkdir(parents=True, exist_ok=True)
-            log.touch()
-            here = runner.call(partial(Machine.read, Path(folder)), 120, log)
-        except (OSError, RuntimeError, runner.Overrun) as error:
-            return _error(f"the machine could not be looked at ({error!r}); see {log}")
+            here = runner.call(partial(Machine.read, Path(folder)), 120, Path(folder, "log"))
+        except (RuntimeError, runner.Overrun) as error:
+            return _error(f"GPU: asking for it failed ({error or 'no answer in 120 s'}); look at it by nvidia-smi")
         if obstacle := here.obstacle(given.miniature):
             return _error(obstacle)
+        log = given.out.resolve() / f"gpu-{_date()}.log"
+        try:
+            check_writable(given.out, "results")
+        except ValueError as error:
+            return _error(f"--out: {error}")
         about = here.about | {"versions": machine.versions(), "commit": given.commit, "miniature": given.miniature}
         try:
             results = Results.opened(given.out.resolve(), about | {"date": _date()}, _date())
@@ -129,4 +129,6 @@ def _error(line: str) -> int:
 
 
 if __name__ == "__main__":
+    # Whether there is a GPU is asked of the driver's library, which leaves this process fit to be forked.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     raise SystemExit(main())
