@@ -30,20 +30,26 @@ class Stalls(Callback):
         self.save, resume._save = resume._save, self._timed
 
     def _timed(self, state, last) -> None:
-        began, work = time.perf_counter(), time.process_time()
+        began, work = _now(), time.process_time()
         self.save(state, last)
         if self.waits:
             self.resume.writer.wait()
-        self.saves.append(time.perf_counter() - began)
+        self.saves.append(_now() - began)
         self.work.append(time.process_time() - work)
 
     def on_train_batch_start(self, *_) -> None:
         """Start the clock."""
-        self.began = time.perf_counter()
+        self.began = _now()
 
     def on_train_batch_end(self, *_) -> None:
         """Stop it."""
-        self.steps.append(time.perf_counter() - self.began)
+        self.steps.append(_now() - self.began)
+
+
+def _now() -> float:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def main() -> None:

@@ -64,7 +64,10 @@ def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[
 def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
     """Return the time that was looked at, the share of it with no kernel, and the kernels that took most."""
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    events = [event for event in profiler.events() if event.device_type == kind]
+    # An annotation lasts from its first kernel to its last one: it is no kernel.
+    events = [event for event in profiler.events() if event.device_type == kind and not event.is_user_annotation]
+    if not events:
+        raise RuntimeError("the profiler saw no kernel: this machine does not let it (CUPTI)")
     spans = sorted((event.time_range.start, event.time_range.end) for event in events)  # microseconds
     busy, gaps, reached = 0.0, [], spans[0][0]
     for start, end in spans:
