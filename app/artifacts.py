@@ -15,7 +15,7 @@ from torch import nn
 def save(
     model_dir: Path,
     model: pl.LightningModule,
-    datamodule: pl.LightningDataModule,
+    datamodule: pl.LightningDataModule | None,
     metrics: dict[str, float],
     revision: str,
     config: str,
@@ -36,7 +36,7 @@ def save(
         "class_path": _class_path(network),
         "module_class_path": _class_path(model),
         "hyperparameters": json.loads(json.dumps(dict(model.hparams), default=str)),
-        "data_class_path": _class_path(datamodule),
+        "data_class_path": _class_path(datamodule or model),
         "num_classes": getattr(datamodule, "num_classes", None),
         "classes": list(classes) if classes else None,
         "input_shape": list(getattr(datamodule, "dims", None) or []) or None,

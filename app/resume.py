@@ -48,7 +48,7 @@ class Resume(Callback):
     def __init__(self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3) -> None:
         for flag, value, least in (("every_n_minutes", every_n_minutes, 0), ("every_n_steps", every_n_steps, 0),
                                    ("keep", keep, 1)):  # fmt: skip
-            if value < least:
+            if not value >= least:  # nan is not
                 raise ValueError(f"--resume.{flag}: found {value}, allowed is {least} or more")
         if "://" in dirpath:
             raise ValueError(f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3")

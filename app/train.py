@@ -82,7 +82,7 @@ def export(cli: CLI, environment: Environment) -> None:
     if state := cli.trainer.strategy.broadcast(state):
         cli.model.load_state_dict(state)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
-    if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule):
+    if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule or cli.model):
         metrics |= cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
     if cli.trainer.is_global_zero:
         config = cli.parser.dump(cli.config, skip_none=False)

@@ -72,6 +72,7 @@ class World(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the lengths of an epoch, scale the learning rates, and say so in the log."""
         ranks = trainer.world_size
+        _warn_of_a_batch_larger_than_the_data(trainer)
         if ranks > 1:  # a rank with a batch more would wait in it for the others' gradients, for ever
             self._agree({"batches of an epoch": trainer.num_training_batches})
         factor = {"none": 1.0, "linear": float(ranks), "sqrt": math.sqrt(ranks)}[self.lr_scaling]
@@ -115,6 +116,18 @@ class World(Callback):
         if fingerprint is not None and not getattr(trainer.datamodule, "sharded", False):
             told["dataset fingerprint"] = fingerprint() if callable(fingerprint) else fingerprint
         return told
+
+
+def _warn_of_a_batch_larger_than_the_data(trainer: Trainer) -> None:
+    """Say so where an epoch is a single batch, smaller than what was asked for."""
+    loader = divided(trainer.train_dataloader)
+    division = loader and (getattr(loader, "division", None) or loader.course.division)
+    if division and division.batch_size * division.ranks > division.size and trainer.is_global_zero:
+        print(
+            f"warning: a batch size of {division.batch_size} on {division.ranks} rank(s) is more than the "
+            f"{division.size} samples there are: each epoch is one step, with all of them",
+            flush=True,
+        )
 
 
 def compare(everyone: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
