@@ -11,6 +11,8 @@ import torch
 import torchvision
 from torch import nn
 
+from app.files import json_text
+
 
 def save(
     model_dir: Path,
@@ -57,7 +59,7 @@ def save(
         {
             model_dir / "model.pt": lambda file: torch.save(state, file),
             model_dir / "config.yaml": lambda file: file.write(config.encode()),
-            model_dir / "model.json": lambda file: file.write(json.dumps(description, indent=2).encode() + b"\n"),
+            model_dir / "model.json": lambda file: file.write(json_text(description, indent=2).encode() + b"\n"),
         }
     )
     return model_dir / "model.pt"

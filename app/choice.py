@@ -1,4 +1,4 @@
-"""Which data module is trained on where no flag names one, and what SageMaker's folders are to the one that is named."""
+"""Which data module is trained on where no flag names one, and what SageMaker tells the one that is named."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

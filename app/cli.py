@@ -17,6 +17,7 @@ from app import choice, flags, lean, limits, memory, model, schedule, smddp, uni
 from app.best import BestModel
 from app.chance import Chance
 from app.curves import Logger
+from app.divergence import Divergence
 from app.environment import Environment
 from app.progress import LogProgress
 from app.resume import Resume
@@ -69,6 +70,7 @@ class CLI(LightningCLI):
         parser.add_lightning_class_args(Resume, "resume")
         parser.add_lightning_class_args(LogProgress, "progress")
         parser.add_lightning_class_args(SystemMetrics, "system")
+        parser.add_lightning_class_args(Divergence, "divergence")
         parser.add_argument(
             "--lr_scaling",
             type=Literal["none", "linear", "sqrt"],
@@ -175,7 +177,8 @@ class CLI(LightningCLI):
         torchrun, saves = bool(self.environment.torchrun), trainer.enable_checkpointing is not False
         resume.attach(chance, self.environment.current_host, self.given, torchrun, saves and not trainer.fast_dev_run)
         trainer.use_distributed_sampler = False  # app/exact.py shares batches out, and repeats no sample for it
-        self.trainer_defaults["callbacks"] = [World(self.environment, self.given, self.config.lr_scaling), chance]
+        world = World(self.environment, self.given, self.config.lr_scaling, resume.other_settings)
+        self.trainer_defaults["callbacks"] = [world, chance]
         try:
             return super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:

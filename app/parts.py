@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from app.files import whole
+from app.files import json_text, whole
 
 HEADER = 256  # bytes: of every length, so that it can be written when all rows are
 
@@ -92,7 +92,7 @@ def write(
     arrays = {name: stream.close() for name, stream in streams.items()}
     path = folder / f"manifest-{span}.json"
     with whole(path) as file:
-        file.write(json.dumps({"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1).encode())
+        file.write(json_text({"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1).encode())
     _remove_earlier(folder, about.get("host"), path, {array["file"] for array in arrays.values()})
     return path
 

@@ -4,6 +4,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from sagemaker_training import entry_point, environment, errors, files, modules, process
@@ -18,6 +19,8 @@ DISTRIBUTIONS = {
     "sagemaker_pytorch_ddp_enabled": "pytorchddp",
     "sagemaker_distributed_dataparallel_enabled": "smdistributed.dataparallel",  # SDK 2's pytorchddp, too
 }
+TRAINING = ("app/train.py", "app/train_multi_node.py", "app/train_torchrun.py")
+"""The image's programs of which the main host alone writes the model."""
 REFUSED = {
     "sagemaker_mpi_enabled": "mpi",
     "sagemaker_parameter_server_enabled": "parameter_server",
@@ -78,6 +81,26 @@ def install(folder: Path, name: str) -> None:
             f"requirements.txt: pip could not install it ({' '.join(said[0].split())}); correct the file, or give the "
             "job a network that reaches the package index"
         ) from None
+
+
+def written(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """Return the files below `folder`, each with what is another one once it is written anew."""
+    files = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
+    return {path: (status.st_ino, status.st_mtime_ns, status.st_size) for path, status in files}
+
+
+def missing_model(folder: Path, name: str, here: Environment, before: Mapping[Path, tuple]) -> str:
+    """Return what is wrong if a program that has ended well left no model; "" if it did, or if another host does.
+
+    `before` is what was `written` to the model directory when the program started.
+    """
+    after = written(here.model_dir)
+    trains = folder == HOME and name in TRAINING
+    expected = here.model_dir / "model.pt"
+    changed = after.get(expected) != before.get(expected) if trains else after != before
+    if changed or (here.current_host != here.hosts[0] and (trains or folder == CODE)):
+        return ""
+    return f"{name} ended with exit status 0 and wrote nothing to {here.model_dir}"
 
 
 def command(job, here: Environment, folder: Path, name: str, given: dict) -> tuple[list[str], str]:

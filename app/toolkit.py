@@ -79,6 +79,7 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     variables = rendezvous.variables(here) | train_torchrun.VARIABLES | os.environ
     variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watch.path)
     cwd = program.CODE if program.CODE.is_dir() else program.HOME
+    before = program.written(here.model_dir)
     ended = supervisor.run(command, cwd=cwd, variables=variables)
     watch.ended = True
     print(f"{name}: {_how(ended)}", flush=True)
@@ -94,6 +95,10 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
         raise _because_of(verdict)
     if failed:
         raise failed
+    if missing := program.missing_model(folder, name, here, before):
+        if folder == program.HOME:
+            raise Interrupted(missing, ended.asked) if ended.asked else NoModel(missing)
+        print(f"warning: {missing}", flush=True)
     if verdict := watch.wait_until_all_are_done():
         raise _because_of(verdict)
 
@@ -123,6 +128,15 @@ class OtherFailed(Exception):
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.why)
+
+
+class NoModel(ValueError):
+    """The image's own program left as if all were well, and has written no model."""
+
+    def __init__(self, missing: str) -> None:
+        super().__init__(
+            f"{missing}: code of the job has ended it early (os._exit(0), SystemExit or the like); return instead"
+        )
 
 
 class Interrupted(Exception):

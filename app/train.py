@@ -17,9 +17,11 @@ if __name__ == "__main__":  # before all else: what is imported takes seconds
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from traceback import extract_tb
 
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
@@ -29,7 +31,7 @@ from app.cli import CLI
 from app.environment import Environment, failure_file, place, watch
 from app.failures import reported, write
 from app.files import check_writable
-from app.stop import Stop
+from app.stop import Interrupted, Stop
 
 
 def main(args: list[str] | None = None) -> None:
@@ -43,20 +45,48 @@ def main(args: list[str] | None = None) -> None:
             if args is None and environment.user_args == tuple(sys.argv[1:]):  # a job's own program that calls this one
                 args = hyperparameters.flags(environment.hyperparameters)
             check_writable(environment.model_dir, "the model")
-            cli = CLI(environment, args)
+            with wrong_if_it_leaves(printed_only if failure_file() else None):
+                cli = CLI(environment, args)
             cli.trainer.callbacks.append(line)
             resume = cli.config_init.resume
             resume.stop, stop.folder = stop, resume.folder.path
             for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:
                 if "://" not in folder:
                     check_writable(Path(folder), "checkpoints")
-            cli.trainer.fit(cli.model, cli.datamodule)
-            if not cli.trainer.global_step:
-                raise ValueError(
-                    "--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0"
-                )
-            export(cli, environment)
+            with wrong_if_it_leaves(left_early):
+                cli.trainer.fit(cli.model, cli.datamodule)
+                if not cli.trainer.global_step:
+                    raise ValueError(
+                        "--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0"
+                    )
+                export(cli, environment)
         line.done()
+
+
+@contextmanager
+def wrong_if_it_leaves(why: Callable[[SystemExit], str] | None) -> Iterator[None]:
+    """Turn SystemExit with status 0, before there is a model, into ValueError that says `why`; with None, let it be."""
+    try:
+        yield
+    except SystemExit as leaving:
+        if leaving.code or isinstance(leaving, Interrupted) or not why:
+            raise
+        raise ValueError(why(leaving)) from None
+
+
+def printed_only(leaving: SystemExit) -> str:
+    """Return what is wrong with a job that prints its settings."""
+    return (
+        "hyperparameters: found one that prints something and trains nothing (print_config, help, version, ...), so "
+        "there is no model; leave it out, or run `docker run IMAGE python app/train.py` with that flag"
+    )
+
+
+def left_early(leaving: SystemExit) -> str:
+    """Return where the code of a model, a data module or a callback has ended the program."""
+    frames = [frame for frame in extract_tb(leaving.__traceback__) if not frame.filename.startswith("<")]
+    place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
+    return f"{place}: left by SystemExit with status 0 before the model was written; return instead, or raise an error"
 
 
 def stopped(line: lifeline.Lifeline, why: str, loud: bool = True) -> None:
@@ -84,14 +114,35 @@ def export(cli: CLI, environment: Environment) -> None:
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule or cli.model):
         metrics |= cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
+    superfluous = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:
         config = cli.parser.dump(cli.config, skip_none=False)
         path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, environment.revision, config)
         print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
         print(f"model: {path}")
         print(f"logs: {environment.log_dir.parent}")
-        print(f"checkpoints: {environment.checkpoint_dir}", flush=True)
+        removed = "removed, as the run is finished; with a checkpoint folder, they stay there"
+        print(f"checkpoints: {removed if superfluous else environment.checkpoint_dir}", flush=True)
     cli.trainer.strategy.barrier("artifacts")
+    if cli.trainer.local_rank == 0:
+        for path in superfluous:
+            path.unlink(missing_ok=True)
+        if superfluous:
+            with suppress(OSError):  # somebody else's files are in it
+                environment.checkpoint_dir.rmdir()
+
+
+def uploaded_checkpoints(cli: CLI, environment: Environment) -> list[Path]:
+    """Return this run's checkpoints if they are in the folder of the job's output, which SageMaker uploads.
+
+    There they are for a run that is interrupted or fails; of one that is finished, nobody needs them. On a desk they
+    stay: they are why a run that is started again trains nothing.
+    """
+    folder, output = environment.checkpoint_dir, environment.output_data_dir
+    if output == Environment.output_data_dir or folder != output / "checkpoints":
+        return []
+    files = [path for _, path in cli.config_init.resume.folder.named()] + cli.config_init.checkpoint.files()
+    return [path for path in files if path.parent.resolve() == folder.resolve()]
 
 
 if __name__ == "__main__":

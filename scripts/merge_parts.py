@@ -12,7 +12,6 @@ manifest.json says which rows are those of which file.
 import argparse
 import contextlib
 import hashlib
-import json
 import os
 import sys
 import tempfile
@@ -24,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from job_parts import manifests, opened
 
+from app.files import json_text
 from app.parts import HEADER, header
 
 PIECE = 2**24  # bytes that are copied at a time; a multiple of every item's size
@@ -103,7 +103,7 @@ def merge(names: list[str], output: Path) -> dict[str, Any]:
             file.flush()
             os.fsync(file.fileno())
             os.replace(file.name, output / f"{name}.npy")
-        (output / "manifest.json").write_text(json.dumps(about, indent=1))
+        (output / "manifest.json").write_text(json_text(about, indent=1))
     return about
 
 

@@ -1,12 +1,13 @@
 """A rehearsal from its start to Ctrl-C: the engine, the endpoint, the live view, the reports."""
 
-import json
 import os
 import threading
 from functools import partial
 from pathlib import Path
 
 from docker.errors import DockerException
+
+from app.files import json_text
 
 from . import cloud, one, report, server
 from .containers import Containers
@@ -100,7 +101,7 @@ def write(settings: Settings, record: Record, folder: Path) -> None:
     """Write a job's record and report into its folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "job.json").write_text(json.dumps(record.as_json(), indent=1))
+        (folder / "job.json").write_text(json_text(record.as_json(), indent=1))
         report.write(record, folder / "report.html", price=settings.price, spot_price=settings.spot_price)
     except OSError as error:  # the job has its end all the same
         print(f"warning: the report of {record.name} could not be written: {error}", flush=True)
