@@ -55,7 +55,7 @@ def _given(args: list[str], group: str) -> Iterator[tuple[str, Any]]:
         elif name == f"--{group}":
             yield "", yaml.safe_load(value)
         elif name.startswith(f"--{group}."):
-            yield name.removeprefix(f"--{group}."), value
+            yield name.removeprefix(f"--{group}.").removeprefix("init_args."), value
 
 
 def _settings_in(value: Any) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from app import hyperparameters, smddp
 from app.cli import CLI
 from app.data import CIFAR10DataModule, DigitsDataModule
 from app.environment import Environment
+from app.exact import divided
 from app.model import ResNet18
 
 TRAINER_YAML = yaml.safe_load((Path(__file__).parent.parent / "app/trainer.yaml").read_text())
@@ -120,21 +121,21 @@ def test_other_peoples_classes(monkeypatch):
     assert cli("--data=foreign.Data", "--model.num_classes=2").model.hparams.num_classes == 2
 
 
-WHOLE = ["limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches",
-         "val_check_interval"]  # fmt: skip
+WHOLE = ["limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches",
+         "val_check_interval", "overfit_batches"]  # fmt: skip
+SENT = [(1, 1), ("1", 1), ('"1"', 1), (2, 2), (1.0, 1.0), ("1.0", 1.0), ("0.5", 0.5)]
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_one_batch_is_not_all_batches(name, tmp_path):
+@pytest.mark.parametrize(("sent", "number"), SENT, ids=repr)
+def test_one_batch_is_not_all_batches(sent, number, tmp_path):
     """As a flag, as a hyperparameter of every client, in a file; and what is written of it says the same."""
-    for sent, number in ((1, 1), ("1", 1), ('"1"', 1), (1.0, 1.0), ("1.0", 1.0), ("0.5", 0.5), (2, 2)):
-        (flag,) = hyperparameters.flags({f"trainer.{name}": sent})
-        made = cli(flag)
-        assert repr(made.config.trainer[name]) == repr(getattr(made.trainer, name)) == repr(number)
-        (tmp_path / "config.yaml").write_text(made.parser.dump(made.config, skip_none=False))
-        assert repr(cli("--config=config.yaml").config.trainer[name]) == repr(number)
-        (tmp_path / "own.yaml").write_text(yaml.safe_dump({"trainer": {name: number}}))
-        assert repr(cli("--config=own.yaml").config.trainer[name]) == repr(number)
+    made = cli(*hyperparameters.flags({f"trainer.{name}": sent for name in WHOLE[:-1]}))
+    assert {repr(getattr(made.trainer, name)) for name in WHOLE[:-1]} == {repr(number)}
+    made = cli(*hyperparameters.flags({f"trainer.{name}": sent for name in WHOLE}))
+    (tmp_path / "written.yaml").write_text(made.parser.dump(made.config, skip_none=False))
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"trainer": dict.fromkeys(WHOLE, number)}))
+    for config in (made.config, *(cli(f"--config={name}.yaml").config for name in ("written", "own"))):
+        assert {repr(config.trainer[name]) for name in WHOLE} == {repr(number)}
 
 
 def test_whole_numbers_of_other_peoples_classes(monkeypatch):
@@ -164,6 +165,12 @@ def test_a_model_with_loaders_of_its_own_trains_on_them(channels, monkeypatch, t
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     made = cli("--model=diverging.Diverging", channels=channels)
     assert made.datamodule is None
+    (tmp_path / "config.yaml").write_text(made.parser.dump(made.config, skip_none=False))
+    again = cli("--config=config.yaml", channels=channels)
+    assert type(again.model) is type(made.model) and again.datamodule is None
+    again.trainer.fit_loop.max_epochs = 1
+    again.trainer.fit(again.model)
+    assert again.trainer.global_step == 8 and divided(again.trainer.train_dataloader)  # as exact as a data module's
     with pytest.raises(ValueError, match="--data.batch_size: the model has a train_dataloader of its own"):
         cli("--model=diverging.Diverging", "--data.batch_size=3", channels=channels)
     assert type(cli("--model=diverging.Diverging", "--data=DigitsDataModule").datamodule) is DigitsDataModule

@@ -76,7 +76,7 @@ def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
     assert run.returncode == 0, run.stdout
     assert json.loads((model / "model.json").read_text())["classes"] == CLASSES
     assert list(output.glob("data/tensorboard/localhost/tutorial/version_0/events.*"))
-    assert list(output.glob("data/checkpoints/best-*.ckpt"))
+    assert not list(output.glob("data/checkpoints"))  # of a run that is finished, they are no output
     assert (output / "success").exists()
 
 
