@@ -38,7 +38,7 @@ def save(
         "class_path": _class_path(network),
         "module_class_path": _class_path(model),
         "hyperparameters": json.loads(json.dumps(dict(model.hparams), default=str)),
-        "data_class_path": _class_path(datamodule or model),
+        "data_class_path": _class_path(model if datamodule is None else datamodule),
         "num_classes": getattr(datamodule, "num_classes", None),
         "classes": list(classes) if classes else None,
         "input_shape": list(getattr(datamodule, "dims", None) or []) or None,

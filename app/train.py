@@ -112,7 +112,8 @@ def export(cli: CLI, environment: Environment) -> None:
     if state := cli.trainer.strategy.broadcast(state):
         cli.model.load_state_dict(state)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
-    if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule or cli.model):
+    source = cli.model if cli.datamodule is None else cli.datamodule
+    if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):
         metrics |= cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
     superfluous = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:

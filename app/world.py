@@ -110,14 +110,14 @@ class World(Callback):
     def _take_given_rates(self, trainer: Trainer) -> None:
         """Multiply the restored learning rates by what makes their initial ones those of the flags."""
         restored = _initial_rates(trainer)
-        factors = {new * self.lr_factor / old for new, old in zip(self.given, restored, strict=True) if old}
-        if len(factors) > 1:
+        factors = [new * self.lr_factor / old for new, old in zip(self.given, restored, strict=True) if old]
+        if factors and not math.isclose(min(factors), max(factors)):
             raise ValueError(
                 "--resume.other_settings: the learning rates of the optimizers are other ones by several factors "
-                f"({', '.join(f'{factor:g}' for factor in sorted(factors))}), allowed is one for all"
+                f"({min(factors):g} to {max(factors):g}), allowed is one for all"
             )
-        if factors and factors != {1.0}:
-            scale(trainer, *factors)
+        if factors and factors[0] != 1.0:
+            scale(trainer, factors[0])
 
     def _agree(self, told: dict[str, object]) -> None:
         """Compare `told` over all ranks."""

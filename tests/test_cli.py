@@ -163,7 +163,7 @@ def test_a_folder_of_data_is_read_and_not_ignored(flags, content, cifar, tmp_pat
 @pytest.mark.parametrize("channels", [{}, {"training": Path("/channel")}])
 def test_a_model_with_loaders_of_its_own_trains_on_them(channels, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    made = cli("--model=diverging.Diverging", channels=channels)
+    made = cli("--model=diverging.Diverging", "--model.how=", channels=channels)
     assert made.datamodule is None
     (tmp_path / "config.yaml").write_text(made.parser.dump(made.config, skip_none=False))
     again = cli("--config=config.yaml", channels=channels)
