@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "sharding": set(),
     "files": set(),
     "embeddings": {"app.sharding", "numpy", "pyarrow"},
-    "blocks": {"app.files", "app.sharding", "numpy"},
+    "blocks": {"app.files", "app.parts", "app.sharding", "numpy"},
     "parts": {"app.files", "numpy"},
     "split": {
         "app.blocks",
