@@ -16,7 +16,7 @@ from signal import Signals
 
 from sagemaker_training import environment, errors, files
 
-from app import failures, program, rendezvous, stop, summary, train_torchrun
+from app import failures, program, rendezvous, requirements, stop, summary, train_torchrun
 from app.environment import Environment
 from app.peers import Verdict
 from app.supervise import STOP_SECONDS, Ended, Stopped, Supervisor
@@ -70,7 +70,7 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     if folder == program.HOME and not here.takes_part:
         print(f"{here.current_host} takes no part in the training, which is for {', '.join(here.hosts)}", flush=True)
         return
-    program.install(folder, name)
+    requirements.install(program.CODE, name, own=folder == program.CODE)
     command, how = program.command(job, here, folder, name, given)
     for line in summary.lines(here, f"{folder / name}, {how}", given):
         print(line, flush=True)

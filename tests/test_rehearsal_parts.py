@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 import threading
 import time
@@ -807,8 +808,10 @@ def outputs(tmp_path: Path, hosts: dict[str, list[str]]) -> dict[str, Path]:
 
 def archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
     """Extract an archive, and return what is in it."""
+    folder.mkdir(exist_ok=True)
+    # By tar, which is safe as it is: Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
+    subprocess.run(["tar", "--extract", "--gzip", "--directory", folder], input=content(s3, key), check=True)
     with tarfile.open(fileobj=io.BytesIO(content(s3, key))) as tar:
-        tar.extractall(folder, filter="data")
         return {one.name: one for one in tar}
 
 
