@@ -7,6 +7,7 @@
 # `make train` runs it without Docker, on the folder SAGEMAKER_BASE_DIR in place of /opt/ml.
 set -euo pipefail
 
+home=$(dirname "$(readlink -f "$0")")
 conda=/opt/conda/envs/sagemaker-lightning
 base=${SAGEMAKER_BASE_DIR:-/opt/ml}
 
@@ -52,22 +53,9 @@ prepare() {
         "{\"current_host\": \"localhost\", \"hosts\": [\"localhost\"], \"network_interface_name\": \"$interface\"}"
     provide inputdataconfig.json "$(channels)"
     local wrong
-    wrong=$(cd "$base/input/config" && python -c "$check" hyperparameters.json resourceconfig.json inputdataconfig.json) ||
-        fail "$base/input/config/$wrong; allowed is a JSON object"
+    wrong=$(python -I "$home/app/job_config.py" "$base/input/config") ||
+        fail "${wrong:-$base/input/config: cannot be checked; is $home/app whole, and can python run?}"
 }
-
-check='
-import json, sys
-for name in sys.argv[1:]:
-    try:
-        found = json.load(open(name))
-    except (OSError, ValueError) as error:
-        sys.exit(print(f"{name}: cannot be read ({error})") or 1)
-    if type(found) is not dict:
-        sys.exit(print(f"{name}: found {json.dumps(found)[:50]}") or 1)
-    if name == "resourceconfig.json" and found.get("current_host") not in found.get("hosts", ()):
-        sys.exit(print(f"{name}: its current_host is not one of its hosts") or 1)
-'
 
 provide() {
     [[ -e $base/input/config/$1 ]] || { echo "$2" >"$base/input/config/$1"; } 2>/dev/null ||
@@ -84,18 +72,14 @@ channels() {
     echo "{$list}"
 }
 
-# A container's first process does not hear a signal that it has no handler for. This shell has one; from here on signals
-# are held back until app/toolkit.py, seconds later, has its own.
-hold='import os, signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-os.execvp(sys.argv[1], sys.argv[1:])'
-
+# A container's first process does not hear a signal that it has no handler for. This shell has one; app/start.py holds
+# signals back until app/toolkit.py, seconds later, has its own.
 trap 'exit 143' TERM
 trap 'exit 130' INT
 activate
 if [[ ${1-} == train ]]; then
     (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
     prepare
-    [[ ${SAGEMAKER_TRAINING_MODULE-} != app.toolkit:main ]] || exec python -c "$hold" "$@"
+    [[ ${SAGEMAKER_TRAINING_MODULE-} != app.toolkit:main ]] || exec python -m app.start
 fi
 exec "$@"

@@ -81,7 +81,10 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     cwd = program.CODE if program.CODE.is_dir() else program.HOME
     ended = supervisor.run(command, cwd=cwd, variables=variables)
     watch.ended = True
-    print(f"{name}: {_how(ended)}", flush=True)
+    if supervisor.grace is None or ended.asked:
+        print(f"{name}: {_how(ended)}", flush=True)
+    else:  # by this process, and the reason is another's
+        print(f"{name}: was ended, as a rank or another host has failed", flush=True)
     failed = ProgramFailed(name, ended) if ended.status else None
     puzzled = failed and failed.lost_a_peer
     verdict = watch.wait_for_verdict() if puzzled else watch.verdict

@@ -15,6 +15,7 @@ if __name__ == "__main__":  # before all else: what is imported takes seconds
     leave_at_once()
     import_lightning()
 
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -43,6 +44,7 @@ def main(args: list[str] | None = None) -> None:
             if args is None and environment.user_args == tuple(sys.argv[1:]):  # a job's own program that calls this one
                 args = hyperparameters.flags(environment.hyperparameters)
             check_writable(environment.model_dir, "the model")
+            logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(say_once)
             cli = CLI(environment, args)
             cli.trainer.callbacks.append(line)
             resume = cli.config_init.resume
@@ -89,9 +91,27 @@ def export(cli: CLI, environment: Environment) -> None:
         path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, environment.revision, config)
         print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
         print(f"model: {path}")
-        print(f"logs: {environment.log_dir.parent}")
+        print(f"logs: {logs(cli, environment)}")
         print(f"checkpoints: {environment.checkpoint_dir}", flush=True)
     cli.trainer.strategy.barrier("artifacts")
+
+
+def say_once(record: logging.LogRecord) -> bool:
+    """Return whether a line of Lightning's is to be said: that fitting stopped it says each time that it looks."""
+    text = record.getMessage()
+    new = text not in say_once.said
+    if text.startswith("`Trainer.fit` stopped"):
+        say_once.said.add(text)
+    return new
+
+
+say_once.said = set()
+
+
+def logs(cli: CLI, environment: Environment) -> str:
+    """Return where the logs are, S3 included: this host's are below it, and those of the others."""
+    folder = str(getattr(cli.trainer.logger, "save_dir", None) or environment.log_dir)
+    return str(environment.log_dir.parent) if folder == str(environment.log_dir) else folder
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def command(environment: Environment, args: list[str], gpus: int, program: Path,
     else:
         place = ["--standalone"]
     place += [f"--nproc-per-node={processes(args, gpus)}", f"--max-restarts={max_restarts}"]
-    return [sys.executable, "-m", "torch.distributed.run", *place, str(program), *args]
+    return [sys.executable, str(Path(__file__).with_name("torchrun.py")), *place, str(program), *args]
 
 
 def processes(args: list[str], gpus: int) -> int:

@@ -13,7 +13,9 @@ HEAVY = {"torch", "torchvision", "torchmetrics", "pytorch_lightning"}
 # What each module may import: of the application, and besides the standard library.
 MAY_IMPORT = {
     "__init__": set(),
-    "environment": set(),
+    "environment": {"app.job_config"},
+    "job_config": set(),
+    "start": {"app.failures", "sagemaker_training"},
     "rendezvous": {"app.environment"},
     "smddp": {"pytorch_lightning", "smdistributed"},
     "failures": set(),
@@ -162,6 +164,7 @@ MAY_IMPORT = {
     "train_torchrun": {"app.environment", "app.failures", "app.rendezvous", "torch"},
     "program": {"app.environment", "app.hyperparameters", "app.train_torchrun", "sagemaker_training"},
     "requirements": {"sagemaker_training"},
+    "torchrun": {"torch"},
     "toolkit": {
         "app.environment",
         "app.failures",
@@ -216,7 +219,7 @@ def test_one_module_names_sagemakers_variables():
 def test_only_launchers_write_the_environment():
     writes = r"os\.environ\.update|os\.environ\[[^]]+\] *=|os\.putenv|os\.environ\.setdefault"
     writers = {path.stem for path in modules() if re.search(writes, path.read_text())}
-    assert writers == {"train_multi_node"}
+    assert writers == {"train_multi_node", "requirements"}
 
 
 def test_no_module_shadows_a_package():
