@@ -39,8 +39,12 @@ export PYTHONFAULTHANDLER=${PYTHONFAULTHANDLER-1}
 
 # The toolkit exits 0 in silence, having done nothing, where a file below is missing or output/ cannot be written.
 prepare() {
-    mkdir -p "$base"/{input/config,input/data,model,output/data,code} 2>/dev/null ||
-        fail "$base: its folders cannot be made; allowed is a writable $base (is it mounted read-only, or this user not root?)"
+    [[ -n $temporary ]] || fail "/tmp: nothing can be written there, nor in \$TMPDIR, /var/tmp or /dev/shm; mount a folder there (--tmpfs /tmp)"
+    local folder
+    for folder in "$base"/{input/config,input/data,model,output/data,code}; do
+        mkdir -p "$folder" 2>/dev/null ||
+            fail "$folder: its folders cannot be made; mount $base, or this folder, writable for user $(id -u)"
+    done
     rm -f "$base"/output/{success,failure} 2>/dev/null || true # an earlier run's, where the folder is used again
     { head -c 1048576 /dev/zero >"$base/output/.probe"; } 2>/dev/null ||
         fail "$base/output: cannot be written or is full; allowed is a writable folder with space left"
@@ -72,10 +76,26 @@ channels() {
     echo "{$list}"
 }
 
+# A user without a name or a home, and a container that is read-only, as with `docker run --user=1000 --read-only`: packages
+# ask for a name, a home and a folder for temporary files.
+settle() {
+    local folder
+    for folder in "${TMPDIR-}" /tmp /var/tmp /dev/shm; do
+        [[ -d $folder && -w $folder ]] || continue
+        temporary=$folder
+        [[ $folder == "${TMPDIR-/tmp}" ]] || export TMPDIR=$folder
+        break
+    done
+    id -un >/dev/null 2>&1 || export USER=${USER:-$(id -u)}
+    [[ -w ${HOME:-/nowhere} ]] || { [[ -n $temporary ]] && HOME=$(mktemp -d "$temporary/home.XXXXXX") && export HOME; } || true
+}
+
 # A container's first process does not hear a signal that it has no handler for. This shell has one; app/start.py holds
 # signals back until app/toolkit.py, seconds later, has its own.
 trap 'exit 143' TERM
 trap 'exit 130' INT
+temporary=
+settle
 activate
 if [[ ${1-} == train ]]; then
     (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"

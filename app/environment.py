@@ -214,9 +214,6 @@ def _checkpoint_dir(variables: Mapping[str, str]) -> Path | None:
         return Path(variables["SM_CHECKPOINT_DIR"])
     config = Path(variables.get("SM_INPUT_CONFIG_DIR", "/nonexistent"), "checkpointconfig.json")
     if config.is_file():
-        try:
-            return Path(job_config.read(config)["LocalPath"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{config}: allowed is a JSON object with LocalPath, found {error}") from None
+        return Path(job_config.checkpoint_path(config))
     folder = Path(variables.get("SM_MODEL_DIR", "/nonexistent/model")).parent / "checkpoints"
     return folder if folder.is_dir() else None

@@ -37,6 +37,14 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
+def checkpoint_path(path: Path) -> str:
+    """Return the folder that a checkpointconfig.json names; ValueError if it names none."""
+    content = read(path)
+    if wrong := _check_checkpoints(content):
+        raise ValueError(f"{path}: {wrong}")
+    return content["LocalPath"]
+
+
 def _check_texts(content: Any) -> None:
     """Raise ValueError for a text that no environment variable can have, in values or names."""
     for text in _texts(content):

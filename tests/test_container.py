@@ -163,7 +163,7 @@ def test_out_of_host_memory_is_the_reason(container, tmp_path: Path):
 
 
 def test_what_is_in_the_image_and_what_is_not(container, image: str):
-    absent = "/opt/ml/code /root/.cache /tmp/wheels /tmp/miniconda.sh /opt/sagemaker-lightning/tests"
+    absent = "/root/.cache /tmp/wheels /tmp/miniconda.sh /opt/sagemaker-lightning/tests"
     script = f"""
         for name in gcc cc g++ make ssh; do ! command -v $name || exit 1; done
         for path in {absent}; do [[ ! -e $path ]] || {{ echo $path; exit 1; }}; done
