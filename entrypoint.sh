@@ -90,8 +90,8 @@ settle() {
     [[ -w ${HOME:-/nowhere} ]] || { [[ -n $temporary ]] && HOME=$(mktemp -d "$temporary/home.XXXXXX") && export HOME; } || true
 }
 
-# A container's first process does not hear a signal that it has no handler for. This shell has one; app/start.py holds
-# signals back until app/toolkit.py, seconds later, has its own.
+# A container's first process does not hear a signal that it has no handler for. This shell has one; what it becomes gets
+# signals blocked, and they wait until app/toolkit.py, seconds later, has its own.
 trap 'exit 143' TERM
 trap 'exit 130' INT
 temporary=
@@ -100,6 +100,6 @@ activate
 if [[ ${1-} == train ]]; then
     (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
     prepare
-    [[ ${SAGEMAKER_TRAINING_MODULE-} != app.toolkit:main ]] || exec python -m app.start
+    [[ ${SAGEMAKER_TRAINING_MODULE-} != app.toolkit:main ]] || exec env --block-signal=TERM --block-signal=INT python -m app.start
 fi
 exec "$@"

@@ -4,14 +4,7 @@ python -m app.start     what entrypoint.sh becomes for `train`
 """
 
 import os
-import signal
 import sys
-
-if __name__ == "__main__":
-    # A container's first process does not hear a signal that it has no handler for: until app/toolkit.py, seconds
-    # later, has its own, signals are held back.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-
 from contextlib import suppress
 from pathlib import Path
 
