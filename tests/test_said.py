@@ -1,6 +1,5 @@
 """What a run says at its end: a mistake alone, without what came of it, and where the logs are."""
 
-import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +31,7 @@ def test_a_mistake_of_two_ranks_is_not_followed_by_how_they_were_ended(job: Job,
 )
 def test_where_the_logs_are(save_dir, said):
     cli = SimpleNamespace(trainer=SimpleNamespace(logger=SimpleNamespace(save_dir=save_dir) if save_dir else None))
-    assert train.logs(cli, SimpleNamespace(log_dir=Path("/b/tensorboard/algo-1"))) == said
+    assert train.logs(cli, SimpleNamespace(log_dir=Path("/b/logs/algo-1"))) == said
 
 
 def test_that_fitting_stopped_is_said_once(monkeypatch):
@@ -40,11 +39,3 @@ def test_that_fitting_stopped_is_said_once(monkeypatch):
     texts = ["`Trainer.fit` stopped: `max_epochs=1` reached."] * 2 + ["another line"] * 2
     records = [logging.LogRecord("x", logging.INFO, "", 0, text, None, None) for text in texts]
     assert [train.say_once(record) for record in records] == [True, False, True, True]
-
-
-def test_a_job_that_is_done_says_once_that_it_is(job: Job):
-    given = {"trainer.max_epochs": "1", "trainer.limit_train_batches": "2", "data.batch_size": "64"}
-    job.write("input/config/hyperparameters.json", json.dumps(given))
-    for _ in range(2):
-        run = job.run()
-        assert run.returncode == 0 and run.stdout.count("`Trainer.fit` stopped") <= 1, run.stdout
