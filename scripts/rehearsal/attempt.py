@@ -78,7 +78,7 @@ class Attempt:
             found.make()
             layout.write_config(found, self.request, host, job.hosts, self.network.interface)
         job.changed("Downloading", "Downloading input data")
-        channels.deliver(s3, self.request, self.layouts, self.work / "shared", job.check)
+        channels.deliver(s3, self.request, self.layouts, self.work / "shared", job.settings.allow, job.check)
         if config := self.request.get("CheckpointConfig"):
             restored = sync.restore(s3, config["S3Uri"], self.work / "checkpoints")
             for instance, found in zip(self.kept.instances, self.layouts.values(), strict=True):

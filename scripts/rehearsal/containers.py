@@ -10,6 +10,7 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest, EndpointConfig
 
+from . import bridge
 from .channels import JobFailed
 from .layout import Layout
 
@@ -29,7 +30,7 @@ class Containers:
         # Two rehearsals may have jobs of one name.
         self.prefix = f"rehearsal-{PurePath(owner).name[:6]}"
         self.client = docker.from_env()
-        self.bridge = self.client.networks.get("bridge").attrs["IPAM"]["Config"][0]["Gateway"]
+        self.bridge = bridge.of_docker(self.client.networks.get("bridge").attrs)
 
     def local(self, name: str) -> str | None:
         """Return a local image, if it is there."""

@@ -2,11 +2,14 @@
 first process is the image's entrypoint.sh, as in a container; several hosts each in a network namespace, too."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +27,14 @@ shift
 while [[ $1 != -- ]]; do mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" || exit 1; shift; done
 shift
 exec "$@"
+"""
+# What follows it: the program gets the job's variables, and nothing before it does. They come by the standard input, as
+# others can read a command line.
+LAUNCH = """
+import json, os, sys
+variables = json.load(sys.stdin.buffer)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.execve(sys.argv[1], sys.argv[1:], variables)
 """
 
 
@@ -89,16 +100,20 @@ class Network:
             "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main",
             "HOME": os.environ.get("HOME", "/"),
         }
-        program = ["--", ROOT / "entrypoint.sh", "train"]
+        # -p: the entry point's own shell takes no file of commands from its environment (BASH_ENV), nor functions.
+        program = ["--", sys.executable, "-I", "-S", "-c", LAUNCH, "/bin/bash", "-p", ROOT / "entrypoint.sh", "train"]
         line = [*enter, *self.engine.unshare, "bash", "-c", PREPARE, "bash", names, *bound, *program]
-        outer = subprocess.Popen(
-            line,
-            env=told | variables,
-            cwd=layout.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        with tempfile.TemporaryFile() as given:
+            given.write(json.dumps(told | variables).encode())
+            given.seek(0)
+            outer = subprocess.Popen(
+                line,
+                env={"PATH": os.environ["PATH"]},
+                cwd=layout.folder,
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
         self.engine.note_process(outer.pid)
         self.processes.append(Process(outer))
         return self.processes[-1]

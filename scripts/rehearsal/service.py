@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from . import layout, listing, rules
+from . import channels, layout, listing, rules
 from .errors import Refused, invalid
 from .job import Job, Place
 from .listing import without_none
@@ -20,9 +20,9 @@ ACCOUNT = "123456789012"  # moto's
 
 
 class Service:
-    """All jobs of this rehearsal; `place` gives a job of a region its surroundings."""
+    """All jobs of this rehearsal; `place` gives a job, by region and ARN, its surroundings."""
 
-    def __init__(self, settings: Settings, place: Callable[[str], Place]) -> None:
+    def __init__(self, settings: Settings, place: Callable[[str, str], Place]) -> None:
         self.settings, self.place = settings, place
         self.jobs: dict[str, Job] = {}  # by their ARN
         self.tags: dict[str, dict[str, str]] = {}
@@ -40,12 +40,15 @@ class Service:
     def CreateTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802 (the API's names)
         """Start a job."""
         notes = rules.check(request)
-        name, place = request["TrainingJobName"], self.place(region)
+        if wrong := channels.outside(request, self.settings.allow):
+            raise invalid(wrong)
+        name = request["TrainingJobName"]
+        arn = arn_of(name, region)
+        place = self.place(region, arn)
         if place.engine.name == "processes":
             notes += place.engine.refuse(len(layout.hosts(request)), request)
         record = Record(name, copy.deepcopy(request), time.time(), notes=notes)
         metrics = Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or [])
-        arn = arn_of(name, region)
         place.variables |= {"TRAINING_JOB_NAME": name, "TRAINING_JOB_ARN": arn}
         with self.lock:
             if any(job.record.name == name for job in self.jobs.values() if job.record.status not in ENDED) or (
