@@ -80,10 +80,10 @@ def variables(endpoint: str | None = None, **others: str) -> dict[str, str]:
     return kept | nobody | {"PYTHON": sys.executable} | (somebody if endpoint else {}) | others
 
 
-def client(service: str, endpoint: str, region: str = REGION):
+def client(service: str, endpoint: str, region: str = REGION, key: tuple[str, str] = ("test", "test")):
     """Return a boto3 client of the AWS at `endpoint`."""
     return boto3.client(
-        service, endpoint_url=endpoint, region_name=region, aws_access_key_id="test", aws_secret_access_key="test"
+        service, endpoint_url=endpoint, region_name=region, aws_access_key_id=key[0], aws_secret_access_key=key[1]
     )
 
 

@@ -46,12 +46,14 @@ class Rehearsal:
             environment = os.environ | {"XDG_CACHE_HOME": str(self.cache), "PYTHONUNBUFFERED": "1"}
             self.process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
         end = time.monotonic() + 60
-        while not (found := re.search(r"^endpoint: (\S+)", self.said, re.MULTILINE)):
+        while not (found := re.search(r"^endpoint: (\S+)(?s:.*)^reports: ", self.said, re.MULTILINE)):
             assert self.process.poll() is None and time.monotonic() < end, self.said
             time.sleep(0.1)
         self.endpoint = found[1]
+        self.variables = dict(re.findall(r"(AWS_\w+)=(\S+)", self.said))  # the printed line's
+        key = self.variables["AWS_ACCESS_KEY_ID"], self.variables["AWS_SECRET_ACCESS_KEY"]
         self.s3, self.sagemaker, self.logs = (
-            aws_services.client(name, self.endpoint) for name in ("s3", "sagemaker", "logs")
+            aws_services.client(name, self.endpoint, key=key) for name in ("s3", "sagemaker", "logs")
         )
 
     def __exit__(self, *_) -> None:
@@ -160,8 +162,16 @@ def run(rehearsal: Rehearsal, *line, **more) -> subprocess.CompletedProcess:
         "--",
         *line,
     ]
+    environment = more.pop("env", os.environ) | {"XDG_CACHE_HOME": str(rehearsal.cache)}
     return subprocess.run(
-        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT, **more
+        command,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+        **more,
     )
 
 
@@ -175,4 +185,7 @@ def run_command(rehearsal: Rehearsal, *line: str) -> subprocess.CompletedProcess
         f"--endpoint={rehearsal.endpoint}",
         *line[1:],
     ]
-    return subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    environment = os.environ | {"XDG_CACHE_HOME": str(rehearsal.cache)}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+    )

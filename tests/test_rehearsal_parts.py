@@ -17,9 +17,11 @@ import pytest
 from scripts.rehearsal import artifacts, channels, cloud, layout, logs, metrics, schedule, settings, sync
 from scripts.rehearsal.channels import JobFailed
 from scripts.rehearsal.errors import Refused
+from scripts.rehearsal.keys import Key
 from scripts.rehearsal.schedule import Rule, Schedule, parse
 
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"
+KEY = Key("id", "secret")
 PAGE = 7  # objects that moto lists at a time, where S3 lists 1,000
 LIMIT = 30  # seconds: who has not done it by then never will
 
@@ -36,7 +38,7 @@ def endpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def s3_client(endpoint):
     """A client of S3."""
-    return cloud.client("s3", endpoint, "us-east-1")
+    return cloud.client("s3", endpoint, "us-east-1", KEY)
 
 
 @pytest.fixture
@@ -377,7 +379,7 @@ def test_a_name_that_leads_out_of_the_channel(tmp_path, name):
 
 def fetched(s3, uri: str, folder: Path) -> dict[str, str]:
     """Return the files that an address stands for."""
-    names = channels.fetch(s3, {"S3Uri": uri}, folder, ROLE, lambda: None)
+    names = channels.fetch(s3, {"S3Uri": uri}, folder, ROLE, [folder.parent, Path("/no")], lambda: None)
     found = files(folder)
     assert sorted(names) == sorted(found)
     return found
@@ -452,7 +454,8 @@ def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
         request = job(channel("a", uri, sharded=True, InputMode=mode), hosts=hosts)
         found = made(request, tmp_path / f"{hosts}")
         stops = []
-        channels.deliver(s3, request, found, tmp_path / f"{hosts}/shared", lambda stops=stops: stops.append(1))
+        shared = tmp_path / f"{hosts}/shared"
+        channels.deliver(s3, request, found, shared, [tmp_path], lambda stops=stops: stops.append(1))
         shards = [sorted(files(one.channel("a")).values()) for one in found.values()]
         assert sorted(sum(shards, [])) == names
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
@@ -470,7 +473,7 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
         groups=groups,
     )
     found = made(request, tmp_path / "hosts")
-    channels.deliver(s3, request, found, tmp_path / "shared", lambda: None)
+    channels.deliver(s3, request, found, tmp_path / "shared", [tmp_path], lambda: None)
     first, second, third = found.values()
     assert [path.name for path in (first.folder / "input/data").iterdir()] == ["all"]
     assert files(second.channel("some")) == {"x": "x"} and files(third.channel("some")) == {"y/z": "y/z"}
@@ -885,9 +888,9 @@ def test_an_address_of_another_machine(endpoint_):
     with pytest.raises(ValueError, match="--endpoint: found"):
         cloud.own(endpoint_)
     with pytest.raises(ValueError, match="--endpoint: found"):
-        cloud.client("s3", endpoint_, "us-east-1")
+        cloud.client("s3", endpoint_, "us-east-1", KEY)
     with pytest.raises(ValueError, match="--endpoint: found"):
-        cloud.variables(endpoint_)
+        cloud.variables(endpoint_, KEY)
 
 
 @pytest.mark.parametrize(
@@ -920,10 +923,10 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "mine")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     monkeypatch.setenv("KEPT", "1")
-    found = cloud.variables("http://127.0.0.1:4571")
+    found = cloud.variables("http://127.0.0.1:4571", KEY)
     assert found["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4571"
     assert (found["AWS_REGION"], found["AWS_DEFAULT_REGION"], found["KEPT"]) == ("eu-west-1", "eu-west-1", "1")
-    assert found["AWS_ACCESS_KEY_ID"] == "rehearsal" and found["AWS_CONFIG_FILE"] == os.devnull
+    assert found["AWS_ACCESS_KEY_ID"] == "id" and found["AWS_CONFIG_FILE"] == os.devnull
     assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(found)
 
 
@@ -962,7 +965,7 @@ def events(client, stream: str) -> list[str]:
 
 
 def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
-    client = cloud.client("logs", endpoint, "us-east-1")
+    client = cloud.client("logs", endpoint, "us-east-1", KEY)
     found = logs.Logs(client, "job", tmp_path)
     for host in ("algo-1", "algo-2", "algo-1"):  # again, after a restart
         found.open(host)

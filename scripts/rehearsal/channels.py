@@ -21,7 +21,7 @@ def outside(request: dict, allow: list[Path]) -> str | None:
     for channel in request.get("InputDataConfig") or []:
         uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
         if uri.startswith("file://") and not below(local(uri), allow):
-            return f"channel {channel['ChannelName']}: found {uri}, {allowed(local(uri), allow)}"
+            return f"channel {channel['ChannelName']}: found {uri}, {allowed(allow)}"
     return None
 
 
@@ -38,12 +38,10 @@ def below(path: Path, allow: list[Path]) -> bool:
         return False
 
 
-def allowed(path: Path, allow: list[Path]) -> str:
+def allowed(allow: list[Path]) -> str:
     """Return what to do about a path that is not below one of the folders."""
-    folder = path if os.path.isdir(path) else path.parent
-    return (
-        f"allowed is what is below {' or '.join(map(str, allow))}; to use it, start the rehearsal with --allow={folder}"
-    )
+    folders = " or ".join(map(str, allow))
+    return f"allowed is what is below {folders}; start the rehearsal with --allow=FOLDER to allow another one"
 
 
 def deliver(
@@ -101,8 +99,9 @@ def fetch_files(source: Path, uri: str, folder: Path, allow: list[Path]) -> list
     base = source.parent if source.is_file() else source
     for path in files:
         if not below(path, allow):
-            advice = allowed(path.resolve(), allow)
-            raise JobFailed(f"ClientError: Data download failed: {uri}: found {path} -> {path.resolve()}, {advice}")
+            raise JobFailed(
+                f"ClientError: Data download failed: {uri}: found {path}, a link out of it, {allowed(allow)}"
+            )
         target = folder / path.relative_to(base)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)

@@ -75,12 +75,8 @@ def keep_pages_out(environ: dict) -> None:
     # A target with a host of its own would replace the Host header.
     if host is None or host.lower() not in own or not environ["REQUEST_URI"].startswith("/"):
         raise Closed(f"found a request for {host or 'no host'}, allowed is {own[0]}")
-    site = environ.get("HTTP_SEC_FETCH_SITE", "none")
-    if (
-        "HTTP_ORIGIN" in environ
-        or environ["REQUEST_METHOD"].upper() == "OPTIONS"
-        or site not in ("none", "same-origin")
-    ):
+    elsewhere = environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("none", "same-origin")
+    if elsewhere or "HTTP_ORIGIN" in environ or environ["REQUEST_METHOD"].upper() == "OPTIONS":
         raise Closed("found a request of a web page, allowed is none")
 
 

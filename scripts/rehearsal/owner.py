@@ -49,8 +49,9 @@ class Owner:
     def keep(self, key: Key, addresses: list[str]) -> None:
         """Keep the person's key where the person's other processes find it: `key_of`."""
         told = {"addresses": addresses, "id": key.id, "secret": key.secret}
-        with open(os.open(self.folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(told, file)
+        path = self.folder / KEY
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(json.dumps(told))
 
     def end_orphans(self, client) -> list[str]:
         """End what rehearsals that are gone have left, and return a line for each; `client` is Docker's, or None."""
