@@ -28,6 +28,8 @@ class Rehearsal:
         flags: Its flags.
     """
 
+    program = ("-m", "scripts.rehearsal")
+
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder, self.cache = folder / "reports", folder / "cache"
         self.flags = [f"--folder={self.folder}", *flags]
@@ -41,9 +43,13 @@ class Rehearsal:
     def start(self) -> None:
         """Start the server, and wait for its address."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        line = [python_of("rehearsal"), "-m", "scripts.rehearsal", "--port=0", *self.flags]
+        line = [python_of("rehearsal"), *self.program, "--port=0", *self.flags]
         with self.log.open("w") as log:
-            environment = os.environ | {"XDG_CACHE_HOME": str(self.cache), "PYTHONUNBUFFERED": "1"}
+            environment = os.environ | {
+                "XDG_CACHE_HOME": str(self.cache),
+                "PYTHONPATH": str(ROOT),
+                "PYTHONUNBUFFERED": "1",
+            }
             self.process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
         end = time.monotonic() + 60
         while not (found := re.search(r"^endpoint: (\S+)(?s:.*)^reports: ", self.said, re.MULTILINE)):
@@ -51,9 +57,9 @@ class Rehearsal:
             time.sleep(0.1)
         self.endpoint = found[1]
         self.variables = dict(re.findall(r"(AWS_\w+)=(\S+)", self.said))  # the printed line's
-        key = self.variables["AWS_ACCESS_KEY_ID"], self.variables["AWS_SECRET_ACCESS_KEY"]
+        self.key = self.variables["AWS_ACCESS_KEY_ID"], self.variables["AWS_SECRET_ACCESS_KEY"]
         self.s3, self.sagemaker, self.logs = (
-            aws_services.client(name, self.endpoint, key=key) for name in ("s3", "sagemaker", "logs")
+            aws_services.client(name, self.endpoint, key=self.key) for name in ("s3", "sagemaker", "logs")
         )
 
     def __exit__(self, *_) -> None:

@@ -57,6 +57,6 @@ class Engine:
 if __name__ == "__main__":
     serve.choose = lambda settings, owner: Engine()
     # Shorter than a person would want, that no test need wait.
-    listen.STRANGERS, listen.AT_ONCE, listen.QUEUE = 1.0, 16, 0.2
+    listen.STRANGERS, listen.AT_ONCE, listen.QUEUE = 2.0, 16, 0.2
     sys.argv[1:1] = ["serve"]
     __main__.main()

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import aws_services
 import pytest
 
-from scripts.rehearsal import artifacts, channels, cloud, layout, logs, metrics, schedule, settings, sync
+from scripts.rehearsal import artifacts, bridge, channels, cloud, layout, logs, metrics, schedule, settings, sync
 from scripts.rehearsal.channels import JobFailed
 from scripts.rehearsal.errors import Refused
 from scripts.rehearsal.keys import Key
@@ -226,7 +226,7 @@ def test_settings_by_default_and_by_flags(tmp_path):
     [
         "--port=-1", "--port=65536", "--grace=-1", "--grace=nan", "--grace=inf", "--repairs=-1", "--sync-every=0",
         "--sync-every=nan", "--sync-every=-1", "--sync-lag=-0.1", "--sync-settle=inf", "--sync-stall-after=-1",
-        "--interrupt=at noon", "--interrupt=every 0s", "--price=1", "--spot-price=1",
+        "--interrupt=at noon", "--interrupt=every 0s", "--allow=/no/such", "--price=1", "--spot-price=1",
     ],
 )  # fmt: skip
 def test_a_wrong_flag_is_named(flag):
@@ -234,6 +234,14 @@ def test_a_wrong_flag_is_named(flag):
     with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, allowed is ") as error:
         flags(flag)
     assert "price" in name or value.removesuffix(".0") in str(error.value)
+
+
+def test_the_folders_of_channels(tmp_path, monkeypatch):
+    """The working folder, or those that are named, wherever their links lead."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path / "link")
+    assert flags().allow == [tmp_path]
+    assert flags("--allow=/usr", "--allow=.").allow == [Path("/usr"), tmp_path]
 
 
 @pytest.mark.parametrize("flag", ["--port=x", "--grace=long", "--engine=podman", "--repairs=1.5", "--seed=x"])
@@ -928,6 +936,31 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
     assert (found["AWS_REGION"], found["AWS_DEFAULT_REGION"], found["KEPT"]) == ("eu-west-1", "eu-west-1", "1")
     assert found["AWS_ACCESS_KEY_ID"] == "id" and found["AWS_CONFIG_FILE"] == os.devnull
     assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(found)
+
+
+# Docker's bridge
+
+BRIDGES = {
+    "as it is told": ([{"Subnet": "172.17.0.0/16", "Gateway": "172.17.0.9"}], {}, "172.17.0.9"),
+    "after that of IPv6": ([{"Subnet": "fd00::/64"}, {"Subnet": "10.1.0.0/16", "Gateway": "10.1.0.1"}], {}, "10.1.0.1"),
+    "as the interface has it": ([{"Subnet": "172.17.0.0/16"}], {"com.docker.network.bridge.name": "lo"}, "127.0.0.1"),
+    "the first of an engine elsewhere": (
+        [{"Subnet": "172.18.0.0/16"}], {"com.docker.network.bridge.name": "no-such"}, "172.18.0.1",
+    ),
+    "nothing but the interface": (None, {"com.docker.network.bridge.name": "lo"}, "127.0.0.1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BRIDGES)
+def test_the_address_on_dockers_bridge(case):
+    """What a fresh Debian 12 says of it (docker.io 20.10.24), which has no Gateway, and others."""
+    config, options, address = BRIDGES[case]
+    assert bridge.of_docker({"IPAM": {"Driver": "default", "Config": config}, "Options": options}) == address
+
+
+def test_no_address_on_dockers_bridge():
+    with pytest.raises(ValueError, match="found no address of no-such"):
+        bridge.of_docker({"IPAM": {"Config": []}, "Options": {"com.docker.network.bridge.name": "no-such"}})
 
 
 # Metrics and logs

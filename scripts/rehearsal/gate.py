@@ -168,11 +168,13 @@ def variable(header: str) -> str:
 def read(environ: dict, most: int) -> bytes:
     """Return a request's body, and leave it there for whoever answers."""
     request = Request(environ, populate_request=False)
-    request.max_content_length = most
+    request.max_content_length = most + 1  # chunks beyond it are left out without a word
     try:
         body = request.get_data(cache=False)
     except RequestEntityTooLarge:
-        raise Closed(f"found more than {most} bytes, which is the most", "RequestEntityTooLarge", 413) from None
+        body = bytes(most + 1)
+    if len(body) > most:
+        raise Closed(f"found a request of more than {most} bytes, which is the most", "RequestEntityTooLarge", 413)
     environ.pop("HTTP_TRANSFER_ENCODING", None)
     environ.pop("wsgi.input_terminated", None)
     environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})

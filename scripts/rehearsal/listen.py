@@ -12,6 +12,7 @@ from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 STRANGERS = 10  # seconds in all, until a request has shown its key
 GUESTS = 3600  # ... from then on, for an upload of gigabytes
 PAUSE = 60  # seconds in which something has to come
+REST = 0.5  # ... when the answer is given, of what is not read by then
 AT_ONCE = 128  # connections of an address
 QUEUE = 5  # seconds that one more waits
 
@@ -20,7 +21,7 @@ class Patience(io.RawIOBase):
     """A connection to read from, which ends in a TimeoutError when its time is over."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.until = connection, time.monotonic() + STRANGERS
+        self.connection, self.until, self.pause = connection, time.monotonic() + STRANGERS, PAUSE
 
     def readable(self) -> bool:
         """Return that it is."""
@@ -28,7 +29,7 @@ class Patience(io.RawIOBase):
 
     def readinto(self, buffer) -> int:
         """Read what has come."""
-        self.connection.settimeout(min(PAUSE, self._left()))
+        self.connection.settimeout(min(self.pause, self._left()))
         found = self.connection.recv_into(buffer)
         self.connection.settimeout(self._left())  # of what is sent
         return found
@@ -57,6 +58,11 @@ class Handler(WSGIRequestHandler):
     def make_environ(self) -> dict:
         """Return the request; `rehearsal.welcome` gives it more time."""
         return super().make_environ() | {"rehearsal.welcome": self.patience.welcome}
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        """Begin to answer; the client need not send more."""
+        self.patience.pause = REST
+        super().send_response(code, message)
 
     def version_string(self) -> str:
         """Return what the header Server says."""
