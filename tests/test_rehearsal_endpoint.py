@@ -212,7 +212,9 @@ def test_a_host_is_said_once_and_in_its_header(endpoint, case):
     elif case.startswith("in"):
         first = f"GET http://{'evil.com' if case == 'in the target' else endpoint.host}/ HTTP/1.1"
         lines = [f"Host: {endpoint.host}", *lines]
-    nothing_told(sent(endpoint, "\r\n".join([first, *lines, "", ""]).encode()))
+    answer = sent(endpoint, "\r\n".join([first, *lines, "", ""]).encode())
+    nothing_told(answer)
+    assert answer[2].startswith("found a request for ")  # before the signature is looked at
 
 
 PAGES = {
