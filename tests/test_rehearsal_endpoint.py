@@ -7,6 +7,7 @@ import re
 import socket
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,7 +21,8 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from containers import ROOT
 from environments import python_of
-from rehearsal import LIMIT, Rehearsal, run, run_command
+from rehearsal import LIMIT, ROLE, Rehearsal, run, run_command
+from test_rehearsal_clients import Person
 
 LOOPBACK, BRIDGE = "127.0.0.1", "127.0.0.2"  # the latter's place is taken by an address of the loopback, too
 CREATE = "SageMaker.CreateTrainingJob"
@@ -554,6 +556,64 @@ def test_many_strangers(endpoint):
         one.close()
     assert endpoint.s3.get_object(Bucket="rehearsal", Key="secret")["Body"].read() == b"treasure"
     assert 8 <= most - before <= 16
+
+
+# Clients, as they are
+
+SDK_2 = {
+    "image_uri": "image", "role": ROLE, "instance_type": "ml.m5.xlarge", "instance_count": 1, "job_name": "by-sdk-2",
+    "input_path": "s3://rehearsal/secret", "output_path": "s3://rehearsal/output", "environment": {"LEAVE": "1"},
+}  # fmt: skip
+SDK_3 = {
+    "training_image": "image", "role": ROLE, "base_job_name": "by-sdk-3", "environment": {"LEAVE": "1"},
+    "compute": {"instance_type": "ml.m5.xlarge", "instance_count": 1}, "stopping": {"max_runtime_in_seconds": 600},
+    "output": "s3://rehearsal/output", "checkpoints": "s3://rehearsal/checkpoints",
+    "inputs": {"training": "s3://rehearsal/secret"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sdk", ["sdk2", "sdk3"])
+def test_an_sdk(endpoint, tmp_path, sdk):
+    job = [SDK_2] if sdk == "sdk2" else SDK_3
+    done = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", job)
+    assert done.returncode == 0 and re.search("model: s3://rehearsal/output/.*/output/model.tar.gz", done.stdout), (
+        done.stdout
+    )
+    if sdk == "sdk2":  # the other one may look when the job is over, and shows no log then
+        assert "AWS_ENDPOINT_URL=" in done.stdout
+
+
+def test_launch(endpoint, tmp_path):
+    line = [sys.executable, ROOT / "scripts/launch.py", "--image=123456789012.dkr.ecr.us-east-1.amazonaws.com/image:1"]
+    line += [
+        f"--role={ROLE}",
+        "--poll=1",
+        "--output=s3://rehearsal/output",
+        "--channel=training=s3://rehearsal/secret",
+    ]
+    done = subprocess.run(
+        [*map(str, line), "--env=LEAVE=1", "a=b"],
+        env=Person("launch", tmp_path, endpoint).variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0 and "AWS_ENDPOINT_URL=" in done.stdout, done.stdout
+
+
+def test_the_aws_cli(endpoint, tmp_path):
+    aws, person = python_of("cli").with_name("aws"), Person("aws", tmp_path, endpoint)
+    (tmp_path / "request.json").write_text(json.dumps(job(TrainingJobName="by-the-cli", Environment={"LEAVE": "1"})))
+    for line in (
+        ["sagemaker", "create-training-job", "--cli-input-json", f"file://{tmp_path}/request.json"],
+        ["s3", "cp", "--recursive", str(ROOT / "examples"), "s3://rehearsal/examples"],
+        ["s3", "ls", "s3://rehearsal/examples/"],
+        ["sts", "get-caller-identity"],
+    ):
+        done = subprocess.run([aws, *line], env=person.variables, capture_output=True, text=True, timeout=LIMIT)
+        assert done.returncode == 0, done.stderr
+    assert endpoint.ended("by-the-cli")["TrainingJobStatus"] == "Completed"
 
 
 # The key
