@@ -592,7 +592,7 @@ def test_launch(endpoint, tmp_path):
         "--channel=training=s3://rehearsal/secret",
     ]
     done = subprocess.run(
-        [*map(str, line), "--env=LEAVE=1", "a=b"],
+        [*map(str, line), "--env=LEAVE=1"],
         env=Person("launch", tmp_path, endpoint).variables,
         text=True,
         stdout=subprocess.PIPE,
