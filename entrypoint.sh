@@ -84,6 +84,14 @@ channels() {
     echo "{$list}"
 }
 
+# On a busy machine the toolkit's imports alone take long: a line says so. (In nanoseconds: how long this process ran, and
+# how long it waited for a CPU.)
+busy() {
+    local ran=0 waited=0
+    read -r ran waited _ 2>/dev/null </proc/$$/schedstat || return 0
+    ((waited <= 2 * ran)) || echo "starting: importing the training toolkit; this machine is busy"
+}
+
 # A container's first process does not hear a signal that it has no handler for. This shell has one; from here on signals
 # are held back until app/toolkit.py, seconds later, has its own.
 hold='import os, signal, sys
@@ -96,6 +104,7 @@ activate
 if [[ ${1-} == train ]]; then
     (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
     prepare
+    busy
     [[ ${SAGEMAKER_TRAINING_MODULE-} != app.toolkit:main ]] || exec python -c "$hold" "$@"
 fi
 exec "$@"

@@ -24,11 +24,12 @@ from pathlib import Path
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts, hyperparameters, lifeline, rendezvous
+from app import artifacts, hyperparameters, lifeline, rendezvous, threads
 from app.cli import CLI
 from app.environment import Environment, failure_file, place, watch
 from app.failures import reported, write
 from app.files import check_writable
+from app.progress import StartProgress
 from app.stop import Stop
 
 
@@ -44,7 +45,8 @@ def main(args: list[str] | None = None) -> None:
                 args = hyperparameters.flags(environment.hyperparameters)
             check_writable(environment.model_dir, "the model")
             cli = CLI(environment, args)
-            cli.trainer.callbacks.append(line)
+            threads.share(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
+            cli.trainer.callbacks += [line, StartProgress()]
             resume = cli.config_init.resume
             resume.stop, stop.folder = stop, resume.folder.path
             for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:

@@ -42,7 +42,9 @@ MAY_IMPORT = {
         "app.memory",
         "app.parts",
         "app.sharding",
+        "app.starting",
         "app.stop",
+        "app.threads",
         "jsonargparse",
         "torch",
     },
@@ -51,13 +53,17 @@ MAY_IMPORT = {
         "app.environment",
         "app.failures",
         "app.split",
+        "app.starting",
         "app.stop",
+        "app.threads",
         "jsonargparse",
         "numpy",
         "torch",
     },
     "memory": set(),
-    "imports": {"torchvision", "pytorch_lightning"},
+    "threads": {"torch"},
+    "starting": set(),
+    "imports": {"app.starting", "app.threads", "torchvision", "pytorch_lightning"},
     "lean": {"fsspec", "lightning_fabric", "pytorch_lightning", "torch"},
     "schedule": {"torch", "pytorch_lightning"},
     "stop": set(),
@@ -113,7 +119,7 @@ MAY_IMPORT = {
     },
     "data": {"app.cifar", "app.datamodule", "numpy"},
     "model": {"torch", "torchvision", "pytorch_lightning"},
-    "progress": {"pytorch_lightning"},
+    "progress": {"app.starting", "pytorch_lightning"},
     "system": {"app.lean", "psutil", "torch", "pytorch_lightning"},
     "world": {"app.environment", "app.exact", "app.summary", "torch", "pytorch_lightning"},
     "artifacts": {"torch", "torchvision", "pytorch_lightning"},
@@ -148,7 +154,9 @@ MAY_IMPORT = {
         "app.hyperparameters",
         "app.imports",
         "app.lifeline",
+        "app.progress",
         "app.stop",
+        "app.threads",
         *HEAVY,
     },
     "train_multi_node": {
@@ -156,10 +164,11 @@ MAY_IMPORT = {
         "app.failures",
         "app.imports",
         "app.rendezvous",
+        "app.starting",
         "app.stop",
         "app.train",
     },
-    "train_torchrun": {"app.environment", "app.failures", "app.rendezvous", "torch"},
+    "train_torchrun": {"app.environment", "app.failures", "app.rendezvous", "app.starting", "app.threads", "torch"},
     "program": {"app.environment", "app.hyperparameters", "app.train_torchrun", "sagemaker_training"},
     "toolkit": {
         "app.environment",
@@ -167,6 +176,7 @@ MAY_IMPORT = {
         "app.peers",
         "app.program",
         "app.rendezvous",
+        "app.starting",
         "app.stop",
         "app.summary",
         "app.supervise",
@@ -214,7 +224,7 @@ def test_one_module_names_sagemakers_variables():
 def test_only_launchers_write_the_environment():
     writes = r"os\.environ\.update|os\.environ\[[^]]+\] *=|os\.putenv|os\.environ\.setdefault"
     writers = {path.stem for path in modules() if re.search(writes, path.read_text())}
-    assert writers == {"train_multi_node"}
+    assert writers == {"train_multi_node", "threads"}
 
 
 def test_no_module_shadows_a_package():
