@@ -15,9 +15,9 @@ COUNT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")  # by these a
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # and by these how they wait
 PROCESSES_PER_CPU, PROCESSES = 4, 8  # allowed of one job: more only wait for each other, at half a GB of memory each
 
-INTERVAL = 0.25  # seconds between two looks at how long this process's threads had to wait for a CPU
-CROWDED, ALONE = 0.15, 0.05  # share of that wait in the time that they wanted to run: above and below, in short
-HELD = 8  # looks below ALONE, one after another, until waiting threads spin again
+INTERVAL = 0.25  # seconds for which it is looked how long this process's threads have to wait for a CPU
+CROWDED = 0.15  # share of that wait, in the time that they want to run, above which others want the CPU
+HOLD, LONGEST = 1.0, 16.0  # seconds without spinning, until it is looked again: at first, and at last
 
 
 def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
@@ -117,25 +117,26 @@ def spin_only_alone(threads: int) -> None:
 
 
 def _watch(libgomp: ctypes.CDLL, threads: int) -> None:
-    """Switch spinning off and on as long as this process lives."""
+    """Switch spinning off while others want the CPU, as long as this process lives.
+
+    Whether they do is seen only while it is on: threads that sleep wait for a CPU to wake, too.
+    """
     # libgomp spins a thousandth as long while this process has more threads of its than CPUs (GNU libgomp's manual,
     # GOMP_SPINCOUNT): so another thread holds as many, asleep, as are missing.
     missing = max(2, libgomp.omp_get_num_procs() - threads + 2)
-    ran, waited, quiet = 0, 0, 0
-    release: threading.Event | None = None
+    hold = HOLD
     while True:
-        before = ran, waited
         ran, waited = _scheduled()
-        wanted = max(1, ran + waited - sum(before))
-        share = (waited - before[1]) / wanted
-        quiet = quiet + 1 if share < ALONE else 0
-        if not release and share > CROWDED and before[0]:
-            release = threading.Event()
-            threading.Thread(target=_hold, args=(libgomp, missing, release), daemon=True, name="spinning").start()
-        elif release and quiet >= HELD:
-            release.set()  # with the thread, libgomp ends those that it held
-            release = None
         time.sleep(INTERVAL)
+        ran, waited = (now - before for now, before in zip(_scheduled(), (ran, waited), strict=True))
+        if waited <= CROWDED * (ran + waited):
+            hold = max(HOLD, hold - INTERVAL)
+            continue
+        release = threading.Event()
+        threading.Thread(target=_hold, args=(libgomp, missing, release), daemon=True, name="spinning").start()
+        time.sleep(hold)
+        release.set()  # with the thread, libgomp ends those that it held
+        hold = min(2 * hold, LONGEST)
 
 
 def _hold(libgomp: ctypes.CDLL, threads: int, release: threading.Event) -> None:
