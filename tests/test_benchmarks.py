@@ -17,8 +17,10 @@ ROWS = {
     "startup": ["startup, app/train.py", "startup, train"],
     "data": ["data", "memory", "memory of torchvision"],
     "similarity": ["similarity"] * 3,
+    "side_by_side": ["1 job", "2 jobs", "2 jobs to one"],
 }
 FLAGS = {"step": ["--steps=1"], "original": ["--steps=1"], "similarity": ["--rows=300", "--columns=8"]}
+FLAGS["side_by_side"] = ["--jobs", "1", "2", "--seconds=0.2"]
 
 
 @pytest.mark.parametrize("name", ROWS)
