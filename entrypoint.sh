@@ -89,7 +89,7 @@ channels() {
 busy() {
     local ran=0 waited=0
     read -r ran waited _ 2>/dev/null </proc/$$/schedstat || return 0
-    ((waited <= 2 * ran)) || echo "starting: importing the training toolkit; this machine is busy"
+    ((waited <= 2 * ran)) || echo "starting: importing the training toolkit; this machine is busy" >&2
 }
 
 # A container's first process does not hear a signal that it has no handler for. This shell has one; from here on signals

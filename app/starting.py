@@ -47,10 +47,10 @@ def _watch() -> None:
 
 
 def _say() -> None:
-    """Write a line past sys.stdout, whose lock a process that is forked at this moment would inherit."""
+    """Write a line past sys.stderr, whose lock a process that is forked at this moment would inherit."""
     global _said
     _said = True
-    os.write(1, f"starting: {_doing} ({time.monotonic() - _started:.0f} s so far)\n".encode())
+    os.write(2, f"starting: {_doing} ({time.monotonic() - _started:.0f} s so far)\n".encode())
 
 
 def _busy(scheduled: Path = Path("/proc/self/schedstat")) -> bool:

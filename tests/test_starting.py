@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app import starting
+from app.progress import StartProgress
 
 ROOT = Path(__file__).resolve().parents[1]
 BEFORE = """
@@ -19,12 +20,12 @@ starting.FIRST, starting.NEXT = {first}, {next}
 
 
 def said(code: str, busy: bool = False, first: float = 100.0, later: float = 100.0, **variables: str) -> str:
-    """Return what a process that does this prints."""
+    """Return what a process that does this prints to stderr; stdout is for what was asked for, as --print_config."""
     line = [sys.executable, "-c", BEFORE.format(busy=busy, first=first, next=later) + code]
     variables = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"} | variables
     done = subprocess.run(line, env=variables | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stderr
 
 
 def test_a_quick_start_says_nothing():
@@ -37,7 +38,7 @@ def test_a_slow_one_says_what_it_does_and_what_follows():
 
 
 def test_it_is_said_again():
-    code = "starting.begin('one'); time.sleep(1); starting.done(); time.sleep(0.3); print('END')"
+    code = "starting.begin('one'); time.sleep(1); starting.done(); time.sleep(0.3); print('END', file=sys.stderr)"
     lines = said(code, first=0.05, later=0.05).splitlines()
     assert len(lines) > 3 and set(lines) <= {f"starting: one ({second} s so far)" for second in (0, 1, 2)} | {"END"}
     assert lines[-1] == "END"
@@ -72,8 +73,6 @@ def test_a_process_that_had_to_wait_is_on_a_busy_machine(tmp_path, text, busy):
 
 
 def test_the_first_step_is_the_end(monkeypatch):
-    from app.progress import StartProgress
-
     told = []
     monkeypatch.setattr(starting, "doing", told.append)
     monkeypatch.setattr(starting, "done", lambda: told.append(None))
