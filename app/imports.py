@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from app import starting, threads
+from app import threads
 
 SIGNAL = "scipy.signal"
 
@@ -19,7 +19,6 @@ def import_lightning() -> None:
     through again later, either, which took 0.2 s each time. And torchmetrics imports scipy.signal only to give it an
     old name that SRMRpy asks for (torchmetrics/__init__.py, 1.9).
     """
-    starting.begin("importing torch and Lightning")
     threads.prepare()
     gc.disable()
     if SIGNAL not in sys.modules:
@@ -33,7 +32,6 @@ def import_lightning() -> None:
         gc.freeze()
         atexit.register(gc.unfreeze)  # at the end nanobind, in Triton, names what is left over
         gc.enable()
-    starting.doing("reading flags and data")
 
 
 class _Signal(ModuleType):

@@ -9,10 +9,12 @@ variables everything goes below ./output.
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
+    from app import starting
     from app.imports import import_lightning
     from app.stop import leave_at_once
 
     leave_at_once()
+    starting.begin("importing torch and Lightning")
     import_lightning()
 
 import os
@@ -24,7 +26,7 @@ from pathlib import Path
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts, hyperparameters, lifeline, rendezvous, threads
+from app import artifacts, hyperparameters, lifeline, rendezvous, starting, threads
 from app.cli import CLI
 from app.environment import Environment, failure_file, place, watch
 from app.failures import reported, write
@@ -35,6 +37,7 @@ from app.stop import Stop
 
 def main(args: list[str] | None = None) -> None:
     """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
+    starting.doing("reading flags and data")
     lifeline.end_with_the_launcher(os.environ)
     line = lifeline.Lifeline(watch(), place())
     with reported(failure_file(), place(), tell=line.failed):

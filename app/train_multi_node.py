@@ -7,10 +7,12 @@ On one node it is app/train.py, and nothing more.
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
+    from app import starting
     from app.imports import import_lightning
     from app.stop import leave_at_once
 
     leave_at_once()
+    starting.begin("importing torch and Lightning")
     import_lightning()
 
 import os
