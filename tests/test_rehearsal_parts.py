@@ -523,17 +523,17 @@ def until(condition, *, what: str = "it") -> None:
 
 def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
     found = uploader(s3, tmp_path / "a")
-    write(found.folder, "1", "sub/deep/2", ".hidden", "with space", "x.sagemaker-ignore", "sub/y.sagemaker-ignore")
-    (found.folder / "link").symlink_to("1")
-    (found.folder / "nowhere").symlink_to("/no/such/file")
-    (found.folder / "folder").symlink_to("sub")
-    os.mkfifo(found.folder / "pipe")
+    write(found.folder.root, "1", "sub/deep/2", ".hidden", "with space", "x.sagemaker-ignore", "sub/y.sagemaker-ignore")
+    (found.folder.root / "link").symlink_to("1")
+    (found.folder.root / "nowhere").symlink_to("/no/such/file")
+    (found.folder.root / "folder").symlink_to("sub")
+    os.mkfifo(found.folder.root / "pipe")
     found._look()
     expected = ["run/.hidden", "run/1", "run/link", "run/sub/deep/2", "run/with space"]
     assert keys(s3) == expected and content(s3, "run/link") == b"1"
     put(s3, "run/of another")
-    (found.folder / "sub/deep/2").unlink()
-    (found.folder / "1").write_text("changed")
+    (found.folder.root / "sub/deep/2").unlink()
+    (found.folder.root / "1").write_text("changed")
     found._look()
     assert keys(s3) == ["run/.hidden", "run/1", "run/link", "run/of another", "run/with space"]
     assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and found.notes == []
@@ -543,9 +543,9 @@ def counted(found: sync.Uploader) -> list[str]:
     """Return what an Uploader uploads from now on."""
     said, upload = [], found._upload
 
-    def noted(path: Path) -> bool:
-        said.append(path.name)
-        return upload(path)
+    def noted(name: str) -> bool:
+        said.append(name)
+        return upload(name)
 
     found._upload = noted
     return said
@@ -589,7 +589,7 @@ def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
 @pytest.mark.parametrize("uri", ["s3://bucket/run", "s3://bucket/run/", "s3://bucket", "s3://bucket/"])
 def test_a_copy_and_its_restoration_are_one(s3, tmp_path, clock, uri):
     found = uploader(s3, tmp_path / "a", uri)
-    write(found.folder, "1", "b/2")
+    write(found.folder.root, "1", "b/2")
     found._look()
     assert sync.restore(s3, uri, tmp_path / "b") == (2, 4)
     assert files(tmp_path / "b") == files(tmp_path / "a")
@@ -664,13 +664,13 @@ def test_markers_that_are_uploaded(s3, tmp_path, clock):
 
 def failing(found: sync.Uploader, monkeypatch, deed) -> None:
     """Let something happen in the midst of each upload."""
-    upload = found.s3.upload_file
+    upload = found.s3.upload_fileobj
 
-    def disturbed(path, *given, **more):
-        deed(Path(path))
-        return upload(path, *given, **more)
+    def disturbed(file, bucket, key, **more):
+        deed(found.folder.root / key.removeprefix(found.prefix))
+        return upload(file, bucket, key, **more)
 
-    monkeypatch.setattr(found.s3, "upload_file", disturbed)
+    monkeypatch.setattr(found.s3, "upload_fileobj", disturbed)
 
 
 @pytest.mark.parametrize("gone", ["file", "folder", "a file in the folder's place"])
@@ -700,13 +700,13 @@ def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, gon
 def test_a_folder_that_is_deleted_after_an_upload_in_it(s3, tmp_path, clock, monkeypatch):
     found = uploader(s3, tmp_path, markers=True)
     write(tmp_path, "sub/a", "sub/b")
-    upload = found.s3.upload_file
+    upload = found.s3.upload_fileobj
 
     def last(*given, **more) -> None:
         upload(*given, **more)
         shutil.rmtree(tmp_path / "sub", ignore_errors=True)
 
-    monkeypatch.setattr(found.s3, "upload_file", last)
+    monkeypatch.setattr(found.s3, "upload_fileobj", last)
     found._look()
     assert len(keys(s3)) == 1
     found._look()
@@ -767,7 +767,7 @@ def test_what_the_end_leaves(s3, tmp_path, flush):
     found = uploader(s3, tmp_path, flush=flush, lag=1000.0)
     found.start()
     write(tmp_path, "a")
-    until(lambda: tmp_path / "a" in found.seen)
+    until(lambda: "a" in found.seen)
     found.finish()
     assert keys(s3) == (["run/a"] if flush else []) and not found.is_alive()
     found.finish()  # once more, at the end of the attempt
@@ -792,7 +792,7 @@ def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
     assert begun.wait(LIMIT)
     found.finish()
     assert keys(s3) == [] and not s3.list_multipart_uploads(Bucket="bucket").get("Uploads")
-    assert found.notes == [] and not found.seen[tmp_path / "b"].uploaded
+    assert found.notes == [] and not found.seen["b"].uploaded
 
 
 def test_many_small_files(s3, tmp_path):

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import deque
+from itertools import count
 from pathlib import Path
 
 from botocore.exceptions import ClientError
@@ -13,6 +14,13 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 EVENT = 256 * 1024 - 26  # bytes of one event, at most (AWS: PutLogEvents)
 BATCH = 500
 SHOWN = 50  # the last lines of each host, for the live view
+
+
+def set_aside(folder: Path) -> None:
+    """Rename the folder that an earlier job of the same name has left: NAME.1, as no job's name has a full stop."""
+    if folder.exists():
+        number = next(number for number in count(1) if not folder.with_name(f"{folder.name}.{number}").exists())
+        folder.rename(folder.with_name(f"{folder.name}.{number}"))
 
 
 class Logs:

@@ -9,6 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from . import cloud
 from .keys import Key
+from .masking import Mask
 from .record import ENDED
 
 
@@ -40,7 +41,7 @@ def run(endpoint: str, key: Key, request: dict, ended: threading.Event) -> str |
         while not ended.wait(0.5):
             job = sagemaker.describe_training_job(TrainingJobName=request["TrainingJobName"])
             if job["TrainingJobStatus"] in ENDED:
-                said = job.get("FailureReason") or f"the job ended as {job['SecondaryStatus']}"
+                said = Mask(request).text(job.get("FailureReason") or f"the job ended as {job['SecondaryStatus']}")
                 return None if job["TrainingJobStatus"] == "Completed" else said
     except (ClientError, BotoCoreError) as error:
         return f"--run: {error}"

@@ -12,7 +12,7 @@ from .job import Job, Place
 from .listing import without_none
 from .metrics import Metrics
 from .record import ENDED, Record
-from .schedule import Due
+from .schedule import Due, ordered
 from .settings import Settings
 from .validation import input_shape, validate
 
@@ -127,8 +127,9 @@ class Service:
         """Return a job's tags."""
         return {"Tags": listed(self._tags(request))}
 
-    def interrupt(self, name: str, hosts: list[str], warned: bool, gap: float) -> str:
+    def interrupt(self, order: object) -> str:
         """Take spot instances away by hand, and return what is done; ValueError says why it cannot be."""
+        name, hosts, warned, gap = ordered(order)
         job = next((job for job in self.jobs.values() if job.record.name == name), None)
         if job is None:
             known = ", ".join(one.record.name for one in self.jobs.values())
