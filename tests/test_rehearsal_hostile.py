@@ -373,6 +373,20 @@ def test_a_failure_of_a_terabyte(host):
     assert soon(Layout(host, None).failure) == "ü" * 1024
 
 
+def test_a_file_that_becomes_shorter_while_it_is_copied(host):
+    """The copy ends, as the other side would wait for the rest."""
+    path = host / "checkpoints/x"
+    path.write_bytes(b"x" * 100_000)
+    with Folder(host, "checkpoints").open("x") as file:
+        assert len(file.read(10_000)) == 10_000
+        os.truncate(path, 20_000)
+        assert len(file.read(50_000)) == 10_000
+        with pytest.raises(OSError, match="the file has become shorter"):
+            file.read(50_000)
+    with Folder(host, "checkpoints").open("x") as file:
+        assert len(file.read()) == 20_000 and file.read(10) == b""
+
+
 def test_a_copy_that_fails_goes_on(host):
     """A fault of the rehearsal's own at one file is told; the others are copied."""
     store = Store()

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 from records import interrupted
 
-from scripts.rehearsal import processes, report, schedule, settings
+from scripts.rehearsal import logs, processes, report, schedule, settings
 from scripts.rehearsal.job import NOTES, Job, Place
 from scripts.rehearsal.masking import Mask
 from scripts.rehearsal.metrics import Metrics
@@ -341,6 +341,21 @@ def test_metrics_whose_process_is_killed():
 
 
 # Logs
+
+
+def test_lines_of_chunks():
+    chunks = [b"a\r\nb", "ü".encode()[:1], "ü".encode()[1:], b"\n\n", b"\xff c"]
+    assert list(logs.lines(chunks)) == ["a", "b\u00fc", "", "\ufffd c"]
+    assert list(logs.lines([])) == [] == list(logs.lines([b""]))
+
+
+def test_a_line_without_end_is_several():
+    """It is neither kept whole, nor copied for each chunk."""
+    size = 0
+    for line in logs.lines(bytes(2**16) for _ in range(1000)):
+        assert len(line) <= logs.EVENT
+        size += len(line)
+    assert size == 1000 * 2**16
 
 
 def test_logs_of_two_jobs_of_one_name(tmp_path):

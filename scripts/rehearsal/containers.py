@@ -13,6 +13,7 @@ from docker.types import DeviceRequest, EndpointConfig
 from . import bridge
 from .channels import JobFailed
 from .layout import Layout
+from .logs import lines
 
 LABEL = "sagemaker-lightning.rehearsal"
 ECR = re.compile(r"\d{12}\.dkr[.-]ecr[^/]*/(.+)")
@@ -123,12 +124,7 @@ class Container:
 
     def lines(self) -> Iterator[str]:
         """Yield what it prints, line by line, until it ends."""
-        rest = b""
-        for chunk in self.made.logs(stream=True, follow=True):
-            *whole, rest = (rest + chunk).split(b"\n")
-            yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
-        if rest:
-            yield rest.decode(errors="replace")
+        return lines(self.made.logs(stream=True, follow=True))
 
     def wait(self) -> int:
         """Return its exit status when it has ended."""

@@ -5,6 +5,7 @@ is opened by itself, in the folder that was opened before, and never through a l
 """
 
 import errno
+import io
 import os
 import posixpath
 import shutil
@@ -15,13 +16,27 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # who opens a pipe otherwise waits for its other end
 LINKS = 8  # that lead to one another
 LONGEST = 1024  # bytes of a name: S3 takes no longer key
 NO_KEY = "S3 takes no such name"
+
+
+class Steady(io.FileIO):
+    """A file to read that fails where it has become shorter: an upload would wait minutes for the rest."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        self.size = os.fstat(descriptor).st_size
+
+    def read(self, size: int = -1) -> bytes:
+        """Read; nothing is there only at the end of what was there when it was opened, or later."""
+        found = super().read(size)
+        if not found and size and self.tell() < self.size:
+            raise OSError(errno.EIO, "the file has become shorter")
+        return found
 
 
 @dataclass(frozen=True)
@@ -59,7 +74,7 @@ class Folder:
                 if stat.S_ISDIR(state.st_mode):
                     waiting.append(name)
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str) -> Steady:
         """Open a regular file to read it, or one that a link in this folder leads to. OSError: it is something else."""
         for _ in range(LINKS):
             with self._entered(posixpath.dirname(name)) as folder:
@@ -135,7 +150,7 @@ def remove(folder: Path) -> None:
     subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def _open(name: str, folder: int, state: os.stat_result) -> BinaryIO:
+def _open(name: str, folder: int, state: os.stat_result) -> Steady:
     """Open a regular file; `state` is what is there before: who opens a device may set it off."""
     _check(state, name)
     descriptor = os.open(name, FILE, dir_fd=folder)
@@ -144,7 +159,7 @@ def _open(name: str, folder: int, state: os.stat_result) -> BinaryIO:
     except OSError:
         os.close(descriptor)
         raise
-    return os.fdopen(descriptor, "rb")
+    return Steady(descriptor)
 
 
 def _check(state: os.stat_result, name: str) -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +15,18 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 EVENT = 256 * 1024 - 26  # bytes of one event, at most (AWS: PutLogEvents)
 BATCH = 500
 SHOWN = 50  # the last lines of each host, for the live view
+
+
+def lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Yield what chunks say line by line, as soon as it is said; what is too long for an event is several lines."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        while len(rest) > EVENT:
+            whole, rest = [*whole, rest[:EVENT]], rest[EVENT:]
+        yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
+    if rest:
+        yield rest.decode(errors="replace").rstrip("\r")
 
 
 def set_aside(folder: Path) -> None:

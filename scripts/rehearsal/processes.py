@@ -17,6 +17,7 @@ from pathlib import Path
 from . import bridge
 from .errors import invalid
 from .layout import Layout
+from .logs import lines
 
 ROOT = Path(__file__).resolve().parents[2]
 # What `unshare --fork --kill-child --mount-proc` does, which in Debian 12 has status 1 for a first process that SIGKILL
@@ -146,8 +147,7 @@ class Process:
 
     def lines(self) -> Iterator[str]:
         """Yield what it prints, line by line, until it ends."""
-        for line in self.outer.stdout:
-            yield line.decode(errors="replace").rstrip("\r\n")
+        return lines(iter(lambda: self.outer.stdout.read1(2**16), b""))
 
     def wait(self) -> int:
         """Return its exit status when it has ended: as a shell has it, 128 and the number of a signal that ended it."""
