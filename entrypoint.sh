@@ -90,6 +90,14 @@ settle() {
     [[ -w ${HOME:-/nowhere} ]] || { [[ -n $temporary ]] && HOME=$(mktemp -d "$temporary/home.XXXXXX") && export HOME; } || true
 }
 
+# On a busy machine the toolkit's imports alone take long: a line says so. (In nanoseconds: how long this process ran, and
+# how long it waited for a CPU.)
+busy() {
+    local ran=0 waited=0
+    read -r ran waited _ 2>/dev/null </proc/$$/schedstat || return 0
+    ((waited <= 2 * ran)) || echo "starting: importing the training toolkit; this machine is busy" >&2
+}
+
 # A container's first process does not hear a signal that it has no handler for. This shell has one; what it becomes gets
 # signals blocked, and they wait until app/toolkit.py, seconds later, has its own.
 trap 'exit 143' TERM
@@ -100,6 +108,7 @@ activate
 if [[ ${1-} == train ]]; then
     (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
     prepare
+    busy
     [[ ${SAGEMAKER_TRAINING_MODULE-} != app.toolkit:main ]] || exec env --block-signal=TERM --block-signal=INT python -m app.start
 fi
 exec "$@"

@@ -16,7 +16,7 @@ from signal import Signals
 
 from sagemaker_training import environment, errors, files
 
-from app import failures, program, rendezvous, requirements, stop, summary, train_torchrun
+from app import failures, program, rendezvous, requirements, starting, stop, summary, train_torchrun
 from app.environment import Environment
 from app.peers import Verdict
 from app.supervise import STOP_SECONDS, Ended, Stopped, Supervisor
@@ -74,7 +74,11 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     command, how = program.command(job, here, folder, name, given)
     for line in summary.lines(here, f"{folder / name}, {how}", given):
         print(line, flush=True)
-    if verdict := watch.wait_until_all_are_ready():
+    if len(here.hosts) > 1:
+        starting.begin("waiting for the other hosts")
+    verdict = watch.wait_until_all_are_ready()
+    starting.done()
+    if verdict:
         raise _because_of(verdict)
     variables = rendezvous.variables(here) | train_torchrun.VARIABLES | os.environ
     variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watch.path)

@@ -9,10 +9,12 @@ variables everything goes below ./output.
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
+    from app import starting
     from app.imports import import_lightning
     from app.stop import leave_at_once
 
     leave_at_once()
+    starting.begin("importing torch and Lightning")
     import_lightning()
 
 import logging
@@ -25,16 +27,18 @@ from pathlib import Path
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts, hyperparameters, lifeline, rendezvous
+from app import artifacts, hyperparameters, lifeline, rendezvous, starting, threads
 from app.cli import CLI
 from app.environment import Environment, failure_file, place, watch
 from app.failures import reported, write
 from app.files import check_writable
+from app.progress import StartProgress
 from app.stop import Stop
 
 
 def main(args: list[str] | None = None) -> None:
     """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
+    starting.doing("reading flags and data")
     lifeline.end_with_the_launcher(os.environ)
     line = lifeline.Lifeline(watch(), place())
     with reported(failure_file(), place(), tell=line.failed):
@@ -46,7 +50,8 @@ def main(args: list[str] | None = None) -> None:
             check_writable(environment.model_dir, "the model")
             logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(say_once)
             cli = CLI(environment, args)
-            cli.trainer.callbacks.append(line)
+            threads.share(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
+            cli.trainer.callbacks += [line, StartProgress()]
             resume = cli.config_init.resume
             resume.stop, stop.folder = stop, resume.folder.path
             for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:

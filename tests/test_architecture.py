@@ -44,7 +44,9 @@ MAY_IMPORT = {
         "app.memory",
         "app.parts",
         "app.sharding",
+        "app.starting",
         "app.stop",
+        "app.threads",
         "jsonargparse",
         "torch",
     },
@@ -53,13 +55,17 @@ MAY_IMPORT = {
         "app.environment",
         "app.failures",
         "app.split",
+        "app.starting",
         "app.stop",
+        "app.threads",
         "jsonargparse",
         "numpy",
         "torch",
     },
     "memory": set(),
-    "imports": {"torchvision", "pytorch_lightning"},
+    "threads": {"torch"},
+    "starting": set(),
+    "imports": {"app.threads", "torchvision", "pytorch_lightning"},
     "lean": {"fsspec", "lightning_fabric", "pytorch_lightning", "torch"},
     "schedule": {"torch", "pytorch_lightning"},
     "stop": set(),
@@ -115,7 +121,7 @@ MAY_IMPORT = {
     },
     "data": {"app.cifar", "app.datamodule", "numpy"},
     "model": {"torch", "torchvision", "pytorch_lightning"},
-    "progress": {"pytorch_lightning"},
+    "progress": {"app.starting", "pytorch_lightning"},
     "system": {"app.lean", "psutil", "torch", "pytorch_lightning"},
     "world": {"app.environment", "app.exact", "app.summary", "torch", "pytorch_lightning"},
     "artifacts": {"torch", "torchvision", "pytorch_lightning"},
@@ -150,7 +156,10 @@ MAY_IMPORT = {
         "app.hyperparameters",
         "app.imports",
         "app.lifeline",
+        "app.progress",
+        "app.starting",
         "app.stop",
+        "app.threads",
         *HEAVY,
     },
     "train_multi_node": {
@@ -158,10 +167,11 @@ MAY_IMPORT = {
         "app.failures",
         "app.imports",
         "app.rendezvous",
+        "app.starting",
         "app.stop",
         "app.train",
     },
-    "train_torchrun": {"app.environment", "app.failures", "app.rendezvous", "torch"},
+    "train_torchrun": {"app.environment", "app.failures", "app.rendezvous", "app.starting", "app.threads", "torch"},
     "program": {"app.environment", "app.hyperparameters", "app.train_torchrun", "sagemaker_training"},
     "requirements": {"sagemaker_training"},
     "torchrun": {"torch"},
@@ -172,6 +182,7 @@ MAY_IMPORT = {
         "app.program",
         "app.rendezvous",
         "app.requirements",
+        "app.starting",
         "app.stop",
         "app.summary",
         "app.supervise",
@@ -219,7 +230,7 @@ def test_one_module_names_sagemakers_variables():
 def test_only_launchers_write_the_environment():
     writes = r"os\.environ\.update|os\.environ\[[^]]+\] *=|os\.putenv|os\.environ\.setdefault"
     writers = {path.stem for path in modules() if re.search(writes, path.read_text())}
-    assert writers == {"train_multi_node", "requirements"}
+    assert writers == {"train_multi_node", "threads", "requirements"}
 
 
 def test_no_module_shadows_a_package():

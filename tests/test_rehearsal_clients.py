@@ -32,13 +32,8 @@ class Person(Client):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The user's environment, and the endpoint with dummy credentials."""
-        return super().variables | {
-            "AWS_ENDPOINT_URL": self.rehearsal.endpoint,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "OMP_NUM_THREADS": "1",
-        }
+        """The user's environment, and what the rehearsal has printed for a client."""
+        return super().variables | self.rehearsal.variables | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
