@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from sagemaker_training import entry_point, environment, errors, files, modules, process
+from sagemaker_training import environment, files, process
 
 from app import hyperparameters, train_torchrun
 from app.environment import Environment
@@ -39,16 +39,34 @@ def unpack(archive: str | None) -> None:
     if not archive or Path(archive) == CODE:
         return
     try:
-        if archive.endswith(".gz") and not archive.startswith("s3://") and not tarfile.is_tarfile(archive):
-            raise ValueError("it is damaged")  # the toolkit would take it for the source itself
         with tempfile.TemporaryDirectory() as folder:
-            files.download_and_extract(archive, folder)
-            shutil.copytree(folder, CODE, dirs_exist_ok=True)
+            local, source = archive, str(Path(folder, "source"))
+            if archive.startswith("s3://"):
+                local = str(Path(folder, "sourcedir.tar.gz"))
+                files.s3_download(archive, local)
+            if local.endswith(".gz"):
+                _check_archive(local)
+            files.download_and_extract(local, source)
+            for path in Path(source).rglob("*"):  # a link that is there would be in the way
+                if path.is_symlink() and (there := CODE / path.relative_to(source)).is_symlink():
+                    there.unlink()
+            shutil.copytree(source, CODE, symlinks=True, dirs_exist_ok=True)
     except Exception as error:
         raise ValueError(
             f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({error}); allowed is a .tar.gz "
             "that the job's role may read"
         ) from None
+
+
+def _check_archive(path: str) -> None:
+    """Raise ValueError for what the toolkit would take for the source itself, or could not unpack safely."""
+    if not tarfile.is_tarfile(path):
+        raise ValueError("it is damaged")
+    if hasattr(tarfile, "data_filter"):
+        return
+    with tarfile.open(path) as tar:  # Python below 3.11.4: of several links, one may lead out of the folder
+        if links := [member.name for member in tar if member.issym() or member.islnk()]:
+            raise ValueError(f"it has the link {links[0]}, which takes Python 3.11.4 or later")
 
 
 def find(name: str | None) -> tuple[Path, str]:
@@ -66,21 +84,6 @@ def find(name: str | None) -> tuple[Path, str]:
         f"sagemaker_program: found {name}, which is neither in the job's source (which has: {found or 'nothing'}) nor "
         "in the image; allowed is the path of a file there, e.g. train.py"
     )
-
-
-def install(folder: Path, name: str) -> None:
-    """Install the source's requirements.txt, or its package, as the toolkit does; the former for our program, too."""
-    try:
-        if folder == CODE:
-            entry_point.install(name, str(CODE), capture_error=True)
-        elif modules.has_requirements(str(CODE)):
-            modules.install_requirements(str(CODE), capture_error=True)
-    except errors._CalledProcessError as error:
-        said = [line for line in str(error).splitlines() if "ERROR" in line] or str(error).splitlines()[-1:]
-        raise ValueError(
-            f"requirements.txt: pip could not install it ({' '.join(said[0].split())}); correct the file, or give the "
-            "job a network that reaches the package index"
-        ) from None
 
 
 def written(folder: Path) -> dict[Path, tuple[int, int, int]]:

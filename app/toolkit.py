@@ -16,7 +16,7 @@ from signal import Signals
 
 from sagemaker_training import environment, errors, files
 
-from app import failures, program, rendezvous, stop, summary, train_torchrun
+from app import failures, program, rendezvous, requirements, starting, stop, summary, train_torchrun
 from app.environment import Environment
 from app.peers import Verdict
 from app.supervise import STOP_SECONDS, Ended, Stopped, Supervisor
@@ -70,11 +70,15 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     if folder == program.HOME and not here.takes_part:
         print(f"{here.current_host} takes no part in the training, which is for {', '.join(here.hosts)}", flush=True)
         return
-    program.install(folder, name)
+    requirements.install(program.CODE, name, own=folder == program.CODE)
     command, how = program.command(job, here, folder, name, given)
     for line in summary.lines(here, f"{folder / name}, {how}", given):
         print(line, flush=True)
-    if verdict := watch.wait_until_all_are_ready():
+    if len(here.hosts) > 1:
+        starting.begin("waiting for the other hosts")
+    verdict = watch.wait_until_all_are_ready()
+    starting.done()
+    if verdict:
         raise _because_of(verdict)
     variables = rendezvous.variables(here) | train_torchrun.VARIABLES | os.environ
     variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watch.path)
@@ -82,7 +86,10 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     before = program.written(here.model_dir)
     ended = supervisor.run(command, cwd=cwd, variables=variables)
     watch.ended = True
-    print(f"{name}: {_how(ended)}", flush=True)
+    if supervisor.grace is None or ended.asked:
+        print(f"{name}: {_how(ended)}", flush=True)
+    else:  # by this process, and the reason is another's
+        print(f"{name}: was ended, as a rank or another host has failed", flush=True)
     failed = ProgramFailed(name, ended) if ended.status else None
     puzzled = failed and failed.lost_a_peer
     verdict = watch.wait_for_verdict() if puzzled else watch.verdict

@@ -9,12 +9,15 @@ variables everything goes below ./output.
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
+    from app import starting
     from app.imports import import_lightning
     from app.stop import leave_at_once
 
     leave_at_once()
+    starting.begin("importing torch and Lightning")
     import_lightning()
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -26,16 +29,18 @@ from traceback import extract_tb
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts, hyperparameters, lifeline, rendezvous
+from app import artifacts, hyperparameters, lifeline, rendezvous, starting, threads
 from app.cli import CLI
 from app.environment import Environment, failure_file, place, watch
 from app.failures import reported, write
 from app.files import check_writable
+from app.progress import StartProgress
 from app.stop import Interrupted, Stop
 
 
 def main(args: list[str] | None = None) -> None:
     """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
+    starting.doing("reading flags and data")
     lifeline.end_with_the_launcher(os.environ)
     line = lifeline.Lifeline(watch(), place())
     with reported(failure_file(), place(), tell=line.failed):
@@ -45,9 +50,11 @@ def main(args: list[str] | None = None) -> None:
             if args is None and environment.user_args == tuple(sys.argv[1:]):  # a job's own program that calls this one
                 args = hyperparameters.flags(environment.hyperparameters)
             check_writable(environment.model_dir, "the model")
+            logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(say_once)
             with wrong_if_it_leaves(printed_only if failure_file() else None):
                 cli = CLI(environment, args)
-            cli.trainer.callbacks.append(line)
+            threads.share(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
+            cli.trainer.callbacks += [line, StartProgress()]
             resume = cli.config_init.resume
             resume.stop, stop.folder = stop, resume.folder.path
             for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:
@@ -121,7 +128,7 @@ def export(cli: CLI, environment: Environment) -> None:
         path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, environment.revision, config)
         print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
         print(f"model: {path}")
-        print(f"logs: {environment.log_dir.parent}")
+        print(f"logs: {logs(cli, environment)}")
         removed = "removed, as the run is finished; with a checkpoint folder, they stay there"
         print(f"checkpoints: {removed if superfluous else environment.checkpoint_dir}", flush=True)
     cli.trainer.strategy.barrier("artifacts")
@@ -144,6 +151,24 @@ def uploaded_checkpoints(cli: CLI, environment: Environment) -> list[Path]:
         return []
     files = [path for _, path in cli.config_init.resume.folder.named()] + cli.config_init.checkpoint.files()
     return [path for path in files if path.parent.resolve() == folder.resolve()]
+
+
+def say_once(record: logging.LogRecord) -> bool:
+    """Return whether a line of Lightning's is to be said: that fitting stopped it says each time that it looks."""
+    text = record.getMessage()
+    new = text not in say_once.said
+    if text.startswith("`Trainer.fit` stopped"):
+        say_once.said.add(text)
+    return new
+
+
+say_once.said = set()
+
+
+def logs(cli: CLI, environment: Environment) -> str:
+    """Return where the logs are, S3 included: this host's are below it, and those of the others."""
+    folder = str(getattr(cli.trainer.logger, "save_dir", None) or environment.log_dir)
+    return str(environment.log_dir.parent) if folder == str(environment.log_dir) else folder
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ HEAVY = {"torch", "torchvision", "torchmetrics", "pytorch_lightning"}
 # What each module may import: of the application, and besides the standard library.
 MAY_IMPORT = {
     "__init__": set(),
-    "environment": set(),
+    "environment": {"app.job_config"},
+    "job_config": set(),
+    "start": {"app.failures", "sagemaker_training"},
     "rendezvous": {"app.environment"},
     "smddp": {"pytorch_lightning", "smdistributed"},
     "failures": set(),
@@ -29,7 +31,7 @@ MAY_IMPORT = {
     "sharding": set(),
     "files": set(),
     "embeddings": {"app.sharding", "numpy", "pyarrow"},
-    "blocks": {"app.files", "app.sharding", "numpy"},
+    "blocks": {"app.files", "app.parts", "app.sharding", "numpy"},
     "parts": {"app.files", "numpy"},
     "split": {
         "app.blocks",
@@ -42,7 +44,9 @@ MAY_IMPORT = {
         "app.memory",
         "app.parts",
         "app.sharding",
+        "app.starting",
         "app.stop",
+        "app.threads",
         "jsonargparse",
         "torch",
     },
@@ -51,13 +55,17 @@ MAY_IMPORT = {
         "app.environment",
         "app.failures",
         "app.split",
+        "app.starting",
         "app.stop",
+        "app.threads",
         "jsonargparse",
         "numpy",
         "torch",
     },
     "memory": set(),
-    "imports": {"torchvision", "pytorch_lightning"},
+    "threads": {"torch"},
+    "starting": set(),
+    "imports": {"app.threads", "torchvision", "pytorch_lightning"},
     "lean": {"fsspec", "lightning_fabric", "pytorch_lightning", "torch"},
     "schedule": {"torch", "pytorch_lightning"},
     "stop": set(),
@@ -114,7 +122,7 @@ MAY_IMPORT = {
     },
     "data": {"app.cifar", "app.datamodule", "numpy"},
     "model": {"torch", "torchvision", "pytorch_lightning"},
-    "progress": {"pytorch_lightning"},
+    "progress": {"app.starting", "pytorch_lightning"},
     "system": {"app.lean", "psutil", "torch", "pytorch_lightning"},
     "world": {"app.environment", "app.exact", "app.summary", "torch", "pytorch_lightning"},
     "artifacts": {"app.files", "torch", "torchvision", "pytorch_lightning"},
@@ -155,7 +163,10 @@ MAY_IMPORT = {
         "app.hyperparameters",
         "app.imports",
         "app.lifeline",
+        "app.progress",
+        "app.starting",
         "app.stop",
+        "app.threads",
         *HEAVY,
     },
     "train_multi_node": {
@@ -163,17 +174,22 @@ MAY_IMPORT = {
         "app.failures",
         "app.imports",
         "app.rendezvous",
+        "app.starting",
         "app.stop",
         "app.train",
     },
-    "train_torchrun": {"app.environment", "app.failures", "app.rendezvous", "torch"},
+    "train_torchrun": {"app.environment", "app.failures", "app.rendezvous", "app.starting", "app.threads", "torch"},
     "program": {"app.environment", "app.hyperparameters", "app.train_torchrun", "sagemaker_training"},
+    "requirements": {"sagemaker_training"},
+    "torchrun": {"torch"},
     "toolkit": {
         "app.environment",
         "app.failures",
         "app.peers",
         "app.program",
         "app.rendezvous",
+        "app.requirements",
+        "app.starting",
         "app.stop",
         "app.summary",
         "app.supervise",
@@ -221,7 +237,7 @@ def test_one_module_names_sagemakers_variables():
 def test_only_launchers_write_the_environment():
     writes = r"os\.environ\.update|os\.environ\[[^]]+\] *=|os\.putenv|os\.environ\.setdefault"
     writers = {path.stem for path in modules() if re.search(writes, path.read_text())}
-    assert writers == {"train_multi_node"}
+    assert writers == {"train_multi_node", "threads", "requirements"}
 
 
 def test_no_module_shadows_a_package():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import side_by_side
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -17,8 +19,10 @@ ROWS = {
     "startup": ["startup, app/train.py", "startup, train"],
     "data": ["data", "memory", "memory of torchvision"],
     "similarity": ["similarity"] * 3,
+    "side_by_side": ["1 job"],
 }
 FLAGS = {"step": ["--steps=1"], "original": ["--steps=1"], "similarity": ["--rows=300", "--columns=8"]}
+FLAGS["side_by_side"] = ["--jobs=1", "--seconds=0.2"]
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -34,6 +38,13 @@ def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
     assert re.search(r"^hardware: .+ \d+ cores.*; GPU: .+", done.stdout, re.MULTILINE)
     assert re.search(r"^versions: python .+ torch .+ torchvision .+ pytorch-lightning ", done.stdout, re.MULTILINE)
     assert re.search(r"^commit: \w+", done.stdout, re.MULTILINE)
+
+
+def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):
+    rates = {("ours", 1): 100.0, ("spinning", 1): 100.0, ("ours", 2): 90.0, ("spinning", 2): 30.0}
+    monkeypatch.setattr(side_by_side, "_pair", lambda jobs, seconds: rates)
+    found = [(row.name, row.ratios) for row in side_by_side.run(2, [1, 2], 0.1)]
+    assert found == [("1 job", [1, 1]), ("2 jobs", [3, 3]), ("2 jobs to one", [0.9, 0.9])]
 
 
 def test_a_recipe_is_measured(cifar):
