@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import s3
 import torch
+import warm
 from containers import ROOT
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -83,17 +84,49 @@ class Job:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def run(self, *command: str, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess:
-        """Run `command` (default: train) and return it with all its output in `stdout`."""
-        return subprocess.run(
-            [str(ROOT / "entrypoint.sh"), *(command or ("train",))],
-            env=self.variables | variables,
-            cwd=self.base.parent,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout,
-        )
+    def run(self, *command: str, timeout: float = 300, cold: bool = False, **variables: str):
+        """Run `command` (default: train) and return it with all its output in `stdout`.
+
+        `train` starts warm (tests/warm.py), unless `cold`: then it is the very process that a container starts.
+        """
+        if command or cold:
+            return subprocess.run(
+                [str(ROOT / "entrypoint.sh"), *(command or ("train",))],
+                env=self.variables | variables,
+                cwd=self.base.parent,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+            )
+        prepared, environment = self._prepare(variables)
+        if not environment:
+            return prepared
+        return warm.run(["train"], self.base.parent, environment, timeout)
+
+    def start(self, output: int | None = None, **variables: str) -> warm.Started:
+        """Start `train`, warm; what it says goes to file descriptor `output`, or to the pipe of what is returned."""
+        prepared, environment = self._prepare(variables)
+        assert environment, prepared.stdout
+        return warm.start(["train"], self.base.parent, environment, output)
+
+    def _prepare(self, variables: dict[str, str]) -> tuple[subprocess.CompletedProcess, dict[str, str]]:
+        """Run entrypoint.sh up to the toolkit's command, and return the environment that it leaves to it."""
+        left = self.base.parent / f".{self.base.name}-variables"
+        left.unlink(missing_ok=True)
+        given = self.variables | variables
+        shimmed = given | {"PATH": f"{ROOT / 'tests/shims'}:{given['PATH']}", "WARM_VARIABLES": str(left)}
+        prepared = subprocess.run(
+            [str(ROOT / "entrypoint.sh"), "train"],
+            env=shimmed, cwd=self.base.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60,
+        )  # fmt: skip
+        if not left.exists():
+            return prepared, {}
+        found = dict(one.split("=", 1) for one in left.read_text().split("\0") if one)
+        left.unlink()
+        return prepared, {key: value for key, value in found.items() if key != "WARM_VARIABLES"} | {
+            "PATH": given["PATH"]
+        }
 
     @property
     def failure(self) -> str:

@@ -1,7 +1,6 @@
 """scripts/launch.py: what it asks SageMaker for, what it refuses before anything costs, and how it follows a job."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -11,6 +10,7 @@ import time
 
 import aws_services
 import pytest
+import warm
 from aws_services import (
     ACCOUNT,
     REGION,
@@ -569,16 +569,10 @@ def test_hyperparameters_are_checked_by_the_images_parser(launch, image):
 
 
 def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
-    training = subprocess.run(
-        [sys.executable, str(ROOT / "app/train.py"), "--trainer.max_epochs=1", "--data.batch_size=256"]
-        + ["--trainer.accelerator=cpu", "--progress.every_n_seconds=0"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert training.returncode == 0, training.stderr
+    flags = ["--trainer.max_epochs=1", "--data.batch_size=256"]
+    flags += ["--trainer.accelerator=cpu", "--progress.every_n_seconds=0"]
+    training = warm.run(["python", ROOT / "app/train.py", *flags], tmp_path)
+    assert training.returncode == 0, training.stdout
     request = request_of(launch(*NEEDED, UNCHECKED, "--dry-run"))
     found = {
         metric["Name"]: [float(value) for value in re.findall(metric["Regex"], training.stdout)]

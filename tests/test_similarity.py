@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 from conftest import ROOT
 
 MERGE = ROOT / "scripts/merge_parts.py"
@@ -45,7 +46,7 @@ class Job:
         if table is not None:
             np.save(folder / "channel/rows.npy", table)
 
-    def start(self, hosts: int, host: int, *flags: str, program: Path = PROGRAM, **variables: str) -> subprocess.Popen:
+    def start(self, hosts: int, host: int, *flags: str, program: Path = PROGRAM, **variables: str) -> warm.Started:
         """Start a host's process."""
         names = [f"algo-{number + 1}" for number in range(hosts)]
         told = {"SM_HOSTS": json.dumps(names), "SM_CURRENT_HOST": names[host], "SM_CHANNELS": '["my-input-data"]'}
@@ -53,10 +54,7 @@ class Job:
         told |= {"SM_OUTPUT_DATA_DIR": str(self.folder / "data"), "SM_OUTPUT_DIR": str(self.folder)}
         told |= {"SM_CHECKPOINT_DIR": str(self.folder / "checkpoints"), "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
         (self.folder / "failure").unlink(missing_ok=True)
-        return subprocess.Popen(
-            [sys.executable, program, *flags], env=os.environ | told | variables, cwd=self.folder,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        return warm.start(["python", program, *flags], self.folder, os.environ | told | variables)
 
     def model(self, host: int) -> Path:
         """Return a host's model directory."""

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 from conftest import ROOT, Job
 
 # What a user's own script may do when it is told to stop: two seconds of saving.
@@ -33,14 +34,17 @@ def program(job: Job, source: str, **hyperparameters) -> Job:
     return job
 
 
-def start(job: Job, *before: str) -> subprocess.Popen:
-    """Start `train` on the job, behind `before`, and return when the program says that it is ready."""
-    line = [*before, str(ROOT / "entrypoint.sh"), "train"]
-    started = subprocess.Popen(line, env=job.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def ready(started):
+    """Return a process when its program has said that it is ready."""
     for said in started.stdout:
         if "READY" in said:
             return started
     raise AssertionError("the program never got ready")
+
+
+def start(job: Job) -> warm.Started:
+    """Start `train` on the job, and return when the program says that it is ready."""
+    return ready(job.start())
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
@@ -88,7 +92,9 @@ subprocess.Popen(["sh", "-c", "{sys.executable} saver.py & wait"])
 import time
 time.sleep(60)
 """
-    started = start(program(job, source), "unshare", "--pid", "--fork", "--mount-proc")
+    line = ["unshare", "--pid", "--fork", "--mount-proc", str(ROOT / "entrypoint.sh"), "train"]
+    variables = program(job, source).variables
+    started = ready(subprocess.Popen(line, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True).split()
     os.kill(int(children[0]), signal.SIGTERM)
     said, _ = started.communicate(timeout=60)
