@@ -7,11 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-from containers import ROOT, docker, no_engine
+from containers import ROOT, docker
 from environments import python_of
-
-needs_an_engine = pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
 
 
 class Client:

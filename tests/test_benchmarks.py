@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks import side_by_side
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

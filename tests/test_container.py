@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CLASSES
-from containers import ROOT, build, build_variables, docker, no_engine
+from containers import ROOT, build, build_variables, docker
 from torchvision.models import resnet18
 
-pytestmark = pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+pytestmark = pytest.mark.docker
 
 
 @pytest.fixture

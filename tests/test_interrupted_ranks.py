@@ -11,8 +11,10 @@ import psutil
 import pytest
 import warm
 from conftest import Job
-from containers import ROOT, no_engine
+from containers import ROOT
 from nodes import Nodes
+
+pytestmark = pytest.mark.slow
 
 SOURCE = (ROOT / "tests/interruptible.py").read_text()
 GIVEN = {
@@ -129,7 +131,7 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
     assert re.match(r"interrupted, resume from step 12: SIGTERM; no batch came to its end", job.failure)
 
 
-@pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+@pytest.mark.docker
 def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
     """One is told to stop and both do, at the same step; one is lost and the other ends; both go on, and end alike."""
     given = GIVEN | {"trainer.devices": "1"}

@@ -14,6 +14,8 @@ import warm
 from containers import ROOT
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+pytestmark = pytest.mark.slow
+
 FLAGS = [
     "--model=interruptible.Model", "--data=interruptible.Data", "--trainer.max_epochs=3", "--trainer.accelerator=cpu",
     "--trainer.log_every_n_steps=1", "--progress.every_n_seconds=100", "--model.sleep=0.02", "--model.val_sleep=0.04",

@@ -20,7 +20,9 @@ from aws_services import (
     served_forbidden_buckets,
     served_here,
 )
-from containers import DOCKER, ROOT, docker, no_engine
+from containers import DOCKER, ROOT, docker
+
+pytestmark = pytest.mark.slow
 
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/sagemaker-lightning:1.0"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/SageMaker"
@@ -543,7 +545,7 @@ def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
     assert re.fullmatch(r"not checked: the hyperparameters: \S+ lacks the application's packages; .*\n", done.stderr)
 
 
-@pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+@pytest.mark.docker
 def test_an_image_that_cannot_be_had_is_said_to_be_so(launch):
     port = aws_services.free_port()
     image = f"--image=127.0.0.1:{port}/app:1"
@@ -554,7 +556,7 @@ def test_an_image_that_cannot_be_had_is_said_to_be_so(launch):
     assert line.startswith("not checked: the hyperparameters: docker: ") and f"127.0.0.1:{port}" in line, done.stderr
 
 
-@pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+@pytest.mark.docker
 def test_hyperparameters_are_checked_by_the_images_parser(launch, image):
     assert docker("tag", image, IMAGE).returncode == 0
     try:

@@ -11,10 +11,10 @@ import pytest
 from botocore.exceptions import ClientError
 from containers import ROOT, docker
 from environments import python_of
-from local_mode import needs_an_engine
 from rehearsal import LABEL, Rehearsal, run, run_command
 
-pytestmark = needs_an_engine
+pytestmark = pytest.mark.docker
+
 
 # Says each step of STEPS, a second long, and keeps the step it has reached; goes on from the newest that it finds.
 COUNTS = """

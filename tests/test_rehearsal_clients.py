@@ -13,10 +13,11 @@ import torch
 from conftest import write_cifar
 from containers import ROOT, docker
 from environments import python_of
-from local_mode import Client, needs_an_engine
+from local_mode import Client
 from rehearsal import LIMIT, ROLE, Rehearsal
 
-pytestmark = needs_an_engine
+pytestmark = pytest.mark.docker
+
 FAST = {"trainer.accelerator": "cpu", "trainer.devices": "1", "trainer.enable_progress_bar": "false"}
 # What the tutorial's run_sagemaker.py sends, on a CPU.
 TUTORIAL = {"data": "CIFAR10DataModule", "data.batch_size": "32", "optimizer": "Adam", "optimizer.lr": "0.001"} | FAST

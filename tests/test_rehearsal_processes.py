@@ -17,7 +17,7 @@ from test_rehearsal_clients import FAST, same, weights
 from scripts.rehearsal import bridge, processes
 from scripts.rehearsal.layout import Layout
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 
 @pytest.fixture(scope="module")

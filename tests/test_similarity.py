@@ -18,6 +18,8 @@ import pytest
 import warm
 from conftest import ROOT
 
+pytestmark = pytest.mark.slow
+
 MERGE = ROOT / "scripts/merge_parts.py"
 PROGRAM = ROOT / "app/similarity.py"
 README = (ROOT / "README.md").read_text()

@@ -16,13 +16,15 @@ from conftest import ROOT, Job
 
 # What a user's own script may do when it is told to stop: two seconds of saving.
 SAVER = """
-import signal, sys, time
+import os, signal, sys, time
+
+pytestmark = pytest.mark.slow
 def save(number, frame):
     time.sleep(2)
     print("SAVED", flush=True)
     sys.exit({status})
 signal.signal(signal.{name}, save)
-print("READY", flush=True)
+os.write(1, b"READY\\n")  # no print: the signal may come while it is at work
 time.sleep(60)
 """
 
@@ -82,7 +84,7 @@ def test_what_a_shell_script_started_may_finish_saving(job: Job):
     assert "SAVED" in said
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+@pytest.mark.root
 def test_as_pid_1(job: Job):
     """Where the kernel drops a signal that nobody has a handler for, and orphans come to us."""
     job.write("code/saver.py", SAVER.format(name="SIGTERM", status=0))
@@ -101,7 +103,7 @@ time.sleep(60)
     assert "SAVED" in said and "train.py: was killed by SIGTERM" in said
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+@pytest.mark.root
 @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.6, 1.0])
 def test_as_pid_1_a_signal_is_heard_from_the_start(job: Job, seconds):
     """A first process without a handler would not hear it, and train to its end."""

@@ -15,6 +15,8 @@ from torchvision.models import resnet18
 
 from app.data import DigitsDataModule
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"trainer.max_epochs": "2", "data.batch_size": "256"}
 
 
