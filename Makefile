@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-fast soak lint format build run push rehearsal benchmark scaling clean
+.PHONY: help env train test test-fast soak mutants lint format build run push rehearsal benchmark scaling clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -26,6 +26,9 @@ test-fast: $(VENV)/ready  ## run the tests that take no process, no container an
 
 soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders and mutated jobs: an hour
 	$(BIN)/python -m pytest -n 2 -m soak $(FLAGS)
+
+mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and print what no test finds: an hour or two
+	$(BIN)/python tests/mutants.py $(FLAGS)
 
 lint: $(VENV)/ready  ## check style, and the shell scripts where shellcheck is installed
 	$(BIN)/ruff check .
