@@ -3,7 +3,7 @@
     python tests/mutants.py [--n 200] [--seed 1] [--only app/stop.py ...]
 
 Each mutant is a copy of the checkout with one operator, constant, condition, return or call changed. The tests that
-import its module run on it, the quick files first, until one fails; one that none fails on has survived, and is printed.
+name its module run on it, the quick files first, until one fails; a mutant on which all pass survives, and is printed.
 Tests run in a child of a server that has imported torch and Lightning, so a mutant costs seconds.
 """
 
