@@ -65,6 +65,9 @@ def cifar(tmp_path: Path) -> Path:
     return tmp_path / "cifar"
 
 
+TOOLKIT = ["python", "-m", "app.start"]  # what entrypoint.sh becomes
+
+
 class Job:
     """An /opt/ml of its own, on which `train` (the real toolkit) runs through entrypoint.sh as in the container."""
 
@@ -106,13 +109,13 @@ class Job:
         prepared, environment = self._prepare(variables)
         if not environment:
             return prepared
-        return warm.run(["train"], self.base.parent, environment, timeout)
+        return warm.run(TOOLKIT, self.base.parent, environment, timeout)
 
     def start(self, output: int | None = None, **variables: str) -> warm.Started:
         """Start `train`, warm; what it says goes to file descriptor `output`, or to the pipe of what is returned."""
         prepared, environment = self._prepare(variables)
         assert environment, prepared.stdout
-        return warm.start(["train"], self.base.parent, environment, output)
+        return warm.start(TOOLKIT, self.base.parent, environment, output)
 
     def _prepare(self, variables: dict[str, str]) -> tuple[subprocess.CompletedProcess, dict[str, str]]:
         """Run entrypoint.sh up to the toolkit's command, and return the environment that it leaves to it."""

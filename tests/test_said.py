@@ -31,7 +31,7 @@ def test_a_mistake_of_two_ranks_is_not_followed_by_how_they_were_ended(job: Job,
 )
 def test_where_the_logs_are(save_dir, said):
     cli = SimpleNamespace(trainer=SimpleNamespace(logger=SimpleNamespace(save_dir=save_dir) if save_dir else None))
-    assert train.logs(cli, SimpleNamespace(log_dir=Path("/b/logs/algo-1"))) == said
+    assert train.logs(cli, SimpleNamespace(log_dir=Path("/b/tensorboard/algo-1"))) == said
 
 
 def test_that_fitting_stopped_is_said_once(monkeypatch):

@@ -14,11 +14,11 @@ import pytest
 import warm
 from conftest import ROOT, Job
 
+pytestmark = pytest.mark.slow
+
 # What a user's own script may do when it is told to stop: two seconds of saving.
 SAVER = """
 import os, signal, sys, time
-
-pytestmark = pytest.mark.slow
 def save(number, frame):
     time.sleep(2)
     print("SAVED", flush=True)

@@ -1,7 +1,7 @@
 """Processes that start warm: forked from a server that has imported torch, Lightning and the application.
 
-`start(argv, folder, variables)` does for `train`, `python SCRIPT ...` and `python -c CODE` what subprocess.Popen does,
-in 0.1 s of processor time in place of 4. Whatever such a process starts by the same interpreter, as the toolkit does
+`start(argv, folder, variables)` does for `python SCRIPT`, `python -m MODULE` and `python -c CODE` what subprocess.Popen
+does, in 0.1 s of processor time in place of 4. Whatever such a process starts by the same interpreter, as the toolkit does
 its program and Lightning its ranks, is forked in the same way: the tree of processes is the real one, and so are
 signals, exit statuses, output, environment and working folder. Not the same as in a new interpreter: modules of
 installed packages are imported already, and the allocator and OpenMP keep the server's settings. Where the start
@@ -261,8 +261,6 @@ def _exit_status(argv: list[str]) -> int:
 
 def _program(argv: list[str]) -> tuple[str, object, list[str]]:
     """Return file, code and sys.argv of a command line that `_is_ours`."""
-    if argv[0] == "train":
-        return "train", "import sagemaker_training.cli.train as train\ntrain.main()\n", argv
     rest = list(argv[1:])
     while rest[0] in ("-u", "--"):
         del rest[0]
