@@ -14,6 +14,8 @@ from app.data import DigitsDataModule
 from app.environment import Environment
 from app.model import ResNet18
 
+pytestmark = pytest.mark.slow
+
 RECIPES = sorted(path.stem for path in (ROOT / "app/recipes").glob("*.yaml"))
 # A CPU has no use for bfloat16, and the tests' image has no compiler.
 MINIATURE = ["--trainer.precision=32-true", "--trainer.accelerator=cpu", "--trainer.max_steps=2", "--data.batch_size=8"]
