@@ -1,11 +1,11 @@
 """Processes that start warm: forked from a server that has imported torch, Lightning and the application.
 
-`start(argv, folder, variables)` does for `python SCRIPT`, `python -m MODULE` and `python -c CODE` what subprocess.Popen
-does, in 0.1 s of processor time in place of 4. Whatever such a process starts by the same interpreter, as the toolkit does
-its program and Lightning its ranks, is forked in the same way: the tree of processes is the real one, and so are
-signals, exit statuses, output, environment and working folder. Not the same as in a new interpreter: modules of
-installed packages are imported already, and the allocator and OpenMP keep the server's settings. Where the start
-itself is what is tested, use subprocess.
+`start(argv, folder, variables)` does for `python SCRIPT`, `python -m MODULE` and `python -c CODE` what Popen does, in
+0.1 s of processor time in place of 4. Whatever such a process starts by the same interpreter, as the toolkit does its
+program and Lightning its ranks, is forked in the same way: the tree of processes is the real one, and so are signals,
+exit statuses, output, environment and working folder. Not the same as in a new interpreter: modules of installed
+packages are imported already, and the allocator and OpenMP keep the server's settings. Where the start itself is what
+is tested, use subprocess.
 """
 
 import atexit
