@@ -2,7 +2,8 @@
 
 What goes over it is a JSON object a line:
 
-    {"host": NAME, "told": {...}}   once, by both ends: who this is, and what it was told
+    {"host": NAME, "told": {...}}   once, by both ends: who this is, and what it was told; who calls adds
+                                    "calls": NAME, whom it takes the other end for
     {"ready": true}                 its program may start
     {"status": TEXT}                every few seconds: it is alive, and what it does
     {"done": true}                  its program has ended well
@@ -117,7 +118,7 @@ class Peers:
             try:
                 opening = asyncio.open_connection(await _address(name), self.port, limit=LINE)
                 reader, writer = await asyncio.wait_for(opening, LAST_WORDS)
-                _send(writer, {"host": self.host, "told": self.told})
+                _send(writer, {"host": self.host, "told": self.told, "calls": name})
                 if await self._talk(name, reader, writer):
                     return
             except OSError as error:
@@ -130,13 +131,16 @@ class Peers:
     async def _talk(self, name: str | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Listen to a host until it hangs up; `name` if it is known. Return whether it was a watch that answered."""
         first = await self._read(reader) or {}
-        caller = first.get("host")
-        if caller and name is None:
+        caller, told = first.get("host"), first.get("told")
+        wanted = name or first.get("calls") == self.host  # else it has an address that was another host's
+        if not wanted or not isinstance(caller, str) or not isinstance(told, dict):
+            writer.close()
+            return False
+        if name is None:
             _send(writer, {"host": self.host, "told": self.told})
-        if caller:
-            self._contradiction(caller, first.get("told", {}))
+        self._contradiction(caller, told)
         peer = self.others.get(caller)
-        if not peer or peer.heard or caller != (name or caller):  # a stranger, or a name that is another's yet
+        if not peer or peer.heard or caller != (name or caller):  # a stranger
             writer.close()
             return False
         peer.heard, peer.writer = time.monotonic(), writer
@@ -161,7 +165,7 @@ class Peers:
             return message if isinstance(message, dict) else {}
         except TimeoutError:
             return None
-        except (OSError, ValueError):  # a reset; a stranger that does not speak as we do
+        except (OSError, ValueError, RecursionError):  # a reset; a stranger that does not speak as we do
             return {}
 
     def _contradiction(self, name: str, told: Mapping[str, str]) -> None:
@@ -170,7 +174,8 @@ class Peers:
         if differing:
             (one, ours), (other, theirs) = sorted([(self.host, self.told), (name, told)])
             parts = (
-                f"{key} is {ours.get(key, '(none)')[:80]} and {theirs.get(key, '(none)')[:80]}" for key in differing
+                f"{key} is {str(ours.get(key, '(none)'))[:80]} and {str(theirs.get(key, '(none)'))[:80]}"
+                for key in differing
             )
             why = f"hosts {one} and {other} were told different things: {'; '.join(parts)}; start all with the same"
             self.decide(Verdict(why, here=False))
@@ -178,9 +183,10 @@ class Peers:
     def _lost(self, name: str, how: str) -> None:
         now = time.monotonic()
         silent = [peer for peer in self.others.values() if peer.heard and now - peer.heard > self.silence / 2]
+        peer = self.others[name]
         if len(silent) == len(self.others) > 1:
             name, how = "every other host", f"{how}: the network of this one ({self.host}) is most likely cut"
-        peer = max(self.others.values(), key=lambda peer: peer.heard or 0) if len(silent) > 1 else self.others[name]
+            peer = max(silent, key=lambda peer: peer.heard)
         why = f"lost {name}: {how}; last heard {now - peer.heard:.0f} s ago: {peer.status}"
         self.decide(Verdict(why, here=False))
 
@@ -210,5 +216,5 @@ async def _address(name: str) -> str:
 
 
 def _send(writer: asyncio.StreamWriter, message: Mapping) -> None:
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # RuntimeError: all that this host had to say is said
         writer.write(json.dumps(message).encode() + b"\n")

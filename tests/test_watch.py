@@ -1,111 +1,225 @@
 """app/watch.py and app/lifeline.py on one node: what a rank says, and what it means when it says nothing any more.
 
-Several nodes are in tests/test_nodes.py, as each needs a network of its own.
+Ranks are lifelines of this process; what the kernel does for a rank that dies, closing its line, the test does. Several
+hosts are in tests/test_peers.py.
 """
 
-import subprocess
-import sys
-from collections.abc import Iterator
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aws_services import free_port
-from conftest import ROOT
 
-from app.watch import Watch
-
-RANK = """
-import os, sys
-from pathlib import Path
+from app import lifeline
 from app.lifeline import Lifeline
+from app.watch import Verdict, Watch
 
-pytestmark = pytest.mark.slow
-line = Lifeline(Path(sys.argv[1]), "host algo-2, local rank 1")
-{act}
-"""
+RANK = "host algo-2, local rank 1"
+DEAD = f"{RANK} ended without a word: it was killed, or it crashed"
+LOST = "error: lost a peer, or never reached it: ..."
+ENOUGH = 30.0  # seconds for what comes within one
+NEVER = 0.7  # seconds in which what must not come would have come: more than LAST_WORDS in these tests
+
+
+def watched(hosts: tuple[str, ...] = ("algo-2",), **settings) -> Watch:
+    """Return a watch on algo-2 that has little patience; `told` are the verdicts that ended its program."""
+    told: list[Verdict] = []
+    made = Watch(
+        "algo-2", hosts, {}, on_verdict=told.append, **{"port": free_port(), "appear": 90.0, "silence": 90.0} | settings
+    )
+    made.told = told
+    return made
 
 
 @pytest.fixture
 def watch(monkeypatch) -> Iterator[Watch]:
-    """A watch on the only host of a job, which has little patience."""
+    """A watch on the only host of a job."""
     monkeypatch.setattr("app.watch.LAST_WORDS", 0.2)
-    told = []
-    settings = {"port": 0, "appear": 1.0, "silence": 1.0}
-    with Watch("algo-2", ("algo-2",), {}, on_verdict=told.append, **settings) as made:
-        made.told = told
+    with watched() as made:
         yield made
 
 
-def rank(watch: Watch, act: str) -> None:
-    """Have a rank do something, in a process of its own, and end."""
-    code = RANK.format(act=act)
-    subprocess.run([sys.executable, "-c", code, str(watch.path)], cwd=ROOT, timeout=120)
+def rank(watch: Watch, name: str = RANK) -> Lifeline:
+    """Return the line of a rank."""
+    return Lifeline(watch.path, name)
 
 
-def verdict(watch: Watch) -> str | None:
-    """Return the verdict, for which there is time enough to come."""
-    watch._until(lambda: False, limit=2)
-    return watch.verdict.why if watch.verdict else None
+def die(line: Lifeline) -> None:
+    """End a rank."""
+    line.socket.close()
+
+
+def comes(condition: Callable[[], object], limit: float = ENOUGH) -> bool:
+    """Wait for a condition, and return whether it has come."""
+    end = time.monotonic() + limit
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
 
 
 def test_a_rank_that_raises_is_quoted(watch):
-    rank(watch, "line.failed('error: ValueError: boom [host algo-2, local rank 1]')")
-    assert verdict(watch) == "a rank failed: ValueError: boom [host algo-2, local rank 1]"
-    assert watch.verdict.here
+    line = rank(watch)
+    line.failed(f"error: ValueError: boom [{RANK}]")
+    die(line)
+    assert comes(lambda: watch.told)
+    assert watch.told == [Verdict(f"a rank failed: ValueError: boom [{RANK}]", here=True)]
+    assert watch.dead is None or watch.dead.why != DEAD  # it has explained itself
 
 
-@pytest.mark.parametrize("act", ["os.kill(os.getpid(), 9)", "os.abort()", "os._exit(0)"])
-def test_a_rank_that_dies_without_a_word(watch, act):
-    rank(watch, act)
-    assert verdict(watch) == "host algo-2, local rank 1 ended without a word: it was killed, or it crashed"
+def test_a_rank_that_is_told_to_stop(watch):
+    rank(watch).stopped("interrupted, resume from step 7")
+    assert comes(lambda: watch.told)
+    assert watch.told == [Verdict("interrupted, resume from step 7", here=True, stopped=True)]
 
 
-def test_a_forked_worker_does_not_hold_the_line(watch):
-    """As a DataLoader's worker is that outlives its rank for a while."""
-    rank(watch, "if os.fork() == 0:\n    import time; time.sleep(20); os._exit(0)\nos.kill(os.getpid(), 9)")
-    assert "ended without a word" in verdict(watch)
+def test_a_rank_that_dies_without_a_word(watch):
+    die(rank(watch))
+    assert comes(lambda: watch.told)
+    assert watch.told == [Verdict(DEAD, here=True)] and watch.dead == watch.verdict
 
 
-@pytest.mark.parametrize("act", ["line.done()", "line.failed('error: lost a peer, or never reached it: ...')"])
+def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):
+    """Its exit status says more: the toolkit reads it in the time that is left to the launcher."""
+    watch.ended = True
+    die(rank(watch))
+    assert comes(lambda: watch.dead)
+    assert not comes(lambda: watch.verdict, NEVER)
+    assert watch.wait_for_verdict().why == DEAD
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGKILL, signal.SIGABRT])
+def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
+    """A DataLoader's worker outlives a rank for a while, whether that left or was killed."""
+    gate, held = os.pipe(), os.pipe()
+    if not (made := os.fork()):
+        rank(watch)
+        os.close(held[1])
+        if not os.fork():
+            os.write(gate[1], b"x")
+            os.read(held[0], 1)  # until the test is over
+            os._exit(0)
+        os.read(gate[0], 1)
+        if number:
+            signal.signal(signal.SIGABRT, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        os._exit(0)
+    try:
+        assert os.waitpid(made, 0)[1] & 0x7F == number
+        assert comes(lambda: watch.verdict) and watch.verdict.why == DEAD
+    finally:
+        for descriptor in (*gate, *held):
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("act", [lambda line: line.done(), lambda line: line.failed(LOST)], ids=["done", "lost a peer"])
 def test_no_reason_to_end(watch, act):
     """A rank that lost another one knows nothing: who does will say so."""
-    rank(watch, act)
-    assert verdict(watch) is None
-
-
-def of_two_hosts() -> Watch:
-    """Return a watch that never hears of the other host."""
-    settings = {"port": free_port(), "appear": 90.0, "silence": 90.0}
-    return Watch("algo-2", ("algo-1", "algo-2"), {}, on_verdict=lambda verdict: None, **settings)
+    line = rank(watch)
+    act(line)
+    die(line)
+    assert not comes(lambda: watch.verdict or watch.dead or watch.told, NEVER)
 
 
 def test_a_rank_that_is_ended_with_one_that_lost_a_peer(monkeypatch):
     """Its launcher was that one, or torchrun: another node knows the reason, and gets time to tell."""
-    monkeypatch.setattr("app.watch.LAST_WORDS", 1.0)
-    with of_two_hosts() as watch:
-        rank(watch, "line.failed('error: lost a peer, or never reached it: ...')")
-        rank(watch, "os.kill(os.getpid(), 9)")
-        watch._until(lambda: watch.dead, limit=0.5)
-        assert watch.dead is None and watch.verdict is None
-        watch._until(lambda: watch.dead, limit=60)
-        assert "ended without a word" in watch.dead.why
+    monkeypatch.setattr("app.watch.LAST_WORDS", 0.5)
+    with watched(("algo-1", "algo-2")) as watch:
+        first, second = rank(watch), rank(watch, "host algo-2, local rank 0")
+        first.failed(LOST)
+        die(first)
+        assert comes(lambda: watch.bereft)
+        die(second)
+        assert not comes(lambda: watch.dead or watch.verdict, 2 * 0.5)
+        assert watch.wait_for_verdict().why == DEAD.replace("rank 1", "rank 0")
+
+
+def test_that_time_is_within_the_wait_for_a_verdict(monkeypatch):
+    """Who waits hears of the dead rank before giving up, however long the last words may take."""
+    monkeypatch.setattr("app.watch.LAST_WORDS", 0.4)
+    with watched(("algo-1", "algo-2"), silence=0.5) as watch:
+        line = rank(watch)
+        line.failed(LOST)
+        die(line)
+        assert comes(lambda: watch.bereft)
+        die(rank(watch))
+        assert watch.wait_for_verdict() == Verdict(DEAD, here=True)  # 0.5 s of 0.9, and not 3 * 0.4
+
+
+def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
+    monkeypatch.setattr("app.watch.LAST_WORDS", 60.0)
+    with watched() as watch:
+        line = rank(watch)
+        line.failed(LOST)
+        die(line)
+        assert comes(lambda: watch.bereft)
+        assert watch.wait_for_verdict() is None  # at once
+        die(rank(watch))
+        assert comes(lambda: watch.dead)
 
 
 def test_a_rank_that_dies_before_the_one_that_misses_it(monkeypatch):
-    monkeypatch.setattr("app.watch.LAST_WORDS", 30.0)
-    with of_two_hosts() as watch:
-        code = RANK.format(act="line.failed('error: lost a peer: ...'); print(flush=True); sys.stdin.read()")
-        command = [sys.executable, "-c", code, str(watch.path)]
-        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-            other.stdout.readline()
-            rank(watch, "os.kill(os.getpid(), 9)")
-            watch._until(lambda: watch.dead, limit=60)
-            assert watch.dead  # at once: the other one still lives, so it was not ended with it
+    monkeypatch.setattr("app.watch.LAST_WORDS", 60.0)
+    with watched(("algo-1", "algo-2")) as watch:
+        rank(watch, "host algo-2, local rank 0").failed(LOST)
+        die(rank(watch))
+        assert comes(lambda: watch.dead)  # at once: the other one still lives, so it was not ended with it
+
+
+def test_a_launcher_whose_rank_is_dead_is_left_time_to_end_by_itself(monkeypatch):
+    """The others are told at once; the program here is ended only if its launcher does not."""
+    monkeypatch.setattr("app.watch.LAST_WORDS", 1.0)
+    with watched(("algo-1", "algo-2")) as watch:
+        rank(watch).failed("error: boom")
+        assert comes(lambda: "failed" in watch.peers.last)
+        assert watch.peers.last == {"status": watch.peers.status, "failed": "a rank failed: boom"}
+        assert watch.told == []
+        assert comes(lambda: watch.told)
+
+
+def test_the_first_reason_is_the_verdict(watch):
+    rank(watch).failed("error: boom")
+    assert comes(lambda: watch.verdict)
+    rank(watch).stopped("interrupted")
+    die(rank(watch))
+    assert not comes(lambda: watch.verdict.why != "a rank failed: boom", NEVER) and len(watch.told) == 1
+
+
+def test_who_fails_by_itself_is_not_told_to_end(watch):
+    watch.fail("the program cannot be had", stopped=False)
+    assert comes(lambda: watch.verdict)
+    assert watch.verdict == Verdict("the program cannot be had", here=True)
+    assert not comes(lambda: watch.told, NEVER)
+
+
+def test_the_step_is_said_once_a_second(watch, monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(lifeline, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    line, trainer = rank(watch), SimpleNamespace(current_epoch=1, global_step=7)
+    line.on_train_batch_start(trainer, None, None, 0)
+    assert comes(lambda: watch.peers.status == "epoch 2, step 7")
+    said = []
+    monkeypatch.setattr(line, "_say", lambda **message: said.append((clock.now, message["status"])))
+    for clock.now in (100.5, 100.99, 101.0, 101.5, 102.5):
+        trainer.global_step += 1
+        line.on_train_batch_start(trainer, None, None, 0)
+    assert said == [(101.0, "epoch 2, step 10"), (102.5, "epoch 2, step 12")]
 
 
 def test_without_a_watch_nothing_is_said(tmp_path: Path):
-    run = subprocess.run(
-        [sys.executable, "-c", RANK.format(act="line.failed('error: x'); line.done()"), str(tmp_path / "none")],
-        cwd=ROOT, timeout=120,
-    )  # fmt: skip
-    assert run.returncode == 0
+    for path in (None, tmp_path / "none"):
+        line = Lifeline(path, RANK)
+        line.failed("error: x")
+        line.done()
+        assert line.socket is None
+
+
+def test_a_watch_that_is_gone_harms_no_rank():
+    with watched() as watch:
+        line = rank(watch)
+    line.done()
+    line.failed("error: x")
+    assert not watch.path.exists() and not watch.thread.is_alive()

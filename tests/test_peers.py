@@ -1,0 +1,434 @@
+"""app/peers.py and app/watch.py between hosts: all in this process, each with an address, a thread and a loop.
+
+Their names are this module's to give: a host is known when `Hosts.names` has its address. A host that is frozen, or cut
+off, is one whose loop stands still; one that is cut off by its network has a network namespace (root only).
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
+
+import pytest
+from aws_services import free_port
+
+from app import peers
+from app.peers import Peers, Verdict
+from app.watch import Watch
+
+ENOUGH = 30.0  # seconds for what comes within a few
+SILENCE = 1.5
+ALL = ("algo-1", "algo-2", "algo-3")
+
+
+def comes(condition: Callable[[], object], limit: float = ENOUGH) -> bool:
+    """Wait for a condition, and return whether it has come."""
+    end = time.monotonic() + limit
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+class Hosts:
+    """Hosts that are up, and what became of them."""
+
+    def __init__(self, stack: ExitStack, network: str) -> None:
+        self.stack, self.network, self.port = stack, network, free_port()
+        self.names: dict[str, str] = {}
+        self.up: dict[str, Watch] = {}
+        self.ended: dict[str, list[Verdict]] = {}
+        self.left: dict[str, bool] = {}
+        self.work = stack.enter_context(ThreadPoolExecutor())
+
+    def address(self, name: str) -> str:
+        """Return the address of a host."""
+        return f"{self.network}.{int(name.removeprefix('algo-')) + 1}"
+
+    def start(self, *names: str, hosts=ALL, told: Mapping = {}, first=None, **settings) -> None:
+        """Start the watches on hosts, which are known from now on; `first` is what each does in its thread first."""
+        for name in names:
+            self.names.setdefault(name, self.address(name))
+            self.ended[name] = []
+            settings = {"port": self.port, "appear": 60.0, "silence": SILENCE} | settings
+            watch = self.up[name] = Watch(name, hosts, told, on_verdict=self.ended[name].append, **settings)
+            if first:
+                watch.loop.call_soon(first)
+            watch.__enter__()
+            self.left[name] = False
+            self.stack.callback(self._end, name)
+
+    def leave(self, name: str) -> Future:
+        """Have a host leave; what is returned is done when it has."""
+        return self.work.submit(self._end, name)
+
+    def _end(self, name: str) -> None:
+        if not self.left[name]:
+            self.left[name] = True
+            self.up[name].__exit__()
+
+    def meet(self) -> None:
+        """Return when all that are up have heard of one another."""
+        everyone = [peer for watch in self.up.values() for peer in watch.peers.others.values()]
+        assert comes(lambda: all(peer.heard for peer in everyone))
+
+    def verdicts(self, *names: str) -> list[str | None]:
+        """Return the verdicts on hosts, for which there is time enough to come."""
+        comes(lambda: all(self.up[name].verdict for name in names))
+        return [self.up[name].verdict and self.up[name].verdict.why for name in names]
+
+    def freeze(self, name: str) -> threading.Event:
+        """Have a host stand still until the event is set."""
+        event, frozen = threading.Event(), threading.Event()
+        self.stack.callback(event.set)
+        self.up[name].loop.call_soon_threadsafe(lambda: (frozen.set(), event.wait(ENOUGH)))
+        assert frozen.wait(ENOUGH)
+        return event
+
+
+@pytest.fixture
+def hosts(monkeypatch) -> Iterator[Hosts]:
+    """No host yet; each will listen on an address of its own of this machine."""
+    listen = asyncio.start_server
+
+    def listen_on_its_own(called, **options):
+        return listen(called, host=found.address(called.__self__.host), **options)
+
+    with ExitStack() as stack:
+        found = Hosts(stack, "127.77.0")
+        monkeypatch.setattr(peers.asyncio, "start_server", listen_on_its_own)
+        _give_names(monkeypatch, found)
+        yield found
+
+
+def _give_names(monkeypatch, found: Hosts) -> None:
+    resolve = socket.getaddrinfo
+
+    def resolve_ours(name, *args, **options):
+        if str(name).startswith("algo-") and name not in found.names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(found.names.get(name, name), *args, **options)
+
+    monkeypatch.setattr(peers.socket, "getaddrinfo", resolve_ours)
+
+
+def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
+    """The first that starts knows no other one's name, and the one that comes last is called by nobody."""
+    hosts.start("algo-2")
+    first = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_ready)
+    hosts.start("algo-3")
+    others = [first, hosts.work.submit(hosts.up["algo-3"].wait_until_all_are_ready)]
+    assert comes(lambda: hosts.up["algo-2"].peers.others["algo-3"].ready)
+    assert not comes(lambda: any(one.done() for one in others), SILENCE * 1.3)  # nor is who waits taken for lost
+    assert "does not resolve" not in hosts.up["algo-2"].peers.others["algo-1"].problem
+    hosts.start("algo-1")
+    assert hosts.up["algo-1"].wait_until_all_are_ready() is None
+    assert [one.result(ENOUGH) for one in others] == [None, None]
+
+    ended = hosts.work.submit(hosts.up["algo-1"].wait_until_all_are_done)
+    second = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_done)
+    assert comes(lambda: hosts.up["algo-3"].peers.others["algo-1"].done)
+    assert not comes(lambda: ended.done() or second.done(), 0.3)
+    assert hosts.up["algo-3"].peers.others["algo-1"].status == "its program had ended well"
+    assert hosts.up["algo-3"].wait_until_all_are_done() is None
+    gone = hosts.leave("algo-3")
+    assert (ended.result(ENOUGH), second.result(ENOUGH)) == (None, None)
+    for one in (gone, hosts.leave("algo-1")):
+        one.result(ENOUGH)
+    assert all(watch.verdict is None for watch in hosts.up.values()) and not any(hosts.ended.values())
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_host_that_never_appears(hosts, known):
+    """What is known of its name is said by whoever has looked: those that come after it call it."""
+    if known:
+        hosts.names["algo-2"] = hosts.address("algo-2")  # where nobody listens
+    hosts.start("algo-1", "algo-3", hosts=(*ALL, "algo-4"), appear=1.0)
+    first, third = hosts.verdicts("algo-1", "algo-3")
+    assert first.startswith("host algo-2 did not appear within 1 s: ")
+    assert third.startswith("host algo-2 did not appear within 1 s: ")
+    found = {why.partition("within 1 s: ")[2].partition("; nor did algo-4; see whether it started")[0]
+             for why in (first, third)}  # fmt: skip
+    refused = f"but it does not answer on port {hosts.port} ("
+    if known:  # the first to say so has told the other
+        assert all(f"its name is that of {hosts.address('algo-2')}, but " in how for how in found)
+        assert any(refused in how or "it never called" in how for how in found)
+    else:
+        assert found == {"its name does not resolve (Name or service not known)"}
+    assert "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT" in first
+    assert hosts.up["algo-1"].verdict.here is hosts.up["algo-1"].verdict.stopped is False
+    assert comes(lambda: len(hosts.ended["algo-1"]) == 1)  # at once: it is nobody's last word
+
+
+def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
+    hosts.names["algo-1"] = hosts.address("algo-1")
+    hosts.start("algo-2", hosts=ALL[:2], appear=1.0)
+    assert f"but it does not answer on port {hosts.port} (" in hosts.verdicts("algo-2")[0]
+    hosts.start("algo-1", hosts=("algo-1", "algo-9"), appear=0.1)
+    hosts.names["algo-9"] = hosts.address("algo-9")
+    assert "its name is that of 127.77.0.10, but it never called; see" in hosts.verdicts("algo-1")[0]
+
+
+def test_a_host_that_goes_quiet(hosts):
+    hosts.start(*ALL)
+    hosts.meet()
+    hosts.up["algo-3"].peers.status = "epoch 2, step 7"
+    seen = [hosts.up[name].peers.others["algo-3"] for name in ALL[:2]]
+    assert comes(lambda: all(peer.status == "epoch 2, step 7" for peer in seen))
+    going_on = hosts.freeze("algo-3")
+    time.sleep(SILENCE / 3)  # for a moment, nothing is wrong
+    going_on.set()
+    assert not comes(lambda: any(watch.verdict for watch in hosts.up.values()), SILENCE)
+    hosts.freeze("algo-3")
+    for why in hosts.verdicts("algo-1", "algo-2"):
+        assert why.startswith("lost algo-3: nothing was heard of it any more; last heard ")
+        assert why.endswith(" s ago: epoch 2, step 7")
+    assert comes(lambda: hosts.ended["algo-1"] and hosts.ended["algo-2"])
+
+
+def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts, monkeypatch):
+    """The wait for a verdict is longer than the silence after which there is one."""
+    monkeypatch.setattr("app.watch.LAST_WORDS", 1.0)
+    hosts.start(*ALL[:2], hosts=ALL[:2])
+    hosts.meet()
+    assert hosts.up["algo-1"].wait_for_verdict() is None  # and it ends where there is none
+    hosts.freeze("algo-2")
+    assert hosts.up["algo-1"].wait_for_verdict().why.startswith("lost algo-2: nothing was heard of it any more")
+
+
+def test_a_connection_that_breaks_off(hosts):
+    """As that of a machine that is switched off while its network lives: no silence has to pass."""
+    hosts.start(*ALL, silence=60.0)
+    hosts.meet()
+    lost = hosts.up["algo-2"]
+    lost.loop.call_soon_threadsafe(lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()])
+    for why in hosts.verdicts("algo-1", "algo-3"):
+        assert why.startswith("lost algo-2: its connection broke off; last heard 0 s ago: it was preparing its program")
+
+
+CONTRADICTIONS = {
+    "a value": ({"a": "4", "b": "x"}, {"a": "8", "b": "x"}, "a is 4 and 8"),
+    "two values": ({"b": "1", "a": "1"}, {"a": "2", "b": "2"}, "a is 1 and 2; b is 1 and 2"),
+    "one that only one has": ({"a": "1", "b": "2"}, {"a": "1"}, "b is 2 and (none)"),
+    "a long one": ({"a": "x" * 100}, {"a": "y" * 100}, f"a is {'x' * 80} and {'y' * 80}"),
+}
+
+
+@pytest.mark.parametrize(("one", "other", "says"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_hosts_that_were_told_different_things(hosts, one, other, says):
+    hosts.start("algo-1", told=one, hosts=ALL[:2])
+    hosts.start("algo-2", told=other, hosts=ALL[:2])
+    why = f"hosts algo-1 and algo-2 were told different things: {says}; start all with the same"
+    assert hosts.verdicts("algo-1", "algo-2") == [why, why]  # in the same order, whoever says it
+    assert not hosts.up["algo-1"].verdict.here and hosts.up["algo-2"].wait_until_all_are_ready().why == why
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_last_words_of_a_host_that_fails(hosts, stopped):
+    """It says why and is gone; those that had not appeared by then hear of it from the others."""
+    hosts.start(*ALL[:2])
+    assert comes(lambda: hosts.up["algo-1"].peers.others["algo-2"].heard)
+    hosts.up["algo-2"].fail("host algo-2: boom", stopped=stopped)
+    hosts.leave("algo-2").result(ENOUGH)
+    assert hosts.verdicts("algo-1") == ["host algo-2: boom"]
+    assert hosts.up["algo-1"].verdict == Verdict("host algo-2: boom", here=False, stopped=stopped)
+    assert comes(lambda: hosts.ended["algo-1"]) and not hosts.ended["algo-2"]
+    hosts.start("algo-3")
+    assert hosts.verdicts("algo-3") == ["host algo-2: boom"]
+    assert hosts.up["algo-3"].verdict.stopped is stopped
+
+
+def test_last_words_are_waited_for(hosts, monkeypatch):
+    """A container's network goes with it: it stays until those that listen have hung up, but not for ever."""
+    monkeypatch.setattr("app.peers.LAST_WORDS", 60.0)
+    hosts.start(*ALL, silence=60.0)
+    hosts.meet()
+    going_on = hosts.freeze("algo-1")
+    hosts.up["algo-3"].fail("boom", stopped=False)
+    left = hosts.leave("algo-3")
+    assert not comes(left.done, 0.7)
+    going_on.set()
+    left.result(ENOUGH)
+    assert hosts.verdicts("algo-1", "algo-2") == ["boom", "boom"]
+
+    monkeypatch.setattr("app.peers.LAST_WORDS", 0.3)
+    hosts.freeze("algo-1")
+    hosts.leave("algo-2").result(ENOUGH)
+
+
+def hostile(hosts: Hosts, name: str, *lines: bytes) -> bytes:
+    """Return what a host answers to a stranger until it hangs up."""
+    with socket.create_connection((hosts.address(name), hosts.port), timeout=ENOUGH) as line:
+        with suppress(OSError):
+            line.sendall(b"".join(lines))
+        found = b""
+        with suppress(ConnectionResetError):
+            while piece := line.recv(2**16):
+                found += piece
+    return found
+
+
+def greeting(**changed) -> bytes:
+    """Return what algo-2 says first when it calls algo-1, but for what is changed."""
+    return json.dumps({"host": "algo-2", "told": {}, "calls": "algo-1"} | changed).encode() + b"\n"
+
+
+STRANGE = {
+    "nothing": b"",
+    "no line": b"x" * 100,
+    "a line of two megabytes": b"x" * 2**21,
+    "no JSON": b"GET / HTTP/1.1\r\n\r\n",
+    "no object": b"[1]\n",
+    "no name": b'{"status": "x"}\n',
+    "a host of another job, which was told the same": greeting(host="algo-9"),
+    "a name that is a list": greeting(host=["algo-2"]),
+    "nothing that it was told": greeting(told=[1]),
+    "who calls another host": greeting(calls="algo-3"),
+    "nested": b"[" * 100_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("sent", STRANGE.values(), ids=STRANGE)
+def test_a_stranger_is_hung_up_on(hosts, sent, caplog):
+    hosts.start("algo-1", hosts=ALL[:2], silence=0.5)
+    said = hostile(hosts, "algo-1", sent)
+    assert said in (b"", b'{"host": "algo-1", "told": {}}\n') and caplog.records == []
+    hosts.start("algo-2", hosts=ALL[:2], silence=60.0)
+    hosts.meet()
+    assert not comes(lambda: hosts.up["algo-1"].verdict, 0.2)
+
+
+def test_a_second_host_of_a_name_is_hung_up_on(hosts):
+    hosts.start(*ALL[:2], hosts=ALL[:2], silence=60.0)
+    hosts.meet()
+    assert hostile(hosts, "algo-1", greeting()) == b'{"host": "algo-1", "told": {}}\n'
+    assert not comes(lambda: hosts.up["algo-1"].verdict, 0.3)
+
+
+def test_what_a_stranger_was_told_may_be_anything(hosts):
+    hosts.start("algo-1", hosts=ALL[:2], told={"a": "x"})
+    hostile(hosts, "algo-1", greeting(told={"a": {}}))
+    assert "told different things: a is x and {}" in hosts.verdicts("algo-1")[0]
+
+
+@pytest.mark.parametrize(("caller", "reached"), [("algo-2", "algo-3"), ("algo-3", "algo-1")])
+def test_a_name_that_leads_to_another_host_at_first(hosts, caller, reached):
+    """As that of a host that is not up yet, and whose address another one has had."""
+    called = "algo-1" if caller == "algo-2" else "algo-2"
+    hosts.start(reached)
+    hosts.names[called] = hosts.address(reached)
+    hosts.start(caller)
+    assert not comes(lambda: hosts.up[reached].verdict or hosts.up[caller].verdict, 0.5)
+    hosts.names[called] = hosts.address(called)
+    hosts.start(called)
+    hosts.meet()
+    assert not comes(lambda: any(watch.verdict for watch in hosts.up.values()), 0.3)
+
+
+def test_a_port_that_is_taken(hosts):
+    says = rf"port {hosts.port}: cannot be listened on .* the one after MASTER_PORT"
+    with socket.create_server((hosts.address("algo-1"), hosts.port)), pytest.raises(ValueError, match=says):
+        hosts.start("algo-1")
+
+
+HEARD = {  # seconds ago that the others were heard, which of them is lost, and who is named
+    "one of two": ({"algo-2": 3.0, "algo-3": 0.1}, "lost algo-2: how; last heard 3 s ago: two"),
+    "all": ({"algo-2": 3.0, "algo-3": 2.6}, "lost every other host: how: the network of this one (algo-1) is most "
+            "likely cut; last heard 3 s ago: three"),
+    "just half the silence": ({"algo-2": 3.0, "algo-3": 2.5}, "lost algo-2: how; last heard 3 s ago: two"),
+    "one that never was there": ({"algo-2": 3.0, "algo-3": None}, "lost algo-2: how; last heard 3 s ago: two"),
+    "the only one": ({"algo-2": 9.0}, "lost algo-2: how; last heard 9 s ago: two"),
+    "two of three": ({"algo-2": 3.0, "algo-3": 4.0, "algo-4": 1.0}, "lost algo-2: how; last heard 3 s ago: two"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("heard", "says"), HEARD.values(), ids=HEARD)
+def test_who_is_named_as_lost(monkeypatch, heard, says):
+    """With a clock that stands still; the silence is 5 s."""
+    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    verdicts = []
+    settings = {"port": 1, "appear": 1.0, "silence": 5.0}
+    found = Peers("algo-1", ("algo-1", *heard), {}, decide=verdicts.append, **settings)
+    for (name, seconds), status in zip(heard.items(), ("two", "three", "four"), strict=False):
+        found.others[name].heard, found.others[name].status = seconds and 100.0 - seconds, status
+    found._lost("algo-2", "how")
+    assert verdicts == [Verdict(says, here=False)]
+
+
+CLONE_NEWNET = 0x40000000  # sched.h
+
+
+def _own_network() -> None:
+    """Give the thread that calls it a network namespace, which is gone when the thread is."""
+    assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+
+
+def _ip(thread: int, *line: str) -> None:
+    """Run `ip` in a thread's network namespace."""
+    space = f"--net=/proc/{os.getpid()}/task/{thread}/ns/net"
+    subprocess.run(["nsenter", space, "ip", *line], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def switch(monkeypatch) -> Iterator["Switch"]:
+    """Nothing is plugged in yet."""
+    with ExitStack() as stack:
+        found = Switch(stack, "10.177.0")
+        _give_names(monkeypatch, found)
+        yield found
+
+
+class Switch(Hosts):
+    """Hosts that have a network namespace each, and a bridge between them in another one."""
+
+    def __init__(self, stack: ExitStack, network: str) -> None:
+        super().__init__(stack, network)
+        made, over = Future(), threading.Event()
+        stack.callback(over.set)
+
+        def hold() -> None:
+            _own_network()
+            made.set_result(threading.get_native_id())
+            over.wait()
+
+        threading.Thread(target=hold, daemon=True).start()
+        self.bridge = made.result(ENOUGH)
+        _ip(self.bridge, "link", "add", "switch", "type", "bridge")
+        _ip(self.bridge, "link", "set", "switch", "up")
+
+    def plug(self, *names: str) -> None:
+        """Start hosts, and give them their cables."""
+        self.start(*names, first=_own_network)
+        for name in names:
+            host = self.up[name].thread.native_id
+            _ip(self.bridge, "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(host))
+            _ip(self.bridge, "link", "set", name, "master", "switch", "up")
+            _ip(host, "address", "add", f"{self.address(name)}/24", "dev", "eth0")
+            _ip(host, "link", "set", "eth0", "up")
+
+    def cut(self, name: str) -> None:
+        """Cut a cable: packets are lost, and no connection is closed."""
+        _ip(self.bridge, "link", "set", name, "down")
+
+
+@pytest.mark.root
+def test_a_network_that_is_cut(switch):
+    switch.plug(*ALL)
+    switch.meet()
+    switch.up["algo-3"].peers.status = "epoch 2, step 7"
+    seen = [switch.up[name].peers.others["algo-3"] for name in ALL[:2]]
+    assert comes(lambda: all(peer.status == "epoch 2, step 7" for peer in seen))
+    switch.cut("algo-3")
+    first, second, third = switch.verdicts(*ALL)
+    for why in (first, second):
+        assert why.startswith("lost algo-3: nothing was heard of it any more; last heard ")
+        assert why.endswith(" s ago: epoch 2, step 7")
+    assert "the network of this one (algo-3) is most likely cut" in third
+    assert all(len(ended) == 1 for ended in switch.ended.values())
