@@ -92,7 +92,7 @@ def forget_absent_interface(environment: Environment, variables: MutableMapping[
 
 def pauses() -> Iterator[float]:
     """Yield the seconds between one try and the next: growing, as a name that is not there now may take a while."""
-    return (min(0.1 * 1.5**n, 5.0) for n in itertools.count())
+    return (min(0.1 * 1.5 ** min(n, 10), 5.0) for n in itertools.count())
 
 
 def wait_for_names(hosts: tuple[str, ...], limit: float) -> None:

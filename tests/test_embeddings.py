@@ -5,6 +5,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from app import embeddings
 from app.embeddings import Table
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3) + 1
@@ -58,6 +59,21 @@ def test_the_fingerprint_is_that_of_names_and_numbers(tmp_path):
     np.save(tmp_path / "a.npy", ROWS)
     (tmp_path / "a.npy").rename(tmp_path / "b.npy")
     assert Table.read(tmp_path, "x").fingerprint != first
+
+
+def test_the_fingerprint_is_that_of_all_rows_however_many_are_read_at_a_time(tmp_path, monkeypatch):
+    """Here 2 of 4 at a time; the pieces of a real file have 64 MiB."""
+    np.save(tmp_path / "a.npy", ROWS)
+    at_once = Table.read(tmp_path, "x").fingerprint
+    monkeypatch.setattr(embeddings, "PIECE", 2 * ROWS[0].nbytes)
+    assert Table.read(tmp_path, "x").fingerprint == at_once
+    found = set()
+    for row in range(len(ROWS)):
+        other = ROWS.copy()
+        other[row, 2] += 1e-3
+        np.save(tmp_path / "a.npy", other)
+        found.add(Table.read(tmp_path, "x").fingerprint)
+    assert len(found - {at_once}) == len(ROWS)
 
 
 @pytest.mark.parametrize(

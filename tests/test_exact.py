@@ -42,6 +42,8 @@ def test_chance_is_a_function_of_seed_epoch_and_position():
     assert batches(noisy(num_workers=2), start=3) == whole[3:]
     assert batches(noisy(num_workers=1, persistent_workers=True, prefetch_factor=4)) == whole
     assert batches(noisy(), epoch=1) != whole
+    fixed = [torch.tensor(batches(noisy(shuffle=False), epoch=epoch)[0][0]) for epoch in (0, 1)]
+    assert not torch.isclose(*fixed).any()  # the same samples in the same places, each with other noise
     assert exact(noisy(), 8, "train")[0].batch_sampler._order(0) != exact(noisy(), 7, "train")[0].batch_sampler._order(
         0
     )
@@ -132,6 +134,8 @@ def test_a_dataset_that_fetches_whole_batches_still_does():
 
     loader = DataLoader(Whole(torch.arange(8)), batch_size=4, shuffle=True, collate_fn=lambda batch: batch[0])
     assert batches(loader) == batches(loader) and len(batches(loader)[0][0]) == 4
+    draws = {batch[1][0] for epoch in (0, 1) for batch in batches(loader, epoch=epoch)}
+    assert len(draws) == 4  # of each batch and epoch
 
 
 def test_a_dataset_keeps_its_attributes():

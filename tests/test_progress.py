@@ -1,7 +1,9 @@
 """Progress as log lines: what a line says, how often one comes, and on which rank."""
 
 import re
+from types import SimpleNamespace
 
+import torch
 from pytorch_lightning import Trainer
 
 from app import progress
@@ -57,6 +59,17 @@ def test_the_rate_counts_images_and_time_left_counts_steps(tmp_path, capsys, mon
             assert f"images/s={images / seconds:.1f}" in line
     # The clock was read at the start (0, 1), the epoch's start (2), after step 1 (3), step 2 (4) and for `left` (5).
     assert lines[0].endswith(f"left=0:00:{round(5 / 2 * 6)}")
+
+
+def test_the_rate_is_that_of_all_ranks(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 7.0))
+    trainer = SimpleNamespace(world_size=3, current_epoch=0, max_epochs=1, global_step=2, callback_metrics={})
+    trainer.estimated_stepping_batches, trainer.is_global_zero = 4, True
+    log = LogProgress(2.0)
+    log.on_train_start(trainer, None)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 9.0))
+    log.on_train_batch_end(trainer, None, None, torch.zeros(5, 2), 0)
+    assert "images/s=7.5 " in capsys.readouterr().out  # 5 images on each of 3 ranks in 2 seconds
 
 
 def test_epochs_shorter_than_the_interval_and_no_validation(tmp_path, capsys, monkeypatch):

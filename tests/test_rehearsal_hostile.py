@@ -203,6 +203,25 @@ def test_a_folder_that_becomes_a_link(host, outside):
     assert set(store.content) == {"run/old/x"}
 
 
+def test_a_link_out_is_no_checkpoint(host, outside):
+    """It is not looked at, and not opened if it takes a checkpoint's place between the look and the copy."""
+    store, folder = Store(), host / "checkpoints"
+    (folder / "before").symlink_to(outside / "secret")
+    copy = uploader(store, folder)
+    assert copy._files() == {}
+    (folder / "x").write_text("x")
+    upload = copy._upload
+
+    def late(name: str) -> bool:
+        (folder / name).unlink()
+        (folder / name).symlink_to(outside / "secret")
+        return upload(name)
+
+    copy._upload = late
+    copy._look()
+    assert store.content == {} and copy.seen["x"].uploaded is False
+
+
 @pytest.mark.parametrize("where", ["file", "folder"])
 def test_a_link_between_a_check_and_the_opening(host, outside, monkeypatch, where):
     folder, look = host / "model", os.stat

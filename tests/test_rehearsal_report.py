@@ -68,6 +68,29 @@ def test_goodput_of_an_attempt_that_another_one_undoes():
     assert found.steps == 110
 
 
+def test_steps_done_again_over_attempts():
+    """Each step counts each time but the first, in whichever order the attempts did them."""
+    for spans, again in (
+        ([(0, 40), (10, 30), (20, 50)], 20 + 20),
+        ([(0, 40), (10, 20), (15, 60)], 10 + 25),  # 16 to 20 for the third time, up to 40 for the second
+        ([(20, 50), (0, 40)], 20),
+        ([(0, 10), (20, 30), (20, 30)], 10),  # a gap is nothing done again
+        ([(0, 10), (10, 20), (20, 30)], 0),
+        ([(0, 30)] * 3, 60),
+    ):
+        assert goodput._overlap(spans) == again, spans
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_the_host_that_is_there_longest_is_billed(left: int):
+    """In each attempt, whichever it is, also one that still runs."""
+    record = interrupted(3)
+    record.attempts[0].instances[left].started -= 7.0
+    assert record.billable(999.0) == 60 + 7 + 60
+    record.attempts[1].instances[left].released = None
+    assert record.billable(200.0) == 60 + 7 + 100
+
+
 def test_goodput_of_an_attempt_without_progress():
     """An attempt that was over before its first line is a start-up, and takes nothing from the one before."""
     record = job(attempt(1, 0, 60, points((20, 10), (50, 40))), attempt(2, 100, 130, []), modified=130.0)
@@ -236,8 +259,22 @@ def test_redone_steps_are_drawn_as_such(tmp_path: Path):
     found = page(record, tmp_path)
     lost = found.having("path", "lost")
     assert [one["d"].count("L") for one in lost if one["d"]] == [1]  # from step 20 to 40
+    assert "lost and done again" in found.text
     restarts = found.having("line", "restart")
     assert [float(one["x1"]) for one in restarts] == [pytest.approx(1000 * 30 / 70, abs=0.1)]
+
+
+@pytest.mark.parametrize(("kept", "drawn", "lost"), [(30, 3, []), (29, 2, [2]), (math.inf, 3, []), (0, 0, [3])])
+def test_the_border_of_kept_and_lost(kept, drawn, lost):
+    """The point at which a later attempt went on was kept; what was lost begins there, so that no gap is seen."""
+    line = charts.Line([(10, 1.0), (20, 2.0), (30, 3.0)], kept=kept)
+    found = charts.figure(charts.Chart("Loss", {"loss": [line]}))
+    counted = {"curve c0": [], "curve lost c0": []}
+    for path in found.iter("path"):
+        if path.get("d"):
+            counted[path.get("class")].append(len(re.findall("[ML]", path.get("d"))))
+    assert (sum(counted["curve c0"]), counted["curve lost c0"]) == (drawn, lost)
+    assert ("lost and done again" in "".join(found.itertext())) == bool(lost)
 
 
 def test_timeline(tmp_path: Path):

@@ -685,8 +685,10 @@ def test_lists_of_jobs(service):
     names = [record.name for record in records]
     assert listed(service) == names[::-1] == listed(service, MaxResults=5, NameContains=None)
     assert listed(service, MaxResults=100, SortOrder="Ascending") == names
-    for size in (1, 7, 24, 25, 26):
+    for size in (1, 5, 7, 24, 25, 26):
         assert listed(service, MaxResults=size, SortBy="Name", SortOrder="Ascending") == sorted(names)
+    page = service.answer("ListTrainingJobs", {"MaxResults": 25}, "us-east-1")
+    assert len(page["TrainingJobSummaries"]) == 25 and "NextToken" not in page  # no page is empty
     assert listed(service, SortBy="Name") == sorted(names, reverse=True)
     failed = [record.name for record in records if record.status == "Failed"]
     assert listed(service, StatusEquals="Failed", SortOrder="Ascending") == failed

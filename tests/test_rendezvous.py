@@ -1,7 +1,9 @@
 """app/rendezvous.py: the variables of torch.distributed and of the network, and the wait for names."""
 
+import itertools
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,6 +80,27 @@ def test_a_name_that_never_resolves_is_named():
         rendezvous.wait_for_names(("localhost", "algo-2.invalid"), limit=1)
 
 
+def test_the_wait_for_names_ends_with_its_limit(monkeypatch):
+    """With a clock of its own: the pauses before the last one add up to 0.475 s, it would be 0.3375 s, and the limit is
+    for all hosts together."""
+    now, slept = [100.0], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] = round(now[0] + seconds, 6)
+
+    def resolve(host, port) -> None:
+        if host != "there":
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    says = r"host algo-2: its name did not resolve within 1 s \(no such name\)"
+    with pytest.raises(ValueError, match=says):
+        rendezvous.wait_for_names(("there", "algo-2"), limit=0.6)
+    assert slept == pytest.approx([0.1, 0.15, 0.225, 0.125])
+
+
 def test_a_name_that_resolves_later_is_waited_for(monkeypatch):
     """The resolver is real, and is asked for another name the first three times; tests/test_nodes.py has a real one."""
     asked, real = [], socket.getaddrinfo
@@ -94,3 +117,4 @@ def test_pauses_grow_up_to_a_limit():
     pauses = rendezvous.pauses()
     found = [next(pauses) for _ in range(20)]
     assert found == sorted(found) and found[0] == 0.1 and found[-1] == 5
+    assert next(itertools.islice(pauses, 5000, None)) == 5  # hours later

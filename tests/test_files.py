@@ -1,0 +1,77 @@
+"""app/files.py: a file is whole, on the disk, and everybody's to read; and JSON without what JSON lacks."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from app.files import IGNORED, check_writable, json_text, whole
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(tmp_path: Path, monkeypatch):
+    """A crash of the machine leaves what was there before or all of it: fsync(2) of the file, then of the folder."""
+    events = []
+    sync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        events.append(("fsync", status.st_ino, status.st_size))
+        sync(descriptor)
+
+    def replaced(source, target) -> None:
+        events.append(("rename", Path(source).stat().st_ino, target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    path = tmp_path / "deep/x.ckpt"
+    with whole(path) as file:
+        file.write(b"12345")
+    folder, made = path.parent.stat(), path.stat()
+    assert [event[:2] for event in events] == [
+        ("fsync", made.st_ino),
+        ("rename", made.st_ino),
+        ("fsync", folder.st_ino),
+    ]
+    assert events[0][2] == 5  # all of it
+    assert path.read_bytes() == b"12345"
+
+
+def test_everybody_may_read_it(tmp_path: Path):
+    """The user of a container is not who uploads its files."""
+    before = os.umask(0o077)
+    try:
+        with whole(tmp_path / "x") as file:
+            file.write(b"x")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_what_is_not_finished_leaves_what_was_there(tmp_path: Path, error):
+    path = tmp_path / "x"
+    path.write_bytes(b"before")
+    with pytest.raises(error), whole(path) as file:
+        file.write(b"half")
+        aside = [found for found in tmp_path.iterdir() if found != path]
+        assert [found.suffix for found in aside] == [IGNORED] and path.read_bytes() == b"before"
+        raise error
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"before"
+
+
+def test_a_folder_that_can_be_written_to_is_made_and_left_empty(tmp_path: Path):
+    check_writable(tmp_path / "a/b", "the model")
+    assert list((tmp_path / "a/b").iterdir()) == []
+    check_writable(tmp_path / "a/b", "the model")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"/file: the model cannot be written there \(File exists\); allowed is a"):
+        check_writable(tmp_path / "file", "the model")
+
+
+def test_json_has_null_for_what_is_no_number():
+    value = {"a": [1.5, math.nan, (math.inf, -math.inf)], "b": {"c": math.nan, "d": True, "e": "nan"}}
+    assert json_text(value) == '{"a": [1.5, null, [null, null]], "b": {"c": null, "d": true, "e": "nan"}}'
+    assert json.loads(json_text({"x": 2}, indent=1)) == {"x": 2} and "\n" in json_text({"x": 2}, indent=1)

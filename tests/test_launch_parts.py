@@ -1,0 +1,49 @@
+"""The parts of scripts/launch.py by themselves: waits that contradict the run's limit, and the last looks at a log."""
+
+import argparse
+import sys
+from types import SimpleNamespace
+
+import pytest
+from containers import ROOT
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import launch_contradictions
+import launch_follow
+
+IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:1"
+FLAGS = {"image": IMAGE, "spot": True, "checkpoints": "s3://b/c", "max_run": 100, "keep_alive": None, "subnet": None}
+FLAGS |= {"instance_group": None, "instance_type": None, "instance_count": None, "security_group": None}
+
+
+@pytest.mark.parametrize("max_wait", [None, 100, 101, 200])
+def test_a_wait_as_long_as_the_run_is_allowed(max_wait):
+    launch_contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=max_wait))
+
+
+def test_a_shorter_wait_is_not():
+    with pytest.raises(ValueError, match=r"--max-wait: found 99, allowed is --max-run \(100\) or more"):
+        launch_contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=99))
+
+
+LOOKS = {  # what each look finds, the last one of a job that runs included, and how many there are
+    "nothing more": ([True, False], 2),
+    "a late line": ([False, True, False, True], 3),
+    "lines without an end": ([True] * 9, 4),
+}
+
+
+@pytest.mark.parametrize(("found", "looks"), LOOKS.values(), ids=LOOKS)
+def test_the_last_lines_are_waited_for(monkeypatch, capsys, found, looks):
+    """CloudWatch Logs gets them some seconds after the job's end."""
+    did = []
+    job = {"TrainingJobStatus": "Completed", "TrainingJobName": "job-1"}
+    log = SimpleNamespace(show=lambda: (did.append("look"), found.pop(0))[1])
+    client = SimpleNamespace(describe_training_job=lambda TrainingJobName: job)  # noqa: N803 (the API's name)
+    monkeypatch.setattr(launch_follow, "Log", lambda name, region: log)
+    monkeypatch.setattr(launch_follow, "aws", SimpleNamespace(client=lambda *_: client, ClientError=OSError,
+                                                              BotoCoreError=OSError))  # fmt: skip
+    monkeypatch.setattr(launch_follow, "time", SimpleNamespace(sleep=did.append))
+    assert launch_follow.follow("job-1", "us-east-1", 5.0) == 0
+    assert did == ["look"] + [5.0, "look"] * (looks - 1)
+    assert capsys.readouterr().out.startswith("job-1: Completed\n")
