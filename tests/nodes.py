@@ -127,24 +127,6 @@ class Nodes:
         """Cut a host's network cable."""
         docker("network", "disconnect", "--force", self.network, self.containers[host])
 
-    def drop_packets(self, host: str, share: float) -> None:
-        """Have a host lose that share of the packets it is sent, by its own firewall: this kernel may have no netem."""
-        process = self._inspect(host, "{{.State.Pid}}")
-        rule = [
-            "iptables",
-            "-A",
-            "INPUT",
-            "-i",
-            "eth0",
-            "-m",
-            "statistic",
-            "--mode",
-            "random",
-            "--probability",
-            str(share),
-        ]
-        subprocess.run(["nsenter", "--target", process, "--net", *rule, "-j", "DROP"], check=True)
-
     def _runs(self, host: str) -> bool:
         return self._inspect(host, "{{.State.Running}}") == "true"
 

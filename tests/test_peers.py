@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from aws_services import free_port
 
 from app import peers
+from app.environment import Environment
 from app.peers import Peers, Verdict
 from app.watch import Watch
 
@@ -228,6 +230,35 @@ def test_hosts_that_were_told_different_things(hosts, one, other, says):
     why = f"hosts algo-1 and algo-2 were told different things: {says}; start all with the same"
     assert hosts.verdicts("algo-1", "algo-2") == [why, why]  # in the same order, whoever says it
     assert not hosts.up["algo-1"].verdict.here and hosts.up["algo-2"].wait_until_all_are_ready().why == why
+
+
+def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
+    """All that the job was told, secrets masked; and how long a program that has to end may take."""
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))  # which the training toolkit sets where it is not
+    from app import toolkit
+
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv("SAGEMAKER_PROGRAM", "app/train_torchrun.py")
+    here = Environment(hosts=ALL[:2], current_host="algo-2", revision="1.2", peer_timeout=12.0, rendezvous_timeout=40.0)
+    graces: list[float] = []
+    given = {"data.batch_size": "4", "api_token": "a"}
+    watch = toolkit._watch(here, given, SimpleNamespace(end=graces.append))
+    watch.loop.close()
+    assert watch.peers.told == {
+        "the list of hosts": "algo-1, algo-2",
+        "the program's version": "1.2",
+        "the program": "app/train_torchrun.py",
+        "hyperparameter data.batch_size": "4",
+        "hyperparameter api_token": "******",
+    }
+    assert (watch.peers.host, set(watch.peers.others), watch.peers.before) == ("algo-2", {"algo-1"}, ("algo-1",))
+    assert (watch.peers.port, watch.peers.appear, watch.peers.silence) == (29501, 40.0, 6.0)
+    for stopped in (False, True):
+        watch.on_verdict(Verdict("why", here=False, stopped=stopped))
+    assert graces == [2.0, toolkit.STOP_SECONDS]
+    alone = toolkit._watch(replace(here, current_host="algo-9"), given, SimpleNamespace(end=graces.append))
+    alone.loop.close()
+    assert alone.peers.others == {}  # it takes no part in the training
 
 
 @pytest.mark.parametrize("stopped", [False, True])
