@@ -121,6 +121,7 @@ def _give_names(monkeypatch, found: Hosts) -> None:
     monkeypatch.setattr(peers.socket, "getaddrinfo", resolve_ours)
 
 
+@pytest.mark.slow
 def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     """The first that starts knows no other one's name, and the one that comes last is called by nobody."""
     hosts.start("algo-2")
@@ -152,7 +153,7 @@ def test_a_host_that_never_appears(hosts, known):
     """What is known of its name is said by whoever has looked: those that come after it call it."""
     if known:
         hosts.names["algo-2"] = hosts.address("algo-2")  # where nobody listens
-    hosts.start("algo-1", "algo-3", hosts=(*ALL, "algo-4"), appear=1.0)
+    hosts.start("algo-1", "algo-3", hosts=(*ALL, "algo-4"), appear=0.6)
     first, third = hosts.verdicts("algo-1", "algo-3")
     assert first.startswith("host algo-2 did not appear within 1 s: ")
     assert third.startswith("host algo-2 did not appear within 1 s: ")
@@ -171,13 +172,14 @@ def test_a_host_that_never_appears(hosts, known):
 
 def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
     hosts.names["algo-1"] = hosts.address("algo-1")
-    hosts.start("algo-2", hosts=ALL[:2], appear=1.0)
+    hosts.start("algo-2", hosts=ALL[:2], appear=0.6)
     assert f"but it does not answer on port {hosts.port} (" in hosts.verdicts("algo-2")[0]
     hosts.start("algo-1", hosts=("algo-1", "algo-9"), appear=0.1)
     hosts.names["algo-9"] = hosts.address("algo-9")
     assert "its name is that of 127.77.0.10, but it never called; see" in hosts.verdicts("algo-1")[0]
 
 
+@pytest.mark.slow
 def test_a_host_that_goes_quiet(hosts):
     hosts.start(*ALL)
     hosts.meet()
@@ -195,6 +197,7 @@ def test_a_host_that_goes_quiet(hosts):
     assert comes(lambda: hosts.ended["algo-1"] and hosts.ended["algo-2"])
 
 
+@pytest.mark.slow
 def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts, monkeypatch):
     """The wait for a verdict is longer than the silence after which there is one."""
     monkeypatch.setattr("app.watch.LAST_WORDS", 1.0)
@@ -284,7 +287,7 @@ def test_last_words_are_waited_for(hosts, monkeypatch):
     going_on = hosts.freeze("algo-1")
     hosts.up["algo-3"].fail("boom", stopped=False)
     left = hosts.leave("algo-3")
-    assert not comes(left.done, 0.7)
+    assert not comes(left.done, 0.4)
     going_on.set()
     left.result(ENOUGH)
     assert hosts.verdicts("algo-1", "algo-2") == ["boom", "boom"]
@@ -328,7 +331,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("sent", STRANGE.values(), ids=STRANGE)
 def test_a_stranger_is_hung_up_on(hosts, sent, caplog):
-    hosts.start("algo-1", hosts=ALL[:2], silence=0.5)
+    hosts.start("algo-1", hosts=ALL[:2], silence=0.3)
     said = hostile(hosts, "algo-1", sent)
     assert said in (b"", b'{"host": "algo-1", "told": {}}\n') and caplog.records == []
     hosts.start("algo-2", hosts=ALL[:2], silence=60.0)
@@ -344,7 +347,7 @@ def test_a_second_host_of_a_name_is_hung_up_on(hosts):
 
 
 def test_what_a_stranger_was_told_may_be_anything(hosts):
-    hosts.start("algo-1", hosts=ALL[:2], told={"a": "x"})
+    hosts.start("algo-1", hosts=ALL[:2], told={"a": "x"}, silence=0.3)
     hostile(hosts, "algo-1", greeting(told={"a": {}}))
     assert "told different things: a is x and {}" in hosts.verdicts("algo-1")[0]
 
@@ -356,7 +359,7 @@ def test_a_name_that_leads_to_another_host_at_first(hosts, caller, reached):
     hosts.start(reached)
     hosts.names[called] = hosts.address(reached)
     hosts.start(caller)
-    assert not comes(lambda: hosts.up[reached].verdict or hosts.up[caller].verdict, 0.5)
+    assert not comes(lambda: hosts.up[reached].verdict or hosts.up[caller].verdict, 0.3)
     hosts.names[called] = hosts.address(called)
     hosts.start(called)
     hosts.meet()
@@ -449,6 +452,7 @@ class Switch(Hosts):
         _ip(self.bridge, "link", "set", name, "down")
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_a_network_that_is_cut(switch):
     switch.plug(*ALL)

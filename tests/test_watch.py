@@ -22,7 +22,7 @@ RANK = "host algo-2, local rank 1"
 DEAD = f"{RANK} ended without a word: it was killed, or it crashed"
 LOST = "error: lost a peer, or never reached it: ..."
 ENOUGH = 30.0  # seconds for what comes within one
-NEVER = 0.7  # seconds in which what must not come would have come: more than LAST_WORDS in these tests
+NEVER = 0.45  # seconds in which what must not come would have come: more than LAST_WORDS in these tests
 
 
 def watched(hosts: tuple[str, ...] = ("algo-2",), **settings) -> Watch:
@@ -124,6 +124,7 @@ def test_no_reason_to_end(watch, act):
     assert not comes(lambda: watch.verdict or watch.dead or watch.told, NEVER)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_ended_with_one_that_lost_a_peer(monkeypatch):
     """Its launcher was that one, or torchrun: another node knows the reason, and gets time to tell."""
     monkeypatch.setattr("app.watch.LAST_WORDS", 0.5)
@@ -169,6 +170,7 @@ def test_a_rank_that_dies_before_the_one_that_misses_it(monkeypatch):
         assert comes(lambda: watch.dead)  # at once: the other one still lives, so it was not ended with it
 
 
+@pytest.mark.slow
 def test_a_launcher_whose_rank_is_dead_is_left_time_to_end_by_itself(monkeypatch):
     """The others are told at once; the program here is ended only if its launcher does not."""
     monkeypatch.setattr("app.watch.LAST_WORDS", 1.0)
