@@ -65,7 +65,7 @@ def mutated(source: str, node: ast.AST, other: ast.AST) -> str:
 
 
 def tests_of(module: str) -> list[str]:
-    """Return the test files that name a module, the quick ones first; all that train where it is part of training."""
+    """Return the test files that name a module, its own and the quick ones first, and all that train."""
     files, found = sorted((ROOT / "tests").glob("test_*.py")), []
     name = module.removesuffix(".py").replace("/", ".")
     short = name.rpartition(".")[2]
@@ -77,7 +77,8 @@ def tests_of(module: str) -> list[str]:
     found += [path for path in trains if path not in found]
     kept = [path for path in found if "mark.docker" not in path.read_text().partition("def ")[0]]
     slow = [path for path in kept if "mark.slow" in path.read_text().partition("def ")[0]]
-    return [str(path.relative_to(ROOT)) for path in (*(path for path in kept if path not in slow), *slow)]
+    kept.sort(key=lambda path: (path in slow, path.stem != f"test_{short}"))
+    return [str(path.relative_to(ROOT)) for path in kept]
 
 
 def _run_tests(folder: str, files: list[str], log: str) -> None:

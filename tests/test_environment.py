@@ -103,6 +103,10 @@ def test_checkpoint_dir(tmp_path):
     assert Environment.read(variables | {"SM_CHECKPOINT_DIR": "/g"}).checkpoint_dir == Path("/g")
 
 
+def test_the_least_number_of_seconds():
+    assert Environment.read({"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "1"}).peer_timeout == 1.0
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [

@@ -101,6 +101,15 @@ def test_the_rank_that_was_killed(stderr, says):
     assert killed_rank(stderr) == says
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_of_several_tracebacks_the_last_is_the_cause(number):
+    """As of an exception that came during the handling of another one."""
+    text = "Traceback (most recent call last):\n  File {}\nValueError: {}\n\nDuring its handling:\n\n"
+    line, trace = last_error("".join(text.format(k, k) for k in range(number)))
+    assert line.startswith(f"ValueError: {number - 1}") and f"File {number - 1}" in trace
+    assert trace.count("Traceback") == 1
+
+
 def test_the_first_reason_stays(tmp_path):
     file = tmp_path / "failure"
     write(file, "error: the cause")
