@@ -17,15 +17,20 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 
-from app import best, checkpoints, curves, loops, partial, same, stop
+from app import best, checkpoints, curves, graph, loops, partial, same, stop
 from app.agreement import Agreement
 from app.chance import Chance
 from app.checkpoints import VerifiedIO
 from app.exact import reached
 from app.folder import Folder, Writer
+from app.plain import NotPlain, encoded, plain
 from app.restart import Restart
 from app.stop import Interrupted, Stop
 
+COMMON = {"epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "optimizer_states",
+          "lr_schedulers", "hparams_name", "hyper_parameters", "hparams_type", "datamodule_hparams_name",
+          "datamodule_hyper_parameters", "datamodule_hparams_type"}  # fmt: skip
+"""What is the same on all ranks in a Lightning checkpoint, or of the first one for all."""
 SHARE = 0.01  # of the time, at most, training waits for checkpoints that only the clock asks for
 
 
@@ -40,12 +45,15 @@ class Resume(Callback):
             would wait for them for more than a hundredth of the time.
         every_n_steps: Optimizer steps between two checkpoints; 0 for none.
         keep: Number of checkpoints that are kept.
+        exact: Whether a run that was interrupted goes on where it was, and ends as if it had not been. If not, it is
+            trained and saved as Lightning does, with any strategy; a run that is started again begins anew.
     """
 
     stop: Stop | None = None
     """What hears the signals, if anything does."""
 
-    def __init__(self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3) -> None:
+    def __init__(self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3,
+                 exact: bool = True) -> None:  # fmt: skip
         for flag, value, least in (("every_n_minutes", every_n_minutes, 0), ("every_n_steps", every_n_steps, 0),
                                    ("keep", keep, 1)):  # fmt: skip
             if value < least:
@@ -54,6 +62,7 @@ class Resume(Callback):
             raise ValueError(f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3")
         self.folder = Folder(Path(dirpath), keep, started=time.time())
         self.writer = Writer(self.folder)
+        self.exact = exact
         self.every_n_minutes, self.every_n_steps = every_n_minutes, every_n_steps
         self.before: dict[str, Any] | None = None  # the state before the validation that is running
         self.common: int | None = None  # batches of a validation that all ranks have
@@ -76,15 +85,25 @@ class Resume(Callback):
         if stage != "fit":
             return
         self.trainer = trainer
-        if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+        self.loaded = self.within = False
+        supported = isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy))
+        if not supported and not self.enabled:
+            self.exact = False
+        if not self.exact:
+            if trainer.is_global_zero:
+                print("--resume.exact=false: this run is trained and saved as Lightning does; if it is interrupted, it "
+                      "begins anew", flush=True)  # fmt: skip
+            return
+        if not supported:
             raise ValueError(
                 f"--trainer.strategy: found {type(trainer.strategy).__name__}, whose runs cannot be resumed; allowed "
-                "are ddp and its variants"
+                "are ddp and its variants, or --resume.exact=false: it trains and saves as Lightning does"
             )
         trainer._signal_connector.register_signal_handlers = lambda: None
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self.agreement = Agreement(trainer)
         self.restart = Restart(trainer, self.folder, self.chance, self.agreement)
+        self.held = partial.Held(trainer)
         loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = VerifiedIO()
@@ -92,25 +111,46 @@ class Resume(Callback):
         connector.resume_start = bound(self._load, connector.resume_start)
 
     def _load(self, lightnings, path=None, weights_only=None) -> None:
-        """Load the newest checkpoint: in place of Lightning's `resume_start`, when all is set up to compare."""
-        if self.trainer.state.fn == TrainerFn.FITTING and self.enabled:
-            self.restart.load(self.host, self.flags)
-        else:
-            lightnings(path, weights_only=True)
+        """Load the newest checkpoint: in place of Lightning's `resume_start`, when all is set up to compare.
+
+        A search before training loads again what it has saved itself: that is Lightning's.
+        """
+        if self.trainer.state.fn == TrainerFn.FITTING and self.enabled and not self.loaded:
+            self.loaded = True
+            if self.restart.load(self.host, self.flags):
+                return
+        lightnings(path, weights_only=True)
+
+    @property
+    def trains(self) -> bool:
+        """Whether this is the training, and not a search before it, which has callbacks of its own."""
+        return any(callback is self for callback in self.trainer.callbacks)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take note of what is there: a run that goes on has no such check."""
+        if self.exact:
+            self.held.mark()
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep what the check has changed."""
+        if self.exact:
+            self.held.state.touch()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on, a signal is a wish."""
-        if self.enabled and (why := checkpoints.unreadable(trainer._checkpoint_connector.dump_checkpoint(False))):
-            raise ValueError(
-                f"a checkpoint of this model could not be read again: {why}; keep only tensors, numbers, text, lists "
-                "and dicts in save_hyperparameters() and state_dict()"
-            )
-        self.run, self.saved_at = same.described(trainer, self.flags), time.monotonic()
+        self.saved_at = time.monotonic()
+        if self.enabled:
+            self.run = self.restart.meta["run"] if self.restart.step else same.described(trainer, self.flags)
+            state, _ = self._lightnings()
+            if why := checkpoints.unreadable(state):
+                raise ValueError(f"a checkpoint of this run could not be read again: {why}")
         if self.stop:
             self.stop.training = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Have the last checkpoint on the disk."""
+        if self.exact:
+            self.agreement.settle()
         self.writer.wait()
         self.writer.check("the training is done, and")
         best.age(trainer, keep=0)
@@ -123,6 +163,7 @@ class Resume(Callback):
 
     def batch_ended(self) -> None:
         """Save if it is time; stop if it was asked for."""
+        self.within = True
         stops = self._agree()
         due = bool(self.every_n_steps) and self.trainer.global_step % self.every_n_steps == 0
         if stops or due or self.agreement.due:
@@ -132,6 +173,7 @@ class Resume(Callback):
 
     def epoch_ended(self, done: bool) -> None:
         """Save; stop if it was asked for and there is more to come."""
+        self.within = False
         stops = self._agree(now=True) and not done
         self._save(self._state("epoch"), last=stops or done)
         if stops:
@@ -142,9 +184,8 @@ class Resume(Callback):
         self.before = None
         if self.trainer.fit_loop.epoch_loop._should_accumulate():
             return  # half of a step's gradients: a stop waits for its end
-        state = self._state("validation")
-        optimizers = state.pop("optimizer_states", [])  # no validation changes these
-        self.before = partial.copied(state) | {"optimizer_states": optimizers}
+        self.within = True
+        self.before = self._state("validation")
         if self._agree():
             self._interrupt_validation()
 
@@ -166,6 +207,9 @@ class Resume(Callback):
         self.before = None
 
     def _interrupt_validation(self) -> None:
+        if self.before:
+            notes, name = self.before[checkpoints.KEY]["notes"], "optimizer_states"
+            self.before[name] = plain(self.before[name], notes, self._cannot_be_saved, (name,))
         self._save(self.before, last=True)
         self._interrupt()
 
@@ -194,17 +238,49 @@ class Resume(Callback):
         for logger in trainer.loggers if trainer.is_global_zero else ():
             curves.flush(logger)
         moment = gather(time.time_ns())[0]
+        state, notes = self._lightnings(kind)
+        own = {name: encoded(value) for name, value in state.items() if name not in COMMON}
+        said = gather(graph.digest(own))
+        if said[0] == said[trainer.global_rank]:
+            own = {}
+        known = partial.of_rank(trainer, gather, self.held) | {"own": own}
         ours = {
             "step": trainer.global_step, "kind": kind, "number": moment, "saved_at": moment / 1e9,
             "seed": self.chance.seed, "world_size": trainer.world_size, "should_stop": bool(trainer.should_stop),
-            "ranks": gather(partial.of_rank(trainer, gather)), "shown": partial.of_job(trainer),
+            "ranks": gather(known), "shown": partial.of_job(trainer),
             "run": self.run, "version": getattr(trainer.logger, "version", None),
-            "reached": reached(trainer) if kind != "epoch" else None,
+            "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
+            "made": trainer.fit_loop._last_train_dl_reload_epoch, "searched": partial.searched(trainer),
         }  # fmt: skip
-        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         if kind == "epoch":
             loops.end_as_lightning_does(state["loops"]["fit_loop"])
         return state | {checkpoints.KEY: ours}
+
+    def _lightnings(self, kind: str = "") -> tuple[dict[str, Any], dict]:
+        """Return what Lightning saves, copied, as others can read it too; and what of it was of another type.
+
+        Optimizers, which no validation changes, are not copied for one that may not be interrupted.
+        """
+        notes: dict[tuple, tuple] = {}
+        state = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        later = state.pop("optimizer_states") if kind == "validation" else None
+        made = plain(state, notes, self._cannot_be_saved)
+        return made if later is None else made | {"optimizer_states": later}, notes
+
+    def _cannot_be_saved(self, found: NotPlain) -> Any:
+        """Return the text that stands for a hyperparameter, which no run needs to go on; else ValueError."""
+        name = str(found.path[0])
+        if name.startswith(("hyper_parameters", "datamodule_hyper_parameters", "hparams", "datamodule_hparams")):
+            return f"({found.kind})"
+        kind = type(self.trainer.lightning_module)
+        model = f"{kind.__module__}.{kind.__qualname__}"
+        whose = {"state_dict": "state_dict() of", "callbacks": "a callback of", "lr_schedulers": "a scheduler of",
+                 "optimizer_states": "an optimizer of"}  # fmt: skip
+        of = whose.get(name, "on_save_checkpoint() or state_dict() of")
+        raise ValueError(
+            f"a checkpoint of this run could not be read again: {found} ({of} {model}); "
+            "keep numbers, text, tensors, arrays, lists and dicts there"
+        )
 
     def _save(self, state: dict[str, Any], last: bool) -> None:
         """Write a state: in the background, or, if it is the last one, now. One rank of each host writes."""
@@ -212,7 +288,7 @@ class Resume(Callback):
         if self.enabled and self.trainer.local_rank == 0:
             if self.stop:
                 self.stop.writing = last
-            self.writer.write(partial.copied(state), state[checkpoints.KEY]["step"], state[checkpoints.KEY]["number"])
+            self.writer.write(state, state[checkpoints.KEY]["step"], state[checkpoints.KEY]["number"])
             if last:
                 self.writer.wait()
         best.age(self.trainer, self.folder.keep)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from pytorch_lightning import Trainer
 
 # What may change: where things are, how long to train, what is shown, which machine trains. Two more are looked at.
@@ -18,13 +19,13 @@ FREE = re.compile(
 
 def described(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
     """Return what a checkpoint says of its run, in plain values."""
-    return {"flags": json.dumps(flags, default=str), "data": _data(trainer), "batch": _global_batch(trainer)}
+    shapes = _shapes(trainer.lightning_module.state_dict())
+    return {"flags": json.dumps(flags, default=str), "data": _data(trainer), "batch": _global_batch(trainer),
+            "shapes": shapes}  # fmt: skip
 
 
-def differences(
-    trainer: Trainer, flags: Mapping[str, object], before: Mapping[str, Any], weights: Mapping[str, Any]
-) -> list[str]:
-    """Return what differs between this run and that of a checkpoint, which `described` it and has these weights."""
+def differences(trainer: Trainer, flags: Mapping[str, object], before: Mapping[str, Any]) -> list[str]:
+    """Return what differs between this run and that of a checkpoint, which `described` it where it began."""
     now = described(trainer, flags)
     old, new = json.loads(before["flags"]), json.loads(now["flags"])
     changed = {flag for flag in old.keys() | new.keys() if old.get(flag) != new.get(flag)}
@@ -36,7 +37,7 @@ def differences(
     ]
     if before["data"] != now["data"]:
         found.append(f"the training data was {before['data']}, is {now['data']}")
-    shapes = [_shapes(weights), _shapes(trainer.lightning_module.state_dict())]
+    shapes = [before["shapes"], now["shapes"]]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         was, is_ = (each.get(name, "absent") for each in shapes)
         if was != is_:
@@ -45,7 +46,13 @@ def differences(
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:
-    return {name: list(value.shape) for name, value in state.items() if hasattr(value, "shape")}
+    """Return the shapes of weights and buffers; [] of what gets its shape from the first batch."""
+    lazy = torch.nn.parameter.UninitializedTensorMixin
+    return {
+        name: [] if isinstance(value, lazy) else list(value.shape)
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def _global_batch(trainer: Trainer) -> int | None:

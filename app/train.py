@@ -80,7 +80,7 @@ def export(cli: CLI, environment: Environment) -> None:
         else:
             print(f"warning: {best}, the best model, is not there any more; the last one is written", flush=True)
     if state := cli.trainer.strategy.broadcast(state):
-        cli.model.load_state_dict(state)
+        cli.model.load_state_dict(state, strict=cli.model.strict_loading)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule):
         metrics |= cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]

@@ -1,0 +1,114 @@
+"""User code of many kinds, stopped and killed at any place of a run, ends with the weights of a run left alone."""
+
+import multiprocessing
+import re
+from pathlib import Path
+
+import interruptible
+import pytest
+import torch
+
+LIMIT = 90  # seconds; what takes longer hangs
+FLAGS = [
+    "--model=strangers.Model", "--data=strangers.Data", "--trainer.max_epochs=3", "--trainer.accelerator=cpu",
+    "--checkpoint.monitor=null", "--progress.every_n_seconds=100", "--resume.every_n_minutes=0",
+    "--trainer.enable_model_summary=false",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server():
+    """What forks the runs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["app.train", "interruptible", "strangers"])
+    return context
+
+
+class Run:
+    """A job in a folder, started as often as it takes."""
+
+    def __init__(self, server, folder: Path, *flags: str) -> None:
+        self.server, self.folder, self.flags = server, folder, [*FLAGS, *flags]
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self, **variables: str) -> int:
+        """Run it, and return its exit status."""
+        log = self.folder / "log"
+        before = len(log.read_text()) if log.exists() else 0
+        process = self.server.Process(target=interruptible.main, args=(self.folder, self.flags, variables))
+        process.start()
+        process.join(LIMIT)
+        if process.is_alive():
+            process.kill()
+        self.said = log.read_text()[before:]
+        return process.exitcode
+
+    def finish(self) -> dict[str, torch.Tensor]:
+        """Run it to its end, and return its weights."""
+        assert self.start() == 0, self.said[-3000:]
+        return torch.load(self.folder / "output/model/model.pt", weights_only=True)
+
+
+def same(one: dict, other: dict) -> list[str]:
+    """Return the names of the weights that differ."""
+    return [name for name in one if not torch.equal(*(each[name].to_dense() for each in (one, other)))]
+
+
+def check(server, folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
+    """Compare a run left alone with one that is stopped at each of `at`, and return what that says at last."""
+    alone, run = Run(server, folder / "alone", *flags), Run(server, folder / "run", *flags)
+    expected = alone.finish()
+    for place in at:
+        assert run.start(STOP_AT=place) == 143, run.said[-3000:]
+    assert not same(expected, run.finish())
+    return run.said
+
+
+WORKERS = "--data.workers=1"
+STAY = "--data.persistent=true"
+CODE = {
+    "the control": [],
+    "with workers": [WORKERS],
+    "the number of steps is asked for": ["--model=strangers.Estimated", WORKERS],
+    "drawn on the way to the device": ["--model=strangers.Augmented", WORKERS],
+    "eval mode": ["--model=strangers.EvalMode"],
+    "unfrozen": ["--model=strangers.Unfrozen"],
+    "a numpy scalar in a schedule": ["--model=strangers.NumpyCosine"],
+    "a sparse buffer": ["--model=strangers.Sparse"],
+    "lazy layers and buffers": ["--model=strangers.Lazy"],
+    "plain attributes": ["--model=strangers.Remembering"],
+    "metrics in wrappers": ["--model=strangers.Measured"],
+    "a state of a part": ["--model=strangers.Partial"],
+    "hyperparameters of any kind": ["--model=strangers.Hyper"],
+    "a numpy generator": ["--data.dataset=numpy"],
+    "a numpy generator in a worker that stays": ["--data.dataset=numpy", WORKERS, STAY],
+    "a RandomState": ["--data.dataset=state", WORKERS],
+    "a random.Random": ["--data.dataset=random"],
+    "a torch.Generator": ["--data.dataset=torch"],
+    "a generator of the module": ["--data.dataset=module", WORKERS],
+    "a counter in a dataset": ["--data.dataset=growing"],
+    "a generator in collate_fn": ["--data.collate=true", WORKERS],
+    "a sampler with a generator": ["--data.sampler=shuffled", WORKERS, STAY],
+    "a sampler that counts": ["--data.sampler=counting"],
+    "a sampler without an end": ["--data.sampler=endless", "--trainer.limit_train_batches=10"],
+    "an iterable dataset": ["--data.dataset=stream"],
+    "an iterable dataset in workers": ["--data.dataset=stream", WORKERS, STAY, "--model=strangers.Augmented"],
+    "a loader of another class": ["--data.kind=own"],
+    "a dict of loaders": ["--data.several=dict", "--data.sampler=counting"],
+    "loaders up to the longest": ["--data.several=max_size"],
+    "loaders up to the shortest": ["--data.several=min_size", "--trainer.max_epochs=8"],
+    "loaders of streams": ["--data.several=max_size_cycle", "--data.dataset=stream"],
+    "a curriculum": ["--trainer.callbacks=strangers.Curriculum", WORKERS],
+    "finetuning": ["--trainer.callbacks=strangers.Thaw"],
+    "accumulation by schedule": ["--trainer.callbacks=GradientAccumulationScheduler", "--trainer.callbacks.scheduling={0: 1, 1: 2}"],
+    "averaged weights": ["--trainer.callbacks=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.01",
+                         "--trainer.callbacks.swa_epoch_start=1", "--data=strangers.Validated"],
+    "overfit batches": ["--trainer.overfit_batches=4"],
+    "a search for a rate": ["--trainer.callbacks=LearningRateFinder", "--trainer.callbacks.num_training_steps=5", "--model=strangers.Hyper"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", CODE.values(), ids=CODE)
+def test_within_an_epoch(server, tmp_path: Path, flags):
+    places = ("3:2", "5:1") if "min_size" in "".join(flags) else ("1:6",)
+    check(server, tmp_path, *flags, at=places)
