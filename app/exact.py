@@ -272,21 +272,12 @@ class ExactInPlaces(Exact):
     state_dict = load_state_dict = None
 
 
-class Watched(DataLoader):
-    """What a DataLoader's class has before it whose samples come in an order of their own."""
-
-    def _get_iterator(self) -> Any:
-        return super(Watched, _as_for_workers(self))._get_iterator()
-
-
 def _as_for_workers(loader: DataLoader) -> DataLoader:
     """Return the loader as its workers are to see it."""
     if not loader.num_workers:
         return loader
     view = copy.copy(loader)
-    given = loader.worker_init_fn
-    if not (isinstance(given, functools.partial) and given.func is _start_worker):
-        vars(view)["worker_init_fn"] = functools.partial(_start_worker, given, loader.collate_fn)
+    vars(view)["worker_init_fn"] = functools.partial(_start_worker, loader.worker_init_fn, loader.collate_fn)
     return view
 
 
@@ -304,14 +295,18 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     `rank` of `world_size` ranks gets its share of each batch of all ranks, each sample once, unless the loader has a
     DistributedSampler already. Workers live on when a signal comes to all processes: their own process ends them.
     """
-    if isinstance(loader, (ResidentLoader, Exact, Watched)):
+    if isinstance(loader, (ResidentLoader, Exact)):
         return loader, ""
     own = getattr(type(loader), "__iter__", None) is not DataLoader.__iter__
     sampler = getattr(loader, "sampler", None)
     if not isinstance(loader, DataLoader):
         return loader, f"{type(loader).__name__} goes through its samples in a way of its own"
+    given = loader.worker_init_fn
+    started = functools.partial(_start_worker, given, loader.collate_fn)
+    if isinstance(given, functools.partial) and given.func is _start_worker:
+        started = given
     if isinstance(loader.dataset, IterableDataset):
-        loader.__class__ = of_class(Watched, type(loader))
+        loader.worker_init_fn = started
         return loader, "an IterableDataset has no positions"
     stateful = [one for one in (loader.dataset, sampler, loader.batch_sampler) if hasattr(one, "load_state_dict")]
     if own and (not type(loader).__module__.startswith("torchdata.") or stateful):
@@ -320,7 +315,7 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
                 f"--data: a {type(loader).__name__} cannot be shared out among {world_size} ranks; allowed is a "
                 "torch.utils.data.DataLoader, or one with a DistributedSampler"
             )
-        loader.__class__ = of_class(Watched, type(loader))
+        loader.worker_init_fn = started
         return loader, f"{type(loader).__name__} goes through its samples in a way of its own"
     if isinstance(sampler, DistributedSampler):
         rank, world_size = 0, 1
@@ -338,7 +333,7 @@ def divided(loader: Any) -> "ResidentLoader | Batches | None":
 def reached(trainer: Trainer) -> int | None:
     """Return the position in the epoch that training has reached, None where it is not the same on all nodes."""
     loader = divided(trainer.train_dataloader)
-    return loader.course.reached(*position(trainer)) if loader and loader.course else None
+    return loader.course.reached(*position(trainer)) if loader is not None and loader.course else None
 
 
 def _start_worker(also: Callable[[int], None] | None, collate: Callable, worker: int) -> None:
@@ -443,7 +438,7 @@ class Placed(CombinedLoader):
         self.placed = False
 
     def _state_dicts(self) -> list[dict[str, Any]]:
-        return [loader.state_dict() for loader in self.flattened if has_state(loader)]
+        return []  # Lightning would take the first rank's for all
 
     def states(self, within: bool) -> list[dict[str, Any]]:
         """Return what has to be known to go on: within an epoch, it is drawn again, from what was there before it."""
@@ -456,12 +451,16 @@ def _drawn_from(loader: Any) -> dict[str, Any]:
     """Return the objects from which an epoch is drawn."""
     if not isinstance(loader, DataLoader):
         return {} if isinstance(loader, ResidentLoader) or has_state(loader) else {"loader": loader}
-    names = ("sampler", "batch_sampler") if divided(loader) else ("sampler", "batch_sampler", "dataset", "collate_fn")
+    names = (
+        ("sampler", "batch_sampler")
+        if divided(loader) is not None
+        else ("sampler", "batch_sampler", "dataset", "collate_fn")
+    )
     return {} if has_state(loader) else {name: getattr(loader, name, None) for name in names}
 
 
 def _skipped(loader: Any) -> tuple:
-    return (Dataset,) if divided(loader) else ()
+    return () if divided(loader) is None else (Dataset,)
 
 
 def has_state(loader: Any) -> bool:
@@ -504,7 +503,7 @@ class _Turns:
             self.iterator = iter(self.loader)  # it asks itself where training is
             return
         workers = getattr(self.loader, "persistent_workers", False)  # those that stay were seeded in the first epoch
-        if exactly := divided(self.loader):
+        if (exactly := divided(self.loader)) is not None:
             for earlier in range(self.drawn, turn):  # what counts its epochs counts these
                 exactly.begin(self.epoch, earlier, 0)
             self.drawn = turn + 1
@@ -512,7 +511,7 @@ class _Turns:
             self._seed("workers", 0 if workers else self.epoch, 0 if workers else turn)
             self.iterator = iter(self.loader)
             return
-        if isinstance(self.loader, DataLoader):
+        if isinstance(self.loader, DataLoader) and not has_state(self.loader):
             _shutdown_workers_and_reset_iterator(self.loader)
         self._seed("order", self.epoch, turn)
         self.iterator = self._others(0 if skip else start)

@@ -244,7 +244,9 @@ class State:
         """Return all plain values, by where they are."""
         found = {}
         for path, owner in walk(self.roots(), self.skip, code=False):
-            if _container(owner) or isinstance(owner, (*GENERATORS, types.FunctionType, types.MethodType, type)):
+            if _container(owner) or isinstance(
+                owner, (*GENERATORS, *self.skip, types.FunctionType, types.MethodType, type)
+            ):
                 continue
             small = isinstance(owner, (torch.utils.data.Dataset, LightningDataModule))
             for name, value in attributes(owner).items():

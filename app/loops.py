@@ -67,7 +67,7 @@ class FitLoop(_Loaders, _FitLoop):
             super().on_run_start()
             return
         self.restart.place(self)
-        self.restart.restore(self.resume.held)
+        self.restart.restore(self.resume.held, wholly=False)
         super().on_run_start()
         self.resume.held.mark()
         self.restart.make_again(self.resume.held)

@@ -79,10 +79,12 @@ class Held:
             "loaders": trainer.fit_loop._combined_loader.states(within=trainer.fit_loop.epoch_loop.resume.within),
         }
 
-    def restore(self, told: Mapping[str, Any]) -> None:
-        """Give all of it back, as far as it is there."""
+    def restore(self, told: Mapping[str, Any], wholly: bool) -> None:
+        """Give it back, as far as it is there; if not wholly, plain values only."""
         model = self.trainer.lightning_module
         self.state.restore(told["plain"])
+        if not wholly:
+            return
         for path, one in self._generators().items():
             if path in told["generators"]:
                 graph.restore(one, decoded(told["generators"][path]))

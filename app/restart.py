@@ -105,7 +105,7 @@ class Restart:
         if self.kind in ("", "epoch") or self._same_ranks:
             return
         loader = divided(self.trainer.train_dataloader)
-        if not loader or not loader.course or self.meta["reached"] is None:
+        if loader is None or not loader.course or self.meta["reached"] is None:
             raise ValueError(
                 f"--resume.dirpath={self.folder.path}: step {self.step} was saved within an epoch by "
                 f"{self.meta['world_size']} ranks, and its data cannot be shared out anew among "
@@ -117,8 +117,8 @@ class Restart:
         progress = loop.epoch_loop.batch_progress.current
         progress.ready = progress.started = progress.processed = progress.completed = done
 
-    def restore(self, held: partial.Held) -> None:
-        """Give this rank what only the checkpoint knows."""
+    def restore(self, held: partial.Held, wholly: bool = True) -> None:
+        """Give this rank what only the checkpoint knows; not wholly before the hooks that begin training."""
         if not self.step:
             return
         if self.averaging is None:
@@ -126,7 +126,7 @@ class Restart:
         partial.restore_job(self.trainer, self.meta["shown"])
         if self._same_ranks:
             partial.restore_rank(self.trainer, self._known, mid_epoch=self.kind != "epoch")
-        held.restore(self._known["held"])
+        held.restore(self._known["held"], wholly)
 
     def make_again(self, held: partial.Held) -> None:
         """Run the hooks again that made what is no plain value, for an epoch that goes on."""

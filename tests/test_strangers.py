@@ -1,7 +1,6 @@
 """User code of many kinds, stopped and killed at any place of a run, ends with the weights of a run left alone."""
 
 import multiprocessing
-import re
 from pathlib import Path
 
 import interruptible
@@ -100,15 +99,18 @@ CODE = {
     "loaders of streams": ["--data.several=max_size_cycle", "--data.dataset=stream"],
     "a curriculum": ["--trainer.callbacks=strangers.Curriculum", WORKERS],
     "finetuning": ["--trainer.callbacks=strangers.Thaw"],
-    "accumulation by schedule": ["--trainer.callbacks=GradientAccumulationScheduler", "--trainer.callbacks.scheduling={0: 1, 1: 2}"],
+    "accumulation by schedule": ["--trainer.callbacks=GradientAccumulationScheduler",
+                                 "--trainer.callbacks.scheduling={0: 1, 1: 2}"],
     "averaged weights": ["--trainer.callbacks=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.01",
                          "--trainer.callbacks.swa_epoch_start=1", "--data=strangers.Validated"],
     "overfit batches": ["--trainer.overfit_batches=4"],
-    "a search for a rate": ["--trainer.callbacks=LearningRateFinder", "--trainer.callbacks.num_training_steps=5", "--model=strangers.Hyper"],
+    "a search for a rate": ["--trainer.callbacks=LearningRateFinder", "--trainer.callbacks.num_training_steps=5",
+                            "--model=strangers.Hyper"],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("flags", CODE.values(), ids=CODE)
 def test_within_an_epoch(server, tmp_path: Path, flags):
-    places = ("3:2", "5:1") if "min_size" in "".join(flags) else ("1:6",)
+    given = "".join(flags)
+    places = ("3:2", "5:1") if "min_size" in given else ("1:2",) if "overfit" in given else ("1:6",)
     check(server, tmp_path, *flags, at=places)
