@@ -394,13 +394,20 @@ class Placed(CombinedLoader):
         for held in self.held:
             held.mark()
 
-    def begin(self, fetcher: Any, epoch: int, done: int, states: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Have an epoch begin, or go on, after so many batches; `states` are what `states` returned."""
-        for held, state in zip(self.held, states, strict=False):
+    def begin(self, fetcher: Any, epoch: int, done: int, states: Mapping[str, Any] | None = None) -> None:
+        """Have an epoch begin, or go on, after so many batches; `states` is what `states` returned."""
+        told = states["loaders"] if states else []
+        for held, state in zip(self.held, told, strict=False):
             held.restore(state["held"])
         self.before = [held.changed() for held in self.held]
-        self.place, self.placed = (epoch, done, [state["own"] for state in states]), True
+        ahead = decoded(states["ahead"]) if states else []
+        self.place, self.placed = (epoch, done + len(ahead), [state["own"] for state in told]), True
+        given = getattr(fetcher, "prefetch_batches", 0)
+        if ahead:
+            fetcher.prefetch_batches = 0
         iter(fetcher)
+        if ahead:
+            fetcher.prefetch_batches, fetcher.batches, fetcher.fetched = given, ahead, len(ahead)
 
     def __iter__(self) -> "Placed":
         kind = _SUPPORTED_MODES[self._mode]["iterator"]
@@ -440,11 +447,16 @@ class Placed(CombinedLoader):
     def _state_dicts(self) -> list[dict[str, Any]]:
         return []  # Lightning would take the first rank's for all
 
-    def states(self, within: bool) -> list[dict[str, Any]]:
-        """Return what has to be known to go on: within an epoch, it is drawn again, from what was there before it."""
+    def states(self, fetcher: Any, within: bool) -> dict[str, Any]:
+        """Return what has to be known to go on: within an epoch, it is drawn again, from what was there before it.
+
+        Of a loader that saves its own state, that is one batch ahead where Lightning has fetched one: it is saved, too.
+        """
         held = self.before if within else [held.changed() for held in self.held]
         own = [encoded(loader.state_dict()) if has_state(loader) else None for loader in self.flattened]
-        return [{"held": one, "own": state} for one, state in zip(held, own, strict=True)]
+        ahead = getattr(fetcher, "batches", []) if within and any(state is not None for state in own) else []
+        loaders = [{"held": one, "own": state} for one, state in zip(held, own, strict=True)]
+        return {"loaders": loaders, "ahead": encoded(ahead)}
 
 
 def _drawn_from(loader: Any) -> dict[str, Any]:

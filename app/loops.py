@@ -97,7 +97,7 @@ class EpochLoop(_TrainingEpochLoop):
         """Begin an epoch, with the validation that was interrupted if there was one."""
         done = self.batch_progress.current.ready
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
-        states = self.restart.take_states() if self.resume.trains else ()
+        states = self.restart.take_states() if self.resume.trains else None
         self.trainer.fit_loop._combined_loader.begin(data_fetcher, epoch, done, states)
         data_fetcher.fetched += done  # it tells by this which batch is the last one
         data_fetcher._start_profiler = self._on_before_fetch

@@ -66,7 +66,7 @@ class Held:
 
     def told(self) -> dict[str, Any]:
         """Return what has changed since, encoded."""
-        trainer, model = self.trainer, self.trainer.lightning_module
+        model, loop = self.trainer.lightning_module, self.trainer.fit_loop
         settings = {name: value for name, value in self._settings().items() if self.settings.get(name, value) != value}
         return {
             "plain": self.state.changed(),
@@ -76,7 +76,7 @@ class Held:
             "settings": settings,
             "eval": [name for name, module in model.named_modules() if not module.training],
             "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-            "loaders": trainer.fit_loop._combined_loader.states(within=trainer.fit_loop.epoch_loop.resume.within),
+            "loaders": loop._combined_loader.states(loop._data_fetcher, within=loop.epoch_loop.resume.within),
         }
 
     def restore(self, told: Mapping[str, Any], wholly: bool) -> None:

@@ -133,10 +133,10 @@ class Restart:
         if self.step and self.kind in ("batch", "validation"):
             partial.make_again(self.trainer, held.lacking(self._known["held"]))
 
-    def take_states(self) -> list:
+    def take_states(self) -> Mapping[str, Any] | None:
         """Return, once, what the loaders said of themselves."""
         if not self.step or self.taken:
-            return []
+            return None
         self.taken = True
         return self._known["held"]["loaders"]
 

@@ -16,6 +16,7 @@ from pytorch_lightning.callbacks import BaseFinetuning
 from pytorch_lightning.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 from torchmetrics import MeanMetric, MinMaxMetric
 from torchmetrics.wrappers import Running
 
@@ -133,6 +134,29 @@ class Stream(IterableDataset):
             yield torch.tensor([index / SAMPLES, 1.0 + noise]), torch.tensor([index % 2.0])
 
 
+class Saved(IterableDataset):
+    """A stream that says where it is, and cannot be begun anew for that."""
+
+    def __init__(self) -> None:
+        self.at, self.epoch = 0, 0
+
+    def __iter__(self):
+        if self.at == 0:
+            self.epoch += 1
+        while self.at < SAMPLES:
+            self.at += 1
+            yield torch.tensor([self.at / SAMPLES, self.epoch / 3.0]), torch.tensor([self.at % 2.0])
+        self.at = 0
+
+    def state_dict(self):
+        """Return where it is."""
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        """Go there."""
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
 class Collate:
     """Joins samples, with noise from a generator of its own."""
 
@@ -162,9 +186,10 @@ DATASETS = {
     "lazily": Lazily,
     "growing": Growing,
     "stream": Stream,
+    "saved": Saved,
 }
 SAMPLERS = {"shuffled": Shuffled, "counting": Counting, "endless": Endless}
-KINDS = {"torch": DataLoader, "own": Own}
+KINDS = {"torch": DataLoader, "own": Own, "stateful": StatefulDataLoader}
 
 
 class Data(LightningDataModule):
@@ -189,8 +214,8 @@ class Data(LightningDataModule):
 
     def one(self, size: int):
         """Return a loader."""
-        order = {"sampler": SAMPLERS[self.sampler]()} if self.sampler else {"shuffle": self.dataset != "stream"}
-        order = order if self.dataset != "stream" else {}
+        order = {"sampler": SAMPLERS[self.sampler]()} if self.sampler else {"shuffle": True}
+        order = {} if self.dataset in ("stream", "saved") else order
         return KINDS[self.kind](DATASETS[self.dataset](), size, **order, **self.workers, **self.collate)
 
     def train_dataloader(self):
@@ -416,11 +441,11 @@ class Hyper(Model):
 
 
 class Unsavable(Model):
-    """Saves, from the second epoch on, what no checkpoint can hold."""
+    """Saves, from the second epoch's end on, what no checkpoint can hold."""
 
     def on_save_checkpoint(self, checkpoint):
         """Save an object."""
-        if self.current_epoch:
+        if self.current_epoch > 1:
             checkpoint["mine"] = {"thing": Points()}
 
 

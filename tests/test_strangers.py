@@ -1,6 +1,7 @@
 """User code of many kinds, stopped and killed at any place of a run, ends with the weights of a run left alone."""
 
 import multiprocessing
+import re
 from pathlib import Path
 
 import interruptible
@@ -93,6 +94,8 @@ CODE = {
     "an iterable dataset": ["--data.dataset=stream"],
     "an iterable dataset in workers": ["--data.dataset=stream", WORKERS, STAY, "--model=strangers.Augmented"],
     "a loader of another class": ["--data.kind=own"],
+    "a loader that saves its state, of a dataset": ["--data.kind=stateful", WORKERS],
+    "a loader that saves its state, of a stream": ["--data.kind=stateful", "--data.dataset=saved", "--data.workers=2"],
     "a dict of loaders": ["--data.several=dict", "--data.sampler=counting"],
     "loaders up to the longest": ["--data.several=max_size"],
     "loaders up to the shortest": ["--data.several=min_size", "--trainer.max_epochs=8"],
@@ -114,3 +117,55 @@ def test_within_an_epoch(server, tmp_path: Path, flags):
     given = "".join(flags)
     places = ("3:2", "5:1") if "min_size" in given else ("1:2",) if "overfit" in given else ("1:6",)
     check(server, tmp_path, *flags, at=places)
+
+
+ENDS = ["the number of steps is asked for", "a sampler that counts", "an iterable dataset", "plain attributes",
+        "a loader that saves its state, of a stream", "a numpy generator in a worker that stays"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_at_an_epochs_end(server, tmp_path: Path, kind):
+    check(server, tmp_path, *CODE[kind], at=("0:9", "2:0"))
+
+
+def test_killed_it_goes_on_from_the_epochs_end(server, tmp_path: Path):
+    alone = Run(server, tmp_path / "alone", *CODE["plain attributes"])
+    run = Run(server, tmp_path / "run", *CODE["plain attributes"])
+    assert run.start(KILL_AT="1:3") == -9 and run.start(STOP_AT="1:5") == 143
+    assert not same(alone.finish(), run.finish())
+
+
+def test_averaged_weights(server, tmp_path: Path):
+    """Stopped in each epoch, of which the last gathers the statistics of batch norm; and started again when done."""
+    alone, run = (Run(server, tmp_path / name, *CODE["averaged weights"]) for name in ("alone", "run"))
+    expected = alone.finish()
+    for place in ("0:5", "1:5", "2:5", "3:5"):
+        assert run.start(STOP_AT=place) == 143, run.said[-3000:]
+    assert not same(expected, run.finish())
+    assert not same(expected, run.finish()) and "nothing is left to train" in run.said
+
+
+def test_what_no_checkpoint_can_hold_is_named_when_it_is_saved(server, tmp_path: Path):
+    run = Run(server, tmp_path, "--model=strangers.Unsavable")
+    assert run.start() == 1
+    assert (
+        "error: a checkpoint of this run could not be read again: mine.thing is a strangers.Points "
+        "(on_save_checkpoint() or state_dict() of strangers.Unsavable)"
+    ) in run.said
+    assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
+
+
+def test_a_search_for_a_batch_size(server, tmp_path: Path):
+    check(server, tmp_path, "--model=strangers.Alone", "--trainer.callbacks=BatchSizeFinder",
+          "--trainer.callbacks.batch_arg_name=batch", "--trainer.callbacks.max_trials=2",
+          "--data=strangers.Validated")  # fmt: skip
+
+
+def test_not_exact_is_as_lightning_does(server, tmp_path: Path):
+    """It says so, and leaves no checkpoint to resume from."""
+    run = Run(server, tmp_path, "--resume.exact=false", "--data.dataset=numpy")
+    run.finish()
+    assert (
+        len(re.findall("^--resume.exact=false: this run is trained and saved as Lightning does", run.said, re.M)) == 1
+    )
+    assert not list(tmp_path.rglob("step-*.ckpt")) and list(tmp_path.rglob("best-*.ckpt"))
