@@ -7,7 +7,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
 
-from app.exact import Drawn, Placed, exact, of_class, seed_all
+from app.exact import exact, of_class
+from app.keys import seed_all
+from app.placed import Drawn, Placed
 
 
 class Chance(Callback):
@@ -33,6 +35,11 @@ class Chance(Callback):
             return self._exact(trainer, lightnings(connector, dataloader, shuffle, mode), mode)
 
         connector._prepare_dataloader = prepared
+
+    def stand_aside(self, trainer: Trainer) -> None:
+        """Leave the loaders to Lightning."""
+        if vars(trainer._data_connector).pop("_prepare_dataloader", None):
+            trainer._accelerator_connector.use_distributed_sampler = self.share
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before training."""

@@ -211,12 +211,9 @@ class CLI(LightningCLI):
         seed = self.config.seed_everything
         chance = Chance(seed if type(seed) is int else None, share=trainer.use_distributed_sampler)
         torchrun, saves = bool(self.environment.torchrun), trainer.enable_checkpointing is not False
-        saves = saves and resume.exact and not trainer.fast_dev_run
-        resume.attach(chance, self.environment.current_host, self.given, torchrun, saves)
-        self.trainer_defaults["callbacks"] = [World(self.environment, self.given, self.config.lr_scaling)]
-        if resume.exact:
-            trainer.use_distributed_sampler = False  # app/exact.py shares batches out, and repeats no sample for it
-            self.trainer_defaults["callbacks"].append(chance)
+        resume.attach(chance, self.environment.current_host, self.given, torchrun, saves and not trainer.fast_dev_run)
+        trainer.use_distributed_sampler = False  # app/exact.py shares batches out, and repeats no sample for it
+        self.trainer_defaults["callbacks"] = [World(self.environment, self.given, self.config.lr_scaling), chance]
         try:
             return super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:

@@ -56,7 +56,7 @@ class FitLoop(_Loaders, _FitLoop):
         self.begun = False
         super().run()
         if not self.begun and self.resume.trains and self.restart.step:
-            self.restart.restore(self.resume.held)
+            self.restart.restore(self.resume.snapshot.held)
             self.restart.say_that_all_is_done()
             self.on_run_end()
 
@@ -67,11 +67,11 @@ class FitLoop(_Loaders, _FitLoop):
             super().on_run_start()
             return
         self.restart.place(self)
-        self.restart.restore(self.resume.held, wholly=False)
+        self.restart.restore(self.resume.snapshot.held, wholly=False)
         super().on_run_start()
-        self.resume.held.mark()
-        self.restart.make_again(self.resume.held)
-        self.restart.restore(self.resume.held)  # what hooks have begun anew goes on
+        self.resume.snapshot.held.mark()
+        self.restart.make_again(self.resume.snapshot.held)
+        self.restart.restore(self.resume.snapshot.held)  # what hooks have begun anew goes on
 
     def reset(self) -> None:
         """Reset nothing that goes on: what remains of Lightning's own restart is that it knows it is in an epoch."""
@@ -118,10 +118,17 @@ class ValidationLoop(_Loaders, _EvaluationLoop):
     kind = "val"
 
     def run(self) -> list:
-        """Validate."""
-        if self.resume.trains and not self.trainer.sanity_checking:
+        """Validate; the check before training, which a run that goes on does not have, may change what objects hold."""
+        if not self.resume.trains:
+            return super().run()
+        if not self.trainer.sanity_checking:
             self.resume.before_validation()
-        return super().run()
+            return super().run()
+        held = self.resume.snapshot.held
+        held.mark()
+        found = super().run()
+        held.state.touch()
+        return found
 
 
 def begin_anew(loop: dict[str, Any]) -> None:

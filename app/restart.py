@@ -6,12 +6,13 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 
-from app import best, checkpoints, curves, loops, partial, same
+from app import best, checkpoints, curves, loops, partial, revive, same
 from app.agreement import Agreement
 from app.chance import Chance
 from app.exact import divided, position
 from app.folder import Folder, choose
-from app.plain import decoded, restored
+from app.held import Held
+from app.plain import restored
 
 
 class Restart:
@@ -60,13 +61,11 @@ class Restart:
         if self.trainer.local_rank == 0:
             for logger in self.trainer.loggers:
                 curves.forget_after(logger, self.meta["saved_at"], self.trainer.is_global_zero)
-        checkpoint = restored(checkpoint, self.meta["notes"])
-        if self._same_ranks:
-            for name, value in decoded(self._known["own"]).items():
-                checkpoint[name] = value
+        own = self._known["own"] if self._same_ranks else {}  # of this rank, where it differs from the first one's
+        checkpoint = restored(checkpoint | own, self._known["notes"] if own else self.meta["notes"])
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank has its own
-        partial.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
-        partial.settle_searches(self.trainer, self.meta["searched"])
+        revive.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
+        revive.settle_searches(self.trainer, self.meta["searched"])
         self.groups = [[{name: value for name, value in group.items() if name != "params"} for group in
                         state["param_groups"]] for state in checkpoint["optimizer_states"]]  # fmt: skip
         if self.kind == "epoch":
@@ -117,21 +116,21 @@ class Restart:
         progress = loop.epoch_loop.batch_progress.current
         progress.ready = progress.started = progress.processed = progress.completed = done
 
-    def restore(self, held: partial.Held, wholly: bool = True) -> None:
+    def restore(self, held: Held, wholly: bool = True) -> None:
         """Give this rank what only the checkpoint knows; not wholly before the hooks that begin training."""
         if not self.step:
             return
         if self.averaging is None:
-            self.averaging = partial.go_on_averaging(self.trainer, self.groups, self.kind)
+            self.averaging = revive.go_on_averaging(self.trainer, self.groups, self.kind)
         partial.restore_job(self.trainer, self.meta["shown"])
         if self._same_ranks:
             partial.restore_rank(self.trainer, self._known, mid_epoch=self.kind != "epoch")
         held.restore(self._known["held"], wholly)
 
-    def make_again(self, held: partial.Held) -> None:
+    def make_again(self, held: Held) -> None:
         """Run the hooks again that made what is no plain value, for an epoch that goes on."""
         if self.step and self.kind in ("batch", "validation"):
-            partial.make_again(self.trainer, held.lacking(self._known["held"]))
+            revive.make_again(self.trainer, held.lacking(self._known["held"]))
 
     def take_states(self) -> Mapping[str, Any] | None:
         """Return, once, what the loaders said of themselves."""

@@ -13,7 +13,8 @@ FREE = re.compile(
     r"--(trainer\.(max_|min_|accelerator|devices|num_nodes|strategy|logger|enable_|log_every|profiler|benchmark"
     r"|num_sanity|limit_test|limit_predict|detect_anomaly|default_root_dir|use_distributed_sampler|inference_mode"
     r"|barebones|plugins|model_registry|sync_batchnorm)|(logger|progress|system|resume|config)\b|lr_scaling"
-    r"|checkpoint(?!\.(monitor|mode|save_top_k)\b)|data\.(data_dir|num_workers|pin_memory|download|batch_size)$)"
+    r"|checkpoint(?!\.(monitor|mode|save_top_k)\b)|data\.(data_dir|download|batch_size)$"
+    r"|(data|model)\.(.*workers|pin_memory|prefetch_factor)$)"
 )
 
 

@@ -19,7 +19,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from app.chance import Chance
-from app.exact import divided, exact, seed_all
+from app.exact import divided, exact
+from app.keys import seed_all
 
 
 def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
