@@ -11,12 +11,11 @@ from typing import Any, Literal
 
 import torch
 import yaml
-from jsonargparse import ArgumentError
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from app import data, flags, lean, memory, model, schedule, smddp
+from app import data, flags, lean, memory, mistakes, model, schedule, smddp
 from app.best import BestModel
 from app.chance import Chance
 from app.curves import Logger
@@ -103,8 +102,9 @@ class CLI(LightningCLI):
         self._default_data(parser, found)
         try:
             super().parse_arguments(parser, args if found == given else found)
-        except ArgumentError as error:
-            raise ValueError(flags.explain(error, parser)) from None
+            mistakes.refuse_unwanted(self.config)
+        except mistakes.REFUSED as error:
+            raise ValueError(mistakes.explain_all(parser, found) or mistakes.explain(error, parser)) from None
         # Before a seed is drawn, another one on each host.
         given = json.loads(parser.dump(self.config, skip_none=False, skip_validation=True, format="json"))
         self.given = dict(flags.flat(given))

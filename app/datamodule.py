@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from app.resident import ResidentLoader, ResidentSet
 from app.shards import Shard
 
 
-class ResidentDataModule(LightningDataModule):
+class ResidentDataModule(LightningDataModule, ABC):
     """A data module whose images stay in memory (see app/resident.py); a subclass says where they come from.
 
     Args:
@@ -68,12 +69,12 @@ class ResidentDataModule(LightningDataModule):
         self.sets: dict[str, ResidentSet] = {}
         self.shards: list[Shard] = []
 
+    @abstractmethod
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return images, uint8 [N, C, H, W], and labels, int64 [N], of the training or the test images.
 
         Where a node may lack them, FileNotFoundError says that they are not there.
         """
-        raise NotImplementedError
 
     @property
     def num_classes(self) -> int:
