@@ -164,7 +164,8 @@ class ResidentDataModule(LightningDataModule, ABC):
         node, nodes = self._nodes if self.sharded else (0, 1)
         fraction = isinstance(self.val_split, float)
         part = self.val_split // nodes + (node < self.val_split % nodes)
-        held_out = math.floor(self.val_split * size) if fraction else part
+        share = self.val_split if fraction and 0 < self.val_split < 1 else 0  # neither nan nor infinite
+        held_out = math.floor(share * size) if fraction else part
         if not 0 < held_out < size:
             found = f"{self.val_split}{f' ({part} of them on this host)' if nodes > 1 and not fraction else ''}"
             raise ValueError(

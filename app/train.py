@@ -17,6 +17,7 @@ if __name__ == "__main__":  # before all else: what is imported takes seconds
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,8 @@ def main(args: list[str] | None = None) -> None:
             cli.trainer.callbacks.append(line)
             resume = cli.config_init.resume
             resume.stop, stop.folder = stop, resume.folder.path
+            if cli.trainer.is_global_zero and failure_file():
+                warn_of_lost_folders(cli.config, environment)
             for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:
                 if "://" not in folder:
                     check_writable(Path(folder), "checkpoints")
@@ -57,6 +60,18 @@ def main(args: list[str] | None = None) -> None:
                 )
             export(cli, environment)
         line.done()
+
+
+def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
+    """Say which folders are relative to a job's working folder, of which SageMaker keeps nothing."""
+    for flag in ("checkpoint.dirpath", "resume.dirpath", "logger.save_dir"):
+        folder = str(config.get(flag) or "/")
+        if "://" not in folder and not Path(folder).is_absolute():
+            print(
+                f"warning: --{flag}={folder} is {Path(folder).absolute()}, of which SageMaker keeps nothing; leave it "
+                f"out, or give a folder below {environment.checkpoint_dir}",
+                flush=True,
+            )
 
 
 def stopped(line: lifeline.Lifeline, why: str, loud: bool = True) -> None:
