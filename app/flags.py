@@ -89,7 +89,8 @@ def settings_in(name: str) -> dict:
     """Return the settings in a file of flags; ValueError says what is wrong with it."""
     try:
         settings = yaml.safe_load(Path(name).read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        json.dumps(settings, default=str)  # ValueError for what contains itself
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = first_line(error).replace('in "<unicode string>", ', "")
         raise ValueError(f"--config: {shown(name)} cannot be read ({why}); allowed is YAML") from None
     if not isinstance(settings, dict):

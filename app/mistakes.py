@@ -11,7 +11,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from app import flags
 from app.suggestions import REPLACED, choice, closest, find_class, listed, shortened, shown, why_not
 
-REFUSED = (ArgumentError, OSError, ValueError)
+REFUSED = (ArgumentError, OSError, ValueError, RecursionError)
 """What the parser raises."""
 
 OLD_ACCELERATORS = ("ddp", "ddp2", "ddp_cpu", "ddp_spawn", "dp", "horovod")  # values of Lightning below 1.8

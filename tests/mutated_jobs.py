@@ -223,7 +223,12 @@ def _misspelt(draw: random.Random) -> Case:
         flag.partition(".")[2] or f"x{flag}", f"trainer.{flag}",
     ])  # fmt: skip
     known = wrong in FLAGS or not wrong.strip()
-    return Case(f"misspelt {wrong}", BASE | {wrong: FLAGS[flag]}, names=(f"--{wrong}",), fails=None if known else True)
+    return Case(
+        f"misspelt {wrong}",
+        BASE | {wrong: FLAGS[flag]},
+        names=(f"--{wrong}", f"--{wrong.rpartition(chr(46))[0]}:"),
+        fails=None if known else True,
+    )
 
 
 def _old(draw: random.Random) -> Case:
