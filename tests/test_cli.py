@@ -271,6 +271,13 @@ def test_all_wrong_flags_are_named_at_once(tmp_path):
     )
 
 
+@pytest.mark.parametrize("value", ["inf", "nan", "1.5", "-0.1"])
+def test_a_fraction_for_validation_that_is_none(value):
+    made = cli(f"--data.val_split={value}").datamodule
+    with pytest.raises(ValueError, match=rf"^--data.val_split: found {value}, allowed are 1 to 99 of the 100 images"):
+        made._splits(100)
+
+
 def test_those_in_a_file_of_flags_too(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "trainer: {gpus: 2, max_steps: 3}\ndata: {class_path: DigitsDataModule, init_args: {batch_size: x}}\n"
@@ -284,7 +291,13 @@ def test_those_in_a_file_of_flags_too(tmp_path):
     )
 
 
-BROKEN = {"[": "cannot be read", "a text": "has no flags", "": "has no flags", "- 1": "has no flags"}
+BROKEN = {
+    "[": "cannot be read",
+    "a: &a [*a]": "cannot be read .Circular",
+    "a text": "has no flags",
+    "": "has no flags",
+    "- 1": "has no flags",
+}
 
 
 @pytest.mark.parametrize(("text", "why"), BROKEN.items(), ids=BROKEN)
