@@ -69,7 +69,8 @@ def _of_one_flag(flag: str, words: list[str]) -> Iterator[tuple[str, list[str], 
         if flag == "--config":
             groups, source = settings_in(text), f" (in {text})"
         elif "." not in flag and text.startswith("{"):
-            groups = {flag.removeprefix("--"): yaml.safe_load(text)}
+            values = yaml.safe_load(text)
+            groups = {flag.removeprefix("--"): values} if values else {}
     except (ValueError, yaml.YAMLError):  # the parser has something against it, too
         pass
     if not groups and not NOT_A_SETTING.fullmatch(flag):

@@ -53,6 +53,9 @@ def main(args: list[str] | None = None) -> None:
             for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:
                 if "://" not in folder:
                     check_writable(Path(folder), "checkpoints")
+            logs = str(getattr(cli.trainer.logger, "save_dir", None) or "://")
+            if "://" not in logs:
+                check_writable(Path(logs), "logs")
             cli.trainer.fit(cli.model, cli.datamodule)
             if not cli.trainer.global_step:
                 raise ValueError(

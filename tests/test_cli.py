@@ -210,6 +210,8 @@ MISTAKES = [
     (['--data={"class_path":"DigitsDataModule","init_args":{"batch_size":"x"}}'], "--data.batch_size: found 'x'"),
     (["--trainer.callbacks=EarlyStopping"], "--trainer.callbacks: EarlyStopping needs monitor"),
     (["--trainer.accelerator=ddp"], "--trainer.accelerator: found 'ddp'.*use --trainer.strategy=ddp"),
+    (["--zzz={}"], "--zzz: is no flag here"),
+    (["--\x1b[31m={}"], r"--\\x1b\[31m: is no flag here"),
     (["--\x1b[31m=1"], r"--\\x1b\[31m: is no flag here"),
 ]
 

@@ -26,6 +26,25 @@ def test_a_mutated_job_ends_as_it_must(server, tmp_path: Path, case: mutated_job
     assert mutated_jobs.check(server, case, tmp_path / "ml") == [], case
 
 
+# What the long rounds have found, mended since.
+FOUND = [
+    mutated_jobs.Case("a long value", {"trainer.strategy": "x" * 2500}, names=("--trainer",), fails=True),
+    mutated_jobs.Case(
+        "a dead link for logs",
+        {"logger.save_dir": "here"},
+        lambda folder: (folder / "code/here").symlink_to("/nonexistent/there"),
+        names=("code/here: logs cannot be written there",),
+        fails=True,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", FOUND, ids=lambda case: case.name)
+def test_what_was_found(server, tmp_path: Path, case: mutated_jobs.Case):
+    case.hyperparameters = mutated_jobs.BASE | case.hyperparameters
+    assert mutated_jobs.check(server, case, tmp_path / "ml") == []
+
+
 def test_a_seed_gives_the_same_jobs_again():
     first, second = (list(itertools.islice(mutated_jobs.cases(5), 60)) for _ in range(2))
     assert [(case.name, case.hyperparameters) for case in first] == [
