@@ -21,7 +21,6 @@ class ResidentDataModule(LightningDataModule, ABC):
     """A data module whose images stay in memory (see app/resident.py); a subclass says where they come from.
 
     Args:
-        data_dir: Folder of the images.
         val_split: Images kept for validation: a number of them, or a fraction of the training set. Where the nodes
             have different images, each of them keeps its part of the number, or the fraction of its own images.
         num_workers: Accepted for compatibility; batches are cut in the training process itself, which is faster.
@@ -46,7 +45,6 @@ class ResidentDataModule(LightningDataModule, ABC):
 
     def __init__(
         self,
-        data_dir: str | None = None,
         val_split: int | float = 10000,
         num_workers: int = 1,
         normalize: bool = True,
@@ -63,7 +61,7 @@ class ResidentDataModule(LightningDataModule, ABC):
         ):  # fmt: skip
             if value < least:
                 raise ValueError(f"--data.{flag}: found {value}, allowed is {least} or more")
-        self.data_dir, self.val_split, self.num_workers, self.normalize = data_dir, val_split, num_workers, normalize
+        self.val_split, self.num_workers, self.normalize = val_split, num_workers, normalize
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.pin_memory, self.drop_last, self.cutout = pin_memory, drop_last, cutout
         self.sets: dict[str, ResidentSet] = {}

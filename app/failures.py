@@ -130,7 +130,7 @@ def last_error(stderr: str) -> tuple[str, str]:
         return fatal[1], fatal[2]
     if syntax := SYNTAX.search(stderr):
         return f"{syntax[3]} ({Path(syntax[1]).name}, line {syntax[2]})", syntax[0]
-    said = [line.strip() for line in lines if line.strip()]
+    said = [line.strip() for line in lines if line.strip() and not line.startswith("starting: ")]  # app/starting.py
     return (_shortened(said[-1], 500), "") if said else ("", "")
 
 

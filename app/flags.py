@@ -10,6 +10,10 @@ import yaml
 
 from app.suggestions import find_class, first_line, shown
 
+RENAMED = {"cifar10-94": "fast", "cifar10-96": "accurate"}
+"""Recipes by the names that they had: these claimed accuracies that nobody has measured."""
+
+
 NOT_A_SETTING = re.compile(r"--?h(elp)?|--.+\.help|--print_config")
 BARE = re.compile(r"\.(?:init_args|class_path)(?=\.|$)")
 

@@ -112,7 +112,8 @@ def _wrong_file(flag: str, words: list[str]) -> str:
         return ""
     if not flags.is_file(name):
         known = ", ".join(flags.known_recipes())
-        return f"--config: found {shown(name)}, which is no file in {Path.cwd()}; allowed is a file, or one of {known}"
+        now = f"is called {flags.RENAMED[name]} now" if name in flags.RENAMED else f"is no file in {Path.cwd()}"
+        return f"--config: found {shown(name)}, which {now}; allowed is a file, or one of {known}"
     try:
         flags.settings_in(name)
     except ValueError as error:

@@ -17,10 +17,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 
-from app import best, checkpoints, curves, loops, partial, same, stop
+from app import best, checkpoints, curves, divergence, loops, partial, same, stop
 from app.agreement import Agreement
 from app.chance import Chance
-from app.checkpoints import VerifiedIO
 from app.exact import reached
 from app.folder import Folder, Writer
 from app.restart import Restart
@@ -40,21 +39,25 @@ class Resume(Callback):
             would wait for them for more than a hundredth of the time.
         every_n_steps: Optimizer steps between two checkpoints; 0 for none.
         keep: Number of checkpoints that are kept.
+        other_settings: Whether another learning rate, gradient clipping or precision may be given than before.
     """
 
     stop: Stop | None = None
     """What hears the signals, if anything does."""
 
-    def __init__(self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3) -> None:
+    def __init__(
+        self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3,
+        other_settings: bool = False,
+    ) -> None:  # fmt: skip
         for flag, value, least in (("every_n_minutes", every_n_minutes, 0), ("every_n_steps", every_n_steps, 0),
                                    ("keep", keep, 1)):  # fmt: skip
-            if value < least:
+            if not value >= least:  # nan is not
                 raise ValueError(f"--resume.{flag}: found {value}, allowed is {least} or more")
         if "://" in dirpath:
             raise ValueError(f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3")
         self.folder = Folder(Path(dirpath), keep, started=time.time())
         self.writer = Writer(self.folder)
-        self.every_n_minutes, self.every_n_steps = every_n_minutes, every_n_steps
+        self.every_n_minutes, self.every_n_steps, self.other_settings = every_n_minutes, every_n_steps, other_settings
         self.before: dict[str, Any] | None = None  # the state before the validation that is running
         self.common: int | None = None  # batches of a validation that all ranks have
         self.stall = 0.0  # seconds that training waited for the last checkpoint
@@ -81,13 +84,11 @@ class Resume(Callback):
                 f"--trainer.strategy: found {type(trainer.strategy).__name__}, whose runs cannot be resumed; allowed "
                 "are ddp and its variants"
             )
-        trainer._signal_connector.register_signal_handlers = lambda: None
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
-        self.agreement = Agreement(trainer)
-        self.restart = Restart(trainer, self.folder, self.chance, self.agreement)
+        self.agreement, self.divergence = Agreement(trainer), divergence.of(trainer)
+        self.restart = Restart(trainer, self.folder, self.chance, self.agreement, self.other_settings)
         loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = VerifiedIO()
+            trainer.strategy.checkpoint_io = checkpoints.VerifiedIO()
         connector = trainer._checkpoint_connector
         connector.resume_start = bound(self._load, connector.resume_start)
 
@@ -100,11 +101,8 @@ class Resume(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on, a signal is a wish."""
-        if self.enabled and (why := checkpoints.unreadable(trainer._checkpoint_connector.dump_checkpoint(False))):
-            raise ValueError(
-                f"a checkpoint of this model could not be read again: {why}; keep only tensors, numbers, text, lists "
-                "and dicts in save_hyperparameters() and state_dict()"
-            )
+        if self.enabled:
+            checkpoints.check_readable(trainer._checkpoint_connector.dump_checkpoint(False))
         self.run, self.saved_at = same.described(trainer, self.flags), time.monotonic()
         if self.stop:
             self.stop.training = True
@@ -124,8 +122,7 @@ class Resume(Callback):
     def batch_ended(self) -> None:
         """Save if it is time; stop if it was asked for."""
         stops = self._agree()
-        due = bool(self.every_n_steps) and self.trainer.global_step % self.every_n_steps == 0
-        if stops or due or self.agreement.due:
+        if stops or self.agreement.due or (self.every_n_steps and self.trainer.global_step % self.every_n_steps == 0):
             self._save(self._state("batch"), last=stops)
         if stops:
             self._interrupt()
@@ -174,7 +171,9 @@ class Resume(Callback):
         minutes = (time.monotonic() - self.saved_at) / 60
         due = self.every_n_minutes and minutes >= max(self.every_n_minutes, self.stall / 60 / SHARE)
         asked = (self.stop and self.stop.number) or 0
-        self.agreement.agree(asked, bool(due) and not self.writer.busy, now)
+        self.agreement.agree(asked, bool(due) and not self.writer.busy, self.divergence.found(), now)
+        if self.agreement.diverged:
+            self.divergence.check(self.trainer)
         return bool(self.agreement.asked)
 
     def _interrupt(self) -> None:
@@ -189,6 +188,7 @@ class Resume(Callback):
     def _state(self, kind: str) -> dict[str, Any]:
         """Return the state of the job, all that is needed to go on from here; {} where there are no checkpoints."""
         trainer, gather = self.trainer, self.agreement.gather
+        self.divergence.check(trainer)
         if not self.enabled:
             return {}
         for logger in trainer.loggers if trainer.is_global_zero else ():

@@ -9,10 +9,11 @@ import torch
 import yaml
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from app import smddp
+from app import hyperparameters, smddp
 from app.cli import CLI
 from app.data import CIFAR10DataModule, DigitsDataModule
 from app.environment import Environment
+from app.exact import divided
 from app.model import ResNet18
 
 TRAINER_YAML = yaml.safe_load((Path(__file__).parent.parent / "app/trainer.yaml").read_text())
@@ -121,6 +122,61 @@ def test_other_peoples_classes(monkeypatch):
     assert cli("--data=foreign.Data", "--model.num_classes=2").model.hparams.num_classes == 2
 
 
+WHOLE = ["limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches",
+         "val_check_interval", "overfit_batches"]  # fmt: skip
+SENT = [(1, 1), ("1", 1), ('"1"', 1), (2, 2), (1.0, 1.0), ("1.0", 1.0), ("0.5", 0.5)]
+
+
+@pytest.mark.parametrize(("sent", "number"), SENT, ids=repr)
+def test_one_batch_is_not_all_batches(sent, number, tmp_path):
+    """As a flag, as a hyperparameter of every client, in a file; and what is written of it says the same."""
+    made = cli(*hyperparameters.flags({f"trainer.{name}": sent for name in WHOLE[:-1]}))
+    assert {repr(getattr(made.trainer, name)) for name in WHOLE[:-1]} == {repr(number)}
+    made = cli(*hyperparameters.flags({f"trainer.{name}": sent for name in WHOLE}))
+    (tmp_path / "written.yaml").write_text(made.parser.dump(made.config, skip_none=False))
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"trainer": dict.fromkeys(WHOLE, number)}))
+    for config in (made.config, *(cli(f"--config={name}.yaml").config for name in ("written", "own"))):
+        assert {repr(config.trainer[name]) for name in WHOLE} == {repr(number)}
+
+
+def test_whole_numbers_of_other_peoples_classes(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    flags = ["--model.share=1", "--model.shares=[1, 1.0, 2]", "--model.name=1", "--model.rate=1"]
+    config = cli("--data=foreign.Data", "--model=foreign.Shares", *flags).config.model.init_args
+    assert repr([config.share, config.shares, config.name, config.rate]) == "[1, [1, 1.0, 2], '1', 1.0]"
+
+
+@pytest.mark.parametrize(
+    ("flags", "content"),
+    [
+        (["--data.data_dir=DIR"], {}),
+        (["--data.data_dir", "DIR", "--data.batch_size=8"], {}),
+        (["--config=own.yaml"], {"data": {"init_args": {"data_dir": "DIR"}}}),
+        (["--data={data_dir: DIR}"], {}),
+    ],
+)
+def test_a_folder_of_data_is_read_and_not_ignored(flags, content, cifar, tmp_path):
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(content).replace("DIR", str(cifar)))
+    made = cli(*(flag.replace("DIR", str(cifar)) for flag in flags))
+    assert type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == str(cifar)
+
+
+@pytest.mark.parametrize("channels", [{}, {"training": Path("/channel")}])
+def test_a_model_with_loaders_of_its_own_trains_on_them(channels, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    made = cli("--model=diverging.Diverging", "--model.how=", channels=channels)
+    assert made.datamodule is None
+    (tmp_path / "config.yaml").write_text(made.parser.dump(made.config, skip_none=False))
+    again = cli("--config=config.yaml", channels=channels)
+    assert type(again.model) is type(made.model) and again.datamodule is None
+    again.trainer.fit_loop.max_epochs = 1
+    again.trainer.fit(again.model)
+    assert again.trainer.global_step == 8 and divided(again.trainer.train_dataloader)  # as exact as a data module's
+    with pytest.raises(ValueError, match="--data.batch_size: the model has a train_dataloader of its own"):
+        cli("--model=diverging.Diverging", "--data.batch_size=3", channels=channels)
+    assert type(cli("--model=diverging.Diverging", "--data=DigitsDataModule").datamodule) is DigitsDataModule
+
+
 def test_equal_num_classes_are_no_contradiction():
     assert cli("--model.num_classes=10").model.hparams.num_classes == 10
 
@@ -192,6 +248,18 @@ MISTAKES = [
     (["--lr_scale=sqrt"], "--lr_scale: is no flag here; did you mean --lr_scaling?"),
     (["--system.every_n_seconds=often"], "--system.every_n_seconds: found 'often', allowed is float"),
     (["--data=DigitsDataModule", "--data.sharded=true"], "--data.sharded: DigitsDataModule has no such setting"),
+    (["--data=DigitsDataModule", "--data.data_dir=x"], "--data.data_dir: DigitsDataModule has no such setting"),
+    (["--progress.every_n_seconds=-1"], "--progress.every_n_seconds: found -1.0, allowed is 0 or more"),
+    (["--system.every_n_seconds=-1"], "--system.every_n_seconds: found -1.0, allowed is 0 or more"),
+    (["--resume.every_n_minutes=-1"], "--resume.every_n_minutes: found -1.0, allowed is 0 or more"),
+    (["--resume.every_n_minutes=.nan"], "--resume.every_n_minutes: found nan, allowed is 0 or more"),
+    (["--trainer.log_every_n_steps=-1"], "--trainer.log_every_n_steps: found -1, allowed is 0 or more"),
+    (["--trainer.check_val_every_n_epoch=0"], "--trainer.check_val_every_n_epoch: found 0, allowed is 1 or more"),
+    (["--trainer.val_check_interval=0"], "--trainer.val_check_interval: found 0, allowed is a number of batches"),
+    (["--trainer.val_check_interval=-1"], "--trainer: .*-1 for val_check_interval"),
+    (["--trainer.accumulate_grad_batches=0"], "--trainer.accumulate_grad_batches: found 0, allowed is 1 or more"),
+    (["--trainer.gradient_clip_val=-1"], "--trainer.gradient_clip_val: found -1, allowed is 0 or more"),
+    (["--data.num_workers=-1"], "--data.num_workers: found -1, allowed is 0 or more"),
     (["--logger.flush_secs=often"], "--logger.flush_secs: found 'often', allowed is int"),
     (["--logger.flush_secs=0"], "--logger.flush_secs: found 0, allowed is 1 or more"),
     (["--data.batch_size=null"], "--data.batch_size: found null, which it cannot be"),
@@ -204,7 +272,7 @@ MISTAKES = [
     (["--zzz=1"], "--zzz: is no flag here; flags are --config, .*; in groups: --trainer, --model, --data"),
     (["--dirpath=x"], "--dirpath: is no flag here; did you mean --checkpoint.dirpath or --resume.dirpath?"),
     (["--batch-size=3"], "--batch-size: is no flag here; did you mean --data.batch_size?"),
-    (["--data=null"], "--data: is needed, and not given"),
+    (["--data=null"], "--data: found null, but ResNet18 has no train_dataloader of its own; leave"),
     (["--trainer=5"], "--trainer: found '5', allowed are its settings: --trainer.NAME=VALUE"),
     (['--trainer={"max_epochs":3,"zzz":1}'], "--trainer.zzz: is no flag here"),
     (['--data={"class_path":"DigitsDataModule","init_args":{"batch_size":"x"}}'], "--data.batch_size: found 'x'"),
@@ -268,7 +336,7 @@ def test_all_wrong_flags_are_named_at_once(tmp_path):
         "also --data: found 'Nope', allowed are CIFAR10DataModule, DigitsDataModule or the import path of a subclass "
         "of LightningDataModule; also stray: is no flag here; flags are --config, --seed_everything, --lr_scaling, "
         "--optimizer, --lr_scheduler; in groups: --trainer, --model, --data, --logger, --checkpoint, --resume, "
-        "--progress, --system; also --trainer.gpus: is no flag here; use --trainer.accelerator=gpu and "
+        "--progress, --system, --divergence; also --trainer.gpus: is no flag here; use --trainer.accelerator=gpu and "
         "--trainer.devices=N (-1: all); also --trainer.max_steps: found 'b', allowed is int"
     )
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 from containers import ROOT
 from hyperparameters_sent import KNOWN, SHORT, UNKNOWN, UNKNOWN_FLAGS, known_arrived
-from local_mode import Client, hyperparameters_in, needs_an_engine, unpacked
+from local_mode import Client, hyperparameters_in, unpacked
 from torchvision.models import resnet18
 
 from app import hyperparameters, program
 
-pytestmark = needs_an_engine
+pytestmark = pytest.mark.docker
+
 SOURCE = str(ROOT / "tests/clients/source")
 
 # As the original's run_sagemaker.py has them; a GPU there, a CPU here.

@@ -6,11 +6,12 @@ import pytest
 import torch
 from containers import ROOT
 from hyperparameters_sent import KNOWN, SHORT, UNKNOWN, UNKNOWN_FLAGS, known_arrived
-from local_mode import Client, hyperparameters_in, needs_an_engine, unpacked
+from local_mode import Client, hyperparameters_in, unpacked
 
 from app import hyperparameters
 
-pytestmark = needs_an_engine
+pytestmark = pytest.mark.docker
+
 SOURCE = str(ROOT / "tests/clients/source")
 SHORT_FLAGS = [f"--{name}={value}" for name, value in SHORT.items()]
 

@@ -78,6 +78,8 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
          "SyntaxError: invalid syntax (x.py, line 1)", True),
         ("", "", False),
         ("\n \n", "", False),
+        ("starting: importing torch (9 s so far)\n", "", False),
+        ("it is wrong\nstarting: importing torch (9 s so far)\n", "it is wrong", False),
         (TRACE, "f()", False),  # cut off
     ],
 )  # fmt: skip
