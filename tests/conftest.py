@@ -175,6 +175,7 @@ def pytest_configure(config):
     run = os.environ[sweeper.VARIABLE] = uuid.uuid4().hex
     line = [sys.executable, str(Path(sweeper.__file__)), run, containers.TAG]
     config.sweeper = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
+    config.came_to_its_end = False
     for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT: ignored where a shell has started the run behind itself
         signal.signal(number, signal.default_int_handler)
 
@@ -182,6 +183,7 @@ def pytest_configure(config):
 def pytest_unconfigure(config):
     """Sweep, and wait until that is done."""
     if hasattr(config, "sweeper"):
+        config.sweeper.stdin.write(sweeper.DONE if config.came_to_its_end else b"")
         config.sweeper.stdin.close()
         config.sweeper.wait(timeout=120)
         del os.environ[sweeper.VARIABLE]
@@ -235,8 +237,9 @@ def pytest_runtest_logreport(report):
     seconds[file] = seconds.get(file, 0.0) + report.duration
 
 
-def pytest_sessionfinish(session):
+def pytest_sessionfinish(session, exitstatus):
     """Write the table of durations if it is asked for, and remove the locks of the run."""
+    session.config.came_to_its_end = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     if session.config.option.write_durations and not hasattr(session.config, "workerinput"):
         table = lanes.durations() | {file: round(value, 1) for file, value in seconds.items()}
         there = {file: table[file] for file in sorted(table) if (ROOT / file).exists()}

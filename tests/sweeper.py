@@ -3,7 +3,8 @@
     python tests/sweeper.py RUN IMAGE       started by tests/conftest.py, which holds the other end of the pipe
 
 A run that is killed tears no fixture down. What it started has its number in the environment (processes) or is of its
-image (containers); networks of theirs go when nothing is on them any more. Standard library only.
+image (containers); networks of theirs go when nothing is on them any more. A run that comes to its end says so, and its
+containers are left to its fixtures: another run may have some of the same image. Standard library only.
 """
 
 import os
@@ -14,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "SAGEMAKER_LIGHTNING_TEST_RUN"
+DONE = b"done"
 
 
 def processes(run: str) -> list[int]:
@@ -26,14 +28,18 @@ def processes(run: str) -> list[int]:
     return [number for number in found if number != os.getpid()]
 
 
-def sweep(run: str, image: str) -> None:
-    """End all that is left of a run."""
+def end_processes(run: str) -> None:
+    """Kill all that is left of a run's processes."""
     for _ in range(20):  # what is killed may just have started something
         if not (left := processes(run)):
             break
         for number in left:
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
+
+
+def remove_containers(image: str) -> None:
+    """Remove an image's containers, and the networks that they are on."""
     docker = os.environ.get("DOCKER", "docker")
 
     def ask(*line: str) -> list[str]:
@@ -56,5 +62,7 @@ def sweep(run: str, image: str) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the terminal, or the group, that ends the run
         signal.signal(number, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    sweep(*sys.argv[1:])
+    ended = sys.stdin.buffer.read() == DONE
+    end_processes(sys.argv[1])
+    if not ended:
+        remove_containers(sys.argv[2])
