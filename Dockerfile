@@ -97,8 +97,8 @@ RUN if [ -n "$COMPILER" ]; then \
     fi
 
 # For runs outside of SageMaker: without /opt/ml/output the toolkit's `train` fails in silence, with exit status 0.
-# No /opt/ml/code: only there does the toolkit unpack a job's own source, and only while it is empty.
-RUN mkdir -p /opt/ml/input/config /opt/ml/input/data /opt/ml/model /opt/ml/output/data
+# /opt/ml/code stays empty: only then does the toolkit unpack a job's own source there.
+RUN mkdir -p /opt/ml/input/config /opt/ml/input/data /opt/ml/model /opt/ml/output/data /opt/ml/code
 
 # The code comes last: a change of it adds kilobytes.
 COPY entrypoint.sh ./

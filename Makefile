@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test lint format build run push rehearsal benchmark scaling clean
+.PHONY: help env train test test-fast soak mutants lint format build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 help:  ## print this list
-	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 env: $(VENV)/ready  ## make the Python environment in .venv (done by the targets that need it)
 $(VENV)/ready: environment.yml tests/requirements.txt scripts/make_env.sh
@@ -18,8 +18,17 @@ train: $(VENV)/ready  ## train on the embedded data, by the SageMaker toolkit, w
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR) SAGEMAKER_BASE_DIR=$(CURDIR)/output/ml \
 	SAGEMAKER_PROGRAM=app/train_multi_node.py SAGEMAKER_TRAINING_MODULE=app.toolkit:main ./entrypoint.sh train
 
-test: $(VENV)/ready  ## run all tests; those of the image need a Docker engine
-	$(BIN)/python -m pytest
+test: $(VENV)/ready  ## run all tests, two side by side; those of the image need a Docker engine
+	$(BIN)/python -m pytest -n 2 $(FLAGS)
+
+test-fast: $(VENV)/ready  ## run the tests that take no process, no container and no time: at each save
+	$(BIN)/python -m pytest -m "not slow and not docker" $(FLAGS)
+
+soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders and mutated jobs: an hour
+	$(BIN)/python -m pytest -n 2 -m soak $(FLAGS)
+
+mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and print what no test finds: an hour or two
+	$(BIN)/python tests/mutants.py $(FLAGS)
 
 lint: $(VENV)/ready  ## check style, and the shell scripts where shellcheck is installed
 	$(BIN)/ruff check .
@@ -55,6 +64,9 @@ benchmark: $(VENV)/ready  ## measure, as ratios in one run: images/s against bar
 
 scaling: $(VENV)/ready  ## measure what two nodes of one core each bring over one, against plain DDP: five minutes
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./entrypoint.sh python -m benchmarks.scaling local
+
+gpu:  ## measure all on one GPU, 35 minutes (FLAGS="--help" lists its flags); with .venv if it is there, else by PYTHON
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(FLAGS)
 
 clean:  ## remove the environments and everything below output/
 	rm -rf $(VENV) .venvs output

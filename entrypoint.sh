@@ -7,6 +7,7 @@
 # `make train` runs it without Docker, on the folder SAGEMAKER_BASE_DIR in place of /opt/ml.
 set -euo pipefail
 
+home=$(dirname "$(readlink -f "$0")")
 conda=/opt/conda/envs/sagemaker-lightning
 base=${SAGEMAKER_BASE_DIR:-/opt/ml}
 
@@ -38,8 +39,12 @@ export PYTHONFAULTHANDLER=${PYTHONFAULTHANDLER-1}
 
 # The toolkit exits 0 in silence, having done nothing, where a file below is missing or output/ cannot be written.
 prepare() {
-    mkdir -p "$base"/{input/config,input/data,model,output/data,code} 2>/dev/null ||
-        fail "$base: its folders cannot be made; allowed is a writable $base (is it mounted read-only, or this user not root?)"
+    [[ -n $temporary ]] || fail "/tmp: nothing can be written there, nor in \$TMPDIR, /var/tmp or /dev/shm; mount a folder there (--tmpfs /tmp)"
+    local folder
+    for folder in "$base"/{input/config,input/data,model,output/data,code}; do
+        mkdir -p "$folder" 2>/dev/null ||
+            fail "$folder: its folders cannot be made; mount $base, or this folder, writable for user $(id -u)"
+    done
     rm -f "$base"/output/{success,failure} 2>/dev/null || true # an earlier run's, where the folder is used again
     { head -c 1048576 /dev/zero >"$base/output/.probe"; } 2>/dev/null ||
         fail "$base/output: cannot be written or is full; allowed is a writable folder with space left"
@@ -52,22 +57,9 @@ prepare() {
         "{\"current_host\": \"localhost\", \"hosts\": [\"localhost\"], \"network_interface_name\": \"$interface\"}"
     provide inputdataconfig.json "$(channels)"
     local wrong
-    wrong=$(cd "$base/input/config" && python -c "$check" hyperparameters.json resourceconfig.json inputdataconfig.json) ||
-        fail "$base/input/config/$wrong; allowed is a JSON object"
+    wrong=$(python -I "$home/app/job_config.py" "$base/input/config") ||
+        fail "${wrong:-$base/input/config: cannot be checked; is $home/app whole, and can python run?}"
 }
-
-check='
-import json, sys
-for name in sys.argv[1:]:
-    try:
-        found = json.load(open(name))
-    except (OSError, ValueError) as error:
-        sys.exit(print(f"{name}: cannot be read ({error})") or 1)
-    if type(found) is not dict:
-        sys.exit(print(f"{name}: found {json.dumps(found)[:50]}") or 1)
-    if name == "resourceconfig.json" and found.get("current_host") not in found.get("hosts", ()):
-        sys.exit(print(f"{name}: its current_host is not one of its hosts") or 1)
-'
 
 provide() {
     [[ -e $base/input/config/$1 ]] || { echo "$2" >"$base/input/config/$1"; } 2>/dev/null ||
@@ -84,18 +76,39 @@ channels() {
     echo "{$list}"
 }
 
-# A container's first process does not hear a signal that it has no handler for. This shell has one; from here on signals
-# are held back until app/toolkit.py, seconds later, has its own.
-hold='import os, signal, sys
-signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
-os.execvp(sys.argv[1], sys.argv[1:])'
+# A user without a name or a home, and a container that is read-only, as with `docker run --user=1000 --read-only`: packages
+# ask for a name, a home and a folder for temporary files.
+settle() {
+    local folder
+    for folder in "${TMPDIR-}" /tmp /var/tmp /dev/shm; do
+        [[ -d $folder && -w $folder ]] || continue
+        temporary=$folder
+        [[ $folder == "${TMPDIR-/tmp}" ]] || export TMPDIR=$folder
+        break
+    done
+    id -un >/dev/null 2>&1 || export USER=${USER:-$(id -u)}
+    [[ -w ${HOME:-/nowhere} ]] || { [[ -n $temporary ]] && HOME=$(mktemp -d "$temporary/home.XXXXXX") && export HOME; } || true
+}
 
+# On a busy machine the toolkit's imports alone take long: a line says so. (In nanoseconds: how long this process ran, and
+# how long it waited for a CPU.)
+busy() {
+    local ran=0 waited=0
+    read -r ran waited _ 2>/dev/null </proc/$$/schedstat || return 0
+    ((waited <= 2 * ran)) || echo "starting: importing the training toolkit; this machine is busy" >&2
+}
+
+# A container's first process does not hear a signal that it has no handler for. This shell has one; what it becomes gets
+# signals blocked, and they wait until app/toolkit.py, seconds later, has its own.
 trap 'exit 143' TERM
 trap 'exit 130' INT
+temporary=
+settle
 activate
 if [[ ${1-} == train ]]; then
     (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
     prepare
-    [[ ${SAGEMAKER_TRAINING_MODULE-} != app.toolkit:main ]] || exec python -c "$hold" "$@"
+    busy
+    [[ ${SAGEMAKER_TRAINING_MODULE-} != app.toolkit:main ]] || exec env --block-signal=TERM --block-signal=INT python -m app.start
 fi
 exec "$@"

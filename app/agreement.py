@@ -14,7 +14,7 @@ class Agreement:
         self.world_size = trainer.world_size
         self.is_first = trainer.is_global_zero
         self.group = distributed.new_group(backend="gloo") if self.world_size > 1 else None
-        self.asked, self.due = 0, False
+        self.asked, self.due, self.diverged = 0, False, False
         self.told: tuple[torch.Tensor, Any] | None = None  # what is on its way between the ranks
 
     def gather(self, told: Any) -> list:
@@ -25,17 +25,19 @@ class Agreement:
             distributed.all_gather_object(everyone, told, group=self.group)
         return everyone
 
-    def agree(self, asked: int, due: bool, now: bool = False) -> None:
-        """Set `asked`, the number of a signal that any rank was sent, and `due`, whether the first rank's is true.
+    def agree(self, asked: int, due: bool, diverged: bool = False, now: bool = False) -> None:
+        """Set `asked`, the number of a signal that any rank was sent, `due`, whether the first rank's is true, and
+        `diverged`, whether any rank's is.
 
         What the ranks said the last time, or say now. It is sent while the next step is computed, so that no step waits
         for it, and at every call, so that none depends on how long others took.
         """
         if not self.group:
-            self.asked, self.due = asked, due
+            self.asked, self.due, self.diverged = asked, due, diverged
             return
         self.settle()
-        flags = torch.tensor([max(asked, self.asked), due and self.is_first and not self.due], dtype=torch.int64)
+        due = due and self.is_first and not self.due
+        flags = torch.tensor([max(asked, self.asked), due, diverged or self.diverged], dtype=torch.int64)
         work = distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self.group, async_op=True)
         self.told = flags, work
         if now:
@@ -46,5 +48,5 @@ class Agreement:
         if self.told:
             flags, work = self.told
             work.wait()
-            self.asked, due = flags.tolist()
-            self.due, self.told = bool(due), None
+            self.asked, due, diverged = flags.tolist()
+            self.due, self.diverged, self.told = bool(due), bool(diverged), None

@@ -11,11 +11,13 @@ import torch
 import torchvision
 from torch import nn
 
+from app.files import json_text
+
 
 def save(
     model_dir: Path,
     model: pl.LightningModule,
-    datamodule: pl.LightningDataModule,
+    datamodule: pl.LightningDataModule | None,
     metrics: dict[str, float],
     revision: str,
     config: str,
@@ -36,7 +38,7 @@ def save(
         "class_path": _class_path(network),
         "module_class_path": _class_path(model),
         "hyperparameters": json.loads(json.dumps(dict(model.hparams), default=str)),
-        "data_class_path": _class_path(datamodule),
+        "data_class_path": _class_path(model if datamodule is None else datamodule),
         "num_classes": getattr(datamodule, "num_classes", None),
         "classes": list(classes) if classes else None,
         "input_shape": list(getattr(datamodule, "dims", None) or []) or None,
@@ -57,7 +59,7 @@ def save(
         {
             model_dir / "model.pt": lambda file: torch.save(state, file),
             model_dir / "config.yaml": lambda file: file.write(config.encode()),
-            model_dir / "model.json": lambda file: file.write(json.dumps(description, indent=2).encode() + b"\n"),
+            model_dir / "model.json": lambda file: file.write(json_text(description, indent=2).encode() + b"\n"),
         }
     )
     return model_dir / "model.pt"

@@ -9,6 +9,8 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from app import divergence
+
 
 class BestModel(ModelCheckpoint):
     """Lightning's ModelCheckpoint; it remembers no file that could not be written, and keeps the one before.
@@ -41,6 +43,11 @@ class BestModel(ModelCheckpoint):
         self.retired = state.get("retired", {})
         super().load_state_dict(state)
 
+    def files(self) -> list[Path]:
+        """Return the files that this callback has written and not removed."""
+        names = {self.best_model_path, self.last_model_path, *self.best_k_models, *self.retired}
+        return [Path(name) for name in names if name and "://" not in name]
+
     def lacks(self, checkpoint: Path) -> str:
         """Return the name of the best model that a whole checkpoint tells of, if that file is not there; else ""."""
         states = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get("callbacks", {})
@@ -57,6 +64,11 @@ class BestModel(ModelCheckpoint):
             return now + value.removeprefix(before) if isinstance(value, str) and value.startswith(before) else value
 
         return {name: moved(value) for name, value in state.items()} | {"dirpath": self.dirpath}
+
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        """Write, unless training has diverged: then fail, and the file of before stays."""
+        divergence.of(trainer).check(trainer)
+        super()._save_checkpoint(trainer, filepath)
 
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict) -> None:
         before = {name: copy.copy(value) for name, value in vars(self).items()}

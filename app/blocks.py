@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from app import sharding
+from app import parts, sharding
 from app.files import whole
 
 Arrays = Mapping[str, np.ndarray]
@@ -119,11 +119,13 @@ def compute(
 
 def check(arrays: Any, rows: range) -> dict[str, np.ndarray]:
     """Return what a function made of a block, by name; ValueError if it does not fit the rows."""
-    found = dict(arrays) if isinstance(arrays, Mapping) else {"result": np.asarray(arrays)}
+    found = arrays if isinstance(arrays, Mapping) else {"result": arrays}
+    found = {name: np.asarray(array) for name, array in found.items()}
     entries = int(found["counts"].sum()) if "counts" in found else len(rows)
     for name, array in found.items():
+        parts.check_name(name)
         wanted = len(rows) if name == "counts" else entries
-        if array.ndim == 0 or len(array) != wanted or array.dtype.hasobject:
+        if array.ndim == 0 or len(array) != wanted or not parts.plain(array.dtype):
             raise ValueError(
                 f"the function returned {name}: {array.dtype} {list(array.shape)} for {len(rows)} rows; allowed are "
                 f"arrays of numbers whose first dimension is {wanted}"

@@ -1,25 +1,22 @@
 """Flags to objects: class defaults < SageMaker's directories < trainer.yaml < flags. Reads no environment variable."""
 
-import itertools
 import json
 import logging
 import sys
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
-from jsonargparse import ArgumentError
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from app import data, flags, lean, memory, model, schedule, smddp
+from app import choice, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
 from app.best import BestModel
 from app.chance import Chance
 from app.curves import Logger
+from app.divergence import Divergence
 from app.environment import Environment
 from app.progress import LogProgress
 from app.resume import Resume
@@ -48,12 +45,11 @@ class CLI(LightningCLI):
         self.environment = environment
         _quiet()
         lean.install()
+        unions.keep_whole_numbers()
         memory.keep_freed()
         super().__init__(
             LightningModule,
-            LightningDataModule,
             subclass_mode_model=True,
-            subclass_mode_data=True,
             parser_kwargs={
                 "default_config_files": [str(Path(__file__).with_name("trainer.yaml"))],
                 "exit_on_error": False,  # raise instead of printing the usage and leaving
@@ -73,21 +69,16 @@ class CLI(LightningCLI):
         parser.add_lightning_class_args(Resume, "resume")
         parser.add_lightning_class_args(LogProgress, "progress")
         parser.add_lightning_class_args(SystemMetrics, "system")
+        parser.add_lightning_class_args(Divergence, "divergence")
         parser.add_argument(
             "--lr_scaling",
             type=Literal["none", "linear", "sqrt"],
             default="none",
             help="Whether to multiply the learning rate by the world size (linear) or by its square root (sqrt).",
         )
-        channels, training_dir = self.environment.channels, self.environment.training_dir
-        datamodule = {"class_path": f"{data.__name__}.{'CIFAR10' if channels else 'Digits'}DataModule"}
-        settings = {"data_dir": str(training_dir)} if training_dir else {}
-        settings |= {"sharded": True} if self.environment.training_is_sharded else {}
-        self.settings = settings
         parser.set_defaults(
             {
                 "model": {"class_path": f"{model.__name__}.ResNet18"},
-                "data": datamodule | ({"init_args": settings} if settings else {}),
                 "trainer.num_nodes": self.environment.num_nodes,
                 "logger.save_dir": str(self.environment.log_dir),
                 "checkpoint.dirpath": str(self.environment.checkpoint_dir),
@@ -100,53 +91,32 @@ class CLI(LightningCLI):
         """Parse `args`; the parser's many lines become one."""
         given = sys.argv[1:] if args is None else args
         found = flags.recipes(given)
-        self._default_data(parser, found)
+        parser.set_defaults({"data": choice.default_data(found, bool(self.environment.channels), self._data_settings)})
         try:
             super().parse_arguments(parser, args if found == given else found)
-        except ArgumentError as error:
-            raise ValueError(flags.explain(error, parser)) from None
+            mistakes.refuse_unwanted(self.config)
+        except mistakes.REFUSED as error:
+            raise ValueError(mistakes.explain_all(parser, found) or mistakes.explain(error, parser)) from None
         # Before a seed is drawn, another one on each host.
         given = json.loads(parser.dump(self.config, skip_none=False, skip_validation=True, format="json"))
         self.given = dict(flags.flat(given))
 
-    def _default_data(self, parser: LightningArgumentParser, args: list[str]) -> None:
-        """Make the data module that is chosen, if one is, the default, with no more than what SageMaker says of it.
-
-        Else it would be given all settings of ours that it has a parameter for: our batch size, and not its own.
-        """
-        with suppress(Exception):  # the parser itself will say what is wrong
-            chosen = [f"--data={after}" for word, after in itertools.pairwise(args) if word == "--data"]
-            chosen += [word for word in args if word.startswith(("--data=", "--data.class_path="))]
-            for word, after in itertools.pairwise([*args, ""]):
-                if word.startswith("--config"):
-                    given = yaml.safe_load(Path(word.partition("=")[2] or after).read_text()).get("data", {})
-                    chosen[:0] = [f"--data={given['class_path']}"] if "class_path" in given else []
-            alone = LightningArgumentParser(exit_on_error=False)
-            alone.add_subclass_arguments(LightningDataModule, "data", required=False)
-            name = alone.parse_args(chosen[-1:]).data.class_path
-            if name != parser.get_defaults().data.class_path:
-                known = flags.settings(name)
-                settings = {key: value for key, value in self.settings.items() if key in known}
-                parser.set_defaults({"data": {"class_path": name, "init_args": settings}})
+    @property
+    def _data_settings(self) -> dict[str, Any]:
+        """What SageMaker says of the data, by the name of a data module's parameter."""
+        training_dir = self.environment.training_dir
+        settings = {"data_dir": str(training_dir)} if training_dir else {}
+        return settings | ({"sharded": True} if self.environment.training_is_sharded else {})
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what this machine cannot do, and read -1 devices as all there are, on a CPU too."""
-        accelerator = self.config.trainer.accelerator
-        if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        """Refuse what cannot be, and read -1 devices as all there are, on a CPU too."""
+        limits.check(self.config, self.environment)
+        name = self.config.model.class_path
+        if self.config.data is None and not choice.has_own_data(name):
             raise ValueError(
-                f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu and auto; or "
-                "start it where there is a GPU"
+                f"--data: found null, but {name.rpartition('.')[2]} has no train_dataloader of its own; leave the flag "
+                "out, or give the name of a data module"
             )
-        channels, chosen = self.environment.channels, self.config.data
-        if len(channels) > 1 and chosen.class_path.endswith("CIFAR10DataModule") and not chosen.init_args.data_dir:
-            raise ValueError(
-                f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the training data "
-                "`training`, or give its folder"
-            )
-        nodes, known = self.config.trainer.num_nodes, self.environment.num_nodes
-        if nodes != known:
-            print(f"warning: --trainer.num_nodes={nodes} is ignored: there are {known}, as the job says", flush=True)
-            self.config.trainer.num_nodes = known
         if self.config.trainer.devices in (-1, "-1"):
             self.config.trainer.devices = "auto"
         if self.environment.torchrun and self.config.trainer.devices == "auto":
@@ -164,14 +134,14 @@ class CLI(LightningCLI):
                 first = cause
         raise first
 
-    def _num_classes(self, datamodule: LightningDataModule) -> int | None:
+    def _num_classes(self, datamodule: LightningDataModule | None) -> int | None:
         """Return what the data says, or else the flag; None, which goes nowhere, if the model has no such parameter."""
         settings = self.config.model.get("init_args", {})
         if "num_classes" not in settings:
             return None
         given = settings["num_classes"]
         found = getattr(datamodule, "num_classes", given)
-        name = type(datamodule).__name__
+        name = type(datamodule).__name__ if datamodule else "the model's own data"
         if found is None:
             raise ValueError(f"--model.num_classes: not given, and {name} does not say how many classes it has")
         if given not in (None, found):
@@ -213,7 +183,8 @@ class CLI(LightningCLI):
         torchrun, saves = bool(self.environment.torchrun), trainer.enable_checkpointing is not False
         resume.attach(chance, self.environment.current_host, self.given, torchrun, saves and not trainer.fast_dev_run)
         trainer.use_distributed_sampler = False  # app/exact.py shares batches out, and repeats no sample for it
-        self.trainer_defaults["callbacks"] = [World(self.environment, self.given, self.config.lr_scaling), chance]
+        world = World(self.environment, self.given, self.config.lr_scaling, resume.other_settings)
+        self.trainer_defaults["callbacks"] = [world, chance]
         try:
             return super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:

@@ -26,8 +26,8 @@ class CIFAR10DataModule(ResidentDataModule):
     std = (63.0 / 255, 62.1 / 255, 66.7 / 255)
 
     def __init__(self, data_dir: str | None = None, download: bool = False, sharded: bool = False, **kwargs) -> None:
-        super().__init__(data_dir=data_dir, **kwargs)
-        self.download, self.sharded = download, sharded
+        super().__init__(**kwargs)
+        self.data_dir, self.download, self.sharded = data_dir, download, sharded
 
     @property
     def num_train_images(self) -> int:
@@ -49,7 +49,7 @@ class CIFAR10DataModule(ResidentDataModule):
             raise ValueError(
                 "--data=CIFAR10DataModule: no data; give the channel `training`, or a folder with --data.data_dir"
             )
-        return Path(self.data_dir)
+        return Path(self.data_dir).absolute()  # in messages: from where a relative one was resolved
 
 
 class DigitsDataModule(ResidentDataModule):

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from functools import partial
 
 import numpy as np
@@ -16,11 +17,10 @@ from app.resident import ResidentLoader, ResidentSet
 from app.shards import Shard
 
 
-class ResidentDataModule(LightningDataModule):
+class ResidentDataModule(LightningDataModule, ABC):
     """A data module whose images stay in memory (see app/resident.py); a subclass says where they come from.
 
     Args:
-        data_dir: Folder of the images.
         val_split: Images kept for validation: a number of them, or a fraction of the training set. Where the nodes
             have different images, each of them keeps its part of the number, or the fraction of its own images.
         num_workers: Accepted for compatibility; batches are cut in the training process itself, which is faster.
@@ -45,7 +45,6 @@ class ResidentDataModule(LightningDataModule):
 
     def __init__(
         self,
-        data_dir: str | None = None,
         val_split: int | float = 10000,
         num_workers: int = 1,
         normalize: bool = True,
@@ -62,18 +61,18 @@ class ResidentDataModule(LightningDataModule):
         ):  # fmt: skip
             if value < least:
                 raise ValueError(f"--data.{flag}: found {value}, allowed is {least} or more")
-        self.data_dir, self.val_split, self.num_workers, self.normalize = data_dir, val_split, num_workers, normalize
+        self.val_split, self.num_workers, self.normalize = val_split, num_workers, normalize
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.pin_memory, self.drop_last, self.cutout = pin_memory, drop_last, cutout
         self.sets: dict[str, ResidentSet] = {}
         self.shards: list[Shard] = []
 
+    @abstractmethod
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return images, uint8 [N, C, H, W], and labels, int64 [N], of the training or the test images.
 
         Where a node may lack them, FileNotFoundError says that they are not there.
         """
-        raise NotImplementedError
 
     @property
     def num_classes(self) -> int:
@@ -163,7 +162,8 @@ class ResidentDataModule(LightningDataModule):
         node, nodes = self._nodes if self.sharded else (0, 1)
         fraction = isinstance(self.val_split, float)
         part = self.val_split // nodes + (node < self.val_split % nodes)
-        held_out = math.floor(self.val_split * size) if fraction else part
+        share = self.val_split if fraction and 0 < self.val_split < 1 else 0  # neither nan nor infinite
+        held_out = math.floor(share * size) if fraction else part
         if not 0 < held_out < size:
             found = f"{self.val_split}{f' ({part} of them on this host)' if nodes > 1 and not fraction else ''}"
             raise ValueError(

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from app import job_config
+
 # SDK 3's ModelTrainer ships the job's source and its own drivers as channels: they are no training data.
 CODE_CHANNELS = {"code", "sm_drivers"}
 GROUPS = "SM_INSTANCE_GROUPS_DICT"
@@ -202,7 +204,7 @@ def _sharded_channels(variables: Mapping[str, str]) -> frozenset[str]:
 def _hyperparameters(variables: Mapping[str, str]) -> dict[str, object]:
     """Return the content of hyperparameters.json; SM_HPS has lost what a number's text was."""
     file = Path(variables.get("SM_INPUT_CONFIG_DIR", "/nonexistent"), "hyperparameters.json")
-    return json.loads(file.read_text()) if file.is_file() else {}
+    return job_config.read(file) if file.is_file() else {}
 
 
 def _checkpoint_dir(variables: Mapping[str, str]) -> Path | None:
@@ -212,9 +214,6 @@ def _checkpoint_dir(variables: Mapping[str, str]) -> Path | None:
         return Path(variables["SM_CHECKPOINT_DIR"])
     config = Path(variables.get("SM_INPUT_CONFIG_DIR", "/nonexistent"), "checkpointconfig.json")
     if config.is_file():
-        try:
-            return Path(json.loads(config.read_text())["LocalPath"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{config}: allowed is a JSON object with LocalPath, found {error}") from None
+        return Path(job_config.checkpoint_path(config))
     folder = Path(variables.get("SM_MODEL_DIR", "/nonexistent/model")).parent / "checkpoints"
     return folder if folder.is_dir() else None

@@ -73,7 +73,7 @@ def reported(
         yield
     except Exception as error:
         trace = "" if _is_mistake(error) else traceback.format_exc()
-        reason = explain(type(error).__name__, str(error)) if trace else " ".join(str(error).split())
+        reason = explain(type(error).__name__, str(error)) if trace else _shortened(" ".join(str(error).split()), 900)
         line = f"error: {reason}{place and f' [{place}]'}"
         print(trace + line, file=sys.stderr, flush=True)
         tell(line)
@@ -130,7 +130,7 @@ def last_error(stderr: str) -> tuple[str, str]:
         return fatal[1], fatal[2]
     if syntax := SYNTAX.search(stderr):
         return f"{syntax[3]} ({Path(syntax[1]).name}, line {syntax[2]})", syntax[0]
-    said = [line.strip() for line in lines if line.strip()]
+    said = [line.strip() for line in lines if line.strip() and not line.startswith("starting: ")]  # app/starting.py
     return (_shortened(said[-1], 500), "") if said else ("", "")
 
 

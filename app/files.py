@@ -1,11 +1,13 @@
-"""Files that are whole or absent, and whether a folder can be written to, before any time is spent."""
+"""Files that are whole or absent, whether a folder can be written to, and JSON that every reader takes."""
 
+import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 IGNORED = ".sagemaker-ignore"
 """Files of this ending SageMaker's uploader leaves alone (AWS's XGBoost container writes its checkpoints so)."""
@@ -38,8 +40,21 @@ def check_writable(folder: Path, what: str) -> None:
             pass
     except OSError as error:
         raise ValueError(
-            f"{folder}: {what} cannot be written there ({error.strerror}); allowed is a writable folder"
+            f"{folder.absolute()}: {what} cannot be written there ({error.strerror}); allowed is a writable folder"
         ) from None
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """Return `value` as JSON, with null for NaN and infinities, which JSON lacks; `options` are those of json.dumps."""
+    return json.dumps(_finite(value), allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _sync(folder: Path) -> None:

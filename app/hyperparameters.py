@@ -28,7 +28,7 @@ def text(value: object) -> str:
         return json.dumps(value)
     try:
         decoded = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
         return _python(value)
     return decoded if isinstance(decoded, str) else value  # a number stays as it was written
 

@@ -1,4 +1,4 @@
-"""Lightning, and what comes with it, imported in two thirds of the time; nothing of ours may be imported before."""
+"""Lightning, and what comes with it, imported in two thirds of the time; nothing that imports it may come before."""
 
 import atexit
 import gc
@@ -6,6 +6,8 @@ import importlib
 import sys
 from types import ModuleType
 from typing import Any
+
+from app import threads
 
 SIGNAL = "scipy.signal"
 
@@ -17,6 +19,7 @@ def import_lightning() -> None:
     through again later, either, which took 0.2 s each time. And torchmetrics imports scipy.signal only to give it an
     old name that SRMRpy asks for (torchmetrics/__init__.py, 1.9).
     """
+    threads.prepare()
     gc.disable()
     if SIGNAL not in sys.modules:
         sys.modules[SIGNAL] = _Signal(SIGNAL)

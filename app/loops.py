@@ -18,7 +18,9 @@ from pytorch_lightning.utilities import CombinedLoader
 
 
 def install(trainer: Trainer, resume, restart) -> None:
-    """Have the trainer's fit loop, as it is, ask `resume` and, where it begins, `restart`."""
+    """Have the trainer's fit loop, as it is, ask `resume` and, where it begins, `restart`; no signal is Lightning's."""
+    trainer._signal_connector.register_signal_handlers = lambda: None
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
     loop = trainer.fit_loop
     for part, kind in ((loop, FitLoop), (loop.epoch_loop, EpochLoop), (loop.epoch_loop.val_loop, ValidationLoop)):
         part.__class__ = kind

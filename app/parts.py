@@ -8,21 +8,43 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from app.files import whole
+from app.files import json_text, whole
 
 HEADER = 256  # bytes: of every length, so that it can be written when all rows are
+KINDS = re.compile(r"[<>|](?:[biufc]|[mM]|[SUV])[1-9]\d{0,8}(?:\[\w+\])?")
+NAME = re.compile(r"\w[\w .+-]{0,99}")
+
+
+def check_name(name: object) -> None:
+    """Raise ValueError unless an array's name can be a file's: no separator, no dot in front, not too long."""
+    if type(name) is not str or not NAME.fullmatch(name) or len(name.encode()) > 100:
+        raise ValueError(
+            f"found an array {str(name)[:120]!r}; allowed are names of up to 100 letters, digits, blanks and _.+-, the "
+            "first a letter or a digit"
+        )
+
+
+def plain(dtype: np.dtype) -> bool:
+    """Return whether a dtype is one of a fixed size that its short name tells: no object, no record, no extension."""
+    return KINDS.fullmatch(dtype.str) is not None and np.dtype(dtype.str) == dtype and not dtype.hasobject
 
 
 def header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """Return the beginning of a .npy file (format 1.0, numpy.lib.format): HEADER bytes, padded with blanks."""
+    """Return the beginning of a .npy file (format 1.0, numpy.lib.format): HEADER bytes, padded with blanks.
+
+    ValueError if that is too short for the shape.
+    """
     text = repr({"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
     body = text.encode().ljust(HEADER - 11) + b"\n"
+    if len(body) != HEADER - 10:
+        raise ValueError(f"an array of {len(shape)} dimensions is too much for a header of {HEADER} bytes")
     return np.lib.format.magic(1, 0) + len(body).to_bytes(2, "little") + body
 
 
@@ -92,7 +114,7 @@ def write(
     arrays = {name: stream.close() for name, stream in streams.items()}
     path = folder / f"manifest-{span}.json"
     with whole(path) as file:
-        file.write(json.dumps({"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1).encode())
+        file.write(json_text({"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1).encode())
     _remove_earlier(folder, about.get("host"), path, {array["file"] for array in arrays.values()})
     return path
 

@@ -4,9 +4,10 @@ import shutil
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from sagemaker_training import entry_point, environment, errors, files, modules, process
+from sagemaker_training import environment, files, process
 
 from app import hyperparameters, train_torchrun
 from app.environment import Environment
@@ -18,6 +19,8 @@ DISTRIBUTIONS = {
     "sagemaker_pytorch_ddp_enabled": "pytorchddp",
     "sagemaker_distributed_dataparallel_enabled": "smdistributed.dataparallel",  # SDK 2's pytorchddp, too
 }
+TRAINING = ("app/train.py", "app/train_multi_node.py", "app/train_torchrun.py")
+"""The image's programs of which the main host alone writes the model."""
 REFUSED = {
     "sagemaker_mpi_enabled": "mpi",
     "sagemaker_parameter_server_enabled": "parameter_server",
@@ -36,16 +39,34 @@ def unpack(archive: str | None) -> None:
     if not archive or Path(archive) == CODE:
         return
     try:
-        if archive.endswith(".gz") and not archive.startswith("s3://") and not tarfile.is_tarfile(archive):
-            raise ValueError("it is damaged")  # the toolkit would take it for the source itself
         with tempfile.TemporaryDirectory() as folder:
-            files.download_and_extract(archive, folder)
-            shutil.copytree(folder, CODE, dirs_exist_ok=True)
+            local, source = archive, str(Path(folder, "source"))
+            if archive.startswith("s3://"):
+                local = str(Path(folder, "sourcedir.tar.gz"))
+                files.s3_download(archive, local)
+            if local.endswith(".gz"):
+                _check_archive(local)
+            files.download_and_extract(local, source)
+            for path in Path(source).rglob("*"):  # a link that is there would be in the way
+                if path.is_symlink() and (there := CODE / path.relative_to(source)).is_symlink():
+                    there.unlink()
+            shutil.copytree(source, CODE, symlinks=True, dirs_exist_ok=True)
     except Exception as error:
         raise ValueError(
             f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({error}); allowed is a .tar.gz "
             "that the job's role may read"
         ) from None
+
+
+def _check_archive(path: str) -> None:
+    """Raise ValueError for what the toolkit would take for the source itself, or could not unpack safely."""
+    if not tarfile.is_tarfile(path):
+        raise ValueError("it is damaged")
+    if hasattr(tarfile, "data_filter"):
+        return
+    with tarfile.open(path) as tar:  # Python below 3.11.4: of several links, one may lead out of the folder
+        if links := [member.name for member in tar if member.issym() or member.islnk()]:
+            raise ValueError(f"it has the link {links[0]}, which takes Python 3.11.4 or later")
 
 
 def find(name: str | None) -> tuple[Path, str]:
@@ -65,19 +86,24 @@ def find(name: str | None) -> tuple[Path, str]:
     )
 
 
-def install(folder: Path, name: str) -> None:
-    """Install the source's requirements.txt, or its package, as the toolkit does; the former for our program, too."""
-    try:
-        if folder == CODE:
-            entry_point.install(name, str(CODE), capture_error=True)
-        elif modules.has_requirements(str(CODE)):
-            modules.install_requirements(str(CODE), capture_error=True)
-    except errors._CalledProcessError as error:
-        said = [line for line in str(error).splitlines() if "ERROR" in line] or str(error).splitlines()[-1:]
-        raise ValueError(
-            f"requirements.txt: pip could not install it ({' '.join(said[0].split())}); correct the file, or give the "
-            "job a network that reaches the package index"
-        ) from None
+def written(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """Return the files below `folder`, each with what is another one once it is written anew."""
+    files = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
+    return {path: (status.st_ino, status.st_mtime_ns, status.st_size) for path, status in files}
+
+
+def missing_model(folder: Path, name: str, here: Environment, before: Mapping[Path, tuple]) -> str:
+    """Return what is wrong if a program that has ended well left no model; "" if it did, or if another host does.
+
+    `before` is what was `written` to the model directory when the program started.
+    """
+    after = written(here.model_dir)
+    trains = folder == HOME and name in TRAINING
+    expected = here.model_dir / "model.pt"
+    changed = after.get(expected) != before.get(expected) if trains else after != before
+    if changed or (here.current_host != here.hosts[0] and (trains or folder == CODE)):
+        return ""
+    return f"{name} ended with exit status 0 and wrote nothing to {here.model_dir}"
 
 
 def command(job, here: Environment, folder: Path, name: str, given: dict) -> tuple[list[str], str]:

@@ -7,6 +7,34 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.data import extract_batch_size
 
+from app import starting
+
+
+class StartProgress(Callback):
+    """Tells app/starting.py how far the start has come, to the end of the first step."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """The data is there, and all ranks are."""
+        starting.doing("preparing the training")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Only the first step is missing."""
+        starting.doing("the first step")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """The start is done."""
+        starting.done()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The start is done, too."""
+        starting.done()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Of a run that had nothing to train."""
+        starting.done()
+
 
 class LogProgress(Callback):
     """Prints a line every few seconds and after each validation, on rank 0.

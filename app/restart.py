@@ -23,9 +23,13 @@ class Restart:
         folder: The folder of the checkpoints.
         chance: What knows the seed of all.
         agreement: What all ranks say to each other.
+        other_settings: Whether the run may have another learning rate, gradient clipping or precision than before.
     """
 
-    def __init__(self, trainer: Trainer, folder: Folder, chance: Chance, agreement: Agreement) -> None:
+    def __init__(
+        self, trainer: Trainer, folder: Folder, chance: Chance, agreement: Agreement, other_settings: bool = False
+    ) -> None:
+        self.other_settings = other_settings
         self.trainer, self.folder, self.chance, self.agreement = trainer, folder, chance, agreement
         self.step = 0  # of the checkpoint that training goes on from; 0 if it starts
         self.meta: Mapping[str, Any] = {}  # what is ours in it
@@ -45,11 +49,12 @@ class Restart:
             return False
         checkpoint = checkpoints.read(path)
         self.meta = checkpoint.pop(checkpoints.KEY)
-        if found := same.differences(self.trainer, flags, self.meta["run"]):
+        if found := same.differences(self.trainer, flags, self.meta["run"], self.other_settings):
             more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
             raise ValueError(
                 f"--resume.dirpath={self.folder.path}: {path.name} is of another run: {'; '.join(found[:4])}{more}; go "
-                "on with the same settings, or give another folder, or move the checkpoints away to start anew"
+                "on with the same settings, or give another folder, or move the checkpoints away to start anew; "
+                "--resume.other_settings=true goes on with another learning rate, gradient clipping or precision"
             )
         self.step, self.kind, self.chance.seed = self.meta["step"], self.meta["kind"], self.meta["seed"]
         if self.trainer.is_global_zero:

@@ -17,10 +17,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 
-from app import best, checkpoints, loops, same, stop
+from app import best, checkpoints, divergence, loops, same, stop
 from app.agreement import Agreement
 from app.chance import Chance
-from app.checkpoints import VerifiedIO
 from app.folder import Folder, Writer
 from app.restart import Restart
 from app.snapshot import Snapshot
@@ -42,23 +41,26 @@ class Resume(Callback):
         keep: Number of checkpoints that are kept.
         exact: Whether an interrupted run goes on where it was. If not, it is trained and saved as Lightning does, with
             any strategy, and begins anew.
+        other_settings: Whether another learning rate, gradient clipping or precision may be given than before.
     """
 
     stop: Stop | None = None
     """What hears the signals, if anything does."""
 
-    def __init__(self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3,
-                 exact: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3, exact: bool = True,
+        other_settings: bool = False,
+    ) -> None:  # fmt: skip
         for flag, value, least in (("every_n_minutes", every_n_minutes, 0), ("every_n_steps", every_n_steps, 0),
                                    ("keep", keep, 1)):  # fmt: skip
-            if value < least:
+            if not value >= least:  # nan is not
                 raise ValueError(f"--resume.{flag}: found {value}, allowed is {least} or more")
         if "://" in dirpath:
             raise ValueError(f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3")
         self.folder = Folder(Path(dirpath), keep, started=time.time())
         self.writer = Writer(self.folder)
         self.exact = exact
-        self.every_n_minutes, self.every_n_steps = every_n_minutes, every_n_steps
+        self.every_n_minutes, self.every_n_steps, self.other_settings = every_n_minutes, every_n_steps, other_settings
         self.before: dict[str, Any] | None = None  # the state before the validation that is running
         self.common: int | None = None  # batches of a validation that all ranks have
         self.stall = 0.0  # seconds that training waited for the last checkpoint
@@ -95,12 +97,12 @@ class Resume(Callback):
             )
         trainer._signal_connector.register_signal_handlers = lambda: None
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
-        self.agreement = Agreement(trainer)
-        self.restart = Restart(trainer, self.folder, self.chance, self.agreement)
+        self.agreement, self.divergence = Agreement(trainer), divergence.of(trainer)
+        self.restart = Restart(trainer, self.folder, self.chance, self.agreement, self.other_settings)
         self.snapshot = Snapshot(trainer, self.agreement, self.chance)
         loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = VerifiedIO()
+            trainer.strategy.checkpoint_io = checkpoints.VerifiedIO()
         connector = trainer._checkpoint_connector
         connector.resume_start = bound(self._load, connector.resume_start)
 
@@ -161,6 +163,7 @@ class Resume(Callback):
         self.before = None
         if self.trainer.fit_loop.epoch_loop._should_accumulate():
             return  # half of a step's gradients: a stop waits for its end
+        self.divergence.check(self.trainer)
         self.before = self.snapshot.take("validation") if self.enabled else {}
         if self._agree():
             self._interrupt_validation()
@@ -191,7 +194,9 @@ class Resume(Callback):
         minutes = (time.monotonic() - self.saved_at) / 60
         due = self.every_n_minutes and minutes >= max(self.every_n_minutes, self.stall / 60 / SHARE)
         asked = (self.stop and self.stop.number) or 0
-        self.agreement.agree(asked, bool(due) and not self.writer.busy, now)
+        self.agreement.agree(asked, bool(due) and not self.writer.busy, self.divergence.found(), now)
+        if self.agreement.diverged:
+            self.divergence.check(self.trainer)
         return bool(self.agreement.asked)
 
     def _interrupt(self) -> None:
@@ -206,6 +211,8 @@ class Resume(Callback):
     def _save(self, kind: str, last: bool) -> None:
         """Save: in the background, or, if it is the last time, now. One rank of each host writes."""
         began = time.monotonic()
+        if kind != "validation":  # of that, the state was looked at before
+            self.divergence.check(self.trainer)
         if self.enabled:
             state = self.snapshot.whole(self.before) if kind == "validation" else self.snapshot.take(kind)
             if self.stop:

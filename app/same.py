@@ -12,10 +12,14 @@ from pytorch_lightning import Trainer
 FREE = re.compile(
     r"--(trainer\.(max_|min_|accelerator|devices|num_nodes|strategy|logger|enable_|log_every|profiler|benchmark"
     r"|num_sanity|limit_test|limit_predict|detect_anomaly|default_root_dir|use_distributed_sampler|inference_mode"
-    r"|barebones|plugins|model_registry|sync_batchnorm)|(logger|progress|system|resume|config)\b|lr_scaling"
+    r"|barebones|plugins|model_registry|sync_batchnorm)|(logger|progress|system|resume|config|divergence)\b|lr_scaling"
     r"|checkpoint(?!\.(monitor|mode|save_top_k)\b)|data\.(data_dir|download|batch_size)$"
     r"|(data|model)\.(.*workers|pin_memory|prefetch_factor)$)"
 )
+
+# What else may change if that is asked for, as after a divergence. A learning rate is in the checkpoint's optimizers,
+# where app/world.py changes it.
+CURES = re.compile(r"--(optimizer\.lr|model\.(lr|learning_rate)|trainer\.(gradient_clip_(val|algorithm)|precision))$")
 
 
 def described(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
@@ -25,17 +29,20 @@ def described(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
             "shapes": shapes}  # fmt: skip
 
 
-def differences(trainer: Trainer, flags: Mapping[str, object], before: Mapping[str, Any]) -> list[str]:
-    """Return what differs between this run and that of a checkpoint, which `described` it where it began."""
+def differences(
+    trainer: Trainer, flags: Mapping[str, object], before: Mapping[str, Any], cures: bool = False
+) -> list[str]:
+    """Return what differs between this run and that of a checkpoint, which `described` it where it began.
+
+    `cures` says whether CURES may differ.
+    """
     now = described(trainer, flags)
     old, new = json.loads(before["flags"]), json.loads(now["flags"])
     changed = {flag for flag in old.keys() | new.keys() if old.get(flag) != new.get(flag)}
     # With another number of ranks, another size of a rank's batch may make the same batch of them all.
     of_size = {"--data.batch_size"} & changed if before["batch"] != now["batch"] else set()
-    found = [
-        f"{flag} was {old.get(flag)}, is {new.get(flag)}"
-        for flag in sorted({flag for flag in changed if not FREE.match(flag)} | of_size)
-    ]
+    fixed = {flag for flag in changed if not FREE.match(flag) and not (cures and CURES.match(flag))}
+    found = [f"{flag} was {old.get(flag)}, is {new.get(flag)}" for flag in sorted(fixed | of_size)]
     if before["data"] != now["data"]:
         found.append(f"the training data was {before['data']}, is {now['data']}")
     shapes = [before["shapes"], now["shapes"]]

@@ -9,9 +9,12 @@ in `neighbours` and `scores`, by number); with `dense`, all scores ([rows, all r
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
+    from app import starting, threads
     from app.stop import leave_at_once
 
     leave_at_once()
+    starting.begin("importing torch")
+    threads.prepare()
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields

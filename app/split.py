@@ -8,9 +8,12 @@ app/similarity.py is such a job, whose function sees all rows.
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
+    from app import starting, threads
     from app.stop import leave_at_once
 
     leave_at_once()
+    starting.begin("importing torch")
+    threads.prepare()
 
 import importlib
 import os
@@ -26,7 +29,7 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
 
-from app import flags, hyperparameters, memory, parts, sharding
+from app import hyperparameters, memory, mistakes, parts, sharding, starting, threads
 from app.blocks import Blocks, compute
 from app.embeddings import Table
 from app.environment import Environment, failure_file, place
@@ -54,7 +57,8 @@ def parse(made: ArgumentParser, environment: Environment, args: list[str] | None
     try:
         found = made.parse_args(args)
     except ArgumentError as error:
-        raise ValueError(flags.explain(error, made)) from None
+        words = sys.argv[1:] if args is None else args
+        raise ValueError(mistakes.explain_all(made, words) or mistakes.explain(error, made)) from None
     for name in ("rows", "block_rows"):
         if getattr(found, name) is not None and getattr(found, name) < 1:
             raise ValueError(f"--{name}: found {getattr(found, name)}, allowed is 1 or more")
@@ -101,8 +105,10 @@ def run(
     for number in SIGNALS:
         signal.signal(number, partial(_leave, blocks, part))
     host = environment.current_host
+    starting.done()
     print(f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}", flush=True)
     devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [torch.device("cpu")]
+    threads.share(1, devices[0].type)
     with ThreadPoolExecutor(len(devices)) as pool:
         jobs = []
         for device, piece in zip(devices, sharding.devices(part, len(devices)), strict=True):

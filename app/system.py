@@ -42,7 +42,7 @@ class SystemMetrics(Callback):
             folder = "/".join(
                 part for part in (str(save_dir).rstrip("/"), trainer.logger.name, run, "system", self.host) if part
             )
-            self.writer = SummaryWriter(folder, flush_secs=int(self.every_n_seconds))
+            self.writer = SummaryWriter(folder, flush_secs=max(1, int(min(self.every_n_seconds, 120))))
         psutil.cpu_percent()  # from here on, it is the share since the last call
         self._start_interval()
 

@@ -16,7 +16,7 @@ from signal import Signals
 
 from sagemaker_training import environment, errors, files
 
-from app import failures, program, rendezvous, stop, summary, train_torchrun
+from app import failures, program, rendezvous, requirements, starting, stop, summary, train_torchrun
 from app.environment import Environment
 from app.peers import Verdict
 from app.supervise import STOP_SECONDS, Ended, Stopped, Supervisor
@@ -70,18 +70,26 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     if folder == program.HOME and not here.takes_part:
         print(f"{here.current_host} takes no part in the training, which is for {', '.join(here.hosts)}", flush=True)
         return
-    program.install(folder, name)
+    requirements.install(program.CODE, name, own=folder == program.CODE)
     command, how = program.command(job, here, folder, name, given)
     for line in summary.lines(here, f"{folder / name}, {how}", given):
         print(line, flush=True)
-    if verdict := watch.wait_until_all_are_ready():
+    if len(here.hosts) > 1:
+        starting.begin("waiting for the other hosts")
+    verdict = watch.wait_until_all_are_ready()
+    starting.done()
+    if verdict:
         raise _because_of(verdict)
     variables = rendezvous.variables(here) | train_torchrun.VARIABLES | os.environ
     variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watch.path)
     cwd = program.CODE if program.CODE.is_dir() else program.HOME
+    before = program.written(here.model_dir)
     ended = supervisor.run(command, cwd=cwd, variables=variables)
     watch.ended = True
-    print(f"{name}: {_how(ended)}", flush=True)
+    if supervisor.grace is None or ended.asked:
+        print(f"{name}: {_how(ended)}", flush=True)
+    else:  # by this process, and the reason is another's
+        print(f"{name}: was ended, as a rank or another host has failed", flush=True)
     failed = ProgramFailed(name, ended) if ended.status else None
     puzzled = failed and failed.lost_a_peer
     verdict = watch.wait_for_verdict() if puzzled else watch.verdict
@@ -94,6 +102,10 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
         raise _because_of(verdict)
     if failed:
         raise failed
+    if missing := program.missing_model(folder, name, here, before):
+        if folder == program.HOME:
+            raise Interrupted(missing, ended.asked) if ended.asked else NoModel(missing)
+        print(f"warning: {missing}", flush=True)
     if verdict := watch.wait_until_all_are_done():
         raise _because_of(verdict)
 
@@ -123,6 +135,15 @@ class OtherFailed(Exception):
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.why)
+
+
+class NoModel(ValueError):
+    """The image's own program left as if all were well, and has written no model."""
+
+    def __init__(self, missing: str) -> None:
+        super().__init__(
+            f"{missing}: code of the job has ended it early (os._exit(0), SystemExit or the like); return instead"
+        )
 
 
 class Interrupted(Exception):

@@ -9,31 +9,38 @@ variables everything goes below ./output.
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
+    from app import starting
     from app.imports import import_lightning
     from app.stop import leave_at_once
 
     leave_at_once()
+    starting.begin("importing torch and Lightning")
     import_lightning()
 
+import logging
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from traceback import extract_tb
 
 import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts, hyperparameters, lifeline, rendezvous
+from app import artifacts, hyperparameters, lifeline, rendezvous, starting, threads
 from app.cli import CLI
 from app.environment import Environment, failure_file, place, watch
 from app.failures import reported, write
 from app.files import check_writable
-from app.stop import Stop
+from app.progress import StartProgress
+from app.stop import Interrupted, Stop
 
 
 def main(args: list[str] | None = None) -> None:
     """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
+    starting.doing("reading flags and data")
     lifeline.end_with_the_launcher(os.environ)
     line = lifeline.Lifeline(watch(), place())
     with reported(failure_file(), place(), tell=line.failed):
@@ -43,20 +50,67 @@ def main(args: list[str] | None = None) -> None:
             if args is None and environment.user_args == tuple(sys.argv[1:]):  # a job's own program that calls this one
                 args = hyperparameters.flags(environment.hyperparameters)
             check_writable(environment.model_dir, "the model")
-            cli = CLI(environment, args)
-            cli.trainer.callbacks.append(line)
+            logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(say_once)
+            with wrong_if_it_leaves(printed_only if failure_file() else None):
+                cli = CLI(environment, args)
+            threads.share(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
+            cli.trainer.callbacks += [line, StartProgress()]
             resume = cli.config_init.resume
             resume.stop, stop.folder = stop, resume.folder.path
+            if cli.trainer.is_global_zero and failure_file():
+                warn_of_lost_folders(cli.config, environment)
             for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:
                 if "://" not in folder:
                     check_writable(Path(folder), "checkpoints")
-            cli.trainer.fit(cli.model, cli.datamodule)
-            if not cli.trainer.global_step:
-                raise ValueError(
-                    "--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0"
-                )
-            export(cli, environment)
+            log_dir = str(getattr(cli.trainer.logger, "save_dir", None) or "://")
+            if "://" not in log_dir:
+                check_writable(Path(log_dir), "logs")
+            with wrong_if_it_leaves(left_early):
+                cli.trainer.fit(cli.model, cli.datamodule)
+                if not cli.trainer.global_step:
+                    raise ValueError(
+                        "--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0"
+                    )
+                export(cli, environment)
         line.done()
+
+
+def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
+    """Say which folders are relative to a job's working folder, of which SageMaker keeps nothing."""
+    for flag in ("checkpoint.dirpath", "resume.dirpath", "logger.save_dir"):
+        folder = str(config.get(flag) or "/")
+        if "://" not in folder and not Path(folder).is_absolute():
+            print(
+                f"warning: --{flag}={folder} is {Path(folder).absolute()}, of which SageMaker keeps nothing; leave it "
+                f"out, or give a folder below {environment.checkpoint_dir}",
+                flush=True,
+            )
+
+
+@contextmanager
+def wrong_if_it_leaves(why: Callable[[SystemExit], str] | None) -> Iterator[None]:
+    """Turn SystemExit with status 0, before there is a model, into ValueError that says `why`; with None, let it be."""
+    try:
+        yield
+    except SystemExit as leaving:
+        if leaving.code or isinstance(leaving, Interrupted) or not why:
+            raise
+        raise ValueError(why(leaving)) from None
+
+
+def printed_only(leaving: SystemExit) -> str:
+    """Return what is wrong with a job that prints its settings."""
+    return (
+        "hyperparameters: found one that prints something and trains nothing (print_config, help, version, ...), so "
+        "there is no model; leave it out, or run `docker run IMAGE python app/train.py` with that flag"
+    )
+
+
+def left_early(leaving: SystemExit) -> str:
+    """Return where the code of a model, a data module or a callback has ended the program."""
+    frames = [frame for frame in extract_tb(leaving.__traceback__) if not frame.filename.startswith("<")]
+    place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
+    return f"{place}: left by SystemExit with status 0 before the model was written; return instead, or raise an error"
 
 
 def stopped(line: lifeline.Lifeline, why: str, loud: bool = True) -> None:
@@ -82,16 +136,56 @@ def export(cli: CLI, environment: Environment) -> None:
     if state := cli.trainer.strategy.broadcast(state):
         cli.model.load_state_dict(state, strict=cli.model.strict_loading)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
-    if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule):
+    source = cli.model if cli.datamodule is None else cli.datamodule
+    if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):
         metrics |= cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
+    superfluous = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:
         config = cli.parser.dump(cli.config, skip_none=False)
         path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, environment.revision, config)
         print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
         print(f"model: {path}")
-        print(f"logs: {environment.log_dir.parent}")
-        print(f"checkpoints: {environment.checkpoint_dir}", flush=True)
+        print(f"logs: {logs(cli, environment)}")
+        removed = "removed, as the run is finished; with a checkpoint folder, they stay there"
+        print(f"checkpoints: {removed if superfluous else environment.checkpoint_dir}", flush=True)
     cli.trainer.strategy.barrier("artifacts")
+    if cli.trainer.local_rank == 0:
+        for path in superfluous:
+            path.unlink(missing_ok=True)
+        if superfluous:
+            with suppress(OSError):  # somebody else's files are in it
+                environment.checkpoint_dir.rmdir()
+
+
+def uploaded_checkpoints(cli: CLI, environment: Environment) -> list[Path]:
+    """Return this run's checkpoints if they are in the folder of the job's output, which SageMaker uploads.
+
+    There they are for a run that is interrupted or fails; of one that is finished, nobody needs them. On a desk they
+    stay: they are why a run that is started again trains nothing.
+    """
+    folder, output = environment.checkpoint_dir, environment.output_data_dir
+    if output == Environment.output_data_dir or folder != output / "checkpoints":
+        return []
+    files = [path for _, path in cli.config_init.resume.folder.named()] + cli.config_init.checkpoint.files()
+    return [path for path in files if path.parent.resolve() == folder.resolve()]
+
+
+def say_once(record: logging.LogRecord) -> bool:
+    """Return whether a line of Lightning's is to be said: that fitting stopped it says each time that it looks."""
+    text = record.getMessage()
+    new = text not in say_once.said
+    if text.startswith("`Trainer.fit` stopped"):
+        say_once.said.add(text)
+    return new
+
+
+say_once.said = set()
+
+
+def logs(cli: CLI, environment: Environment) -> str:
+    """Return where the logs are, S3 included: this host's are below it, and those of the others."""
+    folder = str(getattr(cli.trainer.logger, "save_dir", None) or environment.log_dir)
+    return str(environment.log_dir.parent) if folder == str(environment.log_dir) else folder
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from app import rendezvous
+from app import rendezvous, starting, threads
 from app.environment import Environment, failure_file, place
 from app.failures import reported
 
@@ -39,8 +39,11 @@ def command(environment: Environment, args: list[str], gpus: int, program: Path,
         place += [f"--rdzv-conf=is_host={int(here == environment.hosts[0])}"]
     else:
         place = ["--standalone"]
-    place += [f"--nproc-per-node={processes(args, gpus)}", f"--max-restarts={max_restarts}"]
-    return [sys.executable, "-m", "torch.distributed.run", *place, str(program), *args]
+    ranks = processes(args, gpus)
+    if not gpus:
+        threads.check(ranks)
+    place += [f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"]
+    return [sys.executable, str(Path(__file__).with_name("torchrun.py")), *place, str(program), *args]
 
 
 def processes(args: list[str], gpus: int) -> int:
@@ -76,11 +79,16 @@ def main(args: list[str] | None = None) -> None:
         restarts, rest = _restarts(sys.argv[1:] if args is None else args)
         program = Path(__file__).with_name("train.py")
         line = command(environment, rest, gpus, program, restarts)
-        variables = rendezvous.prepared(environment) | VARIABLES | os.environ
+        if len(environment.hosts) > 1:
+            starting.doing("waiting for the other hosts")
+        shares = threads.variables(processes(rest, gpus))  # torchrun's own choice is one thread each
+        variables = rendezvous.prepared(environment) | VARIABLES | shares | os.environ
         if restarts:  # a rank that dies is then no reason to end: its torchrun is
             variables.pop("SAGEMAKER_LIGHTNING_WATCH", None)
+    starting.doing("torchrun, which starts the ranks")
     os.execve(line[0], line, variables)
 
 
 if __name__ == "__main__":
+    starting.begin("importing torch")
     main()

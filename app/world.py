@@ -37,9 +37,13 @@ class World(Callback):
         environment: What this host was told by SageMaker.
         flags: All settings by flag, as this rank parsed them.
         lr_scaling: By what the learning rate is multiplied: "none", "linear" (world size) or "sqrt" (its square root).
+        other_rate: Whether a run that is resumed takes its learning rate from its flags, not from the checkpoint.
     """
 
-    def __init__(self, environment: Environment, flags: Mapping[str, object], lr_scaling: str = "none") -> None:
+    def __init__(
+        self, environment: Environment, flags: Mapping[str, object], lr_scaling: str = "none", other_rate: bool = False
+    ) -> None:
+        self.other_rate = other_rate
         self.environment, self.flags, self.lr_scaling = environment, flags, lr_scaling
         self.lr_factor = 1.0  # what the optimizers' learning rates have been multiplied by
 
@@ -66,15 +70,19 @@ class World(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare what the ranks were told."""
+        self.given = _initial_rates(trainer)  # before Lightning restores the optimizers
         if trainer.world_size > 1:
             self._agree(self._told(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the lengths of an epoch, scale the learning rates, and say so in the log."""
         ranks = trainer.world_size
+        _warn_of_a_batch_larger_than_the_data(trainer)
         if ranks > 1:  # a rank with a batch more would wait in it for the others' gradients, for ever
             self._agree({"batches of an epoch": trainer.num_training_batches})
         factor = {"none": 1.0, "linear": float(ranks), "sqrt": math.sqrt(ranks)}[self.lr_scaling]
+        if self.other_rate:
+            self._take_given_rates(trainer)
         before = _rates(trainer, 1 / self.lr_factor)
         if factor != self.lr_factor:  # else it comes from a checkpoint, and stays as it is to the last bit
             scale(trainer, factor / self.lr_factor)
@@ -99,6 +107,18 @@ class World(Callback):
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)
 
+    def _take_given_rates(self, trainer: Trainer) -> None:
+        """Multiply the restored learning rates by what makes their initial ones those of the flags."""
+        restored = _initial_rates(trainer)
+        factors = [new * self.lr_factor / old for new, old in zip(self.given, restored, strict=True) if old]
+        if factors and not math.isclose(min(factors), max(factors)):
+            raise ValueError(
+                "--resume.other_settings: the learning rates of the optimizers are other ones by several factors "
+                f"({min(factors):g} to {max(factors):g}), allowed is one for all"
+            )
+        if factors and factors[0] != 1.0:
+            scale(trainer, factors[0])
+
     def _agree(self, told: dict[str, object]) -> None:
         """Compare `told` over all ranks."""
         everyone: list = [None] * torch.distributed.get_world_size()
@@ -115,6 +135,18 @@ class World(Callback):
         if fingerprint is not None and not getattr(trainer.datamodule, "sharded", False):
             told["dataset fingerprint"] = fingerprint() if callable(fingerprint) else fingerprint
         return told
+
+
+def _warn_of_a_batch_larger_than_the_data(trainer: Trainer) -> None:
+    """Say so where an epoch is a single batch, smaller than what was asked for."""
+    loader = divided(trainer.train_dataloader)
+    division = loader and (getattr(loader, "division", None) or loader.course.division)
+    if division and division.batch_size * division.ranks > division.size and trainer.is_global_zero:
+        print(
+            f"warning: a batch size of {division.batch_size} on {division.ranks} rank(s) is more than the "
+            f"{division.size} samples there are: each epoch is one step, with all of them",
+            flush=True,
+        )
 
 
 def compare(everyone: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
@@ -164,6 +196,12 @@ def _schedulers(schedulers) -> Iterator[object]:
     for scheduler in schedulers:
         yield scheduler
         yield from _schedulers(getattr(scheduler, "_schedulers", ()))
+
+
+def _initial_rates(trainer: Trainer) -> list[float]:
+    """Return the learning rates that the optimizers' groups began with; a scheduler changes them."""
+    groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
+    return [float(group.get("initial_lr", group["lr"])) for group in groups if "lr" in group]
 
 
 def _rates(trainer: Trainer, factor: float = 1.0) -> str:

@@ -2,6 +2,7 @@
 
     python -m benchmarks [--n 5] [--steps 10] [--data_dir DIR]      from the repository's root; minutes on 2 CPU cores
     python -m benchmarks.step, .original, .startup, .data           one of them; --help says what it takes
+    python -m benchmarks.side_by_side                               trainings that share the machine
     python -m benchmarks.interruptions cost                         checkpoints and restarts
     python -m benchmarks.accuracy RECIPE --data_dir DIR             seconds to an accuracy, by a recipe
     python -m benchmarks.image IMAGE                                the image, and what a change of it costs

@@ -1,13 +1,12 @@
 """The jobs that `benchmarks.interruptions` interrupts: the tests' model, started in each way that there is."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,28 +24,27 @@ GIVEN = {
 class Process:
     """A job as one process, in a folder."""
 
-    server = None
     ranks = 1
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, flags: Mapping[str, str] = GIVEN) -> None:
+        self.folder, self.flags = folder, flags
         folder.mkdir(parents=True)
-        if not Process.server:
-            Process.server = multiprocessing.get_context("forkserver")
-            Process.server.set_forkserver_preload(["app.train", "interruptible"])
 
     def start(self) -> None:
         """Start it."""
-        import interruptible
+        import warm
 
-        flags = [f"--{key}={value}" for key, value in GIVEN.items()]
-        self.process = self.server.Process(target=interruptible.main, args=(self.folder, flags, {}))
-        self.process.start()
+        flags = [f"--{key}={value}" for key, value in self.flags.items()]
+        with (self.folder / "log").open("a") as log:
+            self.process = warm.start(
+                ["python", ROOT / "tests/interruptible.py", *flags], self.folder, os.environ, log.fileno()
+            )
 
     def wait(self, seconds: float) -> int | None:
         """Return the exit status, None if it runs on after so many seconds."""
-        self.process.join(seconds)
-        return self.process.exitcode
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds)
+        return None
 
     def processes(self) -> list[psutil.Process]:
         """Return what can be sent a signal, the one that SageMaker would send it to first."""

@@ -30,20 +30,26 @@ class Stalls(Callback):
         self.save, resume._save = resume._save, self._timed
 
     def _timed(self, state, last) -> None:
-        began, work = time.perf_counter(), time.process_time()
+        began, work = _now(), time.process_time()
         self.save(state, last)
         if self.waits:
             self.resume.writer.wait()
-        self.saves.append(time.perf_counter() - began)
+        self.saves.append(_now() - began)
         self.work.append(time.process_time() - work)
 
     def on_train_batch_start(self, *_) -> None:
         """Start the clock."""
-        self.began = time.perf_counter()
+        self.began = _now()
 
     def on_train_batch_end(self, *_) -> None:
         """Stop it."""
-        self.steps.append(time.perf_counter() - self.began)
+        self.steps.append(_now() - self.began)
+
+
+def _now() -> float:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def main() -> None:
@@ -66,12 +72,12 @@ def main() -> None:
     print(f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} ({fresh:.1f} s), n=3")
 
 
-def train(folder: str, waits: bool) -> Stalls:
+def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS) -> Stalls:
     """Train in this process, with a checkpoint every few steps, and return what was measured."""
     from app.cli import CLI
     from app.environment import Environment
 
-    flags = ["--trainer.max_epochs=-1", f"--trainer.max_steps={STEPS}", "--trainer.accelerator=cpu"]
+    flags = ["--trainer.max_epochs=-1", f"--trainer.max_steps={steps}", f"--trainer.accelerator={accelerator}"]
     flags += [f"--resume.dirpath={folder}", "--resume.every_n_steps=5", "--checkpoint.monitor=null"]
     cli = CLI(Environment(), flags)
     stalls = Stalls(cli.config_init.resume, waits)

@@ -40,18 +40,8 @@ def soak(kind: str, rounds: int, seed: int) -> None:
             seconds, expected = time.monotonic() - began, whole.result()
         for number in range(rounds):
             job = KINDS[kind](Path(folder, str(number)))
-            for _ in range(6):
-                job.start()
-                if job.wait(draw.uniform(0, seconds)) is None:
-                    leaving.append(interrupt(job, draw, counts))
-            job.start()
-            ended = job.wait(300)
-            try:
-                right = ended == 0 and job.result() == expected
-            except AssertionError as error:  # a step that was done in two ways
-                right = print(f"round {number}: {error}")
+            right = interrupted(job, seconds, expected, draw, counts, leaving)
             if not right:
-                counts["wrong"] += 1
                 shutil.copytree(job.folder, Path(tempfile.mkdtemp(prefix=f"wrong-{kind}-{number}-"), "job"))
             shutil.rmtree(job.folder)
             print(f"{kind} seed={seed} round={number} {'right' if right else 'WRONG'} {counts}", flush=True)
@@ -60,6 +50,28 @@ def soak(kind: str, rounds: int, seed: int) -> None:
         f"{median(leaving or [0]):.1f} s, {max(leaving or [0]):.1f} s at most",
         flush=True,
     )
+
+
+def interrupted(
+    job, seconds: float, expected: object, draw: random.Random, counts: dict[str, int], leaving: list[float], tries=6
+) -> bool:
+    """Interrupt a job `tries` times within `seconds` each, let it end; return whether its result is `expected`.
+
+    `counts` and `leaving`, the seconds from a stop to the end of all, are added to.
+    """
+    for _ in range(tries):
+        job.start()
+        if job.wait(draw.uniform(0, seconds)) is None:
+            leaving.append(interrupt(job, draw, counts))
+    job.start()
+    ended = job.wait(300)
+    try:
+        right = ended == 0 and job.result() == expected
+    except AssertionError as error:  # a step that was done in two ways
+        print(error)
+        right = False
+    counts["wrong"] += not right
+    return right
 
 
 def interrupt(job, draw: random.Random, counts: dict[str, int]) -> float:

@@ -77,12 +77,12 @@ class Tutorial(LightningModule):
 
 def recipe(clock: Clock, data_dir: Path | None) -> None:
     """Train by the original's recipe, on the CIFAR-10 in `data_dir` or on random images."""
-    pin = training.ACCELERATOR == "cuda"
+    pin = training.accelerator() == "cuda"
     data = Images(*(cifar.read(data_dir, True, "--data_dir") if data_dir else RandomDataModule().load(train=True)))
     loader = DataLoader(data, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1, pin_memory=pin)
     with training.quiet(), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            accelerator=training.ACCELERATOR,
+            accelerator=training.accelerator(),
             devices=1,
             max_steps=clock.total_steps,
             default_root_dir=folder,
@@ -114,11 +114,11 @@ def accuracies(n: int, data_dir: Path) -> None:
     print("| seed | seconds of training | recipe cpu: accuracy | the original's recipe: images, accuracy |")
     print("| --- | --- | --- | --- |")
     for seed in range(1, n + 1):
-        flags = [f"--trainer.accelerator={training.ACCELERATOR}", "--data.val_split=0.2"]
-        seconds, _, ours = accuracy.once("cpu", data_dir.resolve(), seed, flags)
+        flags = [f"--trainer.accelerator={training.accelerator()}", "--data.val_split=0.2"]
+        ours = accuracy.once("cpu", data_dir.resolve(), seed, flags)
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # its process may have workers
-            images, theirs = pool.submit(_trained, seed, seconds, data_dir).result()
-        print(f"| {seed} | {seconds:.0f} | {ours:.4f} | {images}, {theirs:.4f} |", flush=True)
+            images, theirs = pool.submit(_trained, seed, ours.seconds, data_dir).result()
+        print(f"| {seed} | {ours.seconds:.0f} | {ours.accuracy:.4f} | {images}, {theirs:.4f} |", flush=True)
 
 
 def _trained(seed: int, seconds: float, data_dir: Path) -> tuple[int, float]:
@@ -129,7 +129,7 @@ def _trained(seed: int, seconds: float, data_dir: Path) -> tuple[int, float]:
     loader = DataLoader(train, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1)
     with training.quiet(), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            accelerator=training.ACCELERATOR, devices=1, max_time=timedelta(seconds=seconds), max_epochs=-1,
+            accelerator=training.accelerator(), devices=1, max_time=timedelta(seconds=seconds), max_epochs=-1,
             default_root_dir=folder, enable_progress_bar=False,
         )  # fmt: skip
         trainer.fit(model, loader)

@@ -63,7 +63,8 @@ def improvements(seconds: Mapping[int, float]) -> str:
 
 def variables(**more: str) -> dict[str, str]:
     """Return the environment of a process that can import `app` and `benchmarks`, wherever it is started."""
-    return os.environ | {"PYTHONPATH": str(ROOT)} | more
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return os.environ | {"PYTHONPATH": path} | more
 
 
 def peak(work: Callable[[], Any]) -> tuple[Any, int]:
@@ -89,7 +90,7 @@ def machine() -> str:
     return (
         f"hardware: {cpu}; GPU: {gpu}; load: {os.getloadavg()[0]:.1f}\n"
         f"versions: {versions}, pytorch-lightning {pytorch_lightning.__version__}\n"
-        f"commit: {_commit()}"
+        f"commit: {commit()}"
     )
 
 
@@ -97,7 +98,7 @@ def _kibibytes(name: str) -> int:
     return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 
-def _commit() -> str:
+def commit() -> str:
     """Return the commit, marked -dirty where files differ from it; unknown outside a checkout."""
     try:
         line = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]

@@ -13,7 +13,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +21,10 @@ import torch
 
 from app import memory
 from app.embeddings import Table
-from app.similarity import Compared, Similarity
+from app.similarity import KINDS, Compared, Similarity
 from benchmarks import report
 
+CPU = torch.device("cpu")
 BLOCK = 1024  # rows that are compared with all rows in a turn
 
 
@@ -33,12 +34,15 @@ def unit(rows: int, columns: int) -> np.ndarray:
     return found / np.linalg.norm(found, axis=1, keepdims=True)
 
 
-def contenders(table: np.ndarray, k: int, folder: Path) -> dict[str, Callable[[], object]]:
+def contenders(
+    table: np.ndarray, k: int, folder: Path, device: torch.device = CPU, precision: str = "float32"
+) -> dict[str, Callable[[], object]]:
     """Return what does a block of rows, by name, ready to go: what is done once for all blocks is done."""
     memory.keep_freed()  # as app/split.py does; the others have it, too
     np.save(folder / "rows.npy", table)
-    ours = Compared(Similarity(top_k=k, memory=4), Table.read(folder, "rows"), torch.device("cpu"))
-    whole, block = torch.from_numpy(table), min(BLOCK, len(table))
+    settings = Similarity(top_k=k, memory=4, precision=precision)
+    ours = Compared(settings, Table.read(folder, "rows"), device)
+    whole, block = torch.from_numpy(table).to(device, KINDS[precision]), min(BLOCK, len(table))
 
     def product() -> None:
         for first in range(0, len(table), ours.width):
@@ -53,32 +57,47 @@ def contenders(table: np.ndarray, k: int, folder: Path) -> dict[str, Callable[[]
         for first in range(0, block, ours.size):
             ours(range(first, min(first + ours.size, block)))
 
-    from sklearn.neighbors import NearestNeighbors
-
-    model = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(table)
-    found = {"ours": in_blocks, "matrix product alone": product, "numpy, argpartition": numpy}
-    found["scikit-learn"] = lambda: model.kneighbors(table[:block])
+    found = {"ours": in_blocks, "matrix product alone": product}
     try:
         import faiss
     except ImportError:
+        faiss = None
+    if device.type == "cuda":
+        if hasattr(faiss, "StandardGpuResources"):
+            index = faiss.GpuIndexFlatIP(faiss.StandardGpuResources(), table.shape[1])
+            index.add(table)
+            found["faiss-gpu, IndexFlatIP"] = lambda: index.search(table[:block], k + 1)
         return found
-    faiss.omp_set_num_threads(torch.get_num_threads())
-    index = faiss.IndexFlatIP(table.shape[1])
-    index.add(table)
-    return found | {"faiss-cpu, IndexFlatIP": lambda: index.search(table[:block], k + 1)}
+    from sklearn.neighbors import NearestNeighbors
+
+    model = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(table)
+    found |= {"numpy, argpartition": numpy, "scikit-learn": lambda: model.kneighbors(table[:block])}
+    if faiss:
+        faiss.omp_set_num_threads(torch.get_num_threads())
+        index = faiss.IndexFlatIP(table.shape[1])
+        index.add(table)
+        found["faiss-cpu, IndexFlatIP"] = lambda: index.search(table[:block], k + 1)
+    return found
+
+
+def timed(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each, by turns, in so many rounds after one that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for number in range(rounds + 1):
+        for name, call in work.items():
+            began = time.perf_counter()
+            call()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            if number:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
 
 
 def run(n: int, rows: int, columns: int, top_k: int) -> list[report.Comparison]:
     """Compare in n rounds, after one that is not counted."""
     with tempfile.TemporaryDirectory() as folder:
-        all_of_them = contenders(unit(rows, columns), top_k, Path(folder))
-        seconds: dict[str, list[float]] = {name: [] for name in all_of_them}
-        for number in range(n + 1):
-            for name, work in all_of_them.items():
-                began = time.perf_counter()
-                work()
-                if number:
-                    seconds[name].append(time.perf_counter() - began)
+        seconds = timed(contenders(unit(rows, columns), top_k, Path(folder)), n)
     for name, times in seconds.items():
         print(f"{name}: {min(BLOCK, rows) / statistics.median(times):.0f} rows/s", flush=True)
     what = f"rows/s against {rows} rows of {columns}, top {top_k}: ours / "

@@ -16,11 +16,28 @@ from app.environment import Environment
 from benchmarks.turns import Clock
 
 BATCH_SIZE = 32  # the application's default, and the original's
-ACCELERATOR = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def accelerator() -> str:
+    """Return the device to train on; a process that asks for it cannot be forked any more where there is a GPU."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class RandomDataModule(CIFAR10DataModule):
-    """Random images, as many as CIFAR-10 has and of their shape: as much work as real ones."""
+    """Random images of CIFAR-10's shape: as much work as real ones.
+
+    Args:
+        images: How many; CIFAR-10 has 50,000.
+    """
+
+    def __init__(self, images: int = 50_000, **kwargs) -> None:
+        super().__init__(**kwargs)
+        self.images = images
+
+    @property
+    def num_train_images(self) -> int:
+        """Number of images, those for validation included."""
+        return self.images
 
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
@@ -36,7 +53,7 @@ def train(clock: Clock, data: list[str], batch_size: int | None = BATCH_SIZE) ->
     with quiet(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         environment = Environment(model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints")
-        flags = [f"--trainer.accelerator={ACCELERATOR}", "--trainer.devices=1"]
+        flags = [f"--trainer.accelerator={accelerator()}", "--trainer.devices=1"]
         flags += [f"--data.batch_size={batch_size}"] if batch_size else []
         cli = CLI(environment, [*data, *flags, f"--trainer.max_steps={clock.total_steps}"])
         cli.trainer.callbacks.append(clock)

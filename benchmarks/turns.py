@@ -67,16 +67,21 @@ def compare(
     """
     ratios = []
     for _ in range(n):
-        turns = list(zip(*_race(ours, other, steps), strict=True))[1:]
+        turns = pair(ours, other, steps)
         ratios.append(statistics.median(our_rate / other_rate for our_rate, other_rate in turns))
         our_rate, other_rate = (statistics.median(rates) for rates in zip(*turns, strict=True))
         print(f"{name}: {our_rate:.1f} / {other_rate:.1f} images/s, ratio {ratios[-1]:.3f}", flush=True)
     return report.Comparison(name, f"images/s, {what}", ratios)
 
 
-def _race(ours: Callable[[Clock], None], other: Callable[[Clock], None], steps: int) -> list[list[float]]:
-    """Run each in a new process and return the images/s of the turns of both."""
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+def pair(
+    ours: Callable[[Clock], None], other: Callable[[Clock], None], steps: int, start: str = "spawn"
+) -> list[tuple[float, float]]:
+    """Return the images/s of both in each turn; each has a new process.
+
+    `start` is how processes start: "spawn", or "fork", which spares the imports where this process uses no CUDA.
+    """
+    context = multiprocessing.get_context(start)
     turns = [context.Semaphore(1), context.Semaphore(0)]
     pipes = [context.Pipe(duplex=False) for _ in turns]
     clocks = [Clock(steps, *turns), Clock(steps, *reversed(turns))]
@@ -92,7 +97,7 @@ def _race(ours: Callable[[Clock], None], other: Callable[[Clock], None], steps: 
             for process in processes:
                 process.terminate()
             raise SystemExit("error: a training failed, see above")
-    return [receiver.recv() for receiver, _ in pipes]
+    return list(zip(*(receiver.recv() for receiver, _ in pipes), strict=True))[1:]
 
 
 def _train(train: Callable[[Clock], None], clock: Clock, sender: Connection) -> None:

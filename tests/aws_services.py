@@ -80,11 +80,10 @@ def variables(endpoint: str | None = None, **others: str) -> dict[str, str]:
     return kept | nobody | {"PYTHON": sys.executable} | (somebody if endpoint else {}) | others
 
 
-def client(service: str, endpoint: str, region: str = REGION):
+def client(service: str, endpoint: str, region: str = REGION, key=("test", "test"), token: str | None = None, **more):
     """Return a boto3 client of the AWS at `endpoint`."""
-    return boto3.client(
-        service, endpoint_url=endpoint, region_name=region, aws_access_key_id="test", aws_secret_access_key="test"
-    )
+    keys = {"aws_access_key_id": key[0], "aws_secret_access_key": key[1], "aws_session_token": token}
+    return boto3.client(service, endpoint_url=endpoint, region_name=region, **keys, **more)
 
 
 def script(name: str, *arguments: str, environment: dict[str, str], folder: Path | None = None, timeout: float = 300):

@@ -1,18 +1,23 @@
 """What the tests share: small real-looking CIFAR-10 folders, real runs of `train`, and a watch for leaks."""
 
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import containers
+import lanes
 import numpy as np
 import pytest
 import s3
+import sweeper
 import torch
+import warm
 from containers import ROOT
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -60,6 +65,9 @@ def cifar(tmp_path: Path) -> Path:
     return tmp_path / "cifar"
 
 
+TOOLKIT = ["python", "-m", "app.start"]  # what entrypoint.sh becomes
+
+
 class Job:
     """An /opt/ml of its own, on which `train` (the real toolkit) runs through entrypoint.sh as in the container."""
 
@@ -83,17 +91,49 @@ class Job:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def run(self, *command: str, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess:
-        """Run `command` (default: train) and return it with all its output in `stdout`."""
-        return subprocess.run(
-            [str(ROOT / "entrypoint.sh"), *(command or ("train",))],
-            env=self.variables | variables,
-            cwd=self.base.parent,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout,
-        )
+    def run(self, *command: str, timeout: float = 300, cold: bool = False, **variables: str):
+        """Run `command` (default: train) and return it with all its output in `stdout`.
+
+        `train` starts warm (tests/warm.py), unless `cold`: then it is the very process that a container starts.
+        """
+        if command or cold:
+            return subprocess.run(
+                [str(ROOT / "entrypoint.sh"), *(command or ("train",))],
+                env=self.variables | variables,
+                cwd=self.base.parent,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+            )
+        prepared, environment = self._prepare(variables)
+        if not environment:
+            return prepared
+        return warm.run(TOOLKIT, self.base.parent, environment, timeout)
+
+    def start(self, output: int | None = None, **variables: str) -> warm.Started:
+        """Start `train`, warm; what it says goes to file descriptor `output`, or to the pipe of what is returned."""
+        prepared, environment = self._prepare(variables)
+        assert environment, prepared.stdout
+        return warm.start(TOOLKIT, self.base.parent, environment, output)
+
+    def _prepare(self, variables: dict[str, str]) -> tuple[subprocess.CompletedProcess, dict[str, str]]:
+        """Run entrypoint.sh up to the toolkit's command, and return the environment that it leaves to it."""
+        left = self.base.parent / f".{self.base.name}-variables"
+        left.unlink(missing_ok=True)
+        given = self.variables | variables
+        shimmed = given | {"PATH": f"{ROOT / 'tests/shims'}:{given['PATH']}", "WARM_VARIABLES": str(left)}
+        prepared = subprocess.run(
+            [str(ROOT / "entrypoint.sh"), "train"],
+            env=shimmed, cwd=self.base.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60,
+        )  # fmt: skip
+        if not left.exists():
+            return prepared, {}
+        found = dict(one.split("=", 1) for one in left.read_text().split("\0") if one)
+        left.unlink()
+        return prepared, {key: value for key, value in found.items() if key != "WARM_VARIABLES"} | {
+            "PATH": given["PATH"]
+        }
 
     @property
     def failure(self) -> str:
@@ -126,6 +166,87 @@ def s3_server(tmp_path_factory) -> Iterator[str]:
 def bucket(s3_server: str) -> s3.Bucket:
     """A bucket of its own."""
     return s3.Bucket(s3_server)
+
+
+def pytest_configure(config):
+    """Have what a killed run leaves behind swept away (tests/sweeper.py), and end on SIGTERM as on SIGINT."""
+    if hasattr(config, "workerinput"):
+        return
+    run = os.environ[sweeper.VARIABLE] = uuid.uuid4().hex
+    line = [sys.executable, str(Path(sweeper.__file__)), run, containers.TAG]
+    config.sweeper = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
+    config.came_to_its_end = False
+    for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT: ignored where a shell has started the run behind itself
+        signal.signal(number, signal.default_int_handler)
+
+
+def pytest_unconfigure(config):
+    """Sweep, and wait until that is done."""
+    if hasattr(config, "sweeper"):
+        config.sweeper.stdin.write(sweeper.DONE if config.came_to_its_end else b"")
+        config.sweeper.stdin.close()
+        config.sweeper.wait(timeout=120)
+        del os.environ[sweeper.VARIABLE]
+
+
+def pytest_addoption(parser):
+    """Add --write-durations."""
+    parser.addoption("--write-durations", action="store_true", help="write tests/durations.json, the table of an order")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Order the files, the longest first; leave out a soak that is not asked for, and skip what cannot run here."""
+    place = lanes.longest_first([item.nodeid for item in items])
+    items.sort(key=lambda item: place[item.nodeid.partition("::")[0]])
+    for item in items:
+        if "image" in item.fixturenames:
+            item.add_marker("docker")
+        if item.get_closest_marker("docker"):
+            item.add_marker("slow")
+            if containers.no_engine():
+                item.add_marker(pytest.mark.skip(reason="no Docker engine answers"))
+        if item.get_closest_marker("root") and os.geteuid():
+            item.add_marker(pytest.mark.skip(reason="needs root"))
+    if "soak" not in config.option.markexpr:
+        chosen = [item for item in items if not item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
+        items[:] = chosen
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Run lanes side by side (tests/lanes.py)."""
+    config.option.loadscopereorder = False
+    return lanes.Lanes(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    """Run a test beside those of the other lane, or alone."""
+    if not (run := os.environ.get("PYTEST_XDIST_TESTRUNUID")):
+        return (yield)
+    with lanes.turn(run, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+seconds: dict[str, float] = {}
+
+
+def pytest_runtest_logreport(report):
+    """Add up the seconds of each file."""
+    file = report.nodeid.partition("::")[0]
+    seconds[file] = seconds.get(file, 0.0) + report.duration
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """Write the table of durations if it is asked for, and remove the locks of the run."""
+    session.config.came_to_its_end = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    if session.config.option.write_durations and not hasattr(session.config, "workerinput"):
+        table = lanes.durations() | {file: round(value, 1) for file, value in seconds.items()}
+        there = {file: table[file] for file in sorted(table) if (ROOT / file).exists()}
+        lanes.TABLE.write_text(json.dumps(there, indent=1) + "\n")
+    if run := getattr(session.config, "workerinput", {}).get("testrunuid"):
+        for path in lanes.LOCKS.glob(f"tests-{run}.*"):
+            path.unlink(missing_ok=True)
 
 
 def pytest_terminal_summary(terminalreporter):

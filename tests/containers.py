@@ -3,6 +3,7 @@
 `python3 tests/containers.py` builds the image: in CI, while the Python environment is made.
 """
 
+import functools
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ def docker(*arguments: str, timeout: float = 600, **options) -> subprocess.Compl
     )
 
 
+@functools.cache
 def no_engine() -> str | None:
     """Return None if a Docker engine answers, else why not."""
     if not shutil.which(DOCKER):

@@ -31,3 +31,14 @@ class Model(pl.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Shares(Model):
+    def __init__(
+        self,
+        share: float | int = 0.5,
+        shares: list[float | int] = (),
+        name: str | float | int = "",
+        rate: float = 0.1,
+    ):
+        super().__init__()

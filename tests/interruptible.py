@@ -6,7 +6,6 @@ what has to be carried on: batch norm, an average of the weights, a schedule, ea
 
 import hashlib
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -205,18 +204,15 @@ def events(folder: Path, rank: int = 0) -> dict[str, list]:
     return found
 
 
-def main(folder: Path, arguments: list[str], variables: dict[str, str]) -> None:
-    """Run the program in a process of its own, which a server that has imported all forked."""
+def main() -> None:
+    """Train as the command line says, with a limit on files' sizes if LIMIT_FILES has one."""
     from app import train
 
-    multiprocessing.set_start_method("fork", force=True)  # of data workers: in a child of a server, it is the server's
-    os.chdir(folder)
-    os.environ.update(variables)
-    output = os.open("log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    torch.set_num_threads(1)
-    if limit := variables.get("LIMIT_FILES"):
+    if limit := os.environ.get("LIMIT_FILES"):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
-    train.main(arguments)
+    train.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -5,14 +5,10 @@ import os
 import re
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 
-import pytest
-from containers import ROOT, docker, no_engine
+from containers import ROOT, docker
 from environments import python_of
-
-needs_an_engine = pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
 
 
 class Client:
@@ -75,6 +71,6 @@ def unpacked(archive: Path) -> Path:
     """Return a folder with what is in model.tar.gz or output.tar.gz."""
     folder = archive.with_suffix("").with_suffix("")
     folder.mkdir()
-    with tarfile.open(archive) as file:
-        file.extractall(folder, filter="data")
+    # By tar, which is safe as it is: Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
+    subprocess.run(["tar", "--extract", "--gzip", "--file", archive, "--directory", folder], check=True)
     return folder

@@ -28,6 +28,8 @@ class Rehearsal:
         flags: Its flags.
     """
 
+    program = ("-m", "scripts.rehearsal")
+
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder, self.cache = folder / "reports", folder / "cache"
         self.flags = [f"--folder={self.folder}", *flags]
@@ -41,17 +43,23 @@ class Rehearsal:
     def start(self) -> None:
         """Start the server, and wait for its address."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        line = [python_of("rehearsal"), "-m", "scripts.rehearsal", "--port=0", *self.flags]
+        line = [python_of("rehearsal"), *self.program, "--port=0", *self.flags]
         with self.log.open("w") as log:
-            environment = os.environ | {"XDG_CACHE_HOME": str(self.cache), "PYTHONUNBUFFERED": "1"}
+            environment = os.environ | {
+                "XDG_CACHE_HOME": str(self.cache),
+                "PYTHONPATH": str(ROOT),
+                "PYTHONUNBUFFERED": "1",
+            }
             self.process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
         end = time.monotonic() + 60
-        while not (found := re.search(r"^endpoint: (\S+)", self.said, re.MULTILINE)):
+        while not (found := re.search(r"^endpoint: (\S+)(?s:.*)^reports: ", self.said, re.MULTILINE)):
             assert self.process.poll() is None and time.monotonic() < end, self.said
             time.sleep(0.1)
         self.endpoint = found[1]
+        self.variables = dict(re.findall(r"(AWS_\w+)=(\S+)", self.said))  # the printed line's
+        self.key = self.variables["AWS_ACCESS_KEY_ID"], self.variables["AWS_SECRET_ACCESS_KEY"]
         self.s3, self.sagemaker, self.logs = (
-            aws_services.client(name, self.endpoint) for name in ("s3", "sagemaker", "logs")
+            aws_services.client(name, self.endpoint, key=self.key) for name in ("s3", "sagemaker", "logs")
         )
 
     def __exit__(self, *_) -> None:
@@ -160,8 +168,16 @@ def run(rehearsal: Rehearsal, *line, **more) -> subprocess.CompletedProcess:
         "--",
         *line,
     ]
+    environment = more.pop("env", os.environ) | {"XDG_CACHE_HOME": str(rehearsal.cache)}
     return subprocess.run(
-        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT, **more
+        command,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+        **more,
     )
 
 
@@ -175,4 +191,7 @@ def run_command(rehearsal: Rehearsal, *line: str) -> subprocess.CompletedProcess
         f"--endpoint={rehearsal.endpoint}",
         *line[1:],
     ]
-    return subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    environment = os.environ | {"XDG_CACHE_HOME": str(rehearsal.cache)}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+    )

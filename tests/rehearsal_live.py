@@ -74,6 +74,18 @@ def view_fits(size: dict) -> None:
         assert sum("xxx" in line for line in lines) >= 3
 
 
+def check_a_failure_shows_no_secret() -> None:
+    """Neither in the table nor in a line of its own."""
+    record = replace(job(status="Failed", failure="the key abcdefgh is wrong"), created=time.time())
+    record.request["HyperParameters"] = {"api_key": "abcdefgh"}
+    assert "the key ****** is wrong" in shown([(record, {})], width=200)
+    console = terminal(is_terminal=False)
+    with live.View(lambda: [(record, {})], console=console):
+        pass
+    text = console.export_text()
+    assert "the key ****** is wrong" in text and "abcdefgh" not in text
+
+
 def check_log_cannot_steer_the_terminal() -> None:
     assert live.plain("\x1b[2J\x1b[31mred\x1b[0m\x07 a\tb\x1b]0;title\x07c") == "red  a bc"
     assert live.plain("10 %\r20 %\r\n") == "20 %"

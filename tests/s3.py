@@ -1,11 +1,14 @@
 """S3 for the tests: moto's server in a process of its own, in place of AWS; containers reach it, too."""
 
+import json
 import uuid
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import aws_services
 from containers import docker, no_engine
+
+from scripts.rehearsal import bridge
 
 
 class Bucket:
@@ -46,6 +49,7 @@ class Bucket:
 
 def server(folder: Path) -> AbstractContextManager[str]:
     """Return moto's server at the engine's bridge, which this machine and its containers reach; its log in `folder`."""
-    gateway = "{{(index .IPAM.Config 0).Gateway}}"
-    bridge = None if no_engine() else docker("network", "inspect", "bridge", "--format", gateway).stdout.strip()
-    return aws_services.moto(folder, bridge or aws_services.LOOPBACK)
+    if no_engine():
+        return aws_services.moto(folder)
+    (network,) = json.loads(docker("network", "inspect", "bridge").stdout)
+    return aws_services.moto(folder, bridge.of_docker(network))

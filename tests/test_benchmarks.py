@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
+
+from benchmarks import side_by_side
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,15 +22,22 @@ ROWS = {
     "startup": ["startup, app/train.py", "startup, train"],
     "data": ["data", "memory", "memory of torchvision"],
     "similarity": ["similarity"] * 3,
+    "side_by_side": ["1 job"],
 }
 FLAGS = {"step": ["--steps=1"], "original": ["--steps=1"], "similarity": ["--rows=300", "--columns=8"]}
+FLAGS["side_by_side"] = ["--jobs=1", "--seconds=0.2"]
+
+
+def cold(line: list[str]) -> subprocess.CompletedProcess:
+    """Run a benchmark of starts, which are to be real ones."""
+    return subprocess.run(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
     line = [sys.executable, "-m", f"benchmarks.{name}", "--n=1", *FLAGS.get(name, [])]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = warm.run(line, ROOT) if name != "startup" else cold(line)
+    assert done.returncode == 0, done.stdout
     rows = re.findall(r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ / .+ \|$", done.stdout, re.MULTILINE)
     assert [row[0] for row in rows] == ROWS[name], done.stdout
     for row in rows:
@@ -36,21 +48,29 @@ def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
     assert re.search(r"^commit: \w+", done.stdout, re.MULTILINE)
 
 
+def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):
+    rates = {("ours", 1): 100.0, ("spinning", 1): 100.0, ("ours", 2): 90.0, ("spinning", 2): 30.0}
+    monkeypatch.setattr(side_by_side, "_pair", lambda jobs, seconds: rates)
+    found = [(row.name, row.ratios) for row in side_by_side.run(2, [1, 2], 0.1)]
+    assert found == [("1 job", [1, 1]), ("2 jobs", [3, 3]), ("2 jobs to one", [0.9, 0.9])]
+
+
 def test_a_recipe_is_measured(cifar):
-    flags = ["--trainer.max_steps=2", "--trainer.accelerator=cpu", "--data.val_split=20"]
+    flags = ["--trainer.max_steps=3", "--trainer.accelerator=cpu", "--data.val_split=20"]
     line = [sys.executable, "-m", "benchmarks.accuracy", "cpu", f"--data_dir={cifar}", "--n=2", "--", *flags]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = warm.run(line, ROOT)
+    assert done.returncode == 0, done.stdout
     found = re.findall(r"^\| cpu \| (.+?) \| (\S+) \[\S+\.\.\S+\] \| \S+ \| 2 \|$", done.stdout, re.MULTILINE)
-    assert [name for name, _ in found] == ["seconds of training", "seconds of the process", "test accuracy"]
-    seconds, whole, accuracy = (float(value) for _, value in found)
-    assert 0 < seconds < whole and 0 <= accuracy <= 1
+    names = ["seconds of training", "after its first two steps", "seconds of the process", "test accuracy"]
+    assert [name for name, _ in found] == names
+    seconds, steady, whole, accuracy = (float(value) for _, value in found)
+    assert 0 < steady < seconds < whole and 0 <= accuracy <= 1
 
 
 def test_accuracy_after_the_same_time_is_compared_with_the_original(cifar):
     line = [sys.executable, "-m", "benchmarks.original", "--accuracy", "--n=1", f"--data_dir={cifar}"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = warm.run(line, ROOT)
+    assert done.returncode == 0, done.stdout
     (row,) = re.findall(r"^\| 1 \| (\d+) \| (\S+) \| (\d+), (\S+) \|$", done.stdout, re.MULTILINE)
     _, ours, images, theirs = map(float, row)
     assert 0 <= ours <= 1 and 0 <= theirs <= 1 and images >= 32
@@ -58,13 +78,13 @@ def test_accuracy_after_the_same_time_is_compared_with_the_original(cifar):
 
 def test_an_interrupted_job_is_compared():
     line = [sys.executable, "-m", "benchmarks.interruptions", "soak", "process", "--rounds=1", "--seed=1"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = warm.run(line, ROOT)
+    assert done.returncode == 0, done.stdout
     assert re.search(r"^process seed=1 round=0 right .*'wrong': 0, 'hung': 0", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_a_wrong_flag_is_named():
     line = [sys.executable, "-m", "benchmarks", "--n", "0"]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = warm.run(line, ROOT)
     assert done.returncode == 2
-    assert "--n" in done.stderr
+    assert "--n" in done.stdout

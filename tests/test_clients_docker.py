@@ -3,13 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import write_cifar
 from containers import docker
 from hyperparameters_sent import SHORT
-from local_mode import needs_an_engine
 
-pytestmark = needs_an_engine
+pytestmark = pytest.mark.docker
+
 SMALL = {"data.val_split": "40"}  # of the few images of the test's CIFAR-10
 
 

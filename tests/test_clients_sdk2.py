@@ -9,12 +9,13 @@ import pytest
 import torch
 from containers import ROOT
 from hyperparameters_sent import KNOWN, SHORT, UNKNOWN, UNKNOWN_FLAGS, known_arrived
-from local_mode import Client, hyperparameters_in, needs_an_engine, unpacked
+from local_mode import Client, hyperparameters_in, unpacked
 from torchvision.models import resnet18
 
 from app import hyperparameters, program
 
-pytestmark = needs_an_engine
+pytestmark = pytest.mark.docker
+
 SOURCE = str(ROOT / "tests/clients/source")
 
 # As the original's run_sagemaker.py has them; a GPU there, a CPU here.
@@ -81,7 +82,8 @@ def test_unknown_hyperparameters(client: Client, image: str, tmp_path: Path):
     assert run.returncode == 1 and "RuntimeError: Failed to run" in run.stdout
     assert hyperparameters.flags(hyperparameters_in(run.stdout)) == UNKNOWN_FLAGS
     failure = (unpacked(tmp_path / "out/output.tar.gz") / "failure").read_text()
-    assert failure.startswith("error: --x.boolean: is no flag here") and "\n" not in failure
+    assert failure.startswith(f"error: {', '.join(f'--{name}' for name in UNKNOWN)}: are no flags here")
+    assert "\n" not in failure
     assert not list(unpacked(tmp_path / "out/model.tar.gz").iterdir())
 
 

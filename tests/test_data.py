@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import ranks
 import torch
+import warm
 from conftest import ROOT, write_cifar
 from pytorch_lightning import LightningModule, Trainer
 from torchvision.transforms import functional
@@ -295,11 +296,8 @@ np.savez(result, images=train.dataset.data, labels=train.dataset.targets, train=
 @pytest.mark.parametrize(("val_split", "seed"), [(20, 0), (70, 42), (0.2, 42), (0.33, 0)])
 def test_the_split_is_that_of_lightning_bolts(bolts, cifar, tmp_path, val_split, seed):
     arguments = [str(cifar), str(val_split), str(seed), str(tmp_path / "split.npz")]
-    run = subprocess.run(
-        [sys.executable, "-c", BOLTS_SPLIT, *arguments], env=os.environ | {"PYTHONPATH": str(bolts)},
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    run = warm.run(["python", "-c", BOLTS_SPLIT, *arguments], tmp_path, os.environ | {"PYTHONPATH": str(bolts)})
+    assert run.returncode == 0, run.stdout
     theirs = np.load(tmp_path / "split.npz")
     ours = CIFAR10DataModule(str(cifar), val_split=val_split, seed=seed)
     ours.setup("fit")
@@ -316,10 +314,8 @@ def test_the_class_of_lightning_bolts_trains(bolts, tmp_path):
         "from app.train import main; main()"
     )
     flags = ["--data=pl_bolts.datamodules.CIFAR10DataModule", f"--data.data_dir={tmp_path}", "--data.val_split=40"]
-    run = subprocess.run(
-        [sys.executable, "-c", program, *flags, "--trainer.max_epochs=1", "--trainer.accelerator=cpu"],
-        env=os.environ | {"PYTHONPATH": f"{bolts}:{ROOT}"}, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
+    line = ["python", "-c", program, *flags, "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
+    run = warm.run(line, tmp_path, os.environ | {"PYTHONPATH": f"{bolts}:{ROOT}"})
+    assert run.returncode == 0, run.stdout
     assert "test_acc=" in run.stdout
     assert (tmp_path / "output/model/model.pt").is_file()

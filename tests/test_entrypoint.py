@@ -1,7 +1,6 @@
 """entrypoint.sh and the toolkit: any command as it is, a bare folder made ready, and never exit 0 for nothing."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Job
 
-ROOT_USER = os.geteuid() == 0
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -117,7 +116,7 @@ def test_an_output_folder_that_is_a_file(job: Job):
     assert run.stdout.count("\n") == 1 and "its folders cannot be made" in run.stdout
 
 
-@pytest.mark.skipif(not ROOT_USER, reason="mounting needs root")
+@pytest.mark.root
 @pytest.mark.parametrize("options", ["ro", "full"])
 def test_a_read_only_or_full_output_is_no_success(code: Job, options):
     output = code.base / "output"
@@ -138,7 +137,7 @@ def test_a_read_only_or_full_output_is_no_success(code: Job, options):
         subprocess.run(["umount", output], check=True)
 
 
-@pytest.mark.skipif(not ROOT_USER, reason="mounting needs root")
+@pytest.mark.root
 @pytest.mark.parametrize(("status", "says"), [(0, "success"), (3, "show.py ended with exit status 3")])
 def test_an_output_that_fills_up_while_the_program_runs_is_no_success(code: Job, status, says):
     """Here the toolkit alone would exit 0: it cannot write the file that says how the job went."""

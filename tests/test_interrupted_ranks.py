@@ -3,16 +3,18 @@
 import json
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import interruptible
 import psutil
 import pytest
+import warm
 from conftest import Job
-from containers import ROOT, no_engine
+from containers import ROOT
 from nodes import Nodes
+
+pytestmark = pytest.mark.slow
 
 SOURCE = (ROOT / "tests/interruptible.py").read_text()
 GIVEN = {
@@ -25,27 +27,25 @@ LIMIT = 120  # seconds; what takes longer hangs
 class Ranks(Job):
     """A job of two ranks on this machine, with a folder for checkpoints."""
 
-    def begin(self, **changed: str) -> subprocess.Popen:
+    def begin(self, **changed: str) -> warm.Started:
         """Start it."""
         self.write("code/interruptible.py", SOURCE)
         self.write("input/config/hyperparameters.json", json.dumps(GIVEN | changed))
         (self.base / "checkpoints").mkdir(exist_ok=True)
-        program = [str(ROOT / "entrypoint.sh"), "train"]
         with (self.base / "log").open("a") as log:
-            return subprocess.Popen(program, env=self.variables | self.own, stdout=log, stderr=log)
+            return self.start(log.fileno(), **self.own)
 
     own: dict[str, str] = {"OMP_NUM_THREADS": "1"}
 
-    def wait_for_steps(self, number: int, process: subprocess.Popen) -> list[psutil.Process]:
+    def wait_for_steps(self, number: int, process: warm.Started) -> list[psutil.Process]:
         """Return the ranks when the first one has noted so many steps in all."""
         end = time.monotonic() + LIMIT
         while self.steps() < number:
             assert time.monotonic() < end and process.poll() is None, (self.base / "log").read_text()[-3000:]
             time.sleep(0.02)
-        ranks = [
-            child for child in psutil.Process(process.pid).children(recursive=True) if "LOCAL_RANK" in environ(child)
-        ]
-        return sorted(ranks, key=lambda rank: environ(rank)["LOCAL_RANK"])
+        found = [(warm.environ(child.pid), child) for child in psutil.Process(process.pid).children(recursive=True)]
+        ranks = [(variables["LOCAL_RANK"], child) for variables, child in found if "LOCAL_RANK" in variables]
+        return [child for _, child in sorted(ranks, key=lambda rank: rank[0])]
 
     def steps(self) -> int:
         """Return how many steps the first rank has noted, each once."""
@@ -57,13 +57,6 @@ class Ranks(Job):
         """The weights, and what both ranks noted."""
         events = [interruptible.events(self.base / "code", rank) for rank in range(2)]
         return interruptible.weights(self.base / "model/model.pt"), events
-
-
-def environ(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ()
-    except psutil.Error:
-        return {}
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +131,7 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
     assert re.match(r"interrupted, resume from step 12: SIGTERM; no batch came to its end", job.failure)
 
 
-@pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+@pytest.mark.docker
 def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
     """One is told to stop and both do, at the same step; one is lost and the other ends; both go on, and end alike."""
     given = GIVEN | {"trainer.devices": "1"}

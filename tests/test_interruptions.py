@@ -1,9 +1,5 @@
-"""Interrupted at any moment, finished with the same weights: real processes, really killed.
+"""Interrupted at any moment, finished with the same weights: real processes, really killed."""
 
-Each run is a process of its own, forked by a server that has imported everything: ten seconds saved each time.
-"""
-
-import multiprocessing
 import os
 import random
 import signal
@@ -14,57 +10,54 @@ from pathlib import Path
 import interruptible
 import pytest
 import torch
+import warm
+from containers import ROOT
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+pytestmark = pytest.mark.slow
 
 FLAGS = [
     "--model=interruptible.Model", "--data=interruptible.Data", "--trainer.max_epochs=3", "--trainer.accelerator=cpu",
     "--trainer.log_every_n_steps=1", "--progress.every_n_seconds=100", "--model.sleep=0.02", "--model.val_sleep=0.04",
 ]  # fmt: skip
+PROGRAM = ROOT / "tests/interruptible.py"
 LIMIT = 90  # seconds; what takes longer hangs
-
-
-@pytest.fixture(scope="module")
-def server():
-    """What forks the runs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["app.train", "interruptible"])
-    return context
 
 
 class Run:
     """A job in a folder, started as often as it takes."""
 
-    def __init__(self, server, folder: Path, flags: list[str]) -> None:
-        self.server, self.folder, self.flags, self.variables = server, folder, [*FLAGS, *flags], {}
+    def __init__(self, folder: Path, flags: list[str]) -> None:
+        self.folder, self.flags, self.variables = folder, [*FLAGS, *flags], {}
         folder.mkdir(exist_ok=True)
 
     def start(self, *more: str, **variables: str):
         """Start it, and return the process."""
         self.before = len(self.said)
-        arguments = (self.folder, [*self.flags, *more], self.variables | variables)
-        process = self.server.Process(target=interruptible.main, args=arguments)
-        process.start()
-        return process
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | self.variables | variables
+        log = os.open(self.folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        try:
+            return warm.start(["python", PROGRAM, *self.flags, *more], self.folder, environment, log)
+        finally:
+            os.close(log)
 
     def finish(self, *more: str, **variables: str) -> str:
         """Run it to its end, which is a good one, and return what it says."""
         process = self.start(*more, **variables)
-        process.join(LIMIT)
-        assert process.exitcode == 0, self.said[self.before :][-3000:]
+        process.wait(LIMIT)
+        assert process.returncode == 0, self.said[self.before :][-3000:]
         return self.said[self.before :]
 
     def interrupt(self, number: int, when: Callable[[], bool]) -> int:
         """Start it, send a signal when it is time, and return the exit status."""
         process = self.start()
         end = time.monotonic() + LIMIT
-        while process.is_alive() and not when():
+        while process.poll() is None and not when():
             assert time.monotonic() < end
             time.sleep(0.005)
-        if process.is_alive():
-            os.kill(process.pid, number)
-        process.join(LIMIT)
-        assert process.exitcode is not None, "it hangs"
-        return process.exitcode
+        process.send_signal(number)
+        process.wait(LIMIT)
+        return process.returncode
 
     @property
     def said(self) -> str:
@@ -102,9 +95,9 @@ KINDS = {
 
 
 @pytest.mark.parametrize(("seed", "flags"), list(enumerate(KINDS.values())), ids=KINDS)
-def test_any_moment_and_any_signal(server, tmp_path: Path, seed: int, flags):
+def test_any_moment_and_any_signal(tmp_path: Path, seed: int, flags):
     """Random ones: what was done twice was done alike, and what comes out is what an uninterrupted run gives."""
-    whole, run, draw = Run(server, tmp_path / "whole", flags), Run(server, tmp_path / "run", flags), random.Random(seed)
+    whole, run, draw = Run(tmp_path / "whole", flags), Run(tmp_path / "run", flags), random.Random(seed)
     began = time.monotonic()
     whole.finish()
     seconds = time.monotonic() - began
@@ -118,8 +111,8 @@ def test_any_moment_and_any_signal(server, tmp_path: Path, seed: int, flags):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_loses_no_step(server, tmp_path: Path, number):
-    run = Run(server, tmp_path / "run", ["--resume.every_n_minutes=0"])
+def test_a_signal_loses_no_step(tmp_path: Path, number):
+    run = Run(tmp_path / "run", ["--resume.every_n_minutes=0"])
     assert run.interrupt(number, lambda: run.steps >= 14) == 128 + number
     steps = run.steps
     line = f"interrupted, resume from step {steps}: {number.name}; "
@@ -129,16 +122,16 @@ def test_a_signal_loses_no_step(server, tmp_path: Path, number):
     assert run.steps == 33
 
 
-def test_a_second_signal_does_no_harm(server, tmp_path: Path):
-    run = Run(server, tmp_path / "run", ["--model.sleep=0.5"])
+def test_a_second_signal_does_no_harm(tmp_path: Path):
+    run = Run(tmp_path / "run", ["--model.sleep=0.5"])
     process = run.start()
     while run.steps < 2:
         time.sleep(0.01)
     for _ in range(5):
         os.kill(process.pid, signal.SIGTERM)
         time.sleep(0.02)
-    process.join(LIMIT)
-    assert process.exitcode == 143 and "interrupted, resume from step" in run.said
+    process.wait(LIMIT)
+    assert process.returncode == 143 and "interrupted, resume from step" in run.said
 
 
 @pytest.mark.parametrize(
@@ -149,16 +142,16 @@ def test_a_second_signal_does_no_harm(server, tmp_path: Path):
         ("sanity check", "--model.val_sleep=30"),
     ],
 )
-def test_before_the_first_step_it_leaves_at_once(server, tmp_path: Path, place, flag):
-    run = Run(server, tmp_path / "run", [flag])
+def test_before_the_first_step_it_leaves_at_once(tmp_path: Path, place, flag):
+    run = Run(tmp_path / "run", [flag])
     assert run.interrupt(signal.SIGTERM, lambda: f"IN {place}" in run.said) == 143
     assert "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained" in run.said
     assert run.steps == 0
 
 
-def test_within_a_validation_the_whole_of_it_is_run_again(server, tmp_path: Path):
+def test_within_a_validation_the_whole_of_it_is_run_again(tmp_path: Path):
     flags = [*EMA, "--model.val_sleep=0.4"]
-    whole, run = Run(server, tmp_path / "whole", flags), Run(server, tmp_path / "run", flags)
+    whole, run = Run(tmp_path / "whole", flags), Run(tmp_path / "run", flags)
     whole.finish()
     began = []
 
@@ -174,8 +167,8 @@ def test_within_a_validation_the_whole_of_it_is_run_again(server, tmp_path: Path
     assert run.result == whole.result
 
 
-def test_the_number_of_workers_changes_nothing(server, tmp_path: Path):
-    runs = [Run(server, tmp_path / str(number), [f"--data.num_workers={number}"]) for number in (0, 2)]
+def test_the_number_of_workers_changes_nothing(tmp_path: Path):
+    runs = [Run(tmp_path / str(number), [f"--data.num_workers={number}"]) for number in (0, 2)]
     for run in runs:
         run.finish()
     assert runs[0].result == runs[1].result
@@ -194,8 +187,8 @@ def points(folder: Path) -> list[tuple]:
     return found
 
 
-def test_one_continuous_curve(server, tmp_path: Path):
-    whole, run = (Run(server, tmp_path / name, ["--logger.flush_secs=1"]) for name in ("whole", "run"))
+def test_one_continuous_curve(tmp_path: Path):
+    whole, run = (Run(tmp_path / name, ["--logger.flush_secs=1"]) for name in ("whole", "run"))
     whole.finish()
     run.interrupt(signal.SIGKILL, lambda: run.steps >= 16)  # what was logged since the epoch's end is logged again
     run.interrupt(signal.SIGTERM, lambda: run.steps >= 24)
@@ -206,11 +199,11 @@ def test_one_continuous_curve(server, tmp_path: Path):
     assert [path.name for path in (tmp_path / "run" / board).iterdir()] == ["version_0"]
 
 
-def test_one_continuous_curve_on_s3(server, bucket, tmp_path: Path):
+def test_one_continuous_curve_on_s3(bucket, tmp_path: Path):
     """A server that speaks S3's protocol: moto's."""
     flags, runs = ["--logger.flush_secs=1"], []
     for name in ("whole", "run"):
-        runs.append(Run(server, tmp_path / name, [*flags, f"--logger.save_dir={bucket.uri(name)}"]))
+        runs.append(Run(tmp_path / name, [*flags, f"--logger.save_dir={bucket.uri(name)}"]))
         runs[-1].variables = bucket.variables
     runs[0].finish()
     runs[1].interrupt(signal.SIGKILL, lambda: runs[1].steps >= 16)
@@ -225,10 +218,10 @@ def test_one_continuous_curve_on_s3(server, bucket, tmp_path: Path):
     assert found[0] and found[0] == found[1]
 
 
-def test_a_folder_that_has_moved_still_has_the_best_model(server, tmp_path: Path):
+def test_a_folder_that_has_moved_still_has_the_best_model(tmp_path: Path):
     flags = ["--checkpoint.monitor=val_loss", "--checkpoint.mode=max"]  # the first one, as the loss goes down
     places = [[f"--{what}.dirpath={tmp_path / name}" for what in ("checkpoint", "resume")] for name in ("a", "b")]
-    whole, run = Run(server, tmp_path / "whole", flags), Run(server, tmp_path / "run", [*flags, *places[0]])
+    whole, run = Run(tmp_path / "whole", flags), Run(tmp_path / "run", [*flags, *places[0]])
     whole.finish()
     assert list((tmp_path / "whole").rglob("best-epoch=0-*.ckpt"))
     run.interrupt(signal.SIGTERM, lambda: run.steps >= whole.steps / 2)
@@ -239,7 +232,7 @@ def test_a_folder_that_has_moved_still_has_the_best_model(server, tmp_path: Path
 
 
 @pytest.mark.parametrize("lost", ["of the first epoch", "of the last epoch before"])
-def test_a_best_model_that_was_not_copied_yet(server, tmp_path: Path, lost):
+def test_a_best_model_that_was_not_copied_yet(tmp_path: Path, lost):
     """It goes on from a checkpoint that does not tell of it, and makes it again."""
     mode = "max" if lost == "of the first epoch" else "min"
     flags = [
@@ -248,7 +241,7 @@ def test_a_best_model_that_was_not_copied_yet(server, tmp_path: Path, lost):
         "--resume.every_n_steps=4",
         "--resume.keep=50",
     ]
-    whole, run = Run(server, tmp_path / "whole", flags), Run(server, tmp_path / "run", flags)
+    whole, run = Run(tmp_path / "whole", flags), Run(tmp_path / "run", flags)
     whole.finish()
     run.interrupt(signal.SIGKILL, lambda: run.steps >= whole.steps * 0.9)
     copies = {path.name: path for path in (tmp_path / "run").rglob("best-*.ckpt")}
@@ -261,8 +254,8 @@ def test_a_best_model_that_was_not_copied_yet(server, tmp_path: Path, lost):
     assert len(list((tmp_path / "run").rglob("best-*.ckpt"))) == 1
 
 
-def test_a_job_that_is_done_only_writes_its_model_again(server, tmp_path: Path):
-    run = Run(server, tmp_path / "run", [*EMA, "--checkpoint.monitor=null", "--checkpoint.filename=null"])
+def test_a_job_that_is_done_only_writes_its_model_again(tmp_path: Path):
+    run = Run(tmp_path / "run", [*EMA, "--checkpoint.monitor=null", "--checkpoint.filename=null"])
     run.finish()
     before, steps = run.result, run.steps
     described = (tmp_path / "run/output/model/model.json").read_text()
@@ -273,13 +266,13 @@ def test_a_job_that_is_done_only_writes_its_model_again(server, tmp_path: Path):
     assert (tmp_path / "run/output/model/model.json").read_text() == described
     more = run.finish("--trainer.max_epochs=4")  # and more epochs are welcome
     assert "resuming from step 33" in more and run.steps == steps + 11
-    five = Run(server, tmp_path / "four", [*run.flags[len(FLAGS) :], "--trainer.max_epochs=4"])
+    five = Run(tmp_path / "four", [*run.flags[len(FLAGS) :], "--trainer.max_epochs=4"])
     five.finish()
     assert five.result == run.result
 
 
-def test_of_another_run_is_an_error_that_names_what_differs(server, tmp_path: Path):
-    run = Run(server, tmp_path / "run", ["--trainer.max_epochs=1"])
+def test_of_another_run_is_an_error_that_names_what_differs(tmp_path: Path):
+    run = Run(tmp_path / "run", ["--trainer.max_epochs=1"])
     run.finish()
     before = {path: path.read_bytes() for path in (tmp_path / "run/output").rglob("*.ckpt")}
     for flag, says in {
@@ -291,17 +284,17 @@ def test_of_another_run_is_an_error_that_names_what_differs(server, tmp_path: Pa
         "--model=interruptible.Wider": "the model's network.0.weight was [16, 6], is [20, 6]",
     }.items():
         process = run.start(flag)
-        process.join(LIMIT)
+        process.wait(LIMIT)
         said = run.said[run.before :]
-        assert process.exitcode == 1 and "Traceback" not in said
+        assert process.returncode == 1 and "Traceback" not in said
         assert "error: --resume.dirpath=output/data/checkpoints: step-000000011.ckpt is of another run: " in said
         assert says in said
     assert before == {path: path.read_bytes() for path in (tmp_path / "run/output").rglob("*.ckpt")}
     run.finish("--logger.name=other", "--trainer.max_epochs=2", "--data.num_workers=2", "--resume.keep=1")
 
 
-def test_damaged_checkpoints_are_skipped_or_an_error(server, tmp_path: Path):
-    whole, run = Run(server, tmp_path / "whole", []), Run(server, tmp_path / "run", ["--resume.every_n_steps=5"])
+def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
+    whole, run = Run(tmp_path / "whole", []), Run(tmp_path / "run", ["--resume.every_n_steps=5"])
     whole.finish()
     run.interrupt(signal.SIGTERM, lambda: run.steps >= 18)
     files = sorted((tmp_path / "run/output/data/checkpoints").glob("step-*.ckpt"))
@@ -317,14 +310,14 @@ def test_damaged_checkpoints_are_skipped_or_an_error(server, tmp_path: Path):
     for path in (tmp_path / "run/output/data/checkpoints").glob("*.ckpt"):
         path.write_bytes(b"nothing")
     process = run.start()
-    process.join(LIMIT)
-    assert process.exitcode == 1
+    process.wait(LIMIT)
+    assert process.returncode == 1
     assert "error: --resume.dirpath=output/data/checkpoints: found checkpoints, but none that is whole" in run.said
 
 
-def test_a_checkpoint_is_lightnings_too(server, tmp_path: Path):
+def test_a_checkpoint_is_lightnings_too(tmp_path: Path):
     """`last.ckpt` is where those look who know Lightning, and what they find is what they expect."""
-    run = Run(server, tmp_path / "run", ["--trainer.max_epochs=1"])
+    run = Run(tmp_path / "run", ["--trainer.max_epochs=1"])
     run.finish()
     last = tmp_path / "run/output/data/checkpoints/last.ckpt"
     state = torch.load(last, weights_only=True)
@@ -338,19 +331,19 @@ def test_a_checkpoint_is_lightnings_too(server, tmp_path: Path):
     assert trainer.global_step == 22 and trainer.current_epoch == 2
 
 
-def test_what_could_not_be_read_again_is_said_before_any_step(server, tmp_path: Path):
-    run = Run(server, tmp_path / "run", ["--model=interruptible.Unreadable"])
+def test_what_could_not_be_read_again_is_said_before_any_step(tmp_path: Path):
+    run = Run(tmp_path / "run", ["--model=interruptible.Unreadable"])
     process = run.start()
-    process.join(LIMIT)
-    assert process.exitcode == 1 and run.steps == 0
+    process.wait(LIMIT)
+    assert process.returncode == 1 and run.steps == 0
     assert "error: a checkpoint of this run could not be read again: thing is a builtins.object (on_save" in run.said
 
 
-def test_a_full_disk_costs_no_training(server, tmp_path: Path):
+def test_a_full_disk_costs_no_training(tmp_path: Path):
     """A limit of a file's size stands for the full disk; the best model's file fails, too."""
-    whole = Run(server, tmp_path / "whole", ["--checkpoint.monitor=val_loss"])
+    whole = Run(tmp_path / "whole", ["--checkpoint.monitor=val_loss"])
     whole.finish()
-    run = Run(server, tmp_path / "run", ["--checkpoint.monitor=val_loss"])
+    run = Run(tmp_path / "run", ["--checkpoint.monitor=val_loss"])
     assert run.interrupt(signal.SIGTERM, lambda: run.steps >= 14) == 143
     said = run.finish(LIMIT_FILES="16000")
     assert "warning: training goes on, but no checkpoint could be written" in said

@@ -1,7 +1,6 @@
 """scripts/launch.py: what it asks SageMaker for, what it refuses before anything costs, and how it follows a job."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -11,6 +10,7 @@ import time
 
 import aws_services
 import pytest
+import warm
 from aws_services import (
     ACCOUNT,
     REGION,
@@ -20,7 +20,9 @@ from aws_services import (
     served_forbidden_buckets,
     served_here,
 )
-from containers import DOCKER, ROOT, docker, no_engine
+from containers import DOCKER, ROOT, docker
+
+pytestmark = pytest.mark.slow
 
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/sagemaker-lightning:1.0"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/SageMaker"
@@ -543,7 +545,7 @@ def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
     assert re.fullmatch(r"not checked: the hyperparameters: \S+ lacks the application's packages; .*\n", done.stderr)
 
 
-@pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+@pytest.mark.docker
 def test_an_image_that_cannot_be_had_is_said_to_be_so(launch):
     port = aws_services.free_port()
     image = f"--image=127.0.0.1:{port}/app:1"
@@ -554,7 +556,7 @@ def test_an_image_that_cannot_be_had_is_said_to_be_so(launch):
     assert line.startswith("not checked: the hyperparameters: docker: ") and f"127.0.0.1:{port}" in line, done.stderr
 
 
-@pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
+@pytest.mark.docker
 def test_hyperparameters_are_checked_by_the_images_parser(launch, image):
     assert docker("tag", image, IMAGE).returncode == 0
     try:
@@ -569,16 +571,10 @@ def test_hyperparameters_are_checked_by_the_images_parser(launch, image):
 
 
 def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
-    training = subprocess.run(
-        [sys.executable, str(ROOT / "app/train.py"), "--trainer.max_epochs=1", "--data.batch_size=256"]
-        + ["--trainer.accelerator=cpu", "--progress.every_n_seconds=0"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert training.returncode == 0, training.stderr
+    flags = ["--trainer.max_epochs=1", "--data.batch_size=256"]
+    flags += ["--trainer.accelerator=cpu", "--progress.every_n_seconds=0"]
+    training = warm.run(["python", ROOT / "app/train.py", *flags], tmp_path)
+    assert training.returncode == 0, training.stdout
     request = request_of(launch(*NEEDED, UNCHECKED, "--dry-run"))
     found = {
         metric["Name"]: [float(value) for value in re.findall(metric["Regex"], training.stdout)]

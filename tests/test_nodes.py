@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from local_mode import needs_an_engine
 from nodes import Nodes
 
-pytestmark = needs_an_engine
+pytestmark = pytest.mark.docker
+
 CODE = {"probe.py": (ROOT / "tests/probe.py").read_text()}
 PROBE = {
     "model": "probe.Probe",

@@ -10,7 +10,9 @@ import pytest
 from conftest import write_cifar
 from containers import DOCKER, ROOT, build_variables, copy_checkout, no_engine
 from environments import python_of
-from local_mode import Client, needs_an_engine
+from local_mode import Client
+
+pytestmark = pytest.mark.slow
 
 README = (ROOT / "README.md").read_text()
 FENCES = re.findall(r"^```(sh|python)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
@@ -67,7 +69,7 @@ def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
         assert (checkout / "output/ml/model/model.pt").is_file()
 
 
-@needs_an_engine
+@pytest.mark.docker
 @pytest.mark.parametrize(
     ("sdk", "client", "output"),
     [("sdk2", "Estimator(", "output/estimator"), ("sdk3", "ModelTrainer(", "output/model-trainer")],

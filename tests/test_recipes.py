@@ -14,6 +14,8 @@ from app.data import DigitsDataModule
 from app.environment import Environment
 from app.model import ResNet18
 
+pytestmark = pytest.mark.slow
+
 RECIPES = sorted(path.stem for path in (ROOT / "app/recipes").glob("*.yaml"))
 # A CPU has no use for bfloat16, and the tests' image has no compiler.
 MINIATURE = ["--trainer.precision=32-true", "--trainer.accelerator=cpu", "--trainer.max_steps=2", "--data.batch_size=8"]
@@ -37,7 +39,7 @@ def test_a_recipe_in_miniature(recipe, cifar, tmp_path):
 
 
 def test_there_are_these_recipes():
-    assert RECIPES == ["cifar10-94", "cifar10-96", "cpu", "original"]
+    assert RECIPES == ["accurate", "cpu", "fast", "original"]
 
 
 def test_a_recipe_is_given_by_its_name_or_by_its_file(cifar, tmp_path):
@@ -51,8 +53,18 @@ def test_a_recipe_is_given_by_its_name_or_by_its_file(cifar, tmp_path):
 
 
 def test_a_recipe_that_is_not_there(tmp_path):
-    with pytest.raises(ValueError, match=r"--config: found 'fast', allowed is a file, or one of .*cpu.*original"):
-        made(tmp_path, "--config=fast")
+    with pytest.raises(
+        ValueError, match=r"--config: found 'quick', which .*; allowed is a file, or one of .*cpu.*original"
+    ):
+        made(tmp_path, "--config=quick")
+
+
+@pytest.mark.parametrize(("old", "new"), [("cifar10-94", "fast"), ("cifar10-96", "accurate")])
+def test_a_recipe_that_has_another_name_now(old, new, tmp_path):
+    with pytest.raises(
+        ValueError, match=rf"^--config: found '{old}', which is called {new} now; allowed is a file, or"
+    ):
+        made(tmp_path, f"--config={old}")
 
 
 def test_the_stem_for_small_images():

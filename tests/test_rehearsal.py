@@ -11,10 +11,10 @@ import pytest
 from botocore.exceptions import ClientError
 from containers import ROOT, docker
 from environments import python_of
-from local_mode import needs_an_engine
 from rehearsal import LABEL, Rehearsal, run, run_command
 
-pytestmark = needs_an_engine
+pytestmark = pytest.mark.docker
+
 
 # Says each step of STEPS, a second long, and keeps the step it has reached; goes on from the newest that it finds.
 COUNTS = """
@@ -33,7 +33,8 @@ SECONDARY = "SecondaryStatusTransitions"
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     """A rehearsal in which nothing is interrupted of its own accord."""
-    with Rehearsal(tmp_path_factory.mktemp("rehearsal"), "--grace=5", "--sync-every=0.2") as server:
+    flags = ["--grace=5", "--sync-every=0.2", f"--allow={tmp_path_factory.getbasetemp()}", f"--allow={ROOT}"]
+    with Rehearsal(tmp_path_factory.mktemp("rehearsal"), *flags) as server:
         yield server
 
 
@@ -168,8 +169,8 @@ FAILURES = {
         'ClientError: Data download failed:No S3 objects found under S3 URL "s3://no-such-bucket/x"',
     ),
     "no folder": (
-        {"InputDataConfig": [channel("training", "file:///no/such/folder")]},
-        "ClientError: Data download failed: file:///no/such/folder is not a file, nor a folder with files in it",
+        {"InputDataConfig": [channel("training", f"file://{ROOT}/no-such")]},
+        f"ClientError: Data download failed: file://{ROOT}/no-such is not a file, nor a folder with files in it",
     ),
     "no image": (
         {"AlgorithmSpecification": {"TrainingImage": "123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1"}},

@@ -13,10 +13,11 @@ import torch
 from conftest import write_cifar
 from containers import ROOT, docker
 from environments import python_of
-from local_mode import Client, needs_an_engine
+from local_mode import Client
 from rehearsal import LIMIT, ROLE, Rehearsal
 
-pytestmark = needs_an_engine
+pytestmark = pytest.mark.docker
+
 FAST = {"trainer.accelerator": "cpu", "trainer.devices": "1", "trainer.enable_progress_bar": "false"}
 # What the tutorial's run_sagemaker.py sends, on a CPU.
 TUTORIAL = {"data": "CIFAR10DataModule", "data.batch_size": "32", "optimizer": "Adam", "optimizer.lr": "0.001"} | FAST
@@ -32,13 +33,8 @@ class Person(Client):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The user's environment, and the endpoint with dummy credentials."""
-        return super().variables | {
-            "AWS_ENDPOINT_URL": self.rehearsal.endpoint,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "OMP_NUM_THREADS": "1",
-        }
+        """The user's environment, and what the rehearsal has printed for a client."""
+        return super().variables | self.rehearsal.variables | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +210,7 @@ def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
     assert job["TrainingJobStatus"] == "Completed", (job, rehearsal.lines(name))
     line = [sys.executable, ROOT / "scripts/merge_parts.py", f"s3://rehearsal/jobs/{name}/output/model.tar.gz"]
     done = subprocess.run(
-        [*line, f"--output={tmp_path}"],
+        [*line, f"--output={tmp_path / 'merged'}"],
         env=Person("aws", tmp_path / "aws", rehearsal).variables,
         capture_output=True,
         text=True,
@@ -224,4 +220,4 @@ def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
     unit = rows.astype(np.float64) / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     scores = unit @ unit.T
     np.fill_diagonal(scores, -1)
-    assert np.allclose(np.load(tmp_path / "scores.npy"), np.sort(scores, axis=1)[:, ::-1][:, :10], atol=1e-6)
+    assert np.allclose(np.load(tmp_path / "merged/scores.npy"), np.sort(scores, axis=1)[:, ::-1][:, :10], atol=1e-6)

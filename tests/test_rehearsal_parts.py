@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 import threading
 import time
@@ -14,12 +15,14 @@ from types import SimpleNamespace
 import aws_services
 import pytest
 
-from scripts.rehearsal import artifacts, channels, cloud, layout, logs, metrics, schedule, settings, sync
+from scripts.rehearsal import artifacts, bridge, channels, cloud, layout, logs, metrics, schedule, settings, sync
 from scripts.rehearsal.channels import JobFailed
 from scripts.rehearsal.errors import Refused
+from scripts.rehearsal.keys import Key
 from scripts.rehearsal.schedule import Rule, Schedule, parse
 
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"
+KEY = Key("id", "secret")
 PAGE = 7  # objects that moto lists at a time, where S3 lists 1,000
 LIMIT = 30  # seconds: who has not done it by then never will
 
@@ -36,7 +39,7 @@ def endpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def s3_client(endpoint):
     """A client of S3."""
-    return cloud.client("s3", endpoint, "us-east-1")
+    return cloud.client("s3", endpoint, "us-east-1", KEY)
 
 
 @pytest.fixture
@@ -224,7 +227,7 @@ def test_settings_by_default_and_by_flags(tmp_path):
     [
         "--port=-1", "--port=65536", "--grace=-1", "--grace=nan", "--grace=inf", "--repairs=-1", "--sync-every=0",
         "--sync-every=nan", "--sync-every=-1", "--sync-lag=-0.1", "--sync-settle=inf", "--sync-stall-after=-1",
-        "--interrupt=at noon", "--interrupt=every 0s", "--price=1", "--spot-price=1",
+        "--interrupt=at noon", "--interrupt=every 0s", "--allow=/no/such", "--price=1", "--spot-price=1",
     ],
 )  # fmt: skip
 def test_a_wrong_flag_is_named(flag):
@@ -232,6 +235,14 @@ def test_a_wrong_flag_is_named(flag):
     with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, allowed is ") as error:
         flags(flag)
     assert "price" in name or value.removesuffix(".0") in str(error.value)
+
+
+def test_the_folders_of_channels(tmp_path, monkeypatch):
+    """The working folder, or those that are named, wherever their links lead."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(tmp_path / "link")
+    assert flags().allow == [tmp_path]
+    assert flags("--allow=/usr", "--allow=.").allow == [Path("/usr"), tmp_path]
 
 
 @pytest.mark.parametrize("flag", ["--port=x", "--grace=long", "--engine=podman", "--repairs=1.5", "--seed=x"])
@@ -377,7 +388,7 @@ def test_a_name_that_leads_out_of_the_channel(tmp_path, name):
 
 def fetched(s3, uri: str, folder: Path) -> dict[str, str]:
     """Return the files that an address stands for."""
-    names = channels.fetch(s3, {"S3Uri": uri}, folder, ROLE, lambda: None)
+    names = channels.fetch(s3, {"S3Uri": uri}, folder, ROLE, [folder.parent, Path("/no")], lambda: None)
     found = files(folder)
     assert sorted(names) == sorted(found)
     return found
@@ -452,7 +463,8 @@ def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
         request = job(channel("a", uri, sharded=True, InputMode=mode), hosts=hosts)
         found = made(request, tmp_path / f"{hosts}")
         stops = []
-        channels.deliver(s3, request, found, tmp_path / f"{hosts}/shared", lambda stops=stops: stops.append(1))
+        shared = tmp_path / f"{hosts}/shared"
+        channels.deliver(s3, request, found, shared, [tmp_path], lambda stops=stops: stops.append(1))
         shards = [sorted(files(one.channel("a")).values()) for one in found.values()]
         assert sorted(sum(shards, [])) == names
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
@@ -470,7 +482,7 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
         groups=groups,
     )
     found = made(request, tmp_path / "hosts")
-    channels.deliver(s3, request, found, tmp_path / "shared", lambda: None)
+    channels.deliver(s3, request, found, tmp_path / "shared", [tmp_path], lambda: None)
     first, second, third = found.values()
     assert [path.name for path in (first.folder / "input/data").iterdir()] == ["all"]
     assert files(second.channel("some")) == {"x": "x"} and files(third.channel("some")) == {"y/z": "y/z"}
@@ -512,17 +524,17 @@ def until(condition, *, what: str = "it") -> None:
 
 def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
     found = uploader(s3, tmp_path / "a")
-    write(found.folder, "1", "sub/deep/2", ".hidden", "with space", "x.sagemaker-ignore", "sub/y.sagemaker-ignore")
-    (found.folder / "link").symlink_to("1")
-    (found.folder / "nowhere").symlink_to("/no/such/file")
-    (found.folder / "folder").symlink_to("sub")
-    os.mkfifo(found.folder / "pipe")
+    write(found.folder.root, "1", "sub/deep/2", ".hidden", "with space", "x.sagemaker-ignore", "sub/y.sagemaker-ignore")
+    (found.folder.root / "link").symlink_to("1")
+    (found.folder.root / "nowhere").symlink_to("/no/such/file")
+    (found.folder.root / "folder").symlink_to("sub")
+    os.mkfifo(found.folder.root / "pipe")
     found._look()
     expected = ["run/.hidden", "run/1", "run/link", "run/sub/deep/2", "run/with space"]
     assert keys(s3) == expected and content(s3, "run/link") == b"1"
     put(s3, "run/of another")
-    (found.folder / "sub/deep/2").unlink()
-    (found.folder / "1").write_text("changed")
+    (found.folder.root / "sub/deep/2").unlink()
+    (found.folder.root / "1").write_text("changed")
     found._look()
     assert keys(s3) == ["run/.hidden", "run/1", "run/link", "run/of another", "run/with space"]
     assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and found.notes == []
@@ -532,9 +544,9 @@ def counted(found: sync.Uploader) -> list[str]:
     """Return what an Uploader uploads from now on."""
     said, upload = [], found._upload
 
-    def noted(path: Path) -> bool:
-        said.append(path.name)
-        return upload(path)
+    def noted(name: str) -> bool:
+        said.append(name)
+        return upload(name)
 
     found._upload = noted
     return said
@@ -578,7 +590,7 @@ def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
 @pytest.mark.parametrize("uri", ["s3://bucket/run", "s3://bucket/run/", "s3://bucket", "s3://bucket/"])
 def test_a_copy_and_its_restoration_are_one(s3, tmp_path, clock, uri):
     found = uploader(s3, tmp_path / "a", uri)
-    write(found.folder, "1", "b/2")
+    write(found.folder.root, "1", "b/2")
     found._look()
     assert sync.restore(s3, uri, tmp_path / "b") == (2, 4)
     assert files(tmp_path / "b") == files(tmp_path / "a")
@@ -653,13 +665,13 @@ def test_markers_that_are_uploaded(s3, tmp_path, clock):
 
 def failing(found: sync.Uploader, monkeypatch, deed) -> None:
     """Let something happen in the midst of each upload."""
-    upload = found.s3.upload_file
+    upload = found.s3.upload_fileobj
 
-    def disturbed(path, *given, **more):
-        deed(Path(path))
-        return upload(path, *given, **more)
+    def disturbed(file, bucket, key, **more):
+        deed(found.folder.root / key.removeprefix(found.prefix))
+        return upload(file, bucket, key, **more)
 
-    monkeypatch.setattr(found.s3, "upload_file", disturbed)
+    monkeypatch.setattr(found.s3, "upload_fileobj", disturbed)
 
 
 @pytest.mark.parametrize("gone", ["file", "folder", "a file in the folder's place"])
@@ -689,13 +701,13 @@ def test_what_is_deleted_during_its_upload(s3, tmp_path, clock, monkeypatch, gon
 def test_a_folder_that_is_deleted_after_an_upload_in_it(s3, tmp_path, clock, monkeypatch):
     found = uploader(s3, tmp_path, markers=True)
     write(tmp_path, "sub/a", "sub/b")
-    upload = found.s3.upload_file
+    upload = found.s3.upload_fileobj
 
     def last(*given, **more) -> None:
         upload(*given, **more)
         shutil.rmtree(tmp_path / "sub", ignore_errors=True)
 
-    monkeypatch.setattr(found.s3, "upload_file", last)
+    monkeypatch.setattr(found.s3, "upload_fileobj", last)
     found._look()
     assert len(keys(s3)) == 1
     found._look()
@@ -756,7 +768,7 @@ def test_what_the_end_leaves(s3, tmp_path, flush):
     found = uploader(s3, tmp_path, flush=flush, lag=1000.0)
     found.start()
     write(tmp_path, "a")
-    until(lambda: tmp_path / "a" in found.seen)
+    until(lambda: "a" in found.seen)
     found.finish()
     assert keys(s3) == (["run/a"] if flush else []) and not found.is_alive()
     found.finish()  # once more, at the end of the attempt
@@ -781,7 +793,7 @@ def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
     assert begun.wait(LIMIT)
     found.finish()
     assert keys(s3) == [] and not s3.list_multipart_uploads(Bucket="bucket").get("Uploads")
-    assert found.notes == [] and not found.seen[tmp_path / "b"].uploaded
+    assert found.notes == [] and not found.seen["b"].uploaded
 
 
 def test_many_small_files(s3, tmp_path):
@@ -807,8 +819,10 @@ def outputs(tmp_path: Path, hosts: dict[str, list[str]]) -> dict[str, Path]:
 
 def archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
     """Extract an archive, and return what is in it."""
+    folder.mkdir(exist_ok=True)
+    # By tar, which is safe as it is: Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
+    subprocess.run(["tar", "--extract", "--gzip", "--directory", folder], input=content(s3, key), check=True)
     with tarfile.open(fileobj=io.BytesIO(content(s3, key))) as tar:
-        tar.extractall(folder, filter="data")
         return {one.name: one for one in tar}
 
 
@@ -885,9 +899,9 @@ def test_an_address_of_another_machine(endpoint_):
     with pytest.raises(ValueError, match="--endpoint: found"):
         cloud.own(endpoint_)
     with pytest.raises(ValueError, match="--endpoint: found"):
-        cloud.client("s3", endpoint_, "us-east-1")
+        cloud.client("s3", endpoint_, "us-east-1", KEY)
     with pytest.raises(ValueError, match="--endpoint: found"):
-        cloud.variables(endpoint_)
+        cloud.variables(endpoint_, KEY)
 
 
 @pytest.mark.parametrize(
@@ -920,11 +934,36 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "mine")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     monkeypatch.setenv("KEPT", "1")
-    found = cloud.variables("http://127.0.0.1:4571")
+    found = cloud.variables("http://127.0.0.1:4571", KEY)
     assert found["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4571"
     assert (found["AWS_REGION"], found["AWS_DEFAULT_REGION"], found["KEPT"]) == ("eu-west-1", "eu-west-1", "1")
-    assert found["AWS_ACCESS_KEY_ID"] == "rehearsal" and found["AWS_CONFIG_FILE"] == os.devnull
+    assert found["AWS_ACCESS_KEY_ID"] == "id" and found["AWS_CONFIG_FILE"] == os.devnull
     assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(found)
+
+
+# Docker's bridge
+
+BRIDGES = {
+    "as it is told": ([{"Subnet": "172.17.0.0/16", "Gateway": "172.17.0.9"}], {}, "172.17.0.9"),
+    "after that of IPv6": ([{"Subnet": "fd00::/64"}, {"Subnet": "10.1.0.0/16", "Gateway": "10.1.0.1"}], {}, "10.1.0.1"),
+    "as the interface has it": ([{"Subnet": "172.17.0.0/16"}], {"com.docker.network.bridge.name": "lo"}, "127.0.0.1"),
+    "the first of an engine elsewhere": (
+        [{"Subnet": "172.18.0.0/16"}], {"com.docker.network.bridge.name": "no-such"}, "172.18.0.1",
+    ),
+    "nothing but the interface": (None, {"com.docker.network.bridge.name": "lo"}, "127.0.0.1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BRIDGES)
+def test_the_address_on_dockers_bridge(case):
+    """What a fresh Debian 12 says of it (docker.io 20.10.24), which has no Gateway, and others."""
+    config, options, address = BRIDGES[case]
+    assert bridge.of_docker({"IPAM": {"Driver": "default", "Config": config}, "Options": options}) == address
+
+
+def test_no_address_on_dockers_bridge():
+    with pytest.raises(ValueError, match="found no address of no-such"):
+        bridge.of_docker({"IPAM": {"Config": []}, "Options": {"com.docker.network.bridge.name": "no-such"}})
 
 
 # Metrics and logs
@@ -962,7 +1001,7 @@ def events(client, stream: str) -> list[str]:
 
 
 def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
-    client = cloud.client("logs", endpoint, "us-east-1")
+    client = cloud.client("logs", endpoint, "us-east-1", KEY)
     found = logs.Logs(client, "job", tmp_path)
     for host in ("algo-1", "algo-2", "algo-1"):  # again, after a restart
         found.open(host)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
@@ -13,7 +14,10 @@ from conftest import write_cifar
 from rehearsal import LIMIT, Rehearsal, run_command
 from test_rehearsal_clients import FAST, same, weights
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+from scripts.rehearsal import bridge, processes
+from scripts.rehearsal.layout import Layout
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +98,40 @@ def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
         assert not subprocess.run(mine, capture_output=True).stdout
     spaces = subprocess.check_output(["ip", "netns", "list"], text=True)
     assert owner[:8] not in spaces
+
+
+def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
+    """What a shell, a loader or Python would run of the job's variables is not run by anything before the program."""
+    trap, root = tmp_path / "trap", tmp_path / "root"
+    for folder in (trap, root, tmp_path / "host/input/data/fast"):
+        folder.mkdir(parents=True)
+    (root / "entrypoint.sh").write_text("[[ $1 == train && -z $(/bin/cat) ]] && exec /usr/bin/env --null\n")
+    sprung = tmp_path / "sprung"
+    (trap / "commands").write_text(f"echo $0 >>{sprung}\n")
+    for name in ("unshare", "nsenter", "mount", "bash", "python", "python3", "env"):
+        (trap / name).write_text(f"#!/bin/sh\necho {name} >>{sprung}\n")
+        (trap / name).chmod(0o755)
+    for name in ("json", "sitecustomize", "os"):
+        (trap / f"{name}.py").write_text(f"open({str(sprung)!r}, 'a').write({name!r})\n")
+    hostile = {
+        "BASH_ENV": str(trap / "commands"), "ENV": str(trap / "commands"), "PATH": str(trap), "PYTHONPATH": str(trap),
+        "PYTHONSTARTUP": str(trap / "os.py"), "PYTHONHOME": str(trap), "LD_LIBRARY_PATH": str(trap),
+        "LD_PRELOAD": "/no/such.so", "DOCKER_HOST": "tcp://evil.com", "UID": "0", "LINES_OF": "a\nb=c", "EMPTY": "",
+    }  # fmt: skip
+    monkeypatch.setattr(processes, "ROOT", root)
+    engine = processes.Processes(Path(sys.executable), "test", lambda number: None)
+    network = engine.network("job", 1, False)
+    try:
+        started = network.start("algo-1", 0, "", {}, Layout(tmp_path / "host", None), ["fast"], hostile)
+        line = f"/proc/{started.outer.pid}/cmdline"
+        assert "evil.com" not in Path(line).read_text()  # others may read it
+        said = "\n".join(started.lines())
+        assert started.wait() == 0
+    finally:
+        network.close()
+        bridge.remove("test")
+    assert not sprung.exists()
+    assert said.count("cannot be preloaded") == 3  # by the entry point's shell, cat and env
+    told = dict(one.partition("=")[::2] for one in said.rpartition("ignored.\n")[2].split("\0"))
+    assert {name: told[name] for name in hostile} == hostile
+    assert told["SAGEMAKER_BASE_DIR"] == str(tmp_path / "host")

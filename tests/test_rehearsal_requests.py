@@ -547,8 +547,19 @@ TOGETHER = {
         "for all channels of InputDataConfig, or for none",
     ),
 }  # fmt: skip
-PATHS = {"/opt/ml/checkpoints": True, "/opt/ml/checkpoints/": True, "/opt/ml/a/b": True, "/opt/ml/input/data/a": True}
+PATHS = {"/opt/ml/checkpoints": True, "/opt/ml/checkpoints/": True, "/opt/ml/a/b": True, "/opt/ml/inputs": True}
 PATHS |= dict.fromkeys(["/tmp/a", "/opt/ml", "/opt/ml/", "/opt/ml/.", "/opt/ml/model", "/opt/ml/input/", ""], False)
+USED = [
+    "input/config",
+    "input/data/a",
+    "input/config/a",
+    "model/a",
+    "output/data",
+    "output/failure",
+    "code",
+    "./input/a",
+]
+PATHS |= dict.fromkeys([*(f"/opt/ml/{name}" for name in USED), "/opt/ml//model", "//opt/ml/a", "/"], False)
 PATHS |= dict.fromkeys(["/opt/ml/../a", "/opt/ml/a/../../../etc", "/opt/ml/a:ro", "/opt/mlx/a", "a"], False)
 
 

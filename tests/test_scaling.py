@@ -14,6 +14,8 @@ from test_launch import DONE, FAILED, ROLE, UNCHECKED
 from benchmarks import prediction, report
 from benchmarks.prediction import Instance, Job
 
+pytestmark = pytest.mark.slow
+
 IMAGE = "registry.example:5000/app:1"  # of no registry that could be asked
 FLAGS = (f"--image={IMAGE}", f"--role={ROLE}", "--output=s3://my-bucket/jobs", "--subnet=subnet-1")
 FLAGS += ("--security-group=sg-1", "--instance-type=ml.g4dn.12xlarge", "--poll=1", UNCHECKED, "a.b=c d")

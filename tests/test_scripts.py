@@ -15,7 +15,9 @@ import aws_services
 import botocore.session
 import pytest
 from aws_services import ACCOUNT, REGION, client, free_port, script, served
-from containers import DOCKER, ROOT, docker, no_engine
+from containers import DOCKER, ROOT, docker
+
+pytestmark = pytest.mark.slow
 
 SHELL = ("image_uri.sh", "push_image.sh", "upload_data.sh")
 
@@ -134,9 +136,6 @@ def tags(registry: str, name: str) -> set[str]:
         return set(json.load(answer)["tags"])
 
 
-needs_engine = pytest.mark.skipif(no_engine() is not None, reason="no Docker engine answers")
-
-
 def push(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
     """Run make push with REPOSITORY, as a person does."""
     return subprocess.run(
@@ -149,7 +148,7 @@ def push(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
     )
 
 
-@needs_engine
+@pytest.mark.docker
 def test_a_push_to_a_registry(small_image, registry):
     done = push(f"IMAGE={small_image}", f"REPOSITORY={registry}/team/app", DOCKER=DOCKER)
     assert done.returncode == 0, done.stderr
@@ -163,14 +162,14 @@ def test_a_push_to_a_registry(small_image, registry):
     docker("tag", done.stdout.strip(), small_image)
 
 
-@needs_engine
+@pytest.mark.docker
 def test_a_push_with_a_tag_of_the_users_own(small_image, registry):
     done = push(f"IMAGE={small_image}", f"REPOSITORY={registry}/app:mine", DOCKER=DOCKER)
     assert done.returncode == 0, done.stderr
     assert tags(registry, "app") == {VERSION, REVISION[:12], "mine"}
 
 
-@needs_engine
+@pytest.mark.docker
 def test_a_registry_that_does_not_answer_fails_the_push(small_image):
     done = push(f"IMAGE={small_image}", f"REPOSITORY=127.0.0.1:{free_port()}/app", DOCKER=DOCKER)
     assert done.returncode != 0 and "refused" in done.stderr
@@ -245,7 +244,7 @@ def test_a_mistake_in_a_push_is_one_line(recorded):
     assert "found 0 arguments" in failed(script("push_image.sh", environment=environment))
 
 
-@needs_engine
+@pytest.mark.docker
 def test_an_image_that_is_not_there_is_one_line():
     environment = aws_services.variables(DOCKER=DOCKER, IMAGE="no-such-image")
     said = failed(script("push_image.sh", "127.0.0.1:1/app", environment=environment))
@@ -365,7 +364,7 @@ def test_scripts_import_only_boto3_and_the_standard_library():
 
     # The one way from hyperparameters to flags, which needs the standard library alone: tests/test_architecture.py.
     shared = {"app.hyperparameters"}
-    of_arrays = dict.fromkeys(("merge_parts", "job_parts"), {"numpy", "app.parts"})
+    of_arrays = {"part_manifests": {"numpy", "app.parts"}, "merge_parts": {"numpy", "app.files", "app.parts"}}
     own = {path.stem for path in (ROOT / "scripts").glob("*.py")}
     for path in (ROOT / "scripts").glob("*.py"):
         source = path.read_text()

@@ -11,17 +11,20 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 from conftest import ROOT, Job
+
+pytestmark = pytest.mark.slow
 
 # What a user's own script may do when it is told to stop: two seconds of saving.
 SAVER = """
-import signal, sys, time
+import os, signal, sys, time
 def save(number, frame):
     time.sleep(2)
     print("SAVED", flush=True)
     sys.exit({status})
 signal.signal(signal.{name}, save)
-print("READY", flush=True)
+os.write(1, b"READY\\n")  # no print: the signal may come while it is at work
 time.sleep(60)
 """
 
@@ -33,14 +36,17 @@ def program(job: Job, source: str, **hyperparameters) -> Job:
     return job
 
 
-def start(job: Job, *before: str) -> subprocess.Popen:
-    """Start `train` on the job, behind `before`, and return when the program says that it is ready."""
-    line = [*before, str(ROOT / "entrypoint.sh"), "train"]
-    started = subprocess.Popen(line, env=job.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def ready(started):
+    """Return a process when its program has said that it is ready."""
     for said in started.stdout:
         if "READY" in said:
             return started
     raise AssertionError("the program never got ready")
+
+
+def start(job: Job) -> warm.Started:
+    """Start `train` on the job, and return when the program says that it is ready."""
+    return ready(job.start())
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
@@ -78,7 +84,7 @@ def test_what_a_shell_script_started_may_finish_saving(job: Job):
     assert "SAVED" in said
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+@pytest.mark.root
 def test_as_pid_1(job: Job):
     """Where the kernel drops a signal that nobody has a handler for, and orphans come to us."""
     job.write("code/saver.py", SAVER.format(name="SIGTERM", status=0))
@@ -88,14 +94,16 @@ subprocess.Popen(["sh", "-c", "{sys.executable} saver.py & wait"])
 import time
 time.sleep(60)
 """
-    started = start(program(job, source), "unshare", "--pid", "--fork", "--mount-proc")
+    line = ["unshare", "--pid", "--fork", "--mount-proc", str(ROOT / "entrypoint.sh"), "train"]
+    variables = program(job, source).variables
+    started = ready(subprocess.Popen(line, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True).split()
     os.kill(int(children[0]), signal.SIGTERM)
     said, _ = started.communicate(timeout=60)
     assert "SAVED" in said and "train.py: was killed by SIGTERM" in said
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+@pytest.mark.root
 @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.6, 1.0])
 def test_as_pid_1_a_signal_is_heard_from_the_start(job: Job, seconds):
     """A first process without a handler would not hear it, and train to its end."""

@@ -18,6 +18,8 @@ RANK = """
 import os, sys
 from pathlib import Path
 from app.lifeline import Lifeline
+
+pytestmark = pytest.mark.slow
 line = Lifeline(Path(sys.argv[1]), "host algo-2, local rank 1")
 {act}
 """

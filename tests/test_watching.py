@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from conftest import ROOT, Job
 from tensorboard.compat.tensorflow_stub.io.gfile import S3FileSystem
 
 from app.cli import Logger
+
+pytestmark = pytest.mark.slow
 
 WAIT = 120  # seconds at most for what should come within a few
 

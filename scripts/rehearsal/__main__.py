@@ -21,7 +21,12 @@ import urllib.request
 from pathlib import Path
 
 try:
-    from . import cloud, serve, settings
+    from botocore.auth import SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    from . import cloud, gate, owner, serve, settings
+    from .keys import Key
 except ImportError as missing:
     sys.exit(f"error: {sys.executable} has no {missing.name}; `make rehearsal` makes .venvs/rehearsal, use its python")
 
@@ -64,8 +69,9 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 def _exec(args: argparse.Namespace) -> None:
-    ask(args.endpoint, "")  # refuses, in one line, where nothing of ours answers
-    environment = cloud.variables(args.endpoint)
+    key = owner.key_of(cloud.own(args.endpoint))
+    ask(args.endpoint, key, "")  # refuses, in one line, where nothing of ours answers
+    environment = cloud.variables(args.endpoint, key)
     program = shutil.which(args.line[0])
     if program is None:
         raise ValueError(f"exec: found no program {args.line[0]!r}")
@@ -74,15 +80,19 @@ def _exec(args: argparse.Namespace) -> None:
 
 def _interrupt(args: argparse.Namespace) -> None:
     order = {"name": args.job, "hosts": args.host, "warned": not args.unwarned, "gap": args.gap}
-    print(ask(args.endpoint, "interrupt", json.dumps(order).encode())["done"])
+    key = owner.key_of(cloud.own(args.endpoint))
+    print(ask(args.endpoint, key, "interrupt", json.dumps(order).encode())["done"])
 
 
-def ask(endpoint: str, what: str, content: bytes | None = None) -> dict:
+def ask(endpoint: str, key: Key, what: str, content: bytes | None = None) -> dict:
     """Return the rehearsal's answer; ValueError says why there is none."""
     address = f"{cloud.own(endpoint).rstrip('/')}/Rehearsal/{what}"
+    signed = AWSRequest("POST" if content else "GET", address, data=content)
+    SigV4Auth(Credentials(key.id, key.secret), gate.OWN, cloud.REGION).add_auth(signed)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(urllib.request.Request(address, data=content), timeout=10) as answer:
+        request = urllib.request.Request(address, data=content, headers=dict(signed.headers))
+        with opener.open(request, timeout=10) as answer:
             found = json.load(answer)
     except urllib.error.HTTPError as error:
         found = json.loads(error.read() or b"{}") if error.code == 409 else {}

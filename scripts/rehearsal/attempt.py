@@ -1,17 +1,19 @@
 """One attempt of a job: its instances, from their start to their end."""
 
-import shutil
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from . import channels, layout, record, sync
+from . import channels, folders, layout, record, sync
 from .layout import Layout
 from .schedule import Due
 
 if TYPE_CHECKING:
     from .job import Job
+
+PATIENCE = 60.0  # seconds for the last lines of a log
 
 
 class Ended(Exception):
@@ -78,14 +80,14 @@ class Attempt:
             found.make()
             layout.write_config(found, self.request, host, job.hosts, self.network.interface)
         job.changed("Downloading", "Downloading input data")
-        channels.deliver(s3, self.request, self.layouts, self.work / "shared", job.check)
+        channels.deliver(s3, self.request, self.layouts, self.work / "shared", job.settings.allow, job.check)
         if config := self.request.get("CheckpointConfig"):
             restored = sync.restore(s3, config["S3Uri"], self.work / "checkpoints")
             for instance, found in zip(self.kept.instances, self.layouts.values(), strict=True):
                 job.check()
-                shutil.copytree(self.work / "checkpoints", found.folder / "checkpoints", dirs_exist_ok=True)
+                folders.copy(self.work / "checkpoints", found.folder / "checkpoints")
                 instance.restored_files, instance.restored_bytes = restored
-            shutil.rmtree(self.work / "checkpoints")
+            folders.remove(self.work / "checkpoints")
         job.changed("Downloading", "Downloading the training image")
         image = self.engine.image(self.request["AlgorithmSpecification"]["TrainingImage"])
         job.check()
@@ -120,16 +122,21 @@ class Attempt:
 
     def close(self) -> None:
         """Leave nothing of it on this machine; what it was stays in the record."""
-        if self.network and (left := self.network.close()):
+        with ExitStack() as last_first:  # all of it, even if a part of it fails
+            last_first.callback(folders.remove, self.work)
+            for instance in self.kept.instances:
+                last_first.callback(instance.release)
+            for pump in self.pumps:
+                last_first.callback(pump.join, PATIENCE)
+            for one in self.running.values():
+                if one.uploader:
+                    last_first.callback(one.uploader.finish)
+            if self.network:
+                last_first.callback(self._close_network)
+
+    def _close_network(self) -> None:
+        if left := self.network.close():
             self.job.note(left)
-        for one in self.running.values():
-            if one.uploader:
-                one.uploader.finish()
-        for pump in self.pumps:
-            pump.join()
-        for instance in self.kept.instances:
-            instance.released = instance.released or time.time()
-        shutil.rmtree(self.work, ignore_errors=True)
 
     def _checkpoints(self, host: layout.Host) -> str | None:
         """Return where the host keeps checkpoints; a process, not a container, finds them in its own folder."""
@@ -170,12 +177,13 @@ class Attempt:
         job = self.job
         try:
             for text in container.lines():
-                job.metrics.line(text)
                 if resumed := record.RESUMED.search(text):
                     self.kept.resumed = int(resumed[1])
                 if point := job.logs.line(host, text):
                     self.kept.points.append(point)
                     job.wishes.messages.put(None)
+                if said := job.metrics.line(text):
+                    job.note(said)
             status = container.wait()
         except Exception as error:  # the engine is gone, or somebody else has removed the container
             job.note(f"{host}: its container is lost: {type(error).__name__}: {error}")
@@ -211,6 +219,7 @@ class Attempt:
 
     def _interrupt(self, due: Due) -> Outcome:
         """Take instances away; the service then ends the others, too, and starts the job again."""
+        self.job.interrupted(due)
         for host in due.hosts:
             self.running[host].instance.reclaimed = True
         self._end(due.hosts, due.warned)

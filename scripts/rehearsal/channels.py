@@ -16,7 +16,37 @@ class JobFailed(Exception):
     """Data or an image that cannot be had; the text becomes the FailureReason."""
 
 
-def deliver(s3, request: dict, hosts: dict[Host, Layout], shared: Path, go_on: Callable[[], None]) -> None:
+def outside(request: dict, allow: list[Path]) -> str | None:
+    """Return what is wrong with the first channel of this machine's files that is not below an allowed folder."""
+    for channel in request.get("InputDataConfig") or []:
+        uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
+        if uri.startswith("file://") and not below(local(uri), allow):
+            return f"channel {channel['ChannelName']}: found {uri}, {allowed(allow)}"
+    return None
+
+
+def local(uri: str) -> Path:
+    """Return the path of a file:// address."""
+    return Path(unquote(urlsplit(uri).path))
+
+
+def below(path: Path, allow: list[Path]) -> bool:
+    """Return whether a path, wherever its links lead, is below one of the folders."""
+    try:
+        return any(path.resolve().is_relative_to(folder) for folder in allow)
+    except (OSError, RuntimeError, ValueError):  # no name of a file; links that go round
+        return False
+
+
+def allowed(allow: list[Path]) -> str:
+    """Return what to do about a path that is not below one of the folders."""
+    folders = " or ".join(map(str, allow))
+    return f"allowed is what is below {folders}; start the rehearsal with --allow=FOLDER to allow another one"
+
+
+def deliver(
+    s3, request: dict, hosts: dict[Host, Layout], shared: Path, allow: list[Path], go_on: Callable[[], None]
+) -> None:
     """Put each channel into the folder of each host that gets it; `go_on` raises where the job is to stop.
 
     Objects of a ShardedByS3Key channel go round among the hosts that get the channel, in the order of their keys; how
@@ -25,7 +55,7 @@ def deliver(s3, request: dict, hosts: dict[Host, Layout], shared: Path, go_on: C
     for channel in request.get("InputDataConfig") or []:
         receivers = [host for host in hosts if channel in layout.channels_of(request, host)]
         folder = shared / channel["ChannelName"]
-        names = sorted(fetch(s3, channel["DataSource"]["S3DataSource"], folder, request["RoleArn"], go_on))
+        names = sorted(fetch(s3, channel["DataSource"]["S3DataSource"], folder, request["RoleArn"], allow, go_on))
         sharded = channel["DataSource"]["S3DataSource"].get("S3DataDistributionType") == "ShardedByS3Key"
         place = os.link if layout.mode(channel, request) == "FastFile" else shutil.copyfile
         for number, host in enumerate(receivers):
@@ -38,14 +68,14 @@ def deliver(s3, request: dict, hosts: dict[Host, Layout], shared: Path, go_on: C
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def fetch(s3, source: dict, folder: Path, role: str, go_on: Callable[[], None]) -> list[str]:
+def fetch(s3, source: dict, folder: Path, role: str, allow: list[Path], go_on: Callable[[], None]) -> list[str]:
     """Copy what a channel's address stands for into `folder`, and return the names of the files."""
     uri = source["S3Uri"]
     folder.mkdir(parents=True)
     bucket, prefix = cloud.split(uri)
     try:
         if uri.startswith("file://"):
-            return fetch_files(Path(unquote(urlsplit(uri).path)), uri, folder)
+            return fetch_files(local(uri), uri, folder, allow)
         found = {relative(key, prefix): key for key, _ in cloud.objects(s3, bucket, prefix)}
         for name, key in found.items():
             go_on()
@@ -61,13 +91,17 @@ def fetch(s3, source: dict, folder: Path, role: str, go_on: Callable[[], None]) 
     return list(found)
 
 
-def fetch_files(source: Path, uri: str, folder: Path) -> list[str]:
-    """Copy a folder of this machine, or one file."""
+def fetch_files(source: Path, uri: str, folder: Path, allow: list[Path]) -> list[str]:
+    """Copy a folder of this machine, or one file; a link may lead to what is below an allowed folder."""
     files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
     if not files:
         raise JobFailed(f"ClientError: Data download failed: {uri} is not a file, nor a folder with files in it")
     base = source.parent if source.is_file() else source
     for path in files:
+        if not below(path, allow):
+            raise JobFailed(
+                f"ClientError: Data download failed: {uri}: found {path}, a link out of it, {allowed(allow)}"
+            )
         target = folder / path.relative_to(base)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)

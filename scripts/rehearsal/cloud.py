@@ -11,21 +11,22 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "rehearsal", "AWS_SECRET_ACCESS_KEY": "rehearsal"}
+from .keys import Key
+
 REGION = "us-east-1"
 # In one piece, as far as S3 takes it: for each part that is asked for, moto copies the whole object.
 WHOLE = TransferConfig(multipart_threshold=5 * 1024**3, use_threads=False)
 PRIVATE = [ipaddress.ip_network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
 
 
-def client(service: str, endpoint: str, region: str):
-    """Return a boto3 client of the endpoint, with credentials that AWS would refuse."""
+def client(service: str, endpoint: str, region: str, key: Key):
+    """Return a boto3 client of the endpoint, with its key, which AWS would refuse."""
     return boto3.client(
         service,
         endpoint_url=own(endpoint),
         region_name=region,
-        aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        aws_access_key_id=key.id,
+        aws_secret_access_key=key.secret,
         config=Config(retries={"mode": "standard"}, max_pool_connections=20, proxies={}),
     )
 
@@ -33,14 +34,14 @@ def client(service: str, endpoint: str, region: str):
 class Clients:
     """The endpoint's clients, each made once: botocore's may be shared among threads, their making may not."""
 
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint, self.made, self.lock = endpoint, {}, threading.Lock()
+    def __init__(self, endpoint: str, key: Key) -> None:
+        self.endpoint, self.key, self.made, self.lock = endpoint, key, {}, threading.Lock()
 
     def __call__(self, region: str, service: str):
         with self.lock:
             key = region, service
             if key not in self.made:
-                self.made[key] = client(service, self.endpoint, region)
+                self.made[key] = client(service, self.endpoint, region, self.key)
             return self.made[key]
 
 
@@ -64,14 +65,14 @@ def own(endpoint: str) -> str:
     return endpoint
 
 
-def variables(endpoint: str) -> dict[str, str]:
+def variables(endpoint: str, key: Key) -> dict[str, str]:
     """Return the environment of a client that reaches the endpoint only, with nothing of the person's own AWS."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION") or REGION
     told = {"AWS_ENDPOINT_URL": own(endpoint), "AWS_DEFAULT_REGION": region, "AWS_REGION": region}
     direct = dict.fromkeys(("no_proxy", "NO_PROXY"), urlsplit(endpoint).hostname)
     nobody = {name: os.devnull for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
-    return kept | CREDENTIALS | told | direct | nobody | {"AWS_EC2_METADATA_DISABLED": "true"}
+    return kept | key.variables | told | direct | nobody | {"AWS_EC2_METADATA_DISABLED": "true"}
 
 
 def split(uri: str) -> tuple[str, str]:

@@ -10,8 +10,10 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest, EndpointConfig
 
+from . import bridge
 from .channels import JobFailed
 from .layout import Layout
+from .logs import lines
 
 LABEL = "sagemaker-lightning.rehearsal"
 ECR = re.compile(r"\d{12}\.dkr[.-]ecr[^/]*/(.+)")
@@ -29,7 +31,7 @@ class Containers:
         # Two rehearsals may have jobs of one name.
         self.prefix = f"rehearsal-{PurePath(owner).name[:6]}"
         self.client = docker.from_env()
-        self.bridge = self.client.networks.get("bridge").attrs["IPAM"]["Config"][0]["Gateway"]
+        self.bridge = bridge.of_docker(self.client.networks.get("bridge").attrs)
 
     def local(self, name: str) -> str | None:
         """Return a local image, if it is there."""
@@ -122,12 +124,7 @@ class Container:
 
     def lines(self) -> Iterator[str]:
         """Yield what it prints, line by line, until it ends."""
-        rest = b""
-        for chunk in self.made.logs(stream=True, follow=True):
-            *whole, rest = (rest + chunk).split(b"\n")
-            yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
-        if rest:
-            yield rest.decode(errors="replace")
+        return lines(self.made.logs(stream=True, follow=True))
 
     def wait(self) -> int:
         """Return its exit status when it has ended."""

@@ -1,9 +1,9 @@
 """One training job, from its creation to its end, under the service's rules: each attempt has new, empty instances."""
 
 import queue
-import shutil
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,16 +11,17 @@ from pathlib import Path
 from boto3.exceptions import Boto3Error
 from botocore.exceptions import BotoCoreError, ClientError
 
-from . import artifacts, layout, rules
+from . import artifacts, folders, layout, rules
 from .attempt import Attempt, Ended, Outcome
 from .channels import JobFailed
-from .logs import Logs
+from .logs import Logs, set_aside
 from .metrics import Metrics
 from .record import Interruption, Record, Transition
 from .schedule import Due, Rule, Schedule, named
 from .settings import Settings
 
 UPLOADING = "Uploading generated training model"
+NOTES = 200  # of a job, at most
 FINAL = {
     "Completed": ("Completed", "Training job completed"),
     "Failed": ("Failed", "Training job failed"),
@@ -57,7 +58,8 @@ class Wishes:
     def next(self, until: float | None):
         """Return the next message, or None if there is none until that time (`time.time()`)."""
         try:
-            return self.messages.get(timeout=None if until is None else max(0.0, until - time.time()))
+            seconds = None if until is None else min(max(0.0, until - time.time()), threading.TIMEOUT_MAX)
+            return self.messages.get(timeout=seconds)
         except queue.Empty:
             return None
 
@@ -70,6 +72,7 @@ class Job(threading.Thread):
         self.record, self.place, self.settings, self.metrics = record, place, settings, metrics
         self.request, self.hosts = record.request, layout.hosts(record.request)
         self.folder, self.work = settings.folder / record.name, place.work / record.name
+        set_aside(self.folder)
         self.logs = Logs(place.clients("logs"), record.name, self.folder / "logs")
         self.schedule = Schedule(self._rules(), [host.name for host in self.hosts], str(settings.seed))
         self.wishes, self.repairs, self.trained = Wishes(), 0, 0.0
@@ -79,23 +82,36 @@ class Job(threading.Thread):
         self.changed("Starting", "Starting the training job")
 
     def run(self) -> None:
-        """Run the job, and write its record and report."""
-        sender = threading.Thread(target=self._send, daemon=True)
-        sender.start()
+        """Run the job, and write its record and report; whatever fails, it has an end."""
         try:
+            threading.Thread(target=self._send, daemon=True).start()
             status, failure = self._to_the_end()
         except Exception as error:  # a fault of the rehearsal's own is told as one of the service's
+            traceback.print_exc()
             status, failure = "Failed", f"InternalServerError: the rehearsal failed: {type(error).__name__}: {error}"
-        shutil.rmtree(self.work, ignore_errors=True)
         self.record.training_end = time.time() if self.record.training_start else None
-        self.record.failure = failure
+        self.record.failure = failure and failure[:1024]
         for instance in (one for attempt in self.record.attempts for one in attempt.instances):
-            instance.released = instance.released or time.time()
+            instance.release()
+        self.last("its files could not be removed", folders.remove, self.work)
+        self.last("its metrics could not be ended", self.metrics.close)
         self._send_all()
         self.changed(status, FINAL[status][1])
-        self.place.report(replace(self.record, status=FINAL[status][0]), self.folder)
+        self.last(
+            "its report could not be written",
+            self.place.report,
+            replace(self.record, status=FINAL[status][0]),
+            self.folder,
+        )
         self.record.status = FINAL[status][0]  # last: whoever sees it finds log and report complete
-        sender.join()
+
+    def last(self, failed: str, step: Callable, *given) -> None:
+        """Do one of the last steps; a fault in it is noted, and the job ends as it would without it."""
+        try:
+            step(*given)
+        except Exception as error:
+            traceback.print_exc()
+            self.note(f"{failed}: {type(error).__name__}: {error}")
 
     def _rules(self) -> list[Rule]:
         """Return the rules that are for this job: a spot job that has the hosts they name."""
@@ -109,9 +125,9 @@ class Job(threading.Thread):
         return fitting
 
     def note(self, line: str) -> None:
-        """Remember what the person should know, once."""
-        if line not in self.record.notes:
-            self.record.notes.append(line)
+        """Remember what the person should know, once; a program may make more of it than anybody reads."""
+        if line not in self.record.notes and len(self.record.notes) <= NOTES:
+            self.record.notes.append(line if len(self.record.notes) < NOTES else "more notes are left out")
 
     def changed(self, status: str, message: str) -> None:
         """Go over to a secondary status."""
@@ -161,12 +177,9 @@ class Job(threading.Thread):
             outcome = attempt.watch(until=began + self.longest - self.trained)
             self.trained += time.time() - began
             outcome = self._repaired(outcome)
-            if outcome.again is None:
-                return self._uploaded(outcome, attempt)
-            self.interrupted(outcome.again)
-            return self._retried(outcome)
+            return self._uploaded(outcome, attempt) if outcome.again is None else self._retried(outcome)
         finally:
-            attempt.close()
+            self.last("what an attempt has left could not be removed", attempt.close)
 
     def _repaired(self, outcome: Outcome) -> Outcome:
         """Return a new start in place of a failure, where a GPU may be at fault: --repairs."""
@@ -175,7 +188,9 @@ class Job(threading.Thread):
             return outcome
         self.repairs += 1
         hosts = [host.name for host in self.hosts]
-        return Outcome(again=Due(hosts, True, 0.0, f"repair {self.repairs} after {outcome.failure}"))
+        due = Due(hosts, True, 0.0, f"repair {self.repairs} after {outcome.failure}")
+        self.interrupted(due)
+        return Outcome(again=due)
 
     def _retried(self, outcome: Outcome) -> Outcome:
         """Return a failure in place of a new start, if the request's retries are spent."""
@@ -186,7 +201,7 @@ class Job(threading.Thread):
         return Outcome("Failed", f"InternalServerError: {lost}")
 
     def interrupted(self, due: Due) -> None:
-        """Write down that instances are gone."""
+        """Write down that instances are taken away, when it begins: their program may go on for a while."""
         self.record.interruptions.append(
             Interruption(time.time(), due.hosts, due.warned, due.why, due.gap, self.record.step)
         )
@@ -217,5 +232,5 @@ class Job(threading.Thread):
     def _send_all(self) -> None:
         try:
             self.logs.send()
-        except (ClientError, BotoCoreError) as error:
-            self.note(f"log lines were lost: {error}")
+        except Exception as error:  # the job goes on
+            self.note(f"log lines were lost: {type(error).__name__}: {error}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import rules
+from .folders import Folder
 
 CHECKPOINTS = "/opt/ml/checkpoints"
 
@@ -56,7 +57,8 @@ class Layout:
     def failure(self) -> str:
         """Return what the program says of its failure: 1,024 characters count."""
         try:
-            return (self.folder / "output/failure").read_text(errors="replace")[:1024]
+            with Folder(self.folder, "output").open("failure") as file:
+                return file.read(4 * 1024).decode(errors="replace")[:1024]  # a letter has 4 bytes at most
         except OSError:
             return ""
 

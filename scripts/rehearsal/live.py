@@ -12,6 +12,7 @@ from rich.text import Text
 
 from .goodput import moment
 from .markup import clock
+from .masking import Mask
 from .record import ENDED, Instance, Interruption, Record
 
 SECONDS = 0.5  # between two looks
@@ -60,7 +61,7 @@ class Printer:
 
     def __init__(self, view: View) -> None:
         self.view = view
-        self.seen: dict[tuple[str, str], list[str]] = {}
+        self.seen: dict[tuple[str, float, str], list[str]] = {}
         self.ending = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
 
@@ -88,11 +89,11 @@ class Printer:
             ("interruption", [_interruption(record, one) for one in record.interruptions]),
             ("end", [_end(record)] if record.status in ENDED else []),
         ):
-            before = self.seen.get((record.name, kind), [])
+            before = self.seen.get((record.name, record.created, kind), [])
             for place, words in enumerate(found):
                 if words not in before[place : place + 1]:  # a message may change, too
-                    yield plain(f"{record.name} {words}")
-            self.seen[record.name, kind] = found
+                    yield plain(f"{record.name} {Mask(record.request).text(words)}")
+            self.seen[record.name, record.created, kind] = found
 
 
 def plain(text: str) -> str:
@@ -123,7 +124,7 @@ def _table(records: Sequence[Record]) -> Table:
     made.add_column("time", justify="right", no_wrap=True)
     for record in records:
         status = record.secondary if record.status == "InProgress" and record.transitions else record.status
-        said = record.failure or _progress(record)
+        said = Mask(record.request).text(record.failure) if record.failure else _progress(record)
         cells = [record.name, status, _hosts(record), said, str(len(record.interruptions) or "")]
         elapsed = clock(moment(record) - record.created)
         made.add_row(*(Text(plain(cell)) for cell in cells), elapsed, style=STYLES.get(record.status, ""))

@@ -3,6 +3,8 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 
 from botocore.exceptions import ClientError
@@ -13,6 +15,25 @@ GROUP = "/aws/sagemaker/TrainingJobs"
 EVENT = 256 * 1024 - 26  # bytes of one event, at most (AWS: PutLogEvents)
 BATCH = 500
 SHOWN = 50  # the last lines of each host, for the live view
+
+
+def lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Yield what chunks say line by line, as soon as it is said; what is too long for an event is several lines."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        while len(rest) > EVENT:
+            whole, rest = [*whole, rest[:EVENT]], rest[EVENT:]
+        yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
+    if rest:
+        yield rest.decode(errors="replace").rstrip("\r")
+
+
+def set_aside(folder: Path) -> None:
+    """Rename the folder that an earlier job of the same name has left: NAME.1, as no job's name has a full stop."""
+    if folder.exists():
+        number = next(number for number in count(1) if not folder.with_name(f"{folder.name}.{number}").exists())
+        folder.rename(folder.with_name(f"{folder.name}.{number}"))
 
 
 class Logs:

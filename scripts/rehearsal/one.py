@@ -8,6 +8,8 @@ from pathlib import Path
 from botocore.exceptions import BotoCoreError, ClientError
 
 from . import cloud
+from .keys import Key
+from .masking import Mask
 from .record import ENDED
 
 
@@ -29,9 +31,9 @@ def buckets(request) -> set[str]:
     return {cloud.split(request)[0]} if isinstance(request, str) and request.startswith("s3://") else set()
 
 
-def run(endpoint: str, request: dict, ended: threading.Event) -> str | None:
+def run(endpoint: str, key: Key, request: dict, ended: threading.Event) -> str | None:
     """Run the job, and return what is wrong at its end, if something is; `ended` stops it."""
-    s3, sagemaker = (cloud.client(name, endpoint, cloud.REGION) for name in ("s3", "sagemaker"))
+    s3, sagemaker = (cloud.client(name, endpoint, cloud.REGION, key) for name in ("s3", "sagemaker"))
     try:
         for bucket in buckets(request):
             s3.create_bucket(Bucket=bucket)
@@ -39,7 +41,7 @@ def run(endpoint: str, request: dict, ended: threading.Event) -> str | None:
         while not ended.wait(0.5):
             job = sagemaker.describe_training_job(TrainingJobName=request["TrainingJobName"])
             if job["TrainingJobStatus"] in ENDED:
-                said = job.get("FailureReason") or f"the job ended as {job['SecondaryStatus']}"
+                said = Mask(request).text(job.get("FailureReason") or f"the job ended as {job['SecondaryStatus']}")
                 return None if job["TrainingJobStatus"] == "Completed" else said
     except (ClientError, BotoCoreError) as error:
         return f"--run: {error}"

@@ -2,13 +2,23 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import signal
 import uuid
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from . import bridge, containers
+from .keys import Key
+
+KEY = "key"  # the file with the person's key, which nobody else can read
+
+
+def root() -> Path:
+    """Return the folder of all owners' folders."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sagemaker-lightning-rehearsal"
 
 
 class Owner:
@@ -19,9 +29,9 @@ class Owner:
     """
 
     def __init__(self) -> None:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sagemaker-lightning-rehearsal"
-        root.mkdir(parents=True, exist_ok=True)
-        self.root, self.folder = root, root / uuid.uuid4().hex[:12]
+        self.root = root()
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.folder = self.root / uuid.uuid4().hex[:12]
         self.folder.mkdir(mode=0o700)
         self.lock = (self.folder / "lock").open("w")
         fcntl.flock(self.lock, fcntl.LOCK_EX)
@@ -35,6 +45,13 @@ class Owner:
         """Remember a process that was started."""
         with (self.folder / "processes").open("a") as file:
             file.write(f"{number} {started(number)}\n")
+
+    def keep(self, key: Key, addresses: list[str]) -> None:
+        """Keep the person's key where the person's other processes find it: `key_of`."""
+        told = {"addresses": addresses, "id": key.id, "secret": key.secret}
+        path = self.folder / KEY
+        path.touch(mode=0o600, exist_ok=False)
+        path.write_text(json.dumps(told))
 
     def end_orphans(self, client) -> list[str]:
         """End what rehearsals that are gone have left, and return a line for each; `client` is Docker's, or None."""
@@ -58,6 +75,18 @@ class Owner:
         bridge.remove(self.folder.name)
         empty(self.folder, client)
         self.lock.close()
+
+
+def key_of(endpoint: str) -> Key:
+    """Return the key of this person's rehearsal at `endpoint`; ValueError if there is none."""
+    parts = urlsplit(endpoint)
+    address = f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{parts.port or 80}"
+    for path in root().glob(f"*/{KEY}"):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # it has ended since
+            told = json.loads(path.read_text())
+            if address in told["addresses"] and alive(path.parent):
+                return Key(told["id"], told["secret"])
+    raise ValueError(f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`, as this user")
 
 
 def alive(folder: Path) -> bool:

@@ -5,13 +5,16 @@ Each is made in moto when a client first asks for it.
 
 import contextlib
 import hashlib
-import io
 import json
+import re
 from collections.abc import Callable
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
-from werkzeug.wrappers import Request, Response
+from werkzeug.wrappers import Response
+
+from .gate import Caller
+from .keys import Key
 
 TRUST = {
     "Version": "2012-10-17",
@@ -29,19 +32,19 @@ class Account:
     def __init__(self, clients: Callable, engine) -> None:
         self.clients, self.engine = clients, engine
 
-    def answer(self, environ: dict, region: str) -> Response | None:
+    def answer(self, environ: dict, caller: Caller) -> Response | None:
         """Make what a request asks for; return an answer only to what moto has not."""
         target = environ.get("HTTP_X_AMZ_TARGET", "")
-        if "/iam/" in environ.get("HTTP_AUTHORIZATION", ""):
+        if caller.service == "iam":
             asked = parse_qs(peek(environ).decode(errors="replace"))
             if asked.get("Action") == ["SimulatePrincipalPolicy"]:
                 return allowed([values[0] for key, values in asked.items() if key.startswith("ActionNames.")])
             if asked.get("Action") == ["GetRole"]:
                 self._role(asked.get("RoleName", [""])[0])
-        elif target == f"{ECR_TARGET}DescribeImages" and self.engine.name == "docker":
+        elif caller.service == "ecr" and target == f"{ECR_TARGET}DescribeImages" and self.engine.name == "docker":
             asked = json.loads(peek(environ))
             for wanted in asked.get("imageIds") or []:
-                self._image(region, asked["repositoryName"], wanted.get("imageTag"))
+                self._image(caller.region, asked["repositoryName"], wanted.get("imageTag"))
         return None
 
     def _role(self, name: str) -> None:
@@ -63,10 +66,18 @@ class Account:
 
 
 def peek(environ: dict) -> bytes:
-    """Return a request's body, and leave it there for moto."""
-    body = Request(environ).get_data()
-    environ["wsgi.input"] = io.BytesIO(body)
+    """Return a request's body, which `gate` has brought to memory, and leave it there for moto."""
+    body = environ["wsgi.input"].read()
+    environ["wsgi.input"].seek(0)
     return body
+
+
+def with_key(answer: Response, key: Key) -> Response:
+    """Return an answer of STS with the caller's own key in place of one that moto made up, which nobody knows."""
+    for name, value in (("AccessKeyId", key.id), ("SecretAccessKey", key.secret)):
+        element = f"<{name}>{value}</{name}>".encode()
+        answer.data = re.sub(rf"<{name}>[^<]*</{name}>".encode(), lambda _, new=element: new, answer.data)
+    return answer
 
 
 def allowed(names: list[str]) -> Response:

@@ -2,11 +2,14 @@
 first process is the image's entrypoint.sh, as in a container; several hosts each in a network namespace, too."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +17,13 @@ from pathlib import Path
 from . import bridge
 from .errors import invalid
 from .layout import Layout
+from .logs import lines
 
 ROOT = Path(__file__).resolve().parents[2]
+# What `unshare --fork --kill-child --mount-proc` does, which in Debian 12 has status 1 for a first process that SIGKILL
+# ended. The shell outside waits, and says nothing of a signal in the job's log.
+WAIT = 'exec 3>&2 2>/dev/null; (exec "$@" 2>&3 3>&-); exit $?'
+INSIDE = ["setpriv", "--pdeathsig=KILL", "sh", "-c", 'mount -t proc proc /proc && exec "$@"', "sh"]
 # As the first process of the namespace: the job's names are put in place, FastFile channels made read-only; then it
 # becomes the command.
 PREPARE = """
@@ -24,6 +32,14 @@ shift
 while [[ $1 != -- ]]; do mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" || exit 1; shift; done
 shift
 exec "$@"
+"""
+# What follows it: the program gets the job's variables, and nothing before it does. They come by the standard input, as
+# others can read a command line.
+LAUNCH = """
+import json, os, sys
+variables = json.load(sys.stdin.buffer)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+os.execve(sys.argv[1], sys.argv[1:], variables)
 """
 
 
@@ -34,9 +50,8 @@ class Processes:
 
     def __init__(self, python: Path, owner: str, note_process: Callable[[int], None]) -> None:
         self.python, self.note_process = python, note_process
-        self.unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        if os.geteuid() != 0:
-            self.unshare += ["--user", "--map-root-user"]
+        user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        self.unshare = ["unshare", "--pid", "--mount", *user, "sh", "-c", WAIT, "sh", *INSIDE]
         if not python.exists():
             raise ValueError(f"--engine=processes: {python} is not there; make env makes it")
         if not shutil.which("unshare") or subprocess.run([*self.unshare, "true"], capture_output=True).returncode:
@@ -89,16 +104,20 @@ class Network:
             "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main",
             "HOME": os.environ.get("HOME", "/"),
         }
-        program = ["--", ROOT / "entrypoint.sh", "train"]
+        # -p: the entry point's own shell takes no file of commands from its environment (BASH_ENV), nor functions.
+        program = ["--", sys.executable, "-I", "-S", "-c", LAUNCH, "/bin/bash", "-p", ROOT / "entrypoint.sh", "train"]
         line = [*enter, *self.engine.unshare, "bash", "-c", PREPARE, "bash", names, *bound, *program]
-        outer = subprocess.Popen(
-            line,
-            env=told | variables,
-            cwd=layout.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        with tempfile.TemporaryFile() as given:
+            given.write(json.dumps(told | variables).encode())
+            given.seek(0)
+            outer = subprocess.Popen(
+                line,
+                env={"PATH": os.environ["PATH"]},
+                cwd=layout.folder,
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
         self.engine.note_process(outer.pid)
         self.processes.append(Process(outer))
         return self.processes[-1]
@@ -128,8 +147,7 @@ class Process:
 
     def lines(self) -> Iterator[str]:
         """Yield what it prints, line by line, until it ends."""
-        for line in self.outer.stdout:
-            yield line.decode(errors="replace").rstrip("\r\n")
+        return lines(iter(lambda: self.outer.stdout.read1(2**16), b""))
 
     def wait(self) -> int:
         """Return its exit status when it has ended: as a shell has it, 128 and the number of a signal that ended it."""
@@ -148,7 +166,7 @@ class Process:
         self.outer.wait()
 
     def _first(self) -> int | None:
-        """Return the namespace's first process: the only child of `unshare`, from its first moments on."""
+        """Return the namespace's first process: the only child of the shell that waits for it."""
         children = Path(f"/proc/{self.outer.pid}/task/{self.outer.pid}/children")
         while self.outer.poll() is None:
             try:

@@ -4,12 +4,15 @@ Times are seconds since the epoch, as `time.time()` gives them.
 """
 
 import re
-from dataclasses import asdict, dataclass, field
+import time
+from dataclasses import asdict, dataclass, field, replace
+
+from .masking import Mask
 
 ENDED = ("Completed", "Failed", "Stopped")
 
 # A line of progress is one with `step=`; each of its name=value pairs is a point of that name's curve.
-RESUMED = re.compile(r"\bresuming from step (\d+)")
+RESUMED = re.compile(r"\bresuming from step (\d{1,15})(?!\d)")
 STEP = re.compile(r"(?:^|\s)step=(\d{1,15})(?!\d)")
 PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/]*)=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|nan|-?inf)(?=[\s/,;]|$)")
 
@@ -37,6 +40,10 @@ class Instance:
     reclaimed: bool = False
     restored_files: int = 0  # of checkpoints, from S3, before its container started
     restored_bytes: int = 0
+
+    def release(self) -> None:
+        """It is given back: now, unless it was before."""
+        self.released = self.released or time.time()
 
 
 @dataclass
@@ -110,13 +117,25 @@ class Record:
         spans = [[(one.released or now) - one.started for one in attempt.instances] for attempt in self.attempts]
         return sum(max(found, default=0.0) for found in spans)
 
+    def masked(self) -> "Record":
+        """Return it without the secrets of its request, as it may be kept and shown."""
+        mask = Mask(self.request)
+        return replace(
+            self,
+            request=mask.request,
+            transitions=[replace(one, message=mask.text(one.message)) for one in self.transitions],
+            interruptions=[replace(one, why=mask.text(one.why)) for one in self.interruptions],
+            notes=[mask.text(one) for one in self.notes],
+            failure=self.failure and mask.text(self.failure),
+        )
+
     def as_json(self) -> dict:
-        """Return it as JSON has it."""
-        return asdict(self)
+        """Return it as JSON has it, without secrets."""
+        return asdict(self.masked())
 
 
-def point(line: str, time: float) -> Point | None:
+def point(line: str, now: float) -> Point | None:
     """Return what a log line says of the progress, if it does: see STEP."""
     if not (found := STEP.search(line)):
         return None
-    return Point(time, int(found[1]), {name: float(value) for name, value in PAIR.findall(line)})
+    return Point(now, int(found[1]), {name: float(value) for name, value in PAIR.findall(line)})

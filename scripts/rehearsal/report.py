@@ -19,6 +19,7 @@ WORDS = "words"  # the class of a column with text; the others have numbers
 
 def write(record: Record, path: Path, *, price: float | None = None, spot_price: float | None = None) -> None:
     """Write the report of a job that ended, or runs; the prices are those of an hour of one instance."""
+    record = record.masked()
     now = moment(record)
     goodput = measure(record, now=now, price=price, spot_price=spot_price)
     timeline = Timeline(record, goodput, now=now).figure()

@@ -158,7 +158,7 @@ def _checkpoints(config: dict) -> None:
     if (path := config.get("LocalPath")) is None:
         return
     below = PurePosixPath(path).parts[3:]
-    taken = below in ((), ("input",), ("model",), ("output",))
+    taken = not below or below[0] in ("input", "model", "output", "code")
     if not path.startswith("/opt/ml/") or taken or ".." in below or ":" in path:
         allowed = "a folder below /opt/ml/ that has no other use"
         raise invalid(f"Invalid CheckpointConfig.LocalPath: the rehearsal found {path!r}, allowed is {allowed}")

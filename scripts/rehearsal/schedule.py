@@ -4,6 +4,7 @@ import random
 import re
 from dataclasses import dataclass, field
 
+LONGEST = 28 * 86400  # seconds of a time in a rule: MaxWaitTimeInSeconds' most
 UNITS = {"s": 1, "m": 60, "h": 3600}
 DURATION = r"\d+(?:\.\d+)?[smh]"
 RULE = re.compile(
@@ -51,6 +52,8 @@ def parse(text: str) -> Rule:
         raise ValueError(f"--interrupt: found {text!r}, allowed is {ALLOWED}")
     if found["every"] and seconds(found["every"]) == 0:
         raise ValueError(f"--interrupt: found {text!r}, allowed is a time above 0 after 'every'")
+    if max(seconds(found[name]) or 0 for name in ("at", "every", "gap")) > LONGEST:
+        raise ValueError(f"--interrupt: found {text!r}, allowed are times up to {LONGEST // 3600}h")
     return Rule(
         text=found[0],
         at=seconds(found["at"]),
@@ -77,6 +80,25 @@ class Due:
     warned: bool
     gap: float
     why: str
+
+
+def ordered(order: object) -> tuple[str, list[str], bool, float]:
+    """Return what an order by hand says: the job, its hosts, whether warned, the gap; ValueError if it does not."""
+    names = ("name", "hosts", "warned", "gap")
+    if not isinstance(order, dict) or set(order) != set(names):
+        raise ValueError(f"interrupt: found {ascii(order)[:100]}, allowed is an object of {', '.join(names)}")
+    name, hosts, warned, gap = (order[each] for each in names)
+    texts = isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
+    number = isinstance(gap, int | float) and not isinstance(gap, bool) and 0 <= gap <= LONGEST
+    for what, fits, allowed in (
+        ("name", isinstance(name, str), "a job's name"),
+        ("hosts", texts, "a list of names"),
+        ("warned", isinstance(warned, bool), "true or false"),
+        ("gap", number, f"seconds, 0 to {LONGEST}"),
+    ):
+        if not fits:
+            raise ValueError(f"{what}: found {ascii(order[what])[:100]}, allowed is {allowed}")
+    return name, list(dict.fromkeys(hosts)), warned, gap
 
 
 @dataclass

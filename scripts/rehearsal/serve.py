@@ -1,6 +1,5 @@
 """A rehearsal from its start to Ctrl-C: the engine, the endpoint, the live view, the reports."""
 
-import json
 import os
 import threading
 from functools import partial
@@ -8,9 +7,12 @@ from pathlib import Path
 
 from docker.errors import DockerException
 
-from . import cloud, one, report, server
+from app.files import json_text
+
+from . import cloud, listen, one, report, server
 from .containers import Containers
 from .job import Place
+from .keys import Keys
 from .live import View
 from .owner import Owner
 from .present import Account
@@ -64,30 +66,33 @@ def _serve(
 ) -> str | None:
     ended, hurry = events
     addresses = ["127.0.0.1"] + ([engine.bridge] if engine.bridge else [])
-    service = Service(settings, lambda region: place(region))
-    endpoint = server.Endpoint(service)
-    with server.served(endpoint, settings.port, addresses) as port:
+    keys = Keys()
+    service = Service(settings, lambda region, job: place(region, job))
+    endpoint = server.Endpoint(service, keys)
+    with listen.served(endpoint, settings.port, addresses, server.Handler) as port:
         here, for_jobs = (f"http://{address}:{port}" for address in (addresses[0], addresses[-1]))
-        clients = cloud.Clients(here)
+        clients = cloud.Clients(here, keys.person)
         endpoint.account = Account(clients, engine)
+        owner.keep(keys.person, [f"{address}:{port}" for address in addresses])
 
-        def place(region: str) -> Place:
+        def place(region: str, job: str) -> Place:
             return Place(
                 engine=engine,
                 clients=partial(clients, region),
                 work=owner.folder,
-                variables=cloud.CREDENTIALS | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region},
+                variables=keys.of_job(job).variables | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region},
                 report=partial(write, settings),
             )
 
+        told = {"AWS_ENDPOINT_URL": here} | keys.person.variables | {"AWS_DEFAULT_REGION": cloud.REGION}
         print(
-            f"endpoint: {here} (account {ACCOUNT})\nfor a client: export AWS_ENDPOINT_URL={here} "
-            "AWS_ACCESS_KEY_ID=rehearsal AWS_SECRET_ACCESS_KEY=rehearsal AWS_DEFAULT_REGION=us-east-1\n"
+            f"endpoint: {here} (account {ACCOUNT})\n"
+            f"for a client: export {' '.join(f'{name}={value}' for name, value in told.items())}\n"
             f"reports: {settings.folder}",
             flush=True,
         )
         with View(service.shown):
-            failed = one.run(here, request, ended) if request else None
+            failed = one.run(here, keys.person, request, ended) if request else None
             if not request:
                 ended.wait()
             service.close(hurry)
@@ -100,7 +105,7 @@ def write(settings: Settings, record: Record, folder: Path) -> None:
     """Write a job's record and report into its folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "job.json").write_text(json.dumps(record.as_json(), indent=1))
+        (folder / "job.json").write_text(json_text(record.as_json(), indent=1))
         report.write(record, folder / "report.html", price=settings.price, spot_price=settings.spot_price)
     except OSError as error:  # the job has its end all the same
         print(f"warning: the report of {record.name} could not be written: {error}", flush=True)

@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from . import layout, listing, rules
+from . import channels, layout, listing, rules
 from .errors import Refused, invalid
 from .job import Job, Place
 from .listing import without_none
 from .metrics import Metrics
 from .record import ENDED, Record
-from .schedule import Due
+from .schedule import Due, ordered
 from .settings import Settings
 from .validation import input_shape, validate
 
@@ -20,9 +20,9 @@ ACCOUNT = "123456789012"  # moto's
 
 
 class Service:
-    """All jobs of this rehearsal; `place` gives a job of a region its surroundings."""
+    """All jobs of this rehearsal; `place` gives a job, by region and ARN, its surroundings."""
 
-    def __init__(self, settings: Settings, place: Callable[[str], Place]) -> None:
+    def __init__(self, settings: Settings, place: Callable[[str, str], Place]) -> None:
         self.settings, self.place = settings, place
         self.jobs: dict[str, Job] = {}  # by their ARN
         self.tags: dict[str, dict[str, str]] = {}
@@ -40,12 +40,15 @@ class Service:
     def CreateTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802 (the API's names)
         """Start a job."""
         notes = rules.check(request)
-        name, place = request["TrainingJobName"], self.place(region)
+        if wrong := channels.outside(request, self.settings.allow):
+            raise invalid(wrong)
+        name = request["TrainingJobName"]
+        arn = arn_of(name, region)
+        place = self.place(region, arn)
         if place.engine.name == "processes":
             notes += place.engine.refuse(len(layout.hosts(request)), request)
         record = Record(name, copy.deepcopy(request), time.time(), notes=notes)
         metrics = Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or [])
-        arn = arn_of(name, region)
         place.variables |= {"TRAINING_JOB_NAME": name, "TRAINING_JOB_ARN": arn}
         with self.lock:
             if any(job.record.name == name for job in self.jobs.values() if job.record.status not in ENDED) or (
@@ -124,8 +127,9 @@ class Service:
         """Return a job's tags."""
         return {"Tags": listed(self._tags(request))}
 
-    def interrupt(self, name: str, hosts: list[str], warned: bool, gap: float) -> str:
+    def interrupt(self, order: object) -> str:
         """Take spot instances away by hand, and return what is done; ValueError says why it cannot be."""
+        name, hosts, warned, gap = ordered(order)
         job = next((job for job in self.jobs.values() if job.record.name == name), None)
         if job is None:
             known = ", ".join(one.record.name for one in self.jobs.values())

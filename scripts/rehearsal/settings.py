@@ -30,6 +30,7 @@ class Settings:
 
     port: int
     folder: Path
+    allow: list[Path]
     engine: str
     interrupt: list[Rule]
     seed: int
@@ -47,6 +48,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--port", type=int, default=PORT, help="of the endpoint; 0 takes a free one (default: %(default)s)")
     add("--folder", type=Path, default=Path("output/rehearsal"), help="gets each job's report, log and record")
+    add(
+        "--allow",
+        type=Path,
+        action="append",
+        metavar="FOLDER",
+        help="file:// channels may be in it; may be repeated (default: the working folder)",
+    )
     engines = ["auto", "docker", "processes"]
     add("--engine", choices=engines, default="auto", help="what runs the jobs; auto: Docker where an engine answers")
     add("--run", type=Path, metavar="REQUEST", help="run one job, a CreateTrainingJob request in JSON, and leave")
@@ -95,9 +103,14 @@ def from_flags(args: argparse.Namespace) -> Settings:
         raise ValueError(f"--port: found {args.port}, allowed is 0 to 65535")
     if (args.price is None) != (args.spot_price is None):
         raise ValueError("--price, --spot-price: found one of them, allowed is both or none")
+    allow = args.allow or [Path.cwd()]
+    for folder in allow:
+        if not folder.is_dir():
+            raise ValueError(f"--allow: found {folder}, allowed is a folder that is there")
     return Settings(
         port=args.port,
         folder=args.folder.resolve(),
+        allow=[folder.resolve() for folder in allow],
         engine=args.engine,
         interrupt=[parse(text) for text in args.interrupt],
         seed=args.seed,

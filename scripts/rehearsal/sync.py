@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from boto3.exceptions import S3UploadFailedError
 from botocore.exceptions import BotoCoreError, ClientError
 
 from . import cloud
 from .channels import JobFailed, inside, relative
+from .folders import NO_KEY, Folder
 from .settings import Sync
 
 IGNORED = ".sagemaker-ignore"
@@ -61,11 +61,11 @@ class Uploader(threading.Thread):
 
     def __init__(self, s3, uri: str, folder: Path, sync: Sync, note) -> None:
         super().__init__(name=f"upload of {folder}", daemon=True)
-        self.s3, self.folder, self.sync, self.note = s3, folder, sync, note
+        self.s3, self.folder, self.sync, self.note = s3, Folder(folder), sync, note
         self.bucket, self.prefix = below(uri)
         self.ended, self.started = threading.Event(), time.monotonic()
         # What was restored is in S3 already.
-        self.seen = {path: Seen(state, self.started, self.started, True) for path, state in self._files().items()}
+        self.seen = {name: Seen(state, self.started, self.started, True) for name, state in self._files().items()}
 
     def run(self) -> None:
         """Look at the folder again and again."""
@@ -83,52 +83,61 @@ class Uploader(threading.Thread):
 
     def _look(self, flush: bool = False) -> None:
         now, files = time.monotonic(), self._files()
-        for path, state in sorted(files.items(), key=lambda item: item[1][1]):
-            seen = self.seen.get(path)
+        for name, state in sorted(files.items(), key=lambda item: item[1][1]):
+            seen = self.seen.get(name)
             if seen is None or seen.state != state:
                 changed = now if seen is None or seen.uploaded else seen.changed
-                seen = self.seen[path] = Seen(state, now, changed, False)
+                seen = self.seen[name] = Seen(state, now, changed, False)
             ready = now - seen.changed >= self.sync.lag and now - seen.since >= self.sync.settle
             if not seen.uploaded and (ready or flush) and not self.ended.is_set():
-                seen.uploaded = self._upload(path)
-        for path in [path for path in self.seen if path not in files]:
-            del self.seen[path]
+                seen.uploaded = self._upload(name)
+        for name in [name for name in self.seen if name not in files]:
+            del self.seen[name]
             if self.sync.deletions and not self.ended.is_set():
-                self._tried(lambda path=path: self.s3.delete_object(Bucket=self.bucket, Key=self._key(path)))
+                self._tried(lambda name=name: self.s3.delete_object(Bucket=self.bucket, Key=self.prefix + name))
             for suffix in (UPLOADING, UPLOADED):
                 with suppress(OSError):
-                    beside(path, suffix).unlink()
+                    self.folder.unlink(name + suffix)
 
-    def _files(self) -> dict[Path, tuple[int, int, int]]:
+    def _files(self) -> dict[str, tuple[int, int, int]]:
         """Return what is to be uploaded, with its state."""
         found = {}
-        for folder, _, names in os.walk(self.folder):
-            for path in (Path(folder, name) for name in names):
-                marker = path.name.endswith((UPLOADING, UPLOADED))
-                if path.name.endswith(IGNORED) or (marker and not self.sync.markers_uploaded):
-                    continue
+        for name, state in self.folder.walk(self._left_out):
+            marker = name.endswith((UPLOADING, UPLOADED))
+            if name.endswith(IGNORED) or (marker and not self.sync.markers_uploaded):
+                continue
+            if stat.S_ISLNK(state.st_mode):
                 try:
-                    state = path.stat()
-                except OSError:  # gone, or a link to nothing
+                    with self.folder.open(name) as file:
+                        state = os.fstat(file.fileno())
+                except OSError:  # it leads to nothing, or out of the folder
                     continue
-                # A link out of the folder means another file here than in the container; who opens a pipe may wait.
-                if stat.S_ISREG(state.st_mode) and path.resolve().is_relative_to(self.folder.resolve()):
-                    found[path] = state.st_size, state.st_mtime_ns, state.st_ino
+            if stat.S_ISREG(state.st_mode):
+                found[name] = state.st_size, state.st_mtime_ns, state.st_ino
         return found
 
-    def _upload(self, path: Path) -> bool:
+    def _left_out(self, name: str, why: str) -> None:
+        if why == NO_KEY:  # all else may be another the next time
+            self.note(f"the checkpoint {name} is not copied to S3: {why}")
+
+    def _upload(self, name: str) -> bool:
         """Copy a file, as it is now, and return whether it is there."""
-        markers = self.sync.markers and not path.name.endswith((UPLOADING, UPLOADED))
+        markers = self.sync.markers and not name.endswith((UPLOADING, UPLOADED))
         if markers:
-            mark(path, UPLOADING)
-        done = self._tried(
-            lambda: self.s3.upload_file(
-                str(path), self.bucket, self._key(path), Callback=self._alive, Config=cloud.WHOLE
-            )
-        )
+            self._mark(name + UPLOADING)
+        done = self._tried(lambda: self._copy(name))
         if markers and done:
-            mark(path, UPLOADED)
+            self._mark(name + UPLOADED)
         return done
+
+    def _copy(self, name: str) -> None:
+        with self.folder.open(name) as file:
+            self.s3.upload_fileobj(file, self.bucket, self.prefix + name, Callback=self._alive, Config=cloud.WHOLE)
+
+    def _mark(self, name: str) -> None:
+        """Make a file's marker, if its folder is there, and this user's."""
+        with suppress(OSError):
+            self.folder.touch(name)
 
     def _alive(self, _: int) -> None:
         if self.ended.is_set():
@@ -143,21 +152,7 @@ class Uploader(threading.Thread):
             return False
         except (Cut, OSError):
             return False
-        except (ClientError, BotoCoreError, S3UploadFailedError) as error:
+        except Exception as error:  # whatever it is, the other files are copied
             self.note(f"the copy of checkpoints to s3://{self.bucket}/{self.prefix} fails: {error}")
             return False
         return True
-
-    def _key(self, path: Path) -> str:
-        return self.prefix + path.relative_to(self.folder).as_posix()
-
-
-def beside(path: Path, suffix: str) -> Path:
-    """Return the path of a file's marker."""
-    return path.with_name(path.name + suffix)
-
-
-def mark(path: Path, suffix: str) -> None:
-    """Make a file's marker, if its folder is there, and this user's."""
-    with suppress(OSError):
-        beside(path, suffix).touch()

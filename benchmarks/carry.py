@@ -1,0 +1,75 @@
+"""What a machine without a network lacks, in one folder that can be copied there: wheels, and the data.
+
+    python -m benchmarks.carry [--python 3.12] [--data FOLDER] [--folder .carry] [--mib 64] [PACKAGE ...]
+
+Writes DIR/wheels and, of --data, DIR/data. The packages are by default those that an image with PyTorch, Lightning and
+TensorBoard usually lacks, in the versions that are installed here. They are fetched by pip as the other machine needs
+them: built for its Python, Linux on x86-64. --mib is how much may travel, the checkout included. There:
+
+    python3 -m pip install --no-index --no-deps --target /tmp/site .carry/wheels/*.whl
+    PYTHONPATH=/tmp/site python3 -m benchmarks.gpu --data_dir ...
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks.report import ROOT
+
+# LightningCLI's parser, with what it needs. Of environment.yml, sagemaker-training and s3fs are not needed to measure.
+LACKING = ("jsonargparse", "docstring-parser", "typeshed-client")
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 17)] + ["manylinux2014_x86_64", "manylinux1_x86_64"]
+MIB = 2**20
+
+
+def carry(folder: Path, python: str, packages: list[str], data: Path | None, mib: float) -> float:
+    """Make the folder; return the MiB that travel, the checkout included. SystemExit says in a line what is wrong."""
+    if data and not data.is_dir():
+        raise SystemExit(f"error: --data: found {data}, allowed is a folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    wheels = folder / "wheels"
+    wheels.mkdir(parents=True)
+    line = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    line += [f"--python-version={python}", "--implementation=cp", *(f"--platform={name}" for name in PLATFORMS)]
+    done = subprocess.run([*line, f"--dest={wheels}", *packages], capture_output=True, text=True)
+    if done.returncode:
+        said = [text for text in done.stderr.splitlines() if text.startswith("ERROR")] or [done.stderr.strip()]
+        raise SystemExit(f"error: pip found no wheel for Python {python}: {said[-1]}")
+    if data:
+        shutil.copytree(data, folder / "data")
+    size = (_size(folder) + sum(path.stat().st_size for path in _checkout())) / MIB
+    if size > mib:
+        raise SystemExit(f"error: {folder}: {size:.1f} MiB travel with the checkout, allowed are {mib:g}; carry less")
+    return size
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _checkout() -> list[Path]:
+    """Return the files that git knows or does not ignore."""
+    line = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(line, capture_output=True, text=True, check=True).stdout.split("\0")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+def main() -> None:
+    """Do what the flags ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"NAME==VERSION (default: {', '.join(LACKING)})")
+    parser.add_argument("--python", default="3.12", help="version there (default: 3.12)")
+    parser.add_argument("--data", type=Path, help="folder of the data, as it is to travel")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".carry", help="to make anew (default: .carry)")
+    parser.add_argument("--mib", type=float, default=64, help="that may travel, the checkout included (default: 64)")
+    given = parser.parse_args()
+    packages = given.packages or [f"{name}=={metadata.version(name)}" for name in LACKING]
+    size = carry(given.folder, given.python, packages, given.data, given.mib)
+    print(f"{given.folder}: {size:.1f} MiB travel, the checkout included")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Jobs on the GPU that are interrupted, and what came of them; see benchmarks/interruptions.py."""
+
+import random
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks import interruptions
+from benchmarks.gpu.runner import FORK
+from benchmarks.interrupted_jobs import Process
+
+# The example application on its default data, 41 steps an epoch; a checkpoint each 25 steps.
+FLAGS = {
+    "trainer.max_epochs": "12", "resume.every_n_steps": "25", "resume.every_n_minutes": "0", "seed_everything": "7",
+    "progress.every_n_seconds": "100",
+}  # fmt: skip
+TRIES = 2  # interruptions of a job, at most
+
+
+class Job(Process):
+    """A job as one process, forked from this one, which has imported all."""
+
+    def __init__(self, folder: Path, flags: Mapping[str, str]) -> None:
+        folder.mkdir(parents=True)
+        self.folder, self.flags, self.server = folder, flags, FORK
+
+    def result(self) -> str:
+        """Return the hash of the weights."""
+        import interruptible
+
+        return interruptible.weights(self.model)
+
+
+def left_alone(flags: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Return the weights of two jobs that nobody interrupts, and the seconds that the second one took."""
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        weights = []
+        for number in range(2):
+            job = Job(Path(work, str(number)), flags)
+            began = time.monotonic()
+            job.start()
+            if job.wait(600) != 0:
+                raise SystemExit((job.folder / "log").read_text())
+            weights.append(job.result())
+        return {"weights": weights, "seconds": time.monotonic() - began}
+
+
+def interrupted(
+    flags: Mapping[str, str], folder: Path, known: Callable[[], list[Mapping[str, Any]]], number: int, jobs: int
+) -> dict[str, Any]:
+    """Interrupt jobs, side by side; return of each whether its weights are those of one left alone, and how it went.
+
+    `known` returns this setting's records, the first of which is of jobs left alone.
+    """
+    alone = next((record for record in known() if record["round"] == 0), None)
+    if not alone:
+        raise SystemExit("there is no job left alone to compare with")
+    with tempfile.TemporaryDirectory(dir=folder) as work, ProcessPoolExecutor(jobs, FORK) as pool:
+        folders = [Path(work, str(count)) for count in range(jobs)]
+        running = [pool.submit(_one, flags, each, alone, f"{number} {each.name}") for each in folders]
+        return {"jobs": [job.result() for job in running]}
+
+
+def _one(flags: Mapping[str, str], folder: Path, alone: Mapping[str, Any], seed: str) -> dict[str, Any]:
+    job, draw = Job(folder, flags), random.Random(seed)
+    counts, leaving = dict.fromkeys(("kills", "stops", "wrong", "hung"), 0), []
+    right = interruptions.interrupted(job, alone["seconds"], alone["weights"][0], draw, counts, leaving, TRIES)
+    log = (folder / "log").read_text()
+    print(log, flush=True)
+    resumed = [int(step) for step in re.findall(r"^resuming from step (\d+)", log, re.MULTILINE)]
+    return {"right": right, "resumed": resumed, **counts}

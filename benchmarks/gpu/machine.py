@@ -1,0 +1,104 @@
+"""The machine that is measured: what it is, and whether it will do."""
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytorch_lightning
+import torch
+import torchvision
+
+GIB = 2**30
+DISK, MEMORY, GPU_MEMORY = 8, 8, 8  # GiB that have to be free: checkpoints of 134 MB, data, batches of 1,024
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine, as far as it decides what is measured."""
+
+    gpu: str
+    """Name of the GPU, "" where torch finds none."""
+    gpu_memory: float
+    """GiB; 0 without a GPU."""
+    gpu_free: float
+    """GiB that are free."""
+    driver: str
+    """Of the GPU, as nvidia-smi has it; "" where that finds none."""
+    trouble: str
+    """What torch says where it finds no GPU."""
+    cpu: str
+    cores: int
+    memory: float
+    """GiB, all."""
+    free: float
+    """GiB of it that are free."""
+    disk: float
+    """GiB that are free where temporary files go."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "Machine":
+        """Look at this machine; a process that does is of no use for a fork that needs the GPU."""
+        gpu, gpu_memory, gpu_free, trouble = "", 0.0, 0.0, ""
+        try:
+            torch.cuda.init()
+            gpu = torch.cuda.get_device_name()
+            gpu_free, gpu_memory = (value / GIB for value in torch.cuda.mem_get_info())
+        except (RuntimeError, AssertionError) as error:
+            trouble = str(error).splitlines()[0]
+        info = Path("/proc/cpuinfo")
+        lines = info.read_text().splitlines() if info.exists() else []
+        cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+        memory, disk = psutil.virtual_memory(), shutil.disk_usage(folder).free / GIB
+        cores, all_of_it, free = os.cpu_count() or 1, memory.total / GIB, memory.available / GIB
+        return cls(gpu, gpu_memory, gpu_free, _driver(), trouble, cpu, cores, all_of_it, free, disk)
+
+    def obstacle(self, miniature: bool = False) -> str:
+        """Return why nothing can be measured here, in a line; "" if it can."""
+        if not miniature and not self.gpu:
+            if self.driver:
+                return (
+                    f"GPU: torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the one that is "
+                    f"here ({self.trouble}); found is driver {self.driver}, needed one for that CUDA: of the R580 "
+                    "series or later for CUDA 13, R525 for CUDA 12"
+                )
+            return "GPU: none is found here; run it where there is one, or rehearse it on a CPU with --miniature"
+        share = 0.1 if miniature else 1
+        for what, found, needed in (
+            ("GPU memory", self.gpu_free, 0 if miniature else GPU_MEMORY),
+            ("memory", self.free, share * MEMORY),
+            ("disk for temporary files", self.disk, share * DISK),
+        ):
+            if found < needed:
+                return f"{what}: {found:.1f} GiB are free, needed are {needed:g}; end what else takes it"
+        return ""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Return what a file of results says of it; a host is what the GPU is in."""
+        host = {"cpu": self.cpu, "cores": self.cores, "memory": round(self.memory)}
+        return {"gpu": self.gpu, "gpu_memory": round(self.gpu_memory), "driver": self.driver, "hosts": [host]}
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions that decide what is measured."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "pytorch-lightning": pytorch_lightning.__version__,
+        "cuda": torch.version.cuda,
+    }
+
+
+def _driver() -> str:
+    line = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout.strip()

@@ -1,0 +1,110 @@
+"""What a step and a validation consist of: kernels, and the time in which there is none."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
+
+from app.cli import CLI
+from app.environment import Environment
+from benchmarks.step import Setting
+
+WARMUP = 10  # batches before the ones that are looked at
+SHOWN = 12  # kernels in the table
+
+
+class Profiler(Callback):
+    """Looks at some batches of the training, or of the validation, after some that are not looked at."""
+
+    def __init__(self, stage: str, count: int, warmup: int) -> None:
+        self.count, self.warmup, self.batches = count, warmup, 0
+        setattr(self, f"on_{'train' if stage == 'step' else 'validation'}_batch_end", self.tick)
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+        self.profiler = torch.profiler.profile(activities=activities)
+
+    def tick(self, *_: object) -> None:
+        """Note the end of a batch."""
+        self.batches += 1
+        if self.batches == self.warmup:
+            self._finish()
+            self.profiler.start()
+        elif self.batches == self.warmup + self.count:
+            self._finish()
+            self.profiler.stop()
+
+    def _finish(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[str, Any]:
+    """Return the kernels of `count` batches of a "step" or of a "validation"; on a CPU, its operations."""
+    warmup = min(WARMUP, count)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        environment = Environment(model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints")
+        batches = warmup + count + 1
+        flags = [*setting.flags, f"--data.batch_size={setting.batch_size}", f"--trainer.accelerator={accelerator}"]
+        flags += [f"--data.images={50_000 + batches * setting.batch_size}", "--trainer.max_epochs=1"]
+        flags += [f"--data.val_split={batches * setting.batch_size}", "--trainer.num_sanity_val_steps=0"]
+        flags += [f"--trainer.limit_train_batches={batches if stage == 'step' else 2}", "--trainer.devices=1"]
+        flags += [f"--trainer.limit_val_batches={0 if stage == 'step' else batches}"]
+        cli = CLI(environment, flags)
+        profiler = Profiler(stage, count, warmup)
+        cli.trainer.callbacks.append(profiler)
+        cli.trainer.fit(cli.model, cli.datamodule)
+    return summary(profiler.profiler, torch.cuda.is_available()) | {"batches": count}
+
+
+def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
+    """Return the time that was looked at, the share of it with no kernel, and the kernels that took most."""
+    kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    # An annotation lasts from its first kernel to its last one: it is no kernel.
+    events = [event for event in profiler.events() if event.device_type == kind and not event.is_user_annotation]
+    if not events:
+        raise RuntimeError("the profiler saw no kernel: this machine does not let it (CUPTI)")
+    spans = sorted((event.time_range.start, event.time_range.end) for event in events)  # microseconds
+    busy, gaps, reached = 0.0, [], spans[0][0]
+    for start, end in spans:
+        if start > reached:
+            gaps.append(start - reached)
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    whole = reached - spans[0][0]
+    totals: dict[str, list[float]] = {}
+    for event in events:
+        took = event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total
+        entry = totals.setdefault(event.name, [0, 0.0])
+        entry[0], entry[1] = entry[0] + 1, entry[1] + took
+    most = sorted(totals.items(), key=lambda item: -item[1][1])[:SHOWN]
+    return {
+        "milliseconds": whole / 1e3,
+        "idle": 1 - busy / whole,
+        "kernels": len(events),
+        "gaps": len(gaps),
+        "longest_gap": max(gaps, default=0.0) / 1e3,
+        "top": [{"name": name[:100], "calls": calls, "milliseconds": took / 1e3} for name, (calls, took) in most],
+    }
+
+
+def tables(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tables of kernels."""
+    lines = []
+    for record in records:
+        lines += [
+            "",
+            f"{record['setting']}:",
+            "",
+            "| kernel | calls | ms a batch | share |",
+            "| --- | --- | --- | --- |",
+        ]
+        for row in record["top"]:
+            each, share = row["milliseconds"] / record["batches"], row["milliseconds"] / record["milliseconds"]
+            name = row["name"].replace("|", "\\|")
+            lines.append(f"| `{name}` | {row['calls']} | {each:.3f} | {share:.1%} |")
+    return "\n".join(lines).strip()

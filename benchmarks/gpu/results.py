@@ -1,0 +1,70 @@
+"""The file of results: every value as it was measured, written whole or not at all after each of them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.files import whole
+
+SAME = ("gpu", "driver", "versions", "commit", "miniature")
+"""What has to be alike for a run to go on with an earlier one's file."""
+
+
+@dataclass
+class Results:
+    """Results in a file.
+
+    `about` says where they come from; `parts` has of each part its status ("complete", "unfinished" or "failed"), a
+    line that says why it is not complete, the seconds it took, and its records: {"setting", "round", and what was
+    measured}.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    parts: dict[str, dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path) -> "Results":
+        """Read a file; ValueError says what is wrong with it."""
+        try:
+            content = json.loads(path.read_text())
+            return cls(path, content["about"], content["parts"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: cannot be read as results of a GPU ({error!r}); give another file") from None
+
+    @classmethod
+    def opened(cls, folder: Path, about: Mapping[str, Any], date: str) -> "Results":
+        """Return the newest results in a folder that this run can go on with, or new ones, named by the day."""
+        earlier = files(folder)
+        for path in reversed(earlier):
+            results = cls.read(path)
+            if all(results.about.get(key) == about[key] for key in SAME):
+                hosts = results.about["hosts"]
+                hosts += [host for host in about["hosts"] if host not in hosts]
+                return results
+        name, number = f"gpu-{date}", 1
+        while folder / f"{name}.json" in earlier:
+            number += 1
+            name = f"gpu-{date}-{number}"
+        return cls(folder / f"{name}.json", dict(about), {})
+
+    def part(self, name: str) -> dict[str, Any]:
+        """Return a part, to be changed."""
+        return self.parts.setdefault(name, {"status": "unfinished", "line": "", "seconds": 0.0, "records": []})
+
+    def records(self, part: str, setting: str | None = None) -> list[dict[str, Any]]:
+        """Return the records of a part, of one setting if it is given."""
+        records = self.parts.get(part, {}).get("records", [])
+        return [record for record in records if setting in (None, record["setting"])]
+
+    def write(self) -> None:
+        """Write the file."""
+        with whole(self.path) as file:
+            file.write(json.dumps({"about": self.about, "parts": self.parts}, indent=1).encode() + b"\n")
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the files of results in a folder, the newest last."""
+    return sorted(folder.glob("gpu-*.json"), key=lambda path: (path.name[:14], len(path.name), path.name))

@@ -1,0 +1,156 @@
+"""images/s of trainings side by side on one machine: as they come / with waiting threads that always spin.
+
+    python -m benchmarks.side_by_side [--n 5] [--jobs 1 2 4] [--seconds 3]
+
+Each job is a process of its own, `python app/train.py` on random images in batches of 32. The two kinds take turns, in
+which as many jobs as are asked for train at the same time, for so many seconds after one that is not counted; all
+others are asleep. The kind that always spins has libgomp's own default as GOMP_SPINCOUNT, which is left alone as
+anything is that a user sets (app/threads.py). The last rows compare what all jobs do with what one does alone.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from benchmarks import report
+from benchmarks.training import BATCH_SIZE, RandomDataModule, accelerator
+
+KINDS = {"ours": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}  # the count: libgomp's manual, GOMP_SPINCOUNT
+CHOSEN = ("OMP_", "GOMP_", "MKL_")  # beginnings of variables that are not handed on: both kinds start from nothing
+UNTIMED = 1.0  # seconds at the start of a turn: the threads have to notice who else is there
+TURNS = 2  # of each number of jobs, for each kind of a pair
+MARK = "side by side:"
+
+
+class Job(Callback):
+    """Trains when stdin says so, for as many seconds as it says, and prints the images/s."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Wait for the first turn."""
+        self._wait("ready")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the images; at the end of a turn, return when the next one starts."""
+        now = time.perf_counter()
+        if self.started is None:
+            if now >= self.begin:
+                self.started = now
+            return
+        self.images += len(batch[1])
+        if now >= self.started + self.seconds:
+            self._wait(self.images / (now - self.started))
+
+    def _wait(self, said: object) -> None:
+        print(MARK, said, flush=True)
+        order = sys.stdin.readline()
+        if not order:
+            os._exit(0)  # a model is of no use to anybody here
+        self.seconds, self.images, self.started = float(order), 0, None
+        self.begin = time.perf_counter() + UNTIMED
+
+
+class Started:
+    """A job that was started; it sleeps outside of its turns."""
+
+    def __init__(self, folder: str, chosen: dict[str, str]) -> None:
+        data = f"{RandomDataModule.__module__}.{RandomDataModule.__name__}"
+        flags = [
+            f"--data={data}",
+            f"--data.batch_size={BATCH_SIZE}",
+            f"--trainer.callbacks+={__package__}.side_by_side.Job",
+        ]
+        flags += [
+            f"--trainer.accelerator={accelerator()}",
+            "--trainer.devices=1",
+            "--trainer.enable_checkpointing=false",
+        ]
+        variables = {name: value for name, value in report.variables().items() if not name.startswith(CHOSEN)}
+        self.process = subprocess.Popen(
+            [sys.executable, str(report.ROOT / "app/train.py"), *flags],
+            cwd=folder,
+            env=variables | chosen,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self, seconds: float) -> None:
+        """Have it train."""
+        self.process.stdin.write(f"{seconds}\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        """Return what it says next."""
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                return line.removeprefix(MARK).strip()
+        raise SystemExit("error: a training failed, see above")
+
+    def end(self) -> None:
+        """End it."""
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def run(n: int, jobs: list[int], seconds: float) -> list[report.Comparison]:
+    """Compare in n pairs, each of new processes."""
+    ratios: dict[int, list[float]] = {count: [] for count in jobs}
+    together: dict[int, list[float]] = {count: [] for count in jobs if count > 1 and 1 in jobs}
+    for _ in range(n):
+        rates = _pair(jobs, seconds)
+        for count in jobs:
+            ours, spinning = (rates[kind, count] for kind in KINDS)
+            ratios[count].append(ours / spinning)
+            print(f"{_name(count)}: {ours:.1f} / {spinning:.1f} images/s = {ratios[count][-1]:.3f}", flush=True)
+        for count, found in together.items():
+            found.append(rates["ours", count] / rates["ours", 1])
+    what = "images/s of all jobs: as they come / with waiting threads that always spin"
+    found = [report.Comparison(_name(count), what, values) for count, values in ratios.items()]
+    what = "images/s: of all jobs side by side / of one alone"
+    return found + [report.Comparison(f"{_name(count)} to one", what, values) for count, values in together.items()]
+
+
+def _pair(jobs: list[int], seconds: float) -> dict[tuple[str, int], float]:
+    """Return the images/s of all jobs together, by kind and number of jobs."""
+    rates: dict[tuple[str, int], float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        started = {kind: [Started(folder, chosen) for _ in range(max(jobs))] for kind, chosen in KINDS.items()}
+        try:
+            for job in (job for those in started.values() for job in those):
+                job.hear()
+            for turn in range(TURNS):
+                for count in jobs:
+                    for kind in sorted(KINDS, reverse=bool(turn % 2)):
+                        for job in started[kind][:count]:
+                            job.tell(seconds)
+                        done = sum(float(job.hear()) for job in started[kind][:count])
+                        rates[kind, count] = rates.get((kind, count), 0.0) + done / TURNS
+        finally:
+            for job in (job for those in started.values() for job in those):
+                job.end()
+    return rates
+
+
+def _name(count: int) -> str:
+    return f"{count} job{'s' if count > 1 else ''}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --jobs and --seconds, and give --n its default here."""
+    parser.set_defaults(n=5)
+    parser.add_argument("--jobs", type=report.positive, nargs="+", default=[1, 2, 4], help="(default: 1 2 4)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="timed seconds of a turn (default: 3)")
+
+
+if __name__ == "__main__":
+    parser = report.parser(__doc__)
+    add_arguments(parser)
+    report.publish(run(**vars(parser.parse_args())))

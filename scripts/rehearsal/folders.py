@@ -1,0 +1,175 @@
+"""The folders of a job, where its program may have put anything: links, pipes, devices, names that no store takes.
+
+Who opens a path follows its links, and somebody may change them between a check and the opening. So each part of a name
+is opened by itself, in the folder that was opened before, and never through a link.
+"""
+
+import errno
+import io
+import os
+import posixpath
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # who opens a pipe otherwise waits for its other end
+LINKS = 8  # that lead to one another
+LONGEST = 1024  # bytes of a name: S3 takes no longer key
+NO_KEY = "S3 takes no such name"
+
+
+class Steady(io.FileIO):
+    """A file to read that fails where it has become shorter: an upload would wait minutes for the rest."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        self.size = os.fstat(descriptor).st_size
+
+    def read(self, size: int = -1) -> bytes:
+        """Read; nothing is there only at the end of what was there when it was opened, or later."""
+        found = super().read(size)
+        if not found and size and self.tell() < self.size:
+            raise OSError(errno.EIO, "the file has become shorter")
+        return found
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that a job's program can write to.
+
+    Attributes:
+        root: A folder that nobody but the rehearsal can replace.
+        below: The folder's name below it; the program may have put something else there.
+    """
+
+    root: Path
+    below: str = ""
+
+    def walk(self, failed: Callable[[str, str], None] = lambda *_: None) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the name and the state of all that is in it, links as links, each folder before what is in it.
+
+        `failed` is told the name of what cannot be looked at, and why.
+        """
+        waiting = [""]
+        while waiting:
+            inner = waiting.pop()
+            try:
+                found = self._content(inner)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                failed(inner or self.below, error.strerror)
+                continue
+            for name, state in found:
+                if not _is_key(name):
+                    failed(ascii(name)[:100], NO_KEY)
+                    continue
+                yield name, state
+                if stat.S_ISDIR(state.st_mode):
+                    waiting.append(name)
+
+    def open(self, name: str) -> Steady:
+        """Open a regular file to read it, or one that a link in this folder leads to. OSError: it is something else."""
+        for _ in range(LINKS):
+            with self._entered(posixpath.dirname(name)) as folder:
+                last = posixpath.basename(name)
+                state = os.stat(last, dir_fd=folder, follow_symlinks=False)
+                if not stat.S_ISLNK(state.st_mode):
+                    return _open(last, folder, state)
+            name = self.link(name)[1]
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
+
+    def link(self, name: str) -> tuple[str, str]:
+        """Return what a link says, and the name in this folder that it stands for. OSError: it leads out of it."""
+        with self._entered(posixpath.dirname(name)) as folder:
+            said = os.readlink(posixpath.basename(name), dir_fd=folder)
+        above, parts = PurePosixPath(name).parts[:-1], PurePosixPath(said).parts
+        up = len(list(takewhile("..".__eq__, parts)))
+        # A `..` after a name may lead anywhere, as the name may be a link's.
+        if said.startswith("/") or up > len(above) or ".." in parts[up:]:
+            raise OSError(errno.EXDEV, "the link leads out of the folder", name)
+        return said, str(PurePosixPath(*above[: len(above) - up], *parts[up:]))
+
+    def touch(self, name: str) -> None:
+        """Make an empty file, or set the time of what is there, even if that is a link."""
+        with self._entered(posixpath.dirname(name)) as folder:
+            last = posixpath.basename(name)
+            try:
+                os.close(os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder))
+            except FileExistsError:
+                os.utime(last, dir_fd=folder, follow_symlinks=False)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file or a link."""
+        with self._entered(posixpath.dirname(name)) as folder:
+            os.unlink(posixpath.basename(name), dir_fd=folder)
+
+    @contextmanager
+    def _entered(self, inner: str) -> Iterator[int]:
+        """Yield the descriptor of a folder in it."""
+        folder = os.open(self.root, FOLDER)
+        try:
+            for part in PurePosixPath(self.below, inner).parts:
+                if part in ("/", ".."):
+                    raise OSError(errno.EXDEV, "the name leads out of the folder", inner)
+                folder, above = os.open(part, FOLDER, dir_fd=folder), folder
+                os.close(above)
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _content(self, inner: str) -> list[tuple[str, os.stat_result]]:
+        """Return the name and the state of what is in one folder, sorted."""
+        found = []
+        with self._entered(inner) as folder, os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # gone meanwhile
+                    found.append((posixpath.join(inner, entry.name), entry.stat(follow_symlinks=False)))
+        return sorted(found)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy the folders and regular files of a folder, however deep, into another one that is there."""
+    folder = Folder(source)
+    for name, state in folder.walk():
+        if stat.S_ISDIR(state.st_mode):
+            (target / name).mkdir(exist_ok=True)
+        elif stat.S_ISREG(state.st_mode):
+            with folder.open(name) as file, (target / name).open("xb") as copied:
+                shutil.copyfileobj(file, copied)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, as far as this user may; no link is followed. A tree may be deeper than Python's stack."""
+    subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+
+
+def _open(name: str, folder: int, state: os.stat_result) -> Steady:
+    """Open a regular file; `state` is what is there before: who opens a device may set it off."""
+    _check(state, name)
+    descriptor = os.open(name, FILE, dir_fd=folder)
+    try:
+        _check(os.fstat(descriptor), name)  # somebody may have changed it
+    except OSError:
+        os.close(descriptor)
+        raise
+    return Steady(descriptor)
+
+
+def _check(state: os.stat_result, name: str) -> None:
+    if not stat.S_ISREG(state.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", name)
+
+
+def _is_key(name: str) -> bool:
+    """Return whether S3 takes a key that ends with this name."""
+    try:
+        return len(name.encode()) <= LONGEST
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,59 @@
+"""Two lanes of tests side by side (`make test`): which tests keep to one lane, in which order, and who runs alone.
+
+pytest-xdist's own `loadgroup` is `load` under pytest 9.2, which no longer lets a plugin change `item.nodeid`.
+"""
+
+import contextlib
+import fcntl
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from xdist.scheduler import LoadScopeScheduling
+
+# They share the Docker engine, an image's tag, networks, /opt/ml of SDK 2's local mode, or look for orphans.
+ENGINE = {
+    "test_clients_docker", "test_clients_sdk2", "test_clients_sdk3", "test_container", "test_nodes", "test_readme",
+    "test_rehearsal", "test_rehearsal_clients", "test_rehearsal_processes", "test_scripts", "test_launch",
+}  # fmt: skip
+TABLE = Path(__file__).with_name("durations.json")
+LOCKS = Path(tempfile.gettempdir())
+
+
+def lane(nodeid: str) -> str:
+    """Return the unit of work that a test belongs to: its file, or all that share the engine."""
+    name = Path(nodeid.partition("::")[0]).stem
+    return "engine" if name in ENGINE else name
+
+
+class Lanes(LoadScopeScheduling):
+    """Gives a worker one file at a time, the longest first; the engine's files are one unit."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return lane(nodeid)
+
+
+def durations() -> dict[str, float]:
+    """Return the seconds that each file took when the table was last written."""
+    return json.loads(TABLE.read_text()) if TABLE.exists() else {}
+
+
+def longest_first(nodeids: list[str]) -> dict[str, int]:
+    """Return the place of each file in the order of a run: by lane, the lane that took longest first."""
+    files = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
+    seconds, lanes = durations(), {}
+    for file in files:
+        lanes[lane(file)] = lanes.get(lane(file), 0.0) + seconds.get(file, 0.0)
+    ordered = sorted(files, key=lambda file: (-lanes[lane(file)], lane(file), -seconds.get(file, 0.0), file))
+    return {file: place for place, file in enumerate(ordered)}
+
+
+@contextlib.contextmanager
+def turn(run: str, alone: bool) -> Iterator[None]:
+    """Hold a test's turn in run `run`: beside others, or alone; who wants to be alone is not overtaken."""
+    with (LOCKS / f"tests-{run}.gate").open("w") as gate, (LOCKS / f"tests-{run}.turn").open("w") as held:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(held, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        yield

@@ -1,0 +1,155 @@
+"""Changes app/ in one place at a time, and says which changes no test finds: `make mutants`.
+
+    python tests/mutants.py [--n 200] [--seed 1] [--only app/stop.py ...]
+
+Each mutant is a copy of the checkout with one operator, constant, condition, return or call changed. The tests that
+name its module run on it, the quick files first, until one fails; a mutant on which all pass survives, and is printed.
+Tests run in a child of a server that has imported torch and Lightning, so a mutant costs seconds.
+"""
+
+import argparse
+import ast
+import copy
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 600  # seconds; a mutant that makes the tests hang is found
+SWAPPED = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.And: ast.Or,
+    ast.Or: ast.And,
+}  # fmt: skip
+
+
+def mutations(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
+    """Yield (what is done, node, node in its place) for each place of a module that can be changed."""
+    for node in ast.walk(tree):
+        changed = copy.deepcopy(node)
+        if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
+            changed.ops[0] = SWAPPED[type(node.ops[0])]()
+            yield "comparison", node, changed
+        elif isinstance(node, (ast.BinOp, ast.BoolOp)) and type(node.op) in SWAPPED:
+            changed.op = SWAPPED[type(node.op)]()
+            yield "operator", node, changed
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield "not", node, node.operand
+        elif isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
+            changed.value = not node.value if isinstance(node.value, bool) else node.value + 1
+            yield "constant", node, changed
+        elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and not isinstance(node.test, ast.Constant):
+            yield "condition", node.test, ast.Constant(False)
+        elif isinstance(node, ast.Return) and node.value and not isinstance(node.value, ast.Constant):
+            yield "return", node.value, ast.Constant(None)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            yield "call", node, ast.Pass()
+
+
+def mutated(source: str, node: ast.AST, other: ast.AST) -> str:
+    """Return a source with the text of `node` replaced by that of `other`."""
+    lines = source.encode().splitlines(keepends=True)
+    before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
+    after = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(lines[node.end_lineno :])
+    text = ast.unparse(ast.fix_missing_locations(other))
+    return (before + (f"({text})" if isinstance(other, ast.expr) else text).encode() + after).decode()
+
+
+def tests_of(module: str) -> list[str]:
+    """Return the test files that name a module, the quick ones first; all that train where it is part of training."""
+    files, found = sorted((ROOT / "tests").glob("test_*.py")), []
+    name = module.removesuffix(".py").replace("/", ".")
+    short = name.rpartition(".")[2]
+    for path in files:
+        text = path.read_text()
+        if re.search(rf"\b{name}\b|from app import [^\n]*\b{short}\b|{module}", text):
+            found.append(path)
+    trains = [ROOT / f"tests/test_{end}.py" for end in ("exact", "cli", "train", "interruptions", "interrupted_ranks")]
+    found += [path for path in trains if path not in found]
+    kept = [path for path in found if "mark.docker" not in path.read_text().partition("def ")[0]]
+    slow = [path for path in kept if "mark.slow" in path.read_text().partition("def ")[0]]
+    return [str(path.relative_to(ROOT)) for path in (*(path for path in kept if path not in slow), *slow)]
+
+
+def _run_tests(folder: str, files: list[str], log: str) -> None:
+    """Run test files on a copy of the checkout; exits with pytest's status."""
+    import pytest
+
+    output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.setsid()
+    os.chdir(folder)
+    sys.path[:0] = [folder, f"{folder}/tests"]
+    os.environ["PYTHONPATH"] = folder
+    line = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not docker and not soak and not alone", f"--timeout={LIMIT}"]
+    os._exit(pytest.main([*line, *files]))
+
+
+def survives(folder: Path, module: str, source: str, limit: float) -> bool:
+    """Say whether all tests of a module pass on a changed source of it."""
+    path = folder / module
+    kept = path.read_text()
+    path.write_text(source)
+    context = multiprocessing.get_context("forkserver")
+    try:
+        for file in tests_of(module):
+            process = context.Process(target=_run_tests, args=(str(folder), [file], str(folder / "log")))
+            process.start()
+            process.join(limit)
+            if process.exitcode is None:
+                os.killpg(process.pid, 9)
+                process.join()
+            if process.exitcode not in (0, 5):  # 5: all of its tests are left out
+                return False
+        return True
+    finally:
+        path.write_text(kept)
+
+
+def main() -> None:
+    """Make mutants, and print those that survive."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="*", help="files below app/; default: all")
+    args = parser.parse_args()
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["torch", "torchvision", "pytorch_lightning", "torchmetrics.classification", "jsonargparse", "pytest"]
+    )
+    modules = args.only or [f"app/{path.name}" for path in sorted((ROOT / "app").glob("*.py"))]
+    everywhere = []
+    for module in modules:
+        source = (ROOT / module).read_text()
+        everywhere += [(module, source, *found) for found in mutations(ast.parse(source))]
+    chosen = random.Random(args.seed).sample(everywhere, min(args.n, len(everywhere)))
+    lived = 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folder = Path(name)
+        for file in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, folder / file)
+        for number, (module, source, kind, node, other) in enumerate(chosen, 1):
+            began = time.monotonic()
+            alive = survives(folder, module, mutated(source, node, other), LIMIT)
+            lived += alive
+            if alive:
+                line = source.splitlines()[node.lineno - 1].strip()
+                print(f"SURVIVED {module}:{node.lineno} {kind}: {line}  ->  {ast.unparse(other)[:60]}", flush=True)
+            print(
+                f"{number}/{len(chosen)} {module} {kind} {time.monotonic() - began:.0f} s, {lived} survived", flush=True
+            )
+    print(f"{len(chosen)} mutants (seed {args.seed}): {lived} survived, {lived / max(1, len(chosen)):.1%}")
+
+
+if __name__ == "__main__":
+    main()

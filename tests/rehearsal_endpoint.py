@@ -1,0 +1,65 @@
+"""The endpoint with nothing behind it: python tests/rehearsal_endpoint.py FLAGS, in the rehearsal's environment.
+
+A rehearsal as it is served, but for its engine: a job's hosts are threads that say what variables they were given, and
+go on until they are ended, unless the variable LEAVE is one of them. 127.0.0.2 takes the place of the address on
+Docker's bridge.
+"""
+
+import sys
+import threading
+
+from scripts.rehearsal import __main__, listen, serve
+
+
+class Host:
+    """A running host."""
+
+    def __init__(self, variables: dict) -> None:
+        self.variables, self.ended = variables, threading.Event()
+
+    def lines(self):
+        """Yield its variables, and wait for its end."""
+        yield from (f"{name}={value}" for name, value in self.variables.items())
+        if "LEAVE" not in self.variables:
+            self.ended.wait()
+
+    def wait(self) -> int:
+        """Return its exit status."""
+        return 0
+
+    def signal(self, name: str) -> None:
+        """End it."""
+        self.ended.set()
+
+
+class Engine:
+    """What stands in for an engine and for a job's network."""
+
+    name, interface, bridge = "docker", "eth0", "127.0.0.2"
+
+    def local(self, name: str) -> str:
+        """Return that there is such an image."""
+        return f"id of {name}"
+
+    def image(self, uri: str) -> str:
+        """Return the image."""
+        return uri
+
+    def network(self, *_) -> "Engine":
+        """Return the network of a job."""
+        return self
+
+    def start(self, host, number, image, command, layout, read_only, variables: dict) -> Host:
+        """Start a host."""
+        return Host(variables)
+
+    def close(self) -> None:
+        """Leave nothing of it."""
+
+
+if __name__ == "__main__":
+    serve.choose = lambda settings, owner: Engine()
+    # Shorter than a person would want, that no test need wait.
+    listen.STRANGERS, listen.AT_ONCE, listen.QUEUE = 2.0, 16, 0.2
+    sys.argv[1:1] = ["serve"]
+    __main__.main()

@@ -1,0 +1,68 @@
+"""Leaves nothing of a run of the tests, however it ended: waits for the end of its standard input, and sweeps.
+
+    python tests/sweeper.py RUN IMAGE       started by tests/conftest.py, which holds the other end of the pipe
+
+A run that is killed tears no fixture down. What it started has its number in the environment (processes) or is of its
+image (containers); networks of theirs go when nothing is on them any more. A run that comes to its end says so, and its
+containers are left to its fixtures: another run may have some of the same image. Standard library only.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+VARIABLE = "SAGEMAKER_LIGHTNING_TEST_RUN"
+DONE = b"done"
+
+
+def processes(run: str) -> list[int]:
+    """Return the processes that have the run's number in their environment, this one left out."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"{VARIABLE}={run}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+    return [number for number in found if number != os.getpid()]
+
+
+def end_processes(run: str) -> None:
+    """Kill all that is left of a run's processes."""
+    for _ in range(20):  # what is killed may just have started something
+        if not (left := processes(run)):
+            break
+        for number in left:
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+
+
+def remove_containers(image: str) -> None:
+    """Remove an image's containers, and the networks that they are on."""
+    docker = os.environ.get("DOCKER", "docker")
+
+    def ask(*line: str) -> list[str]:
+        with suppress(OSError):
+            return subprocess.run([docker, *line], capture_output=True, text=True, timeout=120).stdout.split()
+        return []
+
+    containers = ask("ps", "--all", "--quiet", f"--filter=ancestor={image}")
+    networks = {
+        name
+        for one in containers
+        for name in ask("inspect", "--format={{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}", one)
+    }
+    if containers:
+        ask("rm", "--force", "--volumes", *containers)
+    for name in networks - {"bridge", "host", "none"}:
+        ask("network", "rm", name)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the terminal, or the group, that ends the run
+        signal.signal(number, signal.SIG_IGN)
+    ended = sys.stdin.buffer.read() == DONE
+    end_processes(sys.argv[1])
+    if not ended:
+        remove_containers(sys.argv[2])

@@ -1,0 +1,138 @@
+"""app/divergence.py: a loss that is NaN or infinite fails the job at its step, and no good checkpoint is replaced."""
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ranks
+import torch
+
+from app import train
+from app.divergence import EVERY, Divergence
+from app.files import json_text
+
+FLAGS = ["--model=diverging.Diverging", "--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
+QUIET = ["--trainer.enable_model_summary=false", "--system.every_n_seconds=1000"]
+
+
+@pytest.fixture
+def fit(tmp_path: Path, monkeypatch, capfd):
+    """Train with flags in a folder, and return what was said, with the exit status if it is above 0."""
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+
+    def fit(*flags: str) -> tuple[str, int]:
+        status = 0
+        try:
+            train.main([*FLAGS, *QUIET, *flags])
+        except SystemExit as leaving:
+            status = leaving.code
+        return "".join(capfd.readouterr()), status
+
+    return fit
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("output/data/checkpoints/*.ckpt"))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--model.how=loss"],
+        ["--model.how=dict"],
+        ["--model.manual=true"],
+        ["--model.manual=true", "--model.returns=false"],
+        ["--trainer.accumulate_grad_batches=2", "--trainer.max_epochs=3"],
+        ["--checkpoint.monitor=null", "--checkpoint.every_n_train_steps=1", "--trainer.enable_checkpointing=true"],
+    ],
+    ids=" ".join,
+)
+def test_a_loss_that_is_infinite_fails_the_job_at_its_step(fit, tmp_path: Path, flags):
+    said, status = fit(*flags)
+    assert status == 1 and "Traceback" not in said
+    (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: the loss is inf at step 5; the last finite loss was 0.7")
+    assert "at step 4; try a lower learning rate, --trainer.gradient_clip_val=1, or look for NaN in the data" in error
+    assert not (tmp_path / "output/model/model.json").exists()
+    assert not [name for name in checkpoints(tmp_path) if "5" in name]
+
+
+def test_weights_that_are_not_finite_are_never_saved(fit, tmp_path: Path):
+    """The loss of step 5 is finite, and what comes of it is not: a run could not go on from there."""
+    said, status = fit("--model.how=gradient", "--resume.every_n_steps=1")
+    assert status == 1
+    assert "error: weights are NaN or infinite after step 5; the last finite loss was 0.7028, at step 5" in said
+    assert checkpoints(tmp_path) == ["last.ckpt", *(f"step-00000000{step}.ckpt" for step in (2, 3, 4))]
+
+
+def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: Path):
+    flags = ["--model.how=rate", "--resume.every_n_steps=1", "--optimizer=SGD", "--lr_scheduler=StepLR"]
+    flags += ["--lr_scheduler.step_size=1", "--lr_scheduler.gamma=0.5"]
+    said, status = fit(*flags, "--optimizer.lr=0.1")
+    assert status == 1 and "at step 5 the learning rate is 0.1" in said
+    said, status = fit(*flags, "--optimizer.lr=0.02")
+    assert status == 1 and "--optimizer.lr was 0.1, is 0.02" in said
+    assert "--resume.other_settings=true goes on with another learning rate" in said
+    said, status = fit(*flags, "--optimizer.lr=0.02", "--lr_scheduler.gamma=0.1", "--resume.other_settings=true")
+    assert status == 1 and "--lr_scheduler.gamma was 0.5, is 0.1" in said  # it would be accepted, and ignored
+    said, status = fit(*flags, "--optimizer.lr=0.02", "--resume.other_settings=true")
+    assert status == 0 and "resuming from step 4" in said
+    assert "at step 5 the learning rate is 0.02" in said
+    state = torch.load(tmp_path / "output/data/checkpoints/last.ckpt", weights_only=True)
+    assert state["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.02 * 0.5**2)
+
+
+def test_what_is_no_divergence(fit):
+    """A batch that training_step skips; and any loss, if that is wanted. What is written then is JSON all the same."""
+    assert fit("--model.how=none")[1] == 0
+    said, status = fit("--divergence.fail=false", "--resume.dirpath=other")
+    assert status == 0 and "val_loss=nan" in said
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    described = json.loads(Path("output/model/model.json").read_text(), parse_constant=refuse)
+    assert described["metrics"]["val_loss"] is None
+
+
+def diverge_on_a_rank(flags: list[str]) -> None:
+    sys.argv = ["train.py"]
+    sys.path.insert(0, str(Path(__file__).parent))
+    train.main([*FLAGS, *QUIET, "--trainer.strategy=ddp", *flags])
+
+
+@pytest.mark.parametrize("flag", ["--resume.every_n_steps=1", "--trainer.enable_checkpointing=false"])
+def test_all_ranks_fail_alike_where_one_diverges(tmp_path: Path, flag):
+    """Rank 1's loss is infinite, and from the next step on, all weights are: nobody hangs, and all say the same."""
+    ended = ranks.run(diverge_on_a_rank, ["--model.rank=1", "--model.step=3", flag], folder=tmp_path)
+    assert [one.error for one in ended] == ["SystemExit: 1"] * 2
+    errors = [re.findall("^error: (.*) \\[host", one.said, re.MULTILINE) for one in ended]
+    assert errors[0] == errors[1] and len(errors[0]) == 1
+    assert errors[0][0].startswith("the loss is inf at step 3; ")
+
+
+class OnGPU(torch.Tensor):
+    """A loss that is not on the CPU: to read it would be to wait for it."""
+
+    is_cpu = False
+
+
+def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
+    read = []
+    monkeypatch.setattr(Divergence, "_read", lambda _, steps, values: read.append(steps))
+    watched = Divergence()
+    for step in range(1, 2 * EVERY):
+        watched.losses.append((step, torch.tensor(1.0).as_subclass(OnGPU)))
+        watched.found()
+    assert read == [list(range(1, EVERY + 1))]
+
+
+def test_what_json_lacks_is_null():
+    value = {"a": [math.nan, 1.5, (np.float64("inf"), -math.inf)], "b": {"c": math.nan}, "d": "NaN", "e": 2}
+    assert json_text(value) == '{"a": [null, 1.5, [null, null]], "b": {"c": null}, "d": "NaN", "e": 2}'

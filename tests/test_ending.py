@@ -1,0 +1,129 @@
+"""How a training ends: with a model, or with a reason; and what is left beside the model."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Job
+
+from app import program, train
+from app.environment import Environment
+
+FLAGS = ["--model=diverging.Diverging", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+FLAGS += ["--trainer.enable_model_summary=false"]
+
+
+@pytest.fixture
+def fit(tmp_path: Path, monkeypatch, capfd):
+    """Train with flags, on a desk or in a job's folders, and return what was said, with the exit status."""
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job/output").mkdir(parents=True)
+
+    def fit(*flags: str, job: bool = True) -> tuple[str, int]:
+        places = {"SM_MODEL_DIR": "model", "SM_OUTPUT_DIR": "output", "SM_OUTPUT_DATA_DIR": "output/data"}
+        for name, place in places.items() if job else ():
+            monkeypatch.setenv(name, str(tmp_path / "job" / place))
+        status = 0
+        try:
+            train.main([*FLAGS, *flags])
+        except SystemExit as leaving:
+            status = leaving.code
+        for name in places:
+            monkeypatch.delenv(name, raising=False)
+        return "".join(capfd.readouterr()), status
+
+    return fit
+
+
+@pytest.mark.parametrize("job", [True, False])
+def test_code_that_leaves_with_status_0_is_a_failure(fit, tmp_path: Path, job):
+    said, status = fit("--model.how=exit", job=job)
+    assert status == 1 and "Traceback" not in said
+    error = "error: diverging.py, line .* in _goes_wrong: left by SystemExit with status 0 before the model was written"
+    assert re.search(error, said)
+    if job:
+        assert (tmp_path / "job/output/failure").read_text().startswith("error: diverging.py, line ")
+
+
+@pytest.mark.parametrize("flag", ["--print_config", "--help", "--model.help=ResNet18"])
+def test_a_flag_that_only_prints_is_a_failure_in_a_job_and_none_on_a_desk(fit, tmp_path: Path, flag):
+    said, status = fit(flag)
+    assert status == 1
+    assert (tmp_path / "job/output/failure").read_text().startswith("error: hyperparameters: found one that prints")
+    assert fit(flag, job=False)[1] == 0
+
+
+def test_the_checkpoints_of_a_finished_job_are_no_output(fit, tmp_path: Path):
+    folder = tmp_path / "job/output/data/checkpoints"
+    assert fit("--model.how=loss", "--resume.every_n_steps=1")[1] == 1
+    assert (folder / "step-000000004.ckpt").is_file()  # who repairs it goes on from there
+    (folder / "notes.txt").write_text("somebody else's")
+    for path in folder.glob("*.ckpt"):
+        path.unlink()
+    (tmp_path / "job/output/failure").unlink()
+    said, status = fit("--model.how=loss", "--model.step=99")
+    assert status == 0 and "checkpoints: removed, as the run is finished" in said
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in (tmp_path / "job/model").iterdir()) == ["config.yaml", "model.json", "model.pt"]
+
+
+def test_a_batch_larger_than_the_data_is_told(fit):
+    said, status = fit("--model=foreign.Model", "--data=foreign.Data", "--data.size=5")
+    assert status == 0
+    assert (
+        "warning: a batch size of 8 on 1 rank(s) is more than the 5 samples there are: each epoch is one step" in said
+    )
+
+
+def test_on_a_desk_and_in_a_checkpoint_folder_they_stay(fit, tmp_path: Path, monkeypatch):
+    said, status = fit("--model.how=", job=False)
+    assert status == 0 and "checkpoints: output/data/checkpoints" in said
+    assert (tmp_path / "output/data/checkpoints/step-000000008.ckpt").is_file()
+    (tmp_path / "job/checkpoints").mkdir()
+    assert fit("--model.how=")[1] == 0
+    assert (tmp_path / "job/checkpoints/step-000000008.ckpt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("hyperparameters", "says"),
+    [
+        ({"model": "diverging.Diverging", "model.how": "_exit"}, "ended with exit status 0 and wrote nothing to "),
+        ({"print_config": ""}, "hyperparameters: found one that prints something and trains nothing"),
+    ],
+)
+def test_a_job_without_a_model_is_no_success(job: Job, hyperparameters, says):
+    for name in ("diverging.py", "foreign.py"):
+        job.write(f"code/{name}", (Path(__file__).parent / name).read_text())
+    job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
+    job.write("model/model.pt", "an earlier model")
+    run = job.run()
+    assert run.returncode != 0, run.stdout
+    assert says in job.failure and job.failure.startswith("error: ") and not (job.base / "output/success").exists()
+    assert (job.base / "model/model.pt").read_text() == "an earlier model"
+
+
+def test_a_program_of_the_jobs_own_may_leave_no_model(job: Job):
+    job.write("code/train.py", "print('done')")
+    job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
+    run = job.run()
+    assert run.returncode == 0 and (job.base / "output/success").exists()
+    assert f"warning: train.py ended with exit status 0 and wrote nothing to {job.base}/model" in run.stdout
+
+
+def test_the_main_host_alone_has_to_have_the_model(tmp_path: Path):
+    hosts = {host: Environment(hosts=("a", "b"), current_host=host, model_dir=tmp_path) for host in ("a", "b")}
+    (tmp_path / "model.pt").write_text("before")
+    before = program.written(tmp_path)
+    ours, rows = (program.HOME, "app/train_torchrun.py"), (program.HOME, "app/similarity.py")
+    missing = {name: program.missing_model(*ours, here, before) for name, here in hosts.items()}
+    assert "app/train_torchrun.py ended with exit status 0 and wrote nothing" in missing["a"] and not missing["b"]
+    assert all(program.missing_model(*rows, here, before) for here in hosts.values())
+    (tmp_path / "notes.txt").write_text("no model")
+    assert program.missing_model(*ours, hosts["a"], before) and not program.missing_model(*rows, hosts["a"], before)
+    (tmp_path / "aside").write_text("before")
+    (tmp_path / "aside").rename(tmp_path / "model.pt")
+    assert not program.missing_model(*ours, hosts["a"], before)

@@ -1,0 +1,393 @@
+"""scripts/merge_parts.py on hostile parts: the right result, or one line and an output folder as it was."""
+
+import gzip
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from containers import ROOT
+
+from app import blocks, parts
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import job_parts
+import merge_parts
+
+ROWS, HOSTS = 30, 3
+
+
+def write_parts(folder: Path, sharded: bool = False) -> dict[str, np.ndarray]:
+    """Write the parts of three hosts into folders of their own, and return what merging them has to give."""
+    numbers = np.arange(ROWS)
+    arrays = {"neighbours": (numbers[:, None] + [1, 2]) % ROWS, "scores": numbers.astype(np.float32) / 7}
+    arrays["counts"] = np.ones(ROWS, np.int64)
+    hosts = [f"algo-{host + 1}" for host in range(HOSTS)]
+    each = ROWS // HOSTS
+    if sharded:
+        arrays["neighbours"] = numbers[:, None] // each * each + (numbers[:, None] + [1, 2]) % each
+    for host, name in enumerate(hosts):
+        rows = range(each * host, each * (host + 1))
+        block = {key: array[rows.start : rows.stop] for key, array in arrays.items()}
+        about = {"source": "s" if not sharded else name, "settings": {"k": 2, "numbers": ["neighbours"]}, "host": name}
+        about |= {"total": None if sharded else ROWS, "hosts": hosts, "files": {"a.npy": 20, "b.npy": 10}}
+        if sharded:
+            block["neighbours"] = block["neighbours"] - rows.start
+            rows, about["files"] = range(each), {f"{name}.npy": each}
+        parts.write(folder / name, rows, [(rows, block)], about)
+    return arrays
+
+
+def archived(folder: Path, archive: Path) -> Path:
+    """Return the parts in one model.tar.gz, as SageMaker makes it."""
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in sorted(folder.rglob("*")):
+            tar.add(path, path.name, recursive=False)
+    return archive
+
+
+def refused(models: list, output: Path) -> str:
+    """Merge, which has to fail; return its line."""
+    before = sorted(output.rglob("*")) if output.exists() else None
+    with pytest.raises(ValueError) as error:  # noqa: PT011  the caller looks at it
+        merge_parts.merge([str(model) for model in models], output)
+    assert (sorted(output.rglob("*")) if output.exists() else None) == before
+    return str(error.value)
+
+
+def edited(folder: Path, **changes) -> Path:
+    """Change the first part's manifest, and return the folder of all parts."""
+    (path,) = (folder / "algo-1").glob("manifest-*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+def arrays_of(folder: Path) -> dict:
+    """Return what the first part's manifest says of its arrays."""
+    (path,) = (folder / "algo-1").glob("manifest-*.json")
+    return json.loads(path.read_text())["arrays"]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_good_parts(tmp_path, sharded):
+    wanted = write_parts(tmp_path / "parts", sharded)
+    models = [str(archived(tmp_path / "parts", tmp_path / "model.tar.gz"))], [str(tmp_path / "parts")]
+    for number, model in enumerate(models):
+        merge_parts.merge(model, tmp_path / f"merged-{number}")
+        found = {path.stem: np.load(path) for path in (tmp_path / f"merged-{number}").glob("*.npy")}
+        assert all(np.array_equal(found[name], wanted[name]) for name in wanted) and found.keys() == wanted.keys()
+        assert len(list((tmp_path / f"merged-{number}").iterdir())) == len(wanted) + 1
+
+
+NAMES = [
+    "{outside}",
+    "../outside",
+    "a/../../outside",
+    "/",
+    "",
+    ".",
+    "..",
+    ".hidden",
+    "a/b",
+    "a\0b",
+    "n" * 300,
+    "a\nb",
+    "-x",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_array_whose_name_is_no_files_name(tmp_path, name):
+    write_parts(tmp_path / "parts")
+    (tmp_path / "outside.npy").write_text("precious")
+    name = name.format(outside=tmp_path / "outside")
+    arrays = arrays_of(tmp_path / "parts")
+    edited(tmp_path / "parts", arrays=arrays | {name: arrays.pop("scores")})
+    before = sorted(tmp_path.rglob("*"))
+    assert "found an array" in refused([tmp_path / "parts"], tmp_path / "merged")
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "outside.npy").read_text() == "precious"
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+    write_parts(tmp_path / "parts")
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged/scores.npy").write_text("precious")
+    assert "holds scores.npy already" in refused([tmp_path / "parts"], tmp_path / "merged")
+    assert (tmp_path / "merged/scores.npy").read_text() == "precious"
+    assert "Not a directory" in refused([tmp_path / "parts"], tmp_path / "merged/scores.npy/deeper")
+
+
+@pytest.mark.parametrize("last", ["manifest.json", "neighbours.npy"])
+def test_of_a_merge_that_fails_at_its_very_end_nothing_is_left(tmp_path, monkeypatch, last):
+    write_parts(tmp_path / "parts")
+    replace = os.replace
+
+    def full(aside, path):
+        if Path(path).name == last:
+            raise OSError(28, "No space left on device")
+        replace(aside, path)
+
+    monkeypatch.setattr(os, "replace", full)
+    (tmp_path / "merged").mkdir()
+    assert "cannot be written (No space left on device)" in refused([tmp_path / "parts"], tmp_path / "merged")
+
+
+DTYPES = [
+    "|O",
+    "O",
+    "object",
+    "<f4,<f4",
+    [["a", "<f4"]],
+    {"names": ["a"], "formats": ["O"]},
+    "<f3",
+    "<U0",
+    "|V99999999999",
+]
+DTYPES += ["float32", "f4", ">x9", None, 4, "<M8[nonsense]", "<f4\n", "|S0", "m8"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_dtype_that_is_not_plain(tmp_path, dtype):
+    write_parts(tmp_path / "parts")
+    arrays = arrays_of(tmp_path / "parts")
+    arrays["scores"]["dtype"] = dtype
+    edited(tmp_path / "parts", arrays=arrays)
+    assert "is damaged (scores " in refused([tmp_path / "parts"], tmp_path / "merged")
+
+
+SHAPES = [[], [-1], [10, -1], [True], [10.0], [[10]], [2**70], [2**40, 2**40], [10] + [1] * 200, "10", None, {}, ["10"]]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_shape_that_is_none(tmp_path, shape):
+    write_parts(tmp_path / "parts")
+    arrays = arrays_of(tmp_path / "parts")
+    arrays["scores"]["shape"] = shape
+    edited(tmp_path / "parts", arrays=arrays)
+    assert "is damaged (" in refused([tmp_path / "parts"], tmp_path / "merged")
+
+
+def test_what_would_be_merged_wrongly_is_refused(tmp_path):
+    """Each of these once gave a result that lacked rows, or had wrong numbers, without a word."""
+    write_parts(tmp_path / "parts")
+    arrays = arrays_of(tmp_path / "parts")
+    arrays.pop("scores")
+    edited(tmp_path / "parts", arrays=arrays)
+    assert "(rows 10 to 19) has counts, neighbours, scores" in refused([tmp_path / "parts"], tmp_path / "merged")
+    write_parts(tmp_path / "sharded", sharded=True)
+    edited(tmp_path / "sharded", hosts=["algo-1"])
+    assert "is of another hosts" in refused([tmp_path / "sharded"], tmp_path / "merged")
+    rows = range(100)
+    about = {"source": "s", "settings": {"numbers": ["n"]}, "total": None, "hosts": ["a", "b"]}
+    for host in "ab":
+        block = {"n": np.arange(100, dtype=np.int8)}
+        parts.write(tmp_path / "small", rows, [(rows, block)], about | {"host": host, "files": {f"{host}.npy": 100}})
+    assert "cannot number 200 rows" in refused([tmp_path / "small"], tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    "block",
+    [{"a/b": np.zeros(3)}, {"..": np.zeros(3)}, {"x": np.zeros(3, [("a", "<f4")])}, {"x": np.array([{}] * 3, object)}],
+    ids=str,
+)
+def test_what_could_not_be_merged_is_refused_in_its_first_block(block):
+    with pytest.raises(ValueError, match="found an array|the function returned x"):
+        blocks.check(block, range(3))
+
+
+def hostile(text: bytes | None = None, **attributes) -> bytes:
+    """Return a model.tar.gz with one member, manifest-x.json unless its attributes say otherwise."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        member = tarfile.TarInfo("manifest-x.json")
+        member.size = len(text or b"")
+        for name, value in attributes.items():
+            setattr(member, name, value)
+        tar.addfile(member, io.BytesIO(text or b""))
+    return packed.getvalue()
+
+
+def bomb(header: bytes) -> bytes:
+    """Return a packed archive that begins so, and goes on for gigabytes if one reads on."""
+    return gzip.compress(header + b"0\n" * 2**26, compresslevel=1)
+
+
+def header_of(kind: bytes, size: int) -> bytes:
+    """Return an archive's header of a member."""
+    member = tarfile.TarInfo("x")
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+ARCHIVES = {
+    "a link": (hostile(type=tarfile.SYMTYPE, linkname="/etc/passwd"), "manifest-x.json is a link or no regular file"),
+    "a hard link": (hostile(type=tarfile.LNKTYPE, linkname="/etc/passwd"), "is a link or no regular file"),
+    "a device": (hostile(type=tarfile.CHRTYPE), "is a link or no regular file"),
+    "a pipe": (hostile(type=tarfile.FIFOTYPE), "is a link or no regular file"),
+    "an absolute name": (hostile(b"{}", name="/etc/manifest-x.json"), "which is outside of it"),
+    "a name above": (hostile(b"{}", name="../manifest-x.json"), "which is outside of it"),
+    "depth": (hostile(b"[" * 10**6), "maximum recursion depth"),
+    "some depth": (hostile(b'{"a":' * 50 + b"1" + b"}" * 50), "too deep a one"),
+    "a manifest of zeros": (hostile(bytes(2**25)), "it has more than 16777216 bytes"),
+    "not UTF-8": (hostile(b"\xff\xfe\xfa"), "is damaged ("),
+    "a long number": (hostile(b'{"rows": [1' + b"0" * 5000 + b"]}"), "is damaged ("),
+    "no number": (hostile(b'{"rows": NaN}'), "NaN is no JSON"),
+    "a name of a gigabyte": (bomb(header_of(tarfile.GNUTYPE_LONGNAME, 2**30)), "its headers are too long"),
+    "a pax header of a gigabyte": (bomb(header_of(tarfile.XHDTYPE, 2**30)), "its headers are too long"),
+    "a negative length": (bomb(header_of(tarfile.REGTYPE, -(2**30))), "is damaged or no archive"),
+    "half an archive": (hostile(b"{}" * 9999)[:60], "is damaged or no archive"),
+    "no archive": (b"PK\3\4", "is damaged or no archive"),
+    "nothing": (b"", "is damaged or no archive"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ARCHIVES)
+def test_a_hostile_archive(tmp_path, case):
+    content, says = ARCHIVES[case]
+    (tmp_path / "model.tar.gz").write_bytes(content)
+    assert says in refused([tmp_path / "model.tar.gz"], tmp_path / "merged")
+
+
+def test_a_folder_with_a_link_or_a_pipe_in_a_files_place(tmp_path):
+    for number, make in enumerate(
+        (lambda path: path.symlink_to("/etc/passwd"), lambda path: os.mkfifo(path), Path.mkdir)
+    ):
+        folder = tmp_path / str(number)
+        write_parts(folder)
+        for pattern, says in (("scores-*.npy", "scores-"), ("manifest-*.json", "manifest-")):
+            path = next((folder / "algo-2").glob(pattern))
+            path.unlink()
+            make(path)
+            assert says in (line := refused([folder], tmp_path / "merged")) or "in no part" in line
+
+
+def test_too_many_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(job_parts, "FILES", 3)
+    write_parts(tmp_path / "parts")
+    assert "more than 3 files" in refused([tmp_path / "parts"], tmp_path / "merged")
+
+
+@pytest.mark.parametrize("model", ["nothing", "a\0b", "n" * 5000, "/dev/zero", "pipe"])
+def test_a_model_that_is_none(tmp_path, model):
+    os.mkfifo(tmp_path / "pipe")
+    assert "found no such file" in refused([tmp_path / model], tmp_path / "merged")
+
+
+def test_the_command_says_it_in_one_line_and_hands_no_escape_to_the_terminal(tmp_path):
+    write_parts(tmp_path / "parts")
+    edited(tmp_path / "parts", host="algo-1\n\x1b[2J", hosts=["algo-1\n\x1b[2J"], source="x\n\x1b]0;" + "y" * 5000)
+    command = [sys.executable, ROOT / "scripts/merge_parts.py", tmp_path / "parts", f"--output={tmp_path / 'merged'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert "\x1b" not in done.stderr and len(done.stderr) <= 1010
+
+
+VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    9.5,
+    2**64,
+    "",
+    "x",
+    "../x",
+    "\0",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    [[[]]],
+    "|O",
+    "<i8",
+    "9" * 400,
+]
+
+
+def mutated(value, draw: random.Random):
+    """Return a copy of a JSON value in which one thing is another."""
+    value = json.loads(json.dumps(value))
+    where = value
+    while type(where) in (dict, list) and where:
+        keys = list(where) if type(where) is dict else list(range(len(where)))
+        key = draw.choice(keys)
+        if draw.random() < 0.4 or not (type(where[key]) in (dict, list) and where[key]):
+            act = draw.randrange(4)
+            if act == 0:
+                del where[key]
+            elif act == 1 and type(where) is dict:
+                where[draw.choice(["x", "..", "/x", "counts", "a/b", "", "x" * 300])] = where.pop(key)
+            elif act == 2 and type(where) is list:
+                where.append(where[key])
+            else:
+                where[key] = draw.choice(VALUES)
+            return value
+        where = where[key]
+    return draw.choice(VALUES)
+
+
+def mutate(folder: Path, draw: random.Random) -> None:
+    """Change one thing of the parts in a folder."""
+    path = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    act = draw.randrange(8)
+    if path.suffix == ".json" and act < 5:
+        path.write_text(json.dumps(mutated(json.loads(path.read_text()), draw)))
+    elif act == 5:
+        path.unlink()
+    elif act == 6:
+        path.rename(path.with_name(draw.choice(["x.npy", "manifest-y.json", ".hidden", "z"])))
+    elif act == 7:
+        shutil.copy(path, folder / draw.choice([path.name, "manifest-z.json", "z.npy"]))
+    else:
+        content = bytearray(path.read_bytes())
+        place, size = draw.randrange(len(content)), draw.choice([0, 1, 7, 500])
+        content[place : place + size] = draw.randbytes(draw.choice([0, 1, 9]))
+        path.write_bytes(content)
+
+
+def fuzz(folder: Path, seeds: range) -> dict[str, int]:
+    """Merge mutated parts, and return how often it went well and how often it was refused; all else is an error."""
+    found = {"merged": 0, "refused": 0}
+    for seed in seeds:
+        draw = random.Random(seed)
+        place, output = folder / str(seed), folder / f"{seed}-merged"
+        sharded = draw.random() < 0.4
+        wanted = write_parts(place, sharded)
+        for _ in range(draw.choice([1, 1, 2])):
+            mutate(place, draw)
+        model = place
+        if draw.random() < 0.5:
+            model = archived(place, folder / "model.tar.gz")
+            if draw.random() < 0.5:
+                content = bytearray(gzip.decompress(model.read_bytes()))
+                content[draw.randrange(len(content))] ^= draw.randrange(256)
+                model.write_bytes(draw.choice([gzip.compress, bytes])(content))
+        before = sorted(path for path in folder.rglob("*"))
+        try:
+            about = merge_parts.merge([str(model)], output)
+        except ValueError as error:
+            assert str(error) and "\n" not in str(error).replace("\\n", ""), seed
+            assert sorted(path for path in folder.rglob("*")) == before, seed
+            found["refused"] += 1
+        else:
+            result = {path.stem: np.load(path, allow_pickle=False) for path in output.glob("*.npy")}
+            assert {*about["arrays"]} == {*result}, seed
+            for name in wanted.keys() & result.keys():  # a name may have been another one in all parts
+                assert np.array_equal(result[name], wanted[name]), (seed, name)
+            found["merged"] += 1
+            shutil.rmtree(output)
+        shutil.rmtree(place)
+    return found
+
+
+def test_mutated_parts_are_merged_rightly_or_refused(tmp_path):
+    found = fuzz(tmp_path, range(40))
+    assert found["merged"] > 3 and found["refused"] > 15

@@ -1,0 +1,656 @@
+"""Attacks on the endpoint by real requests: by a web page, a neighbour on Docker's bridge, a job; and its clients."""
+
+import datetime
+import io
+import json
+import re
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from aws_services import client
+from botocore import auth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.credentials import Credentials
+from botocore.exceptions import ClientError
+from containers import ROOT
+from environments import python_of
+from rehearsal import LIMIT, ROLE, Rehearsal, run, run_command
+from test_rehearsal_clients import Person
+
+LOOPBACK, BRIDGE = "127.0.0.1", "127.0.0.2"  # the latter's place is taken by an address of the loopback, too
+CREATE = "SageMaker.CreateTrainingJob"
+
+
+class Endpoint(Rehearsal):
+    """A rehearsal whose jobs are threads."""
+
+    program = ("tests/rehearsal_endpoint.py",)
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+        return urlsplit(self.endpoint).port
+
+    @property
+    def host(self) -> str:
+        """What the header Host says."""
+        return f"{LOOPBACK}:{self.port}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The one folder that file:// channels may be in."""
+    return tmp_path_factory.mktemp("allowed")
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory, folder):
+    """The endpoint, with an object that somebody may want."""
+    with Endpoint(tmp_path_factory.mktemp("endpoint"), f"--allow={folder}", "--grace=5") as server:
+        server.s3.put_object(Bucket="rehearsal", Key="secret", Body=b"treasure")
+        yield server
+
+
+def sent(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[int, str, str]:
+    """Send bytes, and return the status, the headers and the body of the answer."""
+    with socket.create_connection((address, endpoint.port), timeout=30) as connection:
+        connection.sendall(request)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = answer.decode(errors="replace").partition("\r\n\r\n")
+    return int(head.split()[1]), head.lower(), body
+
+
+def text(line: str, headers: dict, body: bytes = b"") -> bytes:
+    """Return a request as it is sent."""
+    lines = [line, *(f"{name}: {value}" for name, value in headers.items()), f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def signed(key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", when=None) -> dict:
+    """Return the headers of a request with a signature that is good for the host."""
+    request = AWSRequest(method, f"http://{host}{target}", data=body, headers={"Host": host} | dict(headers))
+    signer = auth.S3SigV4Auth if service == "s3" else auth.SigV4Auth
+    found = signer(Credentials(*key), service, "us-east-1")
+    now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=when or 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auth, "get_current_datetime", lambda: now)
+        found.add_auth(request)
+    return dict(request.headers.items())
+
+
+def ask(endpoint: Endpoint, key, operation: str, content: dict | bytes, **more) -> tuple[int, str, str]:
+    """Ask SageMaker for something, with a signature."""
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    host = endpoint.host
+    given = {"X-Amz-Target": f"SageMaker.{operation}", "Content-Type": "application/x-amz-json-1.1"}
+    headers = signed(key, host=host, method="POST", service="sagemaker", headers=given, body=body, **more)
+    return sent(endpoint, text("POST / HTTP/1.1", headers, body))
+
+
+def job(**more) -> dict:
+    """Return a job that the rehearsal takes."""
+    return {
+        "TrainingJobName": f"job-{time.time_ns()}",
+        "RoleArn": "arn:aws:iam::123456789012:role/rehearsal",
+        "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
+        "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output"},
+        "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 600},
+    } | more
+
+
+def nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
+    """Check that an answer tells nothing to whoever has no key."""
+    assert answer[0] == status, answer
+    assert "access-control-" not in answer[1] and "server: rehearsal\r\n" in answer[1] and answer[2].count("\n") <= 1
+    for word in ("werkzeug", "python/", "moto", "bucket", "treasure", "job-", "<html", "traceback"):
+        assert word not in (answer[1] + answer[2]).lower(), answer
+
+
+def test_a_signed_request_passes(endpoint):
+    """What the attacks below are like but for one thing: they are not refused for want of something else."""
+    for host in (endpoint.host, f"localhost:{endpoint.port}", f"LocalHost:{endpoint.port}"):
+        status, head, body = sent(endpoint, text("GET / HTTP/1.1", signed(endpoint.key, host=host)))
+        assert status == 200 and "<Name>rehearsal</Name>" in body and "access-control-" not in head
+    host = f"{BRIDGE}:{endpoint.port}"
+    assert sent(endpoint, text("GET / HTTP/1.1", signed(endpoint.key, host=host)), BRIDGE)[0] == 200
+    assert ask(endpoint, endpoint.key, "ListTrainingJobs", {})[0] == 200
+
+
+STRANGERS = {
+    "a list of buckets": ("GET / HTTP/1.1", {}),
+    "an object": ("GET /rehearsal/secret HTTP/1.1", {}),
+    "a list of objects": ("GET /rehearsal?list-type=2 HTTP/1.1", {}),
+    "a head": ("HEAD /rehearsal/secret HTTP/1.1", {}),
+    "an upload": ("PUT /rehearsal/x HTTP/1.1", {}),
+    "a job": ("POST / HTTP/1.1", {"X-Amz-Target": CREATE}),
+    "a job in plain text": ("POST / HTTP/1.1", {"x-amz-target": CREATE, "Content-Type": "text/plain"}),
+    "another service": ("POST / HTTP/1.1", {"X-Amz-Target": "AWSLambda.ListFunctions"}),
+    "credentials in a body": ("POST /?Action=AssumeRoleWithWebIdentity HTTP/1.1", {}),
+    "our own": ("GET /Rehearsal/ HTTP/1.1", {}),
+    "our own, a change": ("POST /Rehearsal/interrupt HTTP/1.1", {"Content-Type": "text/plain"}),
+    "moto's page": ("GET /moto-api/ HTTP/1.1", {}),
+    "moto's page, two slashes": ("GET //moto-api/ HTTP/1.1", {}),
+    "moto's page, in code": ("GET /%6doto-api/data.json HTTP/1.1", {}),
+    "moto's page, by dots": ("GET /rehearsal/../moto-api/ HTTP/1.1", {}),
+    "moto's page, by dots in code": ("GET /x/%2e%2e/moto-api/ HTTP/1.1", {}),
+    "moto's reset": ("POST /moto-api/reset HTTP/1.1", {}),
+    "moto's icon": ("GET /favicon.ico HTTP/1.1", {}),
+    "moto's own requests": ("GET /s3_us-east-1/ HTTP/1.1", {}),
+    "metadata": ("GET /latest/meta-data/iam/security-credentials/default-role HTTP/1.1", {}),
+    "keys of users": ("GET /us-east-1_x/.well-known/jwks.json HTTP/1.1", {}),
+    "the old dummy key": (
+        "GET / HTTP/1.1",
+        {"Authorization": "AWS4-HMAC-SHA256 Credential=rehearsal/20260101/us-east-1/s3/aws4_request, "
+         f"SignedHeaders=host, Signature={'0' * 64}", "X-Amz-Date": "20260101T000000Z"},
+    ),
+    "no signature": ("GET / HTTP/1.1", {"Authorization": "AWS test:test"}),
+    "a password": ("GET / HTTP/1.1", {"Authorization": "Basic dGVzdDp0ZXN0"}),
+    "no method": ("FOO / HTTP/1.1", {}),
+    "an upload by a page's form": ("POST /rehearsal HTTP/1.1", {"Content-Type": "multipart/form-data; boundary=x"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("address", [LOOPBACK, BRIDGE])
+@pytest.mark.parametrize("what", STRANGERS)
+def test_a_stranger_gets_nothing(endpoint, what, address):
+    line, headers = STRANGERS[what]
+    nothing_told(sent(endpoint, text(line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"), address))
+
+
+@pytest.mark.parametrize("line", ["", "GET", "GET /", "GET / HTTP/9.9", "GET / HTTP/1.1\r\nno header", "\x16\x03\x01"])
+def test_what_is_no_request_gets_no_version(endpoint, line):
+    with socket.create_connection((LOOPBACK, endpoint.port), timeout=30) as connection:
+        connection.sendall(f"{line}\r\n\r\n".encode())
+        answer = connection.recv(65536).decode().lower()
+    assert "python" not in answer and "werkzeug" not in answer and "200 ok" not in answer
+
+
+HOSTS = {
+    "another": "evil.com",
+    "another at the port": "evil.com:{port}",
+    "one that begins with it": "127.0.0.1:{port}.evil.com",
+    "one that begins with its name": "localhost.evil.com:{port}",
+    "a name of its address": "127.0.0.1.nip.io:{port}",
+    "no port": "127.0.0.1",
+    "another port": "127.0.0.1:80",
+    "the bridge's at the loopback": f"{BRIDGE}:{{port}}",
+    "all addresses": "0.0.0.0:{port}",
+    "another way to write it": "127.1:{port}",
+    "in IPv6": "[::ffff:127.0.0.1]:{port}",
+    "a dot at its end": "localhost.:{port}",
+    "a user before it": "evil@127.0.0.1:{port}",
+    "AWS's": "s3.amazonaws.com",
+    "a bucket before it": "rehearsal.localhost:{port}",
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_another_host_is_refused_whatever_its_signature(endpoint, host):
+    """DNS that changes its mind: the page's host is the name of somebody else, at our address."""
+    headers = signed(endpoint.key, host=endpoint.host) | {"Host": HOSTS[host].format(port=endpoint.port)}
+    if "@" not in headers["Host"]:
+        headers = signed(endpoint.key, host=headers["Host"]) | {"Host": headers["Host"]}
+    nothing_told(sent(endpoint, text("GET / HTTP/1.1", headers)))
+
+
+@pytest.mark.parametrize("case", ["two", "two, the other way", "none", "none in HTTP/1.0", "in the target", "in both"])
+def test_a_host_is_said_once_and_in_its_header(endpoint, case):
+    headers = signed(endpoint.key, host=endpoint.host)
+    lines = [f"{name}: {value}" for name, value in headers.items() if name != "Host"]
+    first = "GET / HTTP/1.1"
+    if case.startswith("two"):
+        hosts = [f"Host: {endpoint.host}", "Host: evil.com"]
+        lines = [*(hosts if case == "two" else reversed(hosts)), *lines]
+    elif case == "none in HTTP/1.0":
+        first = "GET / HTTP/1.0"
+    elif case.startswith("in"):
+        first = f"GET http://{'evil.com' if case == 'in the target' else endpoint.host}/ HTTP/1.1"
+        lines = [f"Host: {endpoint.host}", *lines]
+    answer = sent(endpoint, "\r\n".join([first, *lines, "", ""]).encode())
+    nothing_told(answer)
+    assert answer[2].startswith("found a request for ")  # before the signature is looked at
+
+
+PAGES = {
+    "an origin": ("GET", {"Origin": "http://evil.com"}),
+    "no origin, as a file has": ("GET", {"Origin": "null"}),
+    "its own": ("GET", {"Origin": "http://127.0.0.1:{port}"}),
+    "an empty one": ("GET", {"Origin": ""}),
+    "in small letters": ("GET", {"origin": "http://evil.com"}),
+    "from another site": ("GET", {"Sec-Fetch-Site": "cross-site"}),
+    "from another port": ("GET", {"Sec-Fetch-Site": "same-site"}),
+    "a preflight": ("OPTIONS", {}),
+    "a preflight of a page": (
+        "OPTIONS",
+        {
+            "Origin": "http://evil.com",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "x-amz-target,content-type,authorization",
+            "Access-Control-Request-Private-Network": "true",
+        },
+    ),
+    "a preflight in small letters": ("options", {}),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_refused_whatever_its_signature(endpoint, page):
+    method, more = PAGES[page]
+    headers = signed(endpoint.key, host=endpoint.host, method=method) | {
+        name: value.format(port=endpoint.port) for name, value in more.items()
+    }
+    nothing_told(sent(endpoint, text(f"{method} / HTTP/1.1", headers)))
+
+
+def test_no_page_may_read_even_what_a_bucket_allows(endpoint):
+    rule = {"AllowedOrigins": ["*"], "AllowedMethods": ["GET"]}
+    endpoint.s3.create_bucket(Bucket="open-to-all", ACL="public-read-write")
+    endpoint.s3.put_bucket_cors(Bucket="open-to-all", CORSConfiguration={"CORSRules": [rule]})
+    endpoint.s3.put_object(Bucket="open-to-all", Key="x", Body=b"treasure", ACL="public-read")
+    own = {"Host": endpoint.host}
+    nothing_told(sent(endpoint, text("GET /open-to-all/x HTTP/1.1", own)))
+    status, head, body = sent(
+        endpoint, text("GET /open-to-all/x HTTP/1.1", signed(endpoint.key, "/open-to-all/x", host=endpoint.host))
+    )
+    assert (status, body) == (200, "treasure") and "access-control-" not in head
+
+
+FORGED = {
+    "another secret": {"secret": "x"},
+    "another path": {"line": "GET /rehearsal/other HTTP/1.1"},
+    "another query": {"line": "GET /rehearsal/secret?versionId=1 HTTP/1.1"},
+    "another method": {"line": "DELETE /rehearsal/secret HTTP/1.1"},
+    "a header of AWS's more": {"headers": {"X-Amz-Copy-Source": "/rehearsal/secret"}},
+    "an old one": {"when": -16 * 60},
+    "one of tomorrow": {"when": 24 * 3600},
+    "two": {"headers": {"authorization": "x"}},
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_signature_is_of_one_request_and_now(endpoint, forged):
+    case = FORGED[forged]
+    key = endpoint.key[0], case.get("secret", endpoint.key[1])
+    headers = signed(key, "/rehearsal/secret", host=endpoint.host, when=case.get("when"))
+    line = case.get("line", "GET /rehearsal/secret HTTP/1.1")
+    nothing_told(sent(endpoint, text(line, headers | case.get("headers", {}))))
+
+
+@pytest.mark.parametrize("forged", ["body", "target", "unsigned target", "date"])
+def test_a_signature_is_of_one_order(endpoint, forged):
+    """Somebody who has seen a request of ours cannot make another one of it."""
+    host, target = endpoint.host, {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
+    given = {} if forged == "unsigned target" else target
+    headers = signed(endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=b"{}")
+    body = json.dumps(job()).encode() if forged == "body" else b"{}"
+    headers |= {"X-Amz-Target": CREATE} if "target" in forged else {}
+    headers |= {"X-Amz-Date": "20260101T000000Z"} if forged == "date" else {}
+    nothing_told(sent(endpoint, text("POST / HTTP/1.1", headers, body)))
+
+
+def test_a_signature_for_one_service_is_for_no_other(endpoint):
+    given = {"X-Amz-Target": CREATE}
+    headers = signed(endpoint.key, host=endpoint.host, method="POST", headers=given, body=b"{}")
+    before = ask(endpoint, endpoint.key, "ListTrainingJobs", {})[2]
+    sent(endpoint, text("POST / HTTP/1.1", headers, b"{}"))
+    assert ask(endpoint, endpoint.key, "ListTrainingJobs", {})[2] == before
+
+
+@pytest.mark.parametrize("service", ["lambda", "batch", "ssm", "secretsmanager", "codebuild"])
+def test_what_runs_programs_in_moto_is_not_there(endpoint, service):
+    calls = {"lambda": "list_functions", "ssm": "describe_parameters", "secretsmanager": "list_secrets"}
+    calls |= {"batch": "describe_job_queues", "codebuild": "list_projects"}
+    with pytest.raises(ClientError, match=f"does not emulate {service}"):
+        getattr(client(service, endpoint.endpoint, key=endpoint.key), calls[service])()
+
+
+@pytest.mark.parametrize(
+    "path", ["/moto-api/data.json", "//moto-api/data.json", "/%6doto-api/data.json", "/favicon.ico"]
+)
+def test_motos_own_page_is_closed_even_to_the_person(endpoint, path):
+    status, _, body = sent(endpoint, text(f"GET {path} HTTP/1.1", signed(endpoint.key, path, host=endpoint.host)))
+    assert status in (403, 404) and ("NoSuch" in body or "Signature" in body), body
+
+
+def test_a_presigned_address(endpoint):
+    s3 = client("s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3v4"))
+    url = s3.generate_presigned_url("get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=60)
+    own, target = {"Host": endpoint.host}, url.partition(str(endpoint.port))[2]
+    assert sent(endpoint, text(f"GET {target} HTTP/1.1", own))[2] == "treasure"
+    for other in (
+        target.replace("secret", "other"),
+        target.replace("Expires=60", "Expires=6000"),
+        target.replace("Expires=60", "Expires=-60"),
+        target + "&x=y",
+        target[:-1] + ("0" if target[-1] != "0" else "1"),
+        target.partition("&X-Amz-Signature")[0],
+    ):
+        nothing_told(sent(endpoint, text(f"GET {other} HTTP/1.1", own)))
+    nothing_told(sent(endpoint, text(f"DELETE {target} HTTP/1.1", own)))
+    nothing_told(sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"Origin": "http://evil.com"})))
+    nothing_told(sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"x-amz-date": "x"})))
+    old = s3.generate_presigned_url("get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=0)
+    time.sleep(1.1)
+    nothing_told(sent(endpoint, text(f"GET {old.partition(str(endpoint.port))[2]} HTTP/1.1", own)))
+    second = client("s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3"))
+    url = second.generate_presigned_url("get_object", Params={"Bucket": "rehearsal", "Key": "secret"})
+    status, _, body = sent(endpoint, text(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", own))
+    assert status == 403 and "signature_version='s3v4'" in body
+
+
+def test_what_a_client_signs(endpoint):
+    """Names with all sorts of characters, headers with spaces, an upload in parts."""
+    for name in (
+        "a b/ü+~%(x)'!*",
+        "//x",
+        "a//b/",
+        "a/../b",
+        "%2e%2e/x",
+        "moto-api/x",
+        "Rehearsal/",
+        "q?a=b&c#d",
+        "=;,",
+    ):
+        metadata = {"my_key": "a   b", "other-key": " c "}
+        endpoint.s3.put_object(Bucket="rehearsal", Key=f"odd/{name}", Body=name.encode(), Metadata=metadata)
+        found = endpoint.s3.get_object(Bucket="rehearsal", Key=f"odd/{name}")
+        assert found["Body"].read() == name.encode() and set(found["Metadata"]) == {"my_key", "other-key"}
+        assert endpoint.s3.list_objects_v2(Bucket="rehearsal", Prefix=f"odd/{name}")["KeyCount"] == 1
+    content = bytes(20 * 2**20)
+    endpoint.s3.upload_fileobj(io.BytesIO(content), "rehearsal", "big")
+    assert endpoint.s3.head_object(Bucket="rehearsal", Key="big")["ContentLength"] == len(content)
+    endpoint.s3.delete_objects(Bucket="rehearsal", Delete={"Objects": [{"Key": "big"}]})
+    assumed = client("sts", endpoint.endpoint, key=endpoint.key).assume_role(
+        RoleArn="arn:aws:iam::123456789012:role/rehearsal", RoleSessionName="mine"
+    )["Credentials"]
+    assert (assumed["AccessKeyId"], assumed["SecretAccessKey"]) == endpoint.key
+    token = client("s3", endpoint.endpoint, key=endpoint.key, token=assumed["SessionToken"])
+    assert token.list_objects_v2(Bucket="rehearsal", Prefix="secret")["KeyCount"] == 1
+
+
+# Jobs
+
+
+def started(endpoint: Endpoint, **more) -> tuple[str, tuple[str, str]]:
+    """Start a job, and return its name and its key, as its host tells it."""
+    name = endpoint.create("image", **more)
+    endpoint.wait_for_line(name, "AWS_SECRET_ACCESS_KEY=")
+    told = dict(line.partition("=")[::2] for line in endpoint.lines(name)["algo-1"])
+    assert told["AWS_ENDPOINT_URL"] == f"http://{BRIDGE}:{endpoint.port}"
+    return name, (told["AWS_ACCESS_KEY_ID"], told["AWS_SECRET_ACCESS_KEY"])
+
+
+def test_what_a_job_may_do(endpoint):
+    name, key = started(endpoint, spot=True)
+    assert key != endpoint.key
+    s3, sts, logs, sagemaker, iam, ecr = (
+        client(service, f"http://{BRIDGE}:{endpoint.port}", key=key)
+        for service in ("s3", "sts", "logs", "sagemaker", "iam", "ecr")
+    )
+    s3.put_object(Bucket="rehearsal", Key="of-a-job", Body=b"x")
+    assert sts.get_caller_identity()["Account"] and logs.describe_log_groups()["logGroups"]
+    arn = sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobArn"]
+    role = {"RoleArn": "arn:aws:iam::123456789012:role/rehearsal", "RoleSessionName": "mine"}
+    assert sts.assume_role(**role)["Credentials"]["AccessKeyId"] == key[0]
+    forbidden = [
+        lambda: sagemaker.create_training_job(**job()),
+        lambda: sagemaker.stop_training_job(TrainingJobName=name),
+        lambda: sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "a", "Value": "b"}]),
+        lambda: iam.create_role(RoleName="x", AssumeRolePolicyDocument="{}"),
+        lambda: ecr.create_repository(repositoryName="repository"),
+    ]
+    for call in forbidden:
+        with pytest.raises(ClientError, match="allowed to a job's hosts is") as refused:
+            call()
+        assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+    order = json.dumps({"name": name, "hosts": [], "warned": False, "gap": 0}).encode()
+    nothing_but = signed(
+        key, "/Rehearsal/interrupt", host=endpoint.host, method="POST", service="rehearsal", body=order
+    )
+    assert sent(endpoint, text("POST /Rehearsal/interrupt HTTP/1.1", nothing_but, order))[0] == 403
+    assert endpoint.describe(name)["TrainingJobStatus"] == "InProgress"
+    endpoint.sagemaker.stop_training_job(TrainingJobName=name)
+    endpoint.ended(name)
+    with pytest.raises(ClientError, match="is not this rehearsal's"):  # it is good as long as the job is
+        s3.list_buckets()
+    kept = "".join(path.read_text() for path in (endpoint.folder / name).glob("*.*"))
+    assert name in kept and not any(part in kept for part in (*key, *endpoint.key))
+    everything = "".join(path.read_text() for path in endpoint.folder.rglob("*") if path.is_file())
+    assert endpoint.key[1] not in everything
+
+
+ORDER = {"name": "no-such-job", "hosts": [], "warned": True, "gap": 0}
+NO_ORDERS = [{}, [], "x", None, {"name": "x"}, ORDER, ORDER | {"more": 1}, ORDER | {"name": 1}]
+NO_ORDERS += [ORDER | {"hosts": hosts} for hosts in ("algo-1", [[]], None)] + [ORDER | {"warned": "no"}]
+NO_ORDERS += [ORDER | {"gap": gap} for gap in ("1", True, -1, float("inf"), float("nan"), None)]
+
+
+@pytest.mark.parametrize("content", [*(json.dumps(order).encode() for order in NO_ORDERS), b"[" * 100000, b"{", b""])
+def test_what_is_no_interruption(endpoint, content):
+    path = "/Rehearsal/interrupt"
+    headers = signed(endpoint.key, path, host=endpoint.host, method="POST", service="rehearsal", body=content)
+    status, _, answer = sent(endpoint, text(f"POST {path} HTTP/1.1", headers, content))
+    assert status == 409 and answer.startswith('{"error": '), answer
+
+
+def channel(uri: str) -> dict:
+    """Return a channel of a job."""
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri}
+    return {"InputDataConfig": [{"ChannelName": "training", "DataSource": {"S3DataSource": source}}]}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "/", "/etc", "{}/..", "{}/../../etc", "{}/%2e%2e/%2e%2e", "//etc", "/proc/self/environ", "{}/link",
+     "{}-2", "{}/round", "{}/%00", "/x/../{}/../.."],
+)  # fmt: skip
+def test_a_channel_of_a_folder_that_is_not_allowed(endpoint, folder, path):
+    (folder / "link").unlink(missing_ok=True)
+    (folder / "link").symlink_to("/etc")
+    (folder / "round").unlink(missing_ok=True)
+    (folder / "round").symlink_to("round")
+    with pytest.raises(
+        ClientError, match=r"channel training: found file://.*, allowed is what is below .* --allow=FOLDER"
+    ):
+        endpoint.create("image", **channel(f"file://{path.format(folder)}"))
+
+
+def test_a_link_out_of_an_allowed_folder(endpoint, folder, tmp_path):
+    (tmp_path / "secret").write_text("treasure")
+    (folder / "data").mkdir()
+    (folder / "data/file").write_text("x")
+    name, _ = started(endpoint, **channel(f"file://{folder}/data"))
+    endpoint.sagemaker.stop_training_job(TrainingJobName=name)
+    (folder / "data/file").unlink()
+    (folder / "data/file").symlink_to(tmp_path / "secret")
+    failed = endpoint.ended(endpoint.create("image", **channel(f"file://{folder}/data")))
+    assert failed["TrainingJobStatus"] == "Failed"
+    assert re.search(r"found \S+/data/file, a link out of it, allowed is .* --allow=FOLDER", failed["FailureReason"])
+
+
+# Limits
+
+
+@pytest.mark.parametrize("way", ["length", "chunks", "control"])
+def test_a_request_that_is_too_large(endpoint, way):
+    body = b'{"NameContains": "' + b"x" * 2**20 + b'"}'
+    host = endpoint.host
+    if way == "control":
+        headers = signed(endpoint.key, "/Rehearsal/interrupt", host=host, method="POST", service="rehearsal", body=body)
+        assert sent(endpoint, text("POST /Rehearsal/interrupt HTTP/1.1", headers, body))[0] == 413
+        return
+    given = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
+    headers = signed(endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=body)
+    request = text("POST / HTTP/1.1", headers, body)
+    if way == "chunks":
+        lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode()
+        request = head + f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+    assert sent(endpoint, request)[0] == 413
+
+
+def test_chunks_are_read(endpoint):
+    headers = signed(
+        endpoint.key,
+        host=endpoint.host,
+        method="POST",
+        service="sagemaker",
+        headers={"X-Amz-Target": "SageMaker.ListTrainingJobs"},
+        body=b"{}",
+    )
+    lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode()
+    assert sent(endpoint, head + b"2\r\n{}\r\n0\r\n\r\n")[0] == 200
+
+
+def test_a_strangers_upload_is_not_waited_for(endpoint):
+    """It says that it sends a terabyte, and sends a byte now and then."""
+    head = text("PUT /rehearsal/x HTTP/1.1", {"Host": endpoint.host})
+    assert is_closed(endpoint, head.replace(b"Content-Length: 0", b"Content-Length: 1000000000000"))
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+def test_a_slow_stranger_is_sent_away(endpoint, begin):
+    assert is_closed(endpoint, begin)
+
+
+def is_closed(endpoint: Endpoint, begin: bytes) -> bool:
+    """Return whether a connection on which a byte comes now and then is closed."""
+    end = time.monotonic() + 20
+    with socket.create_connection((LOOPBACK, endpoint.port)) as connection:
+        connection.sendall(begin)
+        connection.settimeout(0.2)
+        while time.monotonic() < end:
+            try:
+                connection.sendall(b"x")
+                if not connection.recv(65536):
+                    return True
+            except TimeoutError:
+                continue
+            except OSError:
+                return True
+    return False
+
+
+def test_many_strangers(endpoint):
+    """They get no more than so many threads, and when they are sent away the person is answered again."""
+    status = Path(f"/proc/{endpoint.process.pid}/status")
+    threads = lambda: int(re.search(r"Threads:\s+(\d+)", status.read_text())[1])  # noqa: E731
+    before, most = threads(), 0
+    crowd = [socket.create_connection((LOOPBACK, endpoint.port)) for _ in range(60)]
+    for _ in range(10):
+        most = max(most, threads())
+        time.sleep(0.05)
+    # Those on the bridge are others.
+    bridge = client("s3", f"http://{BRIDGE}:{endpoint.port}", key=endpoint.key)
+    assert bridge.get_object(Bucket="rehearsal", Key="secret")["Body"].read() == b"treasure"
+    for one in crowd:
+        one.close()
+    assert endpoint.s3.get_object(Bucket="rehearsal", Key="secret")["Body"].read() == b"treasure"
+    assert 8 <= most - before <= 16
+
+
+# Clients, as they are
+
+SDK_2 = {
+    "image_uri": "image", "role": ROLE, "instance_type": "ml.m5.xlarge", "instance_count": 1, "job_name": "by-sdk-2",
+    "input_path": "s3://rehearsal/secret", "output_path": "s3://rehearsal/output", "environment": {"LEAVE": "1"},
+}  # fmt: skip
+SDK_3 = {
+    "training_image": "image", "role": ROLE, "base_job_name": "by-sdk-3", "environment": {"LEAVE": "1"},
+    "compute": {"instance_type": "ml.m5.xlarge", "instance_count": 1}, "stopping": {"max_runtime_in_seconds": 600},
+    "output": "s3://rehearsal/output", "checkpoints": "s3://rehearsal/checkpoints",
+    "inputs": {"training": "s3://rehearsal/secret"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sdk", ["sdk2", "sdk3"])
+def test_an_sdk(endpoint, tmp_path, sdk):
+    job = [SDK_2] if sdk == "sdk2" else SDK_3
+    done = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", job)
+    assert done.returncode == 0 and re.search("model: s3://rehearsal/output/.*/output/model.tar.gz", done.stdout), (
+        done.stdout
+    )
+    if sdk == "sdk2":  # the other one may look when the job is over, and shows no log then
+        assert "AWS_ENDPOINT_URL=" in done.stdout
+
+
+def test_launch(endpoint, tmp_path):
+    line = [sys.executable, ROOT / "scripts/launch.py", "--image=123456789012.dkr.ecr.us-east-1.amazonaws.com/image:1"]
+    line += [
+        f"--role={ROLE}",
+        "--poll=1",
+        "--output=s3://rehearsal/output",
+        "--channel=training=s3://rehearsal/secret",
+    ]
+    done = subprocess.run(
+        [*map(str, line), "--env=LEAVE=1"],
+        env=Person("launch", tmp_path, endpoint).variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0 and "AWS_ENDPOINT_URL=" in done.stdout, done.stdout
+
+
+def test_the_aws_cli(endpoint, tmp_path):
+    aws, person = python_of("cli").with_name("aws"), Person("aws", tmp_path, endpoint)
+    (tmp_path / "request.json").write_text(json.dumps(job(TrainingJobName="by-the-cli", Environment={"LEAVE": "1"})))
+    for line in (
+        ["sagemaker", "create-training-job", "--cli-input-json", f"file://{tmp_path}/request.json"],
+        ["s3", "cp", "--recursive", str(ROOT / "examples"), "s3://rehearsal/examples"],
+        ["s3", "ls", "s3://rehearsal/examples/"],
+        ["sts", "get-caller-identity"],
+    ):
+        done = subprocess.run([aws, *line], env=person.variables, capture_output=True, text=True, timeout=LIMIT)
+        assert done.returncode == 0, done.stderr
+    assert endpoint.ended("by-the-cli")["TrainingJobStatus"] == "Completed"
+
+
+# The key
+
+
+def test_the_key_of_a_rehearsal(endpoint, tmp_path):
+    (file,) = endpoint.cache.glob("*/*/key")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert len(endpoint.key[1]) >= 40 and endpoint.key[1] in file.read_text()
+    line = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], os.environ['AWS_SECRET_ACCESS_KEY'])"
+    done = run(endpoint, python_of("rehearsal"), "-c", line)
+    assert done.stdout.split() == list(endpoint.key)
+    done = run_command(endpoint, "interrupt", "no-such-job")
+    assert done.stdout.startswith("error: JOB: found 'no-such-job', allowed is ")
+    command = [
+        python_of("rehearsal"),
+        "-m",
+        "scripts.rehearsal",
+        "exec",
+        f"--endpoint={endpoint.endpoint}",
+        "--",
+        "true",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=LIMIT,
+    )
+    assert (done.returncode, done.stdout.count("\n")) == (1, 1) and "as this user" in done.stdout
+
+
+def test_each_rehearsal_has_a_key_of_its_own(endpoint, tmp_path):
+    with Endpoint(tmp_path) as other:
+        assert other.key[0] != endpoint.key[0] and other.key[1] != endpoint.key[1]
+        with pytest.raises(ClientError, match="is not this rehearsal's"):
+            client("s3", other.endpoint, key=endpoint.key).list_buckets()

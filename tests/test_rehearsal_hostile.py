@@ -1,0 +1,411 @@
+"""What a program may do to the rehearsal by the files that it leaves: nothing outside of its folders, and no hang."""
+
+import errno
+import io
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.rehearsal import artifacts, folders, settings, sync
+from scripts.rehearsal.folders import Folder
+from scripts.rehearsal.layout import Layout
+
+SECRET = b"a secret of this machine"
+LIMIT = 30  # seconds: who has not done it by then hangs
+REQUEST = {"TrainingJobName": "job", "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"}}
+
+
+class Store:
+    """A bucket."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+
+    def upload_fileobj(self, file, bucket: str, key: str, **_) -> None:
+        """Keep a file's content."""
+        key.encode()  # botocore fails on a name that is no text
+        self.content[key] = file.read()
+
+    def upload_file(self, path: str, bucket: str, key: str, **_) -> None:
+        """Keep the content of what a path leads to."""
+        with Path(path).open("rb") as file:
+            self.upload_fileobj(file, bucket, key)
+
+    def delete_object(self, *, Bucket: str, Key: str) -> None:  # noqa: N803
+        """Forget a file."""
+        self.content.pop(Key, None)
+
+    def all(self) -> bytes:
+        """All that is in it, archives unpacked."""
+        found = [*self.content.values()]
+        for key, content in self.content.items():
+            if key.endswith(".tar.gz"):
+                with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+                    found += [tar.extractfile(member).read() for member in tar if member.isreg()]
+        return b"\n".join(found)
+
+
+def soon(call: Callable, *given):
+    """Return what a call returns; it fails where the call hangs."""
+    found: list = []
+
+    def run() -> None:
+        try:
+            found.append(call(*given))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(LIMIT)
+    assert found, "it hangs"
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+@pytest.fixture
+def host(tmp_path) -> Iterator[Path]:
+    """The folder of a host."""
+    found = tmp_path / "work/1/algo-1"
+    Layout(found, "/opt/ml/checkpoints").make()
+    yield found
+    subprocess.run(["rm", "-rf", tmp_path / "work"], check=True)  # pytest cannot remove a deep tree
+
+
+@pytest.fixture
+def outside(tmp_path) -> Path:
+    """A folder of this machine that no job has to do with."""
+    found = tmp_path / "outside"
+    found.mkdir()
+    for name in ("secret", "failure", "x.sagemaker-uploading", "data"):
+        (found / name).write_bytes(SECRET)
+        os.utime(found / name, (1, 1))
+    return found
+
+
+def state(folder: Path) -> dict[str, tuple]:
+    """Return what is in a folder, with its state."""
+    return {path.name: (path.lstat().st_mtime, path.lstat().st_size) for path in folder.iterdir()}
+
+
+def uploader(store: Store, folder: Path, **given) -> sync.Uploader:
+    """Return the copy of a checkpoint folder; `notes` are what it has said."""
+    plain = {"every": 0.01, "lag": 0.0, "settle": 0.0, "stall_after": None, "markers": True, "markers_uploaded": False}
+    notes: list[str] = []
+    kept = settings.Sync(**plain | {"deletions": True, "flush": False} | given)
+    found = sync.Uploader(store, "s3://bucket/run", folder, kept, notes.append)
+    found.notes = notes
+    return found
+
+
+def taken(host: Path) -> tuple[Store, str, list[str]]:
+    """Return all that the rehearsal takes from a host: what is in S3 then, its failure, and the notes."""
+    store, notes = Store(), []
+    copy = uploader(store, host / "checkpoints", markers_uploaded=True)
+    copy.seen.clear()  # nothing of it was restored
+    for _ in range(3):
+        soon(copy._look)
+    for kind in ("NONE", "GZIP"):
+        output = REQUEST["OutputDataConfig"] | {"CompressionType": kind}
+        request = REQUEST | {"OutputDataConfig": output}
+        soon(artifacts.upload, store, request, {"algo-1": host}, host.parent, notes.append)
+    return store, soon(Layout(host, None).failure), [*copy.notes, *notes]
+
+
+PLACES = ["model", "output/data", "checkpoints"]
+
+
+def link_files(host: Path, outside: Path) -> None:
+    """Links to files, by themselves and by other links, absolute and relative."""
+    for folder in (host / place for place in PLACES):
+        (folder / "sub/deeper").mkdir(parents=True)
+        (folder / "1").symlink_to(outside / "secret")
+        (folder / "2").symlink_to(os.path.relpath(outside / "secret", folder))
+        (folder / "3").symlink_to("2")
+        (folder / "sub/deeper/up").symlink_to("../..")
+        (folder / "sub/deeper/4").symlink_to("up/" + os.path.relpath(outside / "secret", folder))
+        (folder / "5").symlink_to("sub/deeper/up/" + os.path.relpath(outside / "secret", folder))
+    (host / "output/failure").symlink_to(outside / "secret")
+
+
+def link_folders(host: Path, outside: Path) -> None:
+    """Links to folders, in a folder."""
+    for folder in (host / place for place in PLACES):
+        (folder / "sub").symlink_to(outside)
+        (folder / "name").symlink_to("sub/secret")
+
+
+def link_places(host: Path, outside: Path) -> None:
+    """Links in place of the folders themselves."""
+    for place in PLACES:
+        (host / place).rmdir()
+        (host / place).symlink_to(outside)
+
+
+def link_output(host: Path, outside: Path) -> None:
+    """A link in place of the folder that the failure is in."""
+    (host / "output/data").rmdir()
+    (host / "output").rmdir()
+    (host / "output").symlink_to(outside)
+
+
+@pytest.mark.parametrize("attack", [link_files, link_folders, link_places, link_output])
+def test_no_link_leads_out(host, outside, attack):
+    before = state(outside)
+    attack(host, outside)
+    store, failure, _ = taken(host)
+    assert failure == "" and SECRET not in store.all() and state(outside) == before
+
+
+def test_a_link_out_is_told(host, outside):
+    link_files(host, outside)
+    notes = taken(host)[2]
+    assert "model: 1 of algo-1 is left out: the link leads out of the folder" in notes
+
+
+@pytest.mark.parametrize("suffix", [".sagemaker-uploading", ".sagemaker-uploaded"])
+@pytest.mark.parametrize("target", ["secret", "new"])
+def test_a_marker_that_is_a_link(host, outside, suffix, target):
+    """Nothing is made, touched or removed where it leads."""
+    before, store, folder = state(outside), Store(), host / "checkpoints"
+    (folder / "x").write_text("x")
+    (folder / f"x{suffix}").symlink_to(outside / target)
+    copy = uploader(store, folder)
+    copy.seen.clear()
+    copy._look()
+    assert store.content == {"run/x": b"x"} and state(outside) == before
+    (folder / "x").unlink()
+    copy._look()
+    assert store.content == {} and state(outside) == before and not list(folder.iterdir())
+
+
+def test_a_folder_that_becomes_a_link(host, outside):
+    """The markers of what was in it are not removed where it leads."""
+    before, store, folder = state(outside), Store(), host / "checkpoints"
+    copy = uploader(store, folder)
+    (folder / "sub").mkdir()
+    (folder / "sub/x").write_text("x")
+    copy._look()
+    assert store.content == {"run/sub/x": b"x"}
+    (folder / "sub").rename(folder / "old")
+    (folder / "sub").symlink_to(outside)
+    copy._look()
+    assert state(outside) == before and SECRET not in store.all()
+    assert set(store.content) == {"run/old/x"}
+
+
+@pytest.mark.parametrize("where", ["file", "folder"])
+def test_a_link_between_a_check_and_the_opening(host, outside, monkeypatch, where):
+    folder, look = host / "model", os.stat
+    (folder / "sub").mkdir()
+    (folder / "sub/secret").write_text("x")
+
+    def late(name, *given, **more):
+        found = look(name, *given, **more)
+        if name == "secret":
+            monkeypatch.undo()
+            if where == "file":
+                (folder / "sub/secret").unlink()
+                (folder / "sub/secret").symlink_to(outside / "secret")
+            else:
+                (folder / "sub").rename(folder / "old")
+                (folder / "sub").symlink_to(outside)
+        return found
+
+    monkeypatch.setattr(os, "stat", late)
+    if where == "file":
+        with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+            Folder(folder).open("sub/secret")
+    else:
+        with Folder(folder).open("sub/secret") as file:
+            assert file.read() == b"x"  # the folder's that was opened
+
+
+def test_links_that_change_all_the_time(host, outside):
+    """Nobody is fast enough to get a file of this machine out."""
+    folder, ended = host / "model", threading.Event()
+    (folder / "a").mkdir()
+    (folder / "a/secret").write_text("mine")
+    (folder / "b").symlink_to(outside)
+
+    def swap() -> None:
+        while not ended.is_set():
+            for pair in (("a", "c"), ("b", "a"), ("a", "b"), ("c", "a")):
+                (folder / pair[0]).rename(folder / pair[1])
+
+    thread = threading.Thread(target=swap, daemon=True)
+    thread.start()
+    found = set()
+    for _ in range(3000):
+        try:
+            with Folder(folder).open("a/secret") as file:
+                found.add(file.read())
+        except OSError:
+            continue
+    ended.set()
+    thread.join()
+    assert found == {b"mine"}
+
+
+def special(folder: Path) -> None:
+    """Put what is no file into a folder: a pipe, a socket, and as root a device that never ends."""
+    os.mkfifo(folder / "pipe")
+    (folder / "to-pipe").symlink_to("pipe")
+    (folder / "loop").symlink_to("loop")
+    here = Path.cwd()
+    os.chdir(folder)  # a socket's path is short
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind("socket")
+    finally:
+        os.chdir(here)
+    if os.geteuid() == 0:
+        os.mknod(folder / "device", stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero
+
+
+def test_what_is_no_file(host):
+    for place in PLACES:
+        special(host / place)
+        (host / place / "file").write_text(place)
+    for name in ("x.sagemaker-uploading", "file.sagemaker-uploading", "file.sagemaker-uploaded"):
+        os.mkfifo(host / "checkpoints" / name)
+    os.mkfifo(host / "output/failure")
+    store, failure, notes = taken(host)
+    assert failure == "" and store.content["run/file"] == b"checkpoints"
+    names = {key.rpartition("/")[2] for key in store.content}
+    assert names == {"file", "model.tar.gz", "output.tar.gz"}
+    with tarfile.open(fileobj=io.BytesIO(store.content["out/job/output/model.tar.gz"])) as tar:
+        assert sorted(tar.getnames()) == ["file", "loop", "to-pipe"]
+    for name in ("pipe", "socket") + ("device",) * (os.geteuid() == 0):
+        assert f"model: {name} of algo-1 is left out: it is no regular file" in notes
+
+
+def test_an_archive_can_be_unpacked_and_makes_nobody_root(host, outside, tmp_path):
+    link_files(host, outside)
+    model = host / "model"
+    (model / "program").write_text("x")
+    os.link(model / "program", model / "twice")
+    (model / "program").chmod(0o6755)
+    (model / "inner").symlink_to("sub/../program")
+    (model / "good").symlink_to("sub/deeper/up/program")
+    (model / "sub/good").symlink_to("../program")
+    store, _, notes = taken(host)
+    with tarfile.open(fileobj=io.BytesIO(store.content["out/job/output/model.tar.gz"])) as tar:
+        assert not any(member.mode & 0o7000 for member in tar)
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    there = tmp_path / "unpacked"
+    assert [(there / name).read_text() for name in ("program", "twice", "good", "sub/good")] == ["x"] * 4
+    assert "model: inner of algo-1 is left out: the link leads out of the folder" in notes  # or may: sub may be a link
+    assert store.content["out/job/output/model/sub/good"] == b"x"
+
+
+def deep(folder: Path, levels: int) -> None:
+    """Make folders in folders, deeper than a path may be long."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("deep", dir_fd=descriptor)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = inner
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
+    os.close(descriptor)
+
+
+@pytest.fixture
+def small_stack() -> Iterator[None]:
+    """A stack that is soon full: deep folders take long to make and to remove."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(250)
+    yield
+    sys.setrecursionlimit(before)
+
+
+def test_folders_deeper_than_pythons_stack(host, small_stack):
+    for place in PLACES:
+        deep(host / place, 300)
+        (host / place / "file").write_text(place)
+    store, _, notes = taken(host)
+    assert store.content["run/file"] == b"checkpoints" and any("S3 takes no such name" in note for note in notes)
+    folders.remove(host)
+    assert not host.exists()
+
+
+def test_removing_follows_no_link(host, outside):
+    before = state(outside)
+    link_files(host, outside)
+    (host / "folder").symlink_to(outside)
+    folders.remove(host)
+    assert not host.exists() and state(outside) == before
+
+
+def test_names_that_s3_does_not_take(host):
+    for place in PLACES:
+        (host / place / "\udcff\udcfe").write_text("x")
+        (host / place / "ü").write_text(place)
+    store, _, notes = taken(host)
+    assert store.content["run/ü"] == b"checkpoints" and store.content["out/job/output/model/ü"] == b"model"
+    assert sum("S3 takes no such name" in note for note in notes) == 8
+
+
+def test_checkpoints_in_deep_folders_are_restored(tmp_path, small_stack):
+    name = "a/" * 150 + "x"
+    (tmp_path / "from" / name).parent.mkdir(parents=True)
+    (tmp_path / "from" / name).write_text("x")
+    (tmp_path / "from/link").symlink_to("/etc/passwd")
+    (tmp_path / "to").mkdir()
+    folders.copy(tmp_path / "from", tmp_path / "to")
+    assert (tmp_path / "to" / name).read_text() == "x" and [path.name for path in (tmp_path / "to").iterdir()] == ["a"]
+
+
+def test_a_failure_of_a_terabyte(host):
+    path = host / "output/failure"
+    path.write_text("ü" * 2000)
+    os.truncate(path, 2**40)
+    assert soon(Layout(host, None).failure) == "ü" * 1024
+
+
+def test_a_file_that_becomes_shorter_while_it_is_copied(host):
+    """The copy ends, as the other side would wait for the rest."""
+    path = host / "checkpoints/x"
+    path.write_bytes(b"x" * 100_000)
+    with Folder(host, "checkpoints").open("x") as file:
+        assert len(file.read(10_000)) == 10_000
+        os.truncate(path, 20_000)
+        assert len(file.read(50_000)) == 10_000
+        with pytest.raises(OSError, match="the file has become shorter"):
+            file.read(50_000)
+    with Folder(host, "checkpoints").open("x") as file:
+        assert len(file.read()) == 20_000 and file.read(10) == b""
+
+
+def test_a_copy_that_fails_goes_on(host):
+    """A fault of the rehearsal's own at one file is told; the others are copied."""
+    store = Store()
+    copy = uploader(store, host / "checkpoints", markers=False)
+    keep = store.upload_fileobj
+
+    def broken(file, bucket: str, key: str, **more) -> None:
+        if key.endswith("bad"):
+            raise RuntimeError("a fault")
+        keep(file, bucket, key, **more)
+
+    store.upload_fileobj = broken
+    (host / "checkpoints/bad").write_text("x")
+    (host / "checkpoints/good").write_text("x")
+    copy.start()
+    for _ in range(1000):
+        if "run/good" in store.content:
+            break
+        copy.ended.wait(0.01)
+    copy.finish()
+    assert set(store.content) == {"run/good"}
+    assert copy.notes[0] == "the copy of checkpoints to s3://bucket/run/ fails: a fault"

@@ -1,0 +1,462 @@
+"""One job from its creation to its end, without an engine: faults, interruptions, slow metrics, logs, secrets."""
+
+import json
+import math
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from records import interrupted
+
+from scripts.rehearsal import logs, processes, report, schedule, settings
+from scripts.rehearsal.job import NOTES, Job, Place
+from scripts.rehearsal.masking import Mask
+from scripts.rehearsal.metrics import Metrics
+from scripts.rehearsal.processes import Process, Processes
+from scripts.rehearsal.record import ENDED, Record
+from scripts.rehearsal.service import Service
+
+LIMIT = 30  # seconds: who has not done it by then never will
+SYNC = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
+
+
+def until(condition: Callable, what: str = "it") -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end, f"{what} has not come"
+        time.sleep(0.01)
+
+
+class Container:
+    """A host that says and does what a test wants."""
+
+    def __init__(self) -> None:
+        self.said: queue.Queue = queue.Queue()
+        self.signals: list[str] = []
+        self.on_signal: Callable = lambda name: self.end(143 if name == "SIGTERM" else 137)
+
+    def end(self, status: int) -> None:
+        """End with a status."""
+        self.said.put(status)
+
+    def lines(self) -> Iterator[str]:
+        """Yield what it is told to say, until its end."""
+        while isinstance(line := self.said.get(), str):
+            yield line
+        self.status = line
+
+    def wait(self) -> int:
+        """Return its exit status."""
+        return self.status
+
+    def signal(self, name: str) -> None:
+        """Take a signal."""
+        self.signals.append(name)
+        self.on_signal(name)
+
+
+class Engine:
+    """What starts the hosts: itself the network, too."""
+
+    name, interface = "fake", "eth0"
+
+    def __init__(self) -> None:
+        self.containers: list[Container] = []
+        self.faults: dict[str, Exception] = {}
+
+    def _fault(self, name: str) -> None:
+        if name in self.faults:
+            raise self.faults[name]
+
+    def network(self, *_) -> "Engine":
+        """Return a network."""
+        self._fault("network")
+        return self
+
+    def image(self, uri: str) -> str:
+        """Return an image."""
+        self._fault("image")
+        return uri
+
+    def start(self, *_) -> Container:
+        """Start a host."""
+        self._fault("start")
+        self.containers.append(Container())
+        return self.containers[-1]
+
+    def close(self) -> None:
+        """End what is there."""
+        for one in self.containers:
+            one.end(137)
+        self._fault("close")
+
+
+class Client:
+    """S3 and CloudWatch Logs."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def put_log_events(self, *, logEvents: list, **_) -> None:  # noqa: N803
+        """Keep log lines."""
+        self.events += [event["message"] for event in logEvents]
+
+    def upload_fileobj(self, *_, **__) -> None:
+        """Take a file."""
+
+    def create_log_group(self, **_) -> None:
+        """Make a group."""
+
+    create_log_stream = create_log_group
+
+
+class Rehearsed:
+    """Jobs without an engine; what they leave is in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.engine, self.client = folder, Engine(), Client()
+        self.reported: Callable = lambda record, where: None
+
+    def job(self, name: str = "job", metrics: list | None = None, **fields) -> Job:
+        """Return a job that has started."""
+        request = {
+            "TrainingJobName": name,
+            "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
+            "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1},
+            "OutputDataConfig": {"S3OutputPath": "s3://bucket"},
+        } | fields  # fmt: skip
+        kept = SimpleNamespace(folder=self.folder / "reports", interrupt=[], seed=0, grace=LIMIT, repairs=0, sync=SYNC)
+        place = Place(
+            self.engine, lambda _: self.client, self.folder / "work", {}, lambda *given: self.reported(*given)
+        )
+        record = Record(name, request, time.time())
+        found = Job(record, place, kept, Metrics(metrics or []))
+        found.start()
+        return found
+
+    def container(self, number: int = 0) -> Container:
+        """Return a host, as soon as it has started."""
+        until(lambda: len(self.engine.containers) > number, "a container")
+        return self.engine.containers[number]
+
+
+@pytest.fixture
+def rehearsed(tmp_path) -> Rehearsed:
+    """Jobs without an engine."""
+    return Rehearsed(tmp_path)
+
+
+def ended(job: Job) -> Record:
+    """Return a job's record when it has ended."""
+    until(lambda: job.record.status in ENDED, "the end")
+    job.join(LIMIT)
+    assert not job.is_alive()
+    return job.record
+
+
+# Faults
+
+
+def test_a_report_that_fails(rehearsed):
+    def broken(*_) -> None:
+        raise TypeError("a fault")
+
+    rehearsed.reported = broken
+    job = rehearsed.job()
+    rehearsed.container().end(0)
+    record = ended(job)
+    assert (record.status, record.secondary, record.failure) == ("Completed", "Completed", None)
+    assert record.notes == ["its report could not be written: TypeError: a fault"]
+
+
+@pytest.mark.parametrize("where", ["network", "image", "start"])
+def test_a_fault_at_a_start(rehearsed, where):
+    rehearsed.engine.faults[where] = KeyError("x" * 5000)
+    record = ended(rehearsed.job())
+    assert record.status == "Failed" and len(record.failure) == 1024
+    assert record.failure.startswith("InternalServerError: the rehearsal failed: KeyError: 'xxx")
+    assert not (rehearsed.folder / "work/job").exists()
+    assert all(one.released for attempt in record.attempts for one in attempt.instances)
+
+
+def test_a_fault_at_an_attempts_end(rehearsed):
+    rehearsed.engine.faults["close"] = RuntimeError("a fault")
+    job = rehearsed.job()
+    rehearsed.container().end(0)
+    record = ended(job)
+    assert (record.status, record.failure) == ("Completed", None)
+    assert record.notes == ["what an attempt has left could not be removed: RuntimeError: a fault"]
+    assert not (rehearsed.folder / "work/job").exists()
+
+
+def test_a_fault_at_the_log(rehearsed, monkeypatch):
+    monkeypatch.setattr(rehearsed.client, "put_log_events", lambda **_: 1 / 0)
+    job = rehearsed.job()
+    rehearsed.container().said.put("a line")
+    rehearsed.container().end(0)
+    record = ended(job)
+    assert record.status == "Completed"
+    assert record.notes == ["log lines were lost: ZeroDivisionError: division by zero"]
+
+
+def test_a_thread_that_cannot_start(rehearsed, monkeypatch):
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread._target and thread._target.__name__ == "_send":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    record = ended(rehearsed.job())
+    assert record.status == "Failed" and "can't start new thread" in record.failure
+
+
+@pytest.mark.parametrize("line", ["resuming from step " + "1" * 5000, "step=" + "9" * 5000, "a=" + "1" * 100_000 + "x"])
+def test_a_line_that_is_no_progress(rehearsed, line):
+    job = rehearsed.job()
+    rehearsed.container().said.put(f" {line}")
+    rehearsed.container().end(0)
+    assert ended(job).status == "Completed"
+
+
+def test_notes_without_end(rehearsed):
+    job = rehearsed.job()
+    for number in range(2 * NOTES):
+        job.note(f"note {number}")
+    rehearsed.container().end(0)
+    notes = ended(job).notes
+    assert len(notes) == NOTES + 1 and notes[-2:] == [f"note {NOTES - 1}", "more notes are left out"]
+
+
+# Interruptions
+
+SPOT = {"EnableManagedSpotTraining": True, "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60}}
+
+
+def by_hand(job: Job, **order) -> str:
+    """Take instances of a job away."""
+    service = Service(None, None)
+    service.jobs["arn"] = job
+    return service.interrupt({"name": "job", "hosts": [], "warned": True, "gap": 0.0} | order)
+
+
+def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
+    """Not when its program has ended, which may be two minutes later."""
+    job = rehearsed.job(**SPOT)
+    first = rehearsed.container()
+    until(lambda: job.record.secondary == "Training")
+    first.on_signal = lambda _: None  # it takes its time
+    before = time.time()
+    assert by_hand(job, gap=0.25) == "algo-1 of job taken away, warned"
+    until(lambda: first.signals == ["SIGTERM"])
+    (one,) = job.record.interruptions
+    assert before <= one.time <= time.time() and (one.hosts, one.warned, one.gap) == (["algo-1"], True, 0.25)
+    assert job.record.secondary == "Interrupted" and job.record.attempts[0].instances[0].ended is None
+    first.end(0)
+    rehearsed.container(1).end(0)
+    record = ended(job)
+    assert [one.status for one in record.transitions].count("Interrupted") == 1
+    assert record.status == "Completed" and len(record.interruptions) == 1
+
+
+WRONG = [
+    None, [], "x", 1, {}, {"name": "job"}, {"hosts": "algo-1"}, {"hosts": [1]}, {"hosts": None}, {"hosts": [["a"]]},
+    {"hosts": ["algo-9"]}, {"gap": "x"}, {"gap": math.nan}, {"gap": -1}, {"gap": math.inf}, {"gap": True},
+    {"gap": None}, {"gap": 10**400}, {"gap": 1e300}, {"warned": "no"}, {"warned": 1}, {"warned": None}, {"name": 1},
+    {"name": ["job"]}, {"name": "a\nb"}, {"more": 1}, {"name": None}, {"name": "\udc80" * 10},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=ascii)
+def test_a_wrong_order_is_refused(rehearsed, wrong):
+    job = rehearsed.job(**SPOT)
+    container = rehearsed.container()
+    until(lambda: job.record.secondary == "Training")
+    service = Service(None, None)
+    service.jobs["arn"] = job
+    order = {"name": "job", "hosts": [], "warned": True, "gap": 0.0}
+    whole = isinstance(wrong, dict) and wrong not in ({}, {"name": "job"})
+    with pytest.raises(ValueError, match="found .*, allowed is ") as refused:
+        service.interrupt(order | wrong if whole else wrong)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+    container.end(0)
+    assert ended(job).interruptions == []
+
+
+@pytest.mark.parametrize("text", ["at 1s gap 99999999999h", "at 99999999999h", "every 9999999999999h"])
+def test_a_rule_of_a_time_that_never_comes(text):
+    with pytest.raises(ValueError, match="--interrupt: found .*, allowed are times up to 672h"):
+        schedule.parse(text)
+
+
+def test_a_stop_after_a_time_that_no_timer_has(rehearsed):
+    job = rehearsed.job(StoppingCondition={"MaxRuntimeInSeconds": 2**62})
+    rehearsed.container().end(0)
+    assert ended(job).status == "Completed"
+
+
+# Metrics
+
+
+SLOW = {"(a+)+$": "a" * 40 + "!", r"^(.*?,){25}P": ",".join(map(str, range(60))), "(?:a?){60}a{60}": "a" * 60}
+
+
+@pytest.mark.parametrize("regex", SLOW)
+def test_a_metric_that_stalls(rehearsed, regex):
+    """It is left out and told; the log and the other metrics go on."""
+    one, other = {"Name": "loss", "Regex": r"loss=(\S+)"}, {"Name": "epoch", "Regex": r"epoch=(\S+)"}
+    job = rehearsed.job(metrics=[one, {"Name": "slow", "Regex": regex}, other])
+    container = rehearsed.container()
+    for line in ("loss=1", SLOW[regex], "step=7 loss=0.5 epoch=3"):
+        container.said.put(line)
+    container.end(0)
+    record = ended(job)
+    assert {name: one["Value"] for name, one in job.metrics.found.items()} == {"loss": 0.5, "epoch": 3.0}
+    assert record.notes == ["MetricDefinitions: the Regex of slow is too slow for this log, and used no more"]
+    assert (job.folder / "logs/algo-1.log").read_text().splitlines()[2] == "step=7 loss=0.5 epoch=3"
+    assert job.metrics.matcher.poll() is not None  # nothing is left of it
+
+
+def test_metrics_whose_process_is_killed():
+    found = Metrics([{"Name": "x", "Regex": r"x=(\d)"}, {"Name": "x", "Regex": r"y=(\d)"}])
+    assert found.line("x=1") is None and found.line("y=2 \udc80\ud800 ü\u2028\n x") is None
+    assert found.found["x"]["Value"] == 2.0
+    found.matcher.kill()
+    found.matcher.wait()
+    assert found.line("x=3").startswith("metrics are no longer looked for: ")
+    assert found.line("x=3") is None and found.found["x"]["Value"] == 2.0
+    found.close()
+    Metrics([]).close()
+
+
+# Logs
+
+
+def test_lines_of_chunks():
+    chunks = [b"a\r\nb", "ü".encode()[:1], "ü".encode()[1:], b"\n\n", b"\xff c"]
+    assert list(logs.lines(chunks)) == ["a", "b\u00fc", "", "\ufffd c"]
+    assert list(logs.lines([])) == [] == list(logs.lines([b""]))
+
+
+def test_a_line_without_end_is_several():
+    """It is neither kept whole, nor copied for each chunk."""
+    size = 0
+    for line in logs.lines(bytes(2**16) for _ in range(1000)):
+        assert len(line) <= logs.EVENT
+        size += len(line)
+    assert size == 1000 * 2**16
+
+
+def test_logs_of_two_jobs_of_one_name(tmp_path):
+    """The earlier one's are kept aside, all of them."""
+    for number in range(3):
+        rehearsed = Rehearsed(tmp_path)
+        job = rehearsed.job()
+        rehearsed.container().said.put(f"of run {number}")
+        rehearsed.container().end(0)
+        ended(job)
+        (job.folder / "report.html").write_text(f"{number}")
+    for name, number in (("job", 2), ("job.1", 0), ("job.2", 1)):
+        assert (tmp_path / "reports" / name / "logs/algo-1.log").read_text() == f"of run {number}\n"
+        assert (tmp_path / "reports" / name / "report.html").read_text() == f"{number}"
+
+
+# Secrets
+
+PASSWORD = "hunter2-hunter2"
+TOKEN = "hf_" + "x1Y2" * 8
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKC\n-----END RSA PRIVATE KEY-----"
+SECRETS = [PASSWORD, TOKEN, "MIIEpAIBAAKC", "of-a-tag", "after-a-flag", "AKIAABCDEFGHIJKLMNOP", "user:pass", "of-more"]
+CLEAR = "learning-rate-0.1"
+
+
+def secret_record() -> Record:
+    """Return a record with secrets wherever a user may put them."""
+    request = {
+        "TrainingJobName": "job",
+        "HyperParameters": {"db_password": f'"{PASSWORD}"', "hub": TOKEN, "lr": CLEAR, "max_tokens": "3"},
+        "Environment": {"API_KEY": "of-more", "PEM": PEM, "URL": "https://user:pass@host/x", "PLAIN": CLEAR},
+        "Tags": [{"Key": "secret", "Value": "of-a-tag"}, {"Key": "plain", "Value": CLEAR}],
+        "AlgorithmSpecification": {
+            "TrainingImage": "image:0123456789012345678901234567890123456789",
+            "ContainerEntrypoint": ["bash", "-c", f"export TOKEN={TOKEN}; ./run --key AKIAABCDEFGHIJKLMNOP"],
+            "ContainerArguments": ["--api_key", "after-a-flag", f"--password={PASSWORD}", f"--lr={CLEAR}", "--token"],
+        },
+        "NotInTheModel": {"Password": "of-more"},
+    }
+    text = f"the password {PASSWORD} is wrong: see https://user:pass@host/x?a=b&token={TOKEN}, exit code: 3\n{PEM}"
+    record = replace(interrupted(), request=request, failure=text, notes=[text])
+    record.transitions[0].message = record.interruptions[0].why = text
+    return record
+
+
+def test_no_secret_in_a_report_or_record(tmp_path):
+    record = secret_record()
+    report.write(record, tmp_path / "report.html")
+    for text in ((tmp_path / "report.html").read_text(), json.dumps(record.as_json())):
+        assert not [secret for secret in SECRETS if secret in text]
+        assert text.count(CLEAR) >= 4 and "image:0123456789012345678901234567890123456789" in text
+        assert "exit code: 3" in text and text.count("******") > 10
+    assert record.request["HyperParameters"]["hub"] == TOKEN  # the job's own is as it was
+
+
+def test_a_secret_of_few_letters_leaves_texts_alone():
+    mask = Mask({"HyperParameters": {"max_tokens": "3", "token": ""}})
+    assert mask.text("exit code: 3, max_tokens=3") == "exit code: 3, max_tokens=******"
+    assert mask.text("") == "" and Mask({}).text("a = b  c\n") == "a = b  c\n"
+
+
+# Processes
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="a PID namespace needs root"
+)
+
+
+@pytest.fixture
+def started(monkeypatch) -> Iterator[Callable]:
+    """Start a line as a host's first process."""
+    monkeypatch.setattr(processes.bridge, "possible", lambda: False)
+    engine, made = Processes(Path(sys.executable), "owner", lambda _: None), []
+
+    def start(*line: str) -> Process:
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        made.append(Process(subprocess.Popen([*engine.unshare, *line], **pipes)))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.remove()
+        one.outer.stdout.close()
+
+
+@needs_namespaces
+@pytest.mark.parametrize("status", [0, 3, 137])
+def test_the_exit_status_of_a_process(started, status):
+    process = started("bash", "-c", f"echo $$ $(ls /proc | grep -c '^[0-9]*$'); exit {status}")
+    said = list(process.lines())
+    assert said[0].split()[0] == "1" and int(said[0].split()[1]) < 8 and len(said) == 1
+    assert process.wait() == status
+
+
+@needs_namespaces
+def test_a_process_that_is_killed(started):
+    """Its status is a shell's for SIGKILL, and nobody writes of it into its log."""
+    process = started("bash", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done")
+    lines = process.lines()
+    assert next(lines) == "ready"
+    process.signal("SIGTERM")
+    assert next(lines) == "heard"
+    process.signal("SIGKILL")
+    assert list(lines) == [] and process.wait() == 137

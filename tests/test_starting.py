@@ -1,0 +1,84 @@
+"""app/starting.py: a slow start says what it does, a quick one and one that is done say nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app import starting
+from app.progress import StartProgress
+
+ROOT = Path(__file__).resolve().parents[1]
+BEFORE = """
+import sys, time
+from app import starting
+starting._busy = lambda: {busy}
+starting.FIRST, starting.NEXT = {first}, {next}
+"""
+
+
+def said(code: str, busy: bool = False, first: float = 100.0, later: float = 100.0, **variables: str) -> str:
+    """Return what a process that does this prints to stderr; stdout is for what was asked for, as --print_config."""
+    line = [sys.executable, "-c", BEFORE.format(busy=busy, first=first, next=later) + code]
+    variables = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"} | variables
+    done = subprocess.run(line, env=variables | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_quick_start_says_nothing():
+    assert said("starting.begin('one'); starting.doing('two'); starting.done()") == ""
+
+
+def test_a_slow_one_says_what_it_does_and_what_follows():
+    code = "starting.begin('one')\nwhile not starting._said: time.sleep(0.01)\nstarting.doing('two')"
+    assert said(code, first=0.1) == "starting: one (0 s so far)\nstarting: two (0 s so far)\n"
+
+
+def test_it_is_said_again():
+    code = "starting.begin('one'); time.sleep(1); starting.done(); time.sleep(0.3); print('END', file=sys.stderr)"
+    lines = said(code, first=0.05, later=0.05).splitlines()
+    assert len(lines) > 3 and set(lines) <= {f"starting: one ({second} s so far)" for second in (0, 1, 2)} | {"END"}
+    assert lines[-1] == "END"
+
+
+def test_nothing_is_said_once_it_is_done():
+    code = "starting.begin('one'); starting.done(); starting.doing('two'); time.sleep(0.2)"
+    assert said(code, busy=True, first=0.05, later=0.05) == "starting: one (0 s so far)\n"
+
+
+def test_on_a_busy_machine_it_is_said_at_once():
+    assert said("starting.begin('one'); starting.done()", busy=True) == "starting: one (0 s so far)\n"
+
+
+def test_one_rank_of_a_node_speaks():
+    code = "starting.begin('one'); starting.doing('two')"
+    assert said(code, busy=True, LOCAL_RANK="1") == ""
+    assert said(code, busy=True, LOCAL_RANK="0").count("\n") == 2
+
+
+def test_whoever_has_not_begun_says_nothing():
+    assert said("starting.doing('one')", busy=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "busy"), [("1000 2500 3\n", True), ("1000 900 3\n", False), ("", False), (None, False)]
+)
+def test_a_process_that_had_to_wait_is_on_a_busy_machine(tmp_path, text, busy):
+    if text is not None:
+        (tmp_path / "schedstat").write_text(text)
+    assert starting._busy(tmp_path / "schedstat") is busy
+
+
+def test_the_first_step_is_the_end(monkeypatch):
+    told = []
+    monkeypatch.setattr(starting, "doing", told.append)
+    monkeypatch.setattr(starting, "done", lambda: told.append(None))
+    callback = StartProgress()
+    callback.setup(None, None, "fit")
+    callback.on_train_start(None, None)
+    assert len(told) == 2 and None not in told
+    callback.on_train_batch_end(None, None, None, None, 0)
+    assert told[-1] is None

@@ -1,0 +1,193 @@
+"""app/threads.py: as many threads as there are CPUs for this process, and none that spins while others want them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import pytorch_lightning
+import torch
+
+from app import threads, train, train_torchrun
+from app.environment import Environment
+
+ROOT = Path(__file__).resolve().parents[1]
+MANY = 64  # CPUs of the machine that the quotas below are of
+
+
+def run(code: str, *path: Path, **variables: str) -> subprocess.CompletedProcess:
+    """Run Python code in a process that has no OpenMP variables but the given ones."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MKL_"))}
+    kept |= {"PYTHONPATH": ":".join(map(str, (*path, ROOT)))} | variables
+    done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def write(folder: Path, **files: str) -> None:
+    """Write the files of a cgroup; _us is version 1's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("_", ".", 1)).write_text(f"{text}\n")
+
+
+V1, HYBRID = "4:memory:/job\n2:cpu,cpuacct:/job\n", "2:cpu:/\n0::/job\n"
+TREES = {
+    "none": ("0::/job\n", {}, MANY),
+    "version 2": ("0::/job\n", {"job": {"cpu_max": "300000 100000"}}, 3),
+    "of a parent": ("0::/pod/job\n", {"pod": {"cpu_max": "200000 100000"}, "pod/job": {"cpu_max": "max 100000"}}, 2),
+    "of the parent and less": ("0::/pod/job\n", {"pod": {"cpu_max": "4 1"}, "pod/job": {"cpu_max": "3 1"}}, 3),
+    "no quota": ("0::/job\n", {"job": {"cpu_max": "max 100000"}}, MANY),
+    "half a CPU": ("0::/job\n", {"job": {"cpu_max": "50000 100000"}}, 1),
+    "nearly two": ("0::/job\n", {"job": {"cpu_max": "190000 100000"}}, 2),
+    "the host's path": ("0::/docker/0a1b\n", {".": {"cpu_max": "500000 100000"}}, 5),
+    "a path upwards": ("0::/../../other\n", {".": {"cpu_max": "500000 100000"}}, 5),
+    "damaged": ("0::/job\n", {"job": {"cpu_max": "?"}}, MANY),
+    "version 1": (V1, {"cpu,cpuacct/job": {"cpu_cfs_quota_us": "200000", "cpu_cfs_period_us": "100000"}}, 2),
+    "version 1, linked": (V1, {"cpu": {"cpu_cfs_quota_us": "200000", "cpu_cfs_period_us": "100000"}}, 2),
+    "version 1, no quota": (V1, {"cpu/job": {"cpu_cfs_quota_us": "-1", "cpu_cfs_period_us": "100000"}}, MANY),
+    "both versions": (HYBRID, {"unified/job": {"cpu_max": "4 1"}, "cpu": {"cpu_cfs_quota_us": "-1"}}, 4),
+}
+
+
+@pytest.mark.parametrize(("own", "tree", "cpus"), TREES.values(), ids=TREES)
+def test_a_quota_of_cpus_counts(tmp_path, monkeypatch, own, tree, cpus):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(MANY)))
+    (tmp_path / "own").write_text(own)
+    for folder, files in tree.items():
+        write(tmp_path / "cgroups" / folder, **files)
+    assert threads.usable_cpus(tmp_path / "cgroups", tmp_path / "own") == cpus
+
+
+def test_a_system_without_cgroups(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5})
+    assert threads.usable_cpus(tmp_path, tmp_path / "none") == 2
+
+
+def test_the_affinity_counts():
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nfrom app import threads\n"
+    assert run(f"{code}print(threads.usable_cpus())").stdout == "1\n"
+
+
+def test_ranks_share_what_there_is(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(MANY)))
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 6)
+    assert [threads.variables(ranks, {}) for ranks in (1, 2, 4, 9)] == [
+        {"OMP_NUM_THREADS": text} for text in ("6", "3", "1", "1")
+    ]
+    monkeypatch.setattr(threads, "usable_cpus", lambda: MANY)
+    assert threads.variables(1, {}) == {}  # OpenMP knows better: one for each core
+
+
+@pytest.mark.parametrize("name", threads.COUNT)
+def test_what_the_user_has_set_stays(monkeypatch, name):
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 1)
+    assert threads.variables(2, {name: "7"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("own", "found"), [({}, "1"), ({"OMP_NUM_THREADS": "7"}, "7"), ({"MKL_NUM_THREADS": "7"}, None)]
+)
+def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
+    for package in ("pytorch_lightning", "torchvision"):
+        (tmp_path / f"{package}.py").write_text("import os; print(os.environ.get('OMP_NUM_THREADS'))")
+    code = "from app import imports, threads\nthreads.usable_cpus = lambda: 1\nimports.import_lightning()"
+    if len(os.sched_getaffinity(0)) == 1 and not own:
+        pytest.skip("one CPU: there is nothing to say")
+    assert set(run(code, tmp_path, **own).stdout.split()) == {str(found)}
+
+
+def test_ranks_of_lightning_share_a_quota(monkeypatch):
+    """The variable that this process has of `prepare` is not taken for the user's, and goes on to the other ranks."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(threads, "USERS", {})
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 4)
+    monkeypatch.setattr(threads, "spin_only_alone", lambda threads: None)
+    try:
+        threads.share(2)
+        assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (2, "2")
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_too_many_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 2)
+    says = r"^--trainer.devices: found 64, expected at most 8 processes on 2 CPUs; give 2 or fewer"
+    with pytest.raises(ValueError, match=says):
+        threads.share(64)
+    with pytest.raises(ValueError, match=says):
+        train_torchrun.command(Environment(), ["--trainer.devices=64"], 0, Path("train.py"))
+    threads.check(8)
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 16)
+    threads.check(64)
+
+
+def test_a_training_with_too_many_processes_never_starts(monkeypatch, tmp_path, capsys):
+    def fit(*_):
+        raise AssertionError("it was started")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(pytorch_lightning.Trainer, "fit", fit)
+    with pytest.raises(SystemExit) as left:
+        train.main(["--trainer.devices=64", "--trainer.accelerator=cpu"])
+    assert left.value.code == 1
+    said = capsys.readouterr().err
+    assert "error: --trainer.devices: found 64" in said and "Traceback" not in said
+
+
+# libgomp as torch brings it, without torch; two threads that have nothing to do but to wait for 20 ms, 20 times.
+SPINNING = """
+import ctypes, importlib.util, threading, time
+from pathlib import Path
+from app import threads
+
+torch = Path(importlib.util.find_spec("torch").origin).parent
+libgomp = ctypes.CDLL(str(torch / "lib/libgomp.so.1"))
+nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
+crowded, clock = False, [0, 0]
+
+def scheduled():
+    clock[crowded] += 1
+    return tuple(clock)
+
+def used():
+    before = time.process_time()
+    for _ in range(20):
+        libgomp.GOMP_parallel(nothing, None, 2, 0)
+        time.sleep(0.02)
+    return time.process_time() - before
+
+def wait_for(count):
+    while sum(thread.name == "spinning" for thread in threading.enumerate()) != count:
+        time.sleep(0.01)
+
+threads._scheduled, threads.INTERVAL, threads.HOLD = scheduled, 0.05, 2.0
+threads.spin_only_alone(2)
+alone = used()
+crowded = True
+wait_for(2)
+shared = used()
+crowded = False
+wait_for(1)
+print(alone, shared, used())
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU libgomp does not spin")
+def test_waiting_threads_spin_only_while_nobody_else_wants_the_cpu():
+    """Seconds of the processor that waiting took: spinning takes milliseconds each time, sleeping next to nothing."""
+    alone, shared, again = map(float, run(SPINNING).stdout.split())
+    assert shared < alone / 4 and shared < again / 4, (alone, shared, again)
+
+
+@pytest.mark.parametrize("name", threads.WAITING)
+def test_how_the_user_has_threads_wait_stays(name):
+    code = "import threading\nfrom app import threads\nimport ctypes, importlib.util\nfrom pathlib import Path\n"
+    code += "ctypes.CDLL(str(Path(importlib.util.find_spec('torch').origin).parent / 'lib/libgomp.so.1'))\n"
+    code += "threads.spin_only_alone(2)\nprint(threading.active_count())"
+    assert run(code).stdout == "2\n"
+    assert run(code, **{name: "1" if name == "GOMP_SPINCOUNT" else "ACTIVE"}).stdout == "1\n"

@@ -1,0 +1,332 @@
+"""Processes that start warm: forked from a server that has imported torch, Lightning and the application.
+
+`start(argv, folder, variables)` does for `python SCRIPT`, `python -m MODULE` and `python -c CODE` what Popen does, in
+0.1 s of processor time in place of 4. Whatever such a process starts by the same interpreter, as the toolkit does its
+program and Lightning its ranks, is forked in the same way: the tree of processes is the real one, and so are signals,
+exit statuses, output, environment and working folder. Not the same as in a new interpreter: modules of installed
+packages are imported already, and the allocator and OpenMP keep the server's settings. Where the start itself is what
+is tested, use subprocess.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import fcntl
+import io
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver, reduction
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# What a start spends its time on. Not the toolkit itself: it reads its environment when it is imported.
+PRELOADED = ("app.train", "app.train_multi_node", "torchmetrics.classification", "boto3", "paramiko", "s3fs",
+             "tensorboard.backend.event_processing.event_file_loader", "warm")  # fmt: skip
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(list(PRELOADED))
+# The folder in which each process notes its environment: /proc/PID/environ still has the server's.
+notes = os.environ.get("WARM_NOTES")
+INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")})
+
+
+class Started:
+    """A process started by `start`, with the interface of subprocess.Popen as far as the tests use it."""
+
+    def __init__(self, process, stdout: io.TextIOBase | None) -> None:
+        self.process, self.stdout, self.pid = process, stdout, process.pid
+
+    def poll(self) -> int | None:
+        """Return the exit status if it has ended, else None."""
+        return self.process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status; -N if signal N ended it; None while it runs."""
+        return self.process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status when it has ended; subprocess.TimeoutExpired where that takes longer."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return self.process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """Return what it wrote since, when it has ended."""
+        said: list[str] = []
+        reader = threading.Thread(target=lambda: said.append(self.stdout.read()), daemon=True)
+        reader.start()
+        reader.join(timeout)
+        if reader.is_alive():
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        self.wait(timeout)
+        return said[0], None
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal if it is still there."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def start(
+    argv: Sequence[object], folder: Path, variables: Mapping[str, str] = os.environ, output: int | None = None
+) -> Started:
+    """Start `argv` in `folder` with exactly these variables; both its streams go to file descriptor `output`, or
+    else to the pipe `stdout` of what is returned."""
+    ensure_server()
+    reading = None
+    if output is None:
+        reading, output = os.pipe()
+    with contextlib.ExitStack() as closed:
+        if reading is not None:
+            closed.callback(os.close, output)
+        process = SERVER.Process(
+            target=_begin, args=([str(word) for word in argv], str(folder), dict(variables), _Descriptor(output))
+        )
+        process.start()
+    return Started(process, os.fdopen(reading, encoding="utf-8", errors="replace") if reading is not None else None)
+
+
+def run(
+    argv: Sequence[object], folder: Path, variables: Mapping[str, str] = os.environ, timeout: float = 300
+) -> subprocess.CompletedProcess:
+    """Run `argv` to its end, killed after `timeout` seconds, and return it with all its output in `stdout`."""
+    started = start(argv, folder, variables)
+    try:
+        said, _ = started.communicate(timeout)
+    finally:
+        started.kill()
+    return subprocess.CompletedProcess([str(word) for word in argv], started.returncode, said, "")
+
+
+def environ(pid: int) -> dict[str, str]:
+    """Return the environment of a process that was started warm; empty if it is none."""
+    try:
+        return json.loads(Path(notes, str(pid)).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def ensure_server() -> None:
+    """Start the server if it is not there; what it imports is found by its own PYTHONPATH."""
+    global notes
+    if notes is None:
+        notes = tempfile.mkdtemp(prefix="warm-")
+        atexit.register(shutil.rmtree, notes, ignore_errors=True)
+    kept = dict(os.environ)
+    found = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
+    os.environ.update(PYTHONPATH=found, OMP_NUM_THREADS="1", WARM_NOTES=notes)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+class _Descriptor:
+    """A file descriptor on its way to a process of the server."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self):
+        return _Descriptor._taken, (reduction.DupFd(self.number),)
+
+    @staticmethod
+    def _taken(duplicate) -> int:
+        return duplicate.detach()
+
+
+def _begin(argv: list[str], folder: str, variables: dict[str, str], output: int) -> None:
+    """Become the process that is asked for, in a child of the server."""
+    for number in (1, 2):
+        os.dup2(output, number)
+    if output > 2:
+        os.close(output)
+    multiprocessing.set_start_method("fork", force=True)  # of data workers: in a child of a server, it is the server's
+    _become(argv, folder, variables)
+
+
+def _become(argv: list[str], folder: str | None, variables: Mapping[str, str]) -> None:
+    """Do what exec does with this process, as far as a program can see it, and run `argv`; never returns."""
+    status = 1
+    try:
+        os.environ.clear()
+        os.environ.update(variables)
+        Path(notes, str(os.getpid())).write_text(json.dumps(dict(variables)))
+        if folder is not None:
+            os.chdir(folder)
+        _forget()
+        status = _exit_status(argv)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        if status < 0:
+            signal.signal(-status, signal.SIG_DFL)
+            os.kill(os.getpid(), -status)
+        os._exit(status)
+
+
+def _forget() -> None:
+    """Leave nothing of what this process was before: handlers, streams, modules, threads' numbers."""
+    signal.set_wakeup_fd(-1)
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) not in (signal.SIG_IGN, signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()
+    logging.root.handlers.clear()
+    buffering = 1 if os.environ.get("PYTHONUNBUFFERED") else -1
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (as long as the process)
+    sys.stdout = open(1, "w", buffering, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    if os.environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    multiprocessing.process._children.clear()
+    multiprocessing.process._current_process._config["daemon"] = False
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        if name.startswith("sagemaker_training") or (
+            file and not file.startswith((*INSTALLED, str(ROOT / "app"))) and name not in ("__main__", "warm")
+        ):
+            del sys.modules[name]
+    sys.path[:] = [path for path in sys.path if path.startswith((*INSTALLED, sys.base_prefix)) or path == str(ROOT)]
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+    import torch
+    from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+    # Lightning reads it once, when it is imported.
+    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"))
+    rank_zero_only.rank = int(next((rank for rank in ranks if rank), 0))
+    subprocess._fork_exec = _fork_exec
+    os.execve = _execve
+
+
+def _exit_status(argv: list[str]) -> int:
+    """Run a command line in this interpreter, and return its exit status, -N for signal N."""
+    script, code, sys.argv = _program(argv)
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=script, __builtins__=__builtins__, __spec__=None)
+    sys.modules["__main__"] = main
+    status: object = 0
+    try:
+        exec(code, main.__dict__)
+    except SystemExit as leaving:
+        status = leaving.code
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        return -signal.SIGINT
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error, trace)
+        status = 1
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        multiprocessing.util._exit_function()
+    if status is None:
+        return 0
+    if not isinstance(status, int):
+        print(status, file=sys.stderr)
+        return 1
+    return status & 255
+
+
+def _program(argv: list[str]) -> tuple[str, object, list[str]]:
+    """Return file, code and sys.argv of a command line that `_is_ours`."""
+    rest = list(argv[1:])
+    while rest[0] in ("-u", "--"):
+        del rest[0]
+    if rest[0] == "-c":
+        sys.path.insert(0, "")
+        return "<string>", compile(rest[1], "<string>", "exec"), ["-c", *rest[2:]]
+    if rest[0] == "-m":
+        sys.path.insert(0, str(Path.cwd()))
+        code = f"import runpy\nrunpy.run_module({rest[1]!r}, run_name='__main__', alter_sys=True)\n"
+        return rest[1], code, rest[1:]
+    sys.path.insert(0, str(Path(rest[0]).resolve().parent))
+    return rest[0], compile(Path(rest[0]).read_bytes(), rest[0], "exec"), rest
+
+
+def _is_ours(argv: Sequence[str], folder: str | bytes | None = None) -> bool:
+    """Say whether this interpreter can run a command line: its own, with a file below `folder`, a module or code."""
+    words = [word for word in argv[1:3] if word not in ("-u", "--")]
+    if argv[0] not in ("python", sys.executable) or not words or words[:2] == ["-m", "pip"]:
+        return False
+    return words[0] in ("-c", "-m") or Path(os.fsdecode(folder or "."), words[0]).suffix == ".py"
+
+
+_real_fork_exec = subprocess._fork_exec
+
+
+def _fork_exec(args, executables, close_fds, kept, cwd, variables, p2cread, p2cwrite, c2pread, c2pwrite, errread,
+               errwrite, errpipe_read, errpipe_write, restore_signals, new_session, *rest) -> int:  # fmt: skip
+    """Fork this process where subprocess would start the same interpreter anew (subprocess.py of Python 3.11)."""
+    argv = [os.fsdecode(word) for word in args]
+    if not _is_ours(argv, cwd):
+        return _real_fork_exec(args, executables, close_fds, kept, cwd, variables, p2cread, p2cwrite, c2pread, c2pwrite,
+                               errread, errwrite, errpipe_read, errpipe_write, restore_signals, new_session,
+                               *rest)  # fmt: skip
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    pid = os.fork()
+    if pid == 0:
+        if new_session:
+            os.setsid()
+        for number, source in ((0, p2cread), (1, c2pwrite), (2, errwrite)):
+            if source not in (-1, number):
+                os.dup2(source, number)
+        _sever()
+        given = dict(os.environ) if variables is None else dict(os.fsdecode(one).split("=", 1) for one in variables)
+        _become(argv, cwd and os.fsdecode(cwd), given)
+    return pid
+
+
+def _sever() -> None:
+    """Cut what exec would close; the numbers stay taken, as objects from before may still close them."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        number = int(entry.name)
+        if number > 2 and number != nothing:
+            with contextlib.suppress(OSError):
+                if fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
+                    os.dup2(nothing, number, inheritable=False)
+
+
+_real_execve = os.execve
+
+
+def _execve(path: str, argv: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Go on as another program, as exec does."""
+    if not _is_ours(list(argv)):
+        _real_execve(path, argv, variables)
+    sys.stdout.flush()
+    _sever()
+    _become(list(argv), None, dict(variables))
