@@ -58,7 +58,7 @@ def walk(roots: Mapping[str, Any], skip: tuple = (), code: bool = True) -> Itera
             stack += [(f"{path}.{name}", one) for name, one in reversed(list(_members(value, code)))]
 
 
-def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:
+def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901 (a branch for each kind of object)
     kind = type(value)
     if isinstance(value, dict):
         for number, (key, one) in enumerate(value.items()):

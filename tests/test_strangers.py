@@ -1,12 +1,16 @@
 """User code of many kinds, stopped and killed at any place of a run, ends with the weights of a run left alone."""
 
-import multiprocessing
+import os
 from pathlib import Path
 
-import interruptible
 import pytest
 import torch
+import warm
+from containers import ROOT
 
+pytestmark = pytest.mark.slow
+
+PROGRAM = ROOT / "tests/interruptible.py"
 LIMIT = 90  # seconds; what takes longer hangs
 FLAGS = [
     "--model=strangers.Model", "--data=strangers.Data", "--trainer.max_epochs=3", "--trainer.accelerator=cpu",
@@ -15,32 +19,25 @@ FLAGS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def server():
-    """What forks the runs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["app.train", "interruptible", "strangers"])
-    return context
-
-
 class Run:
     """A job in a folder, started as often as it takes."""
 
-    def __init__(self, server, folder: Path, *flags: str) -> None:
-        self.server, self.folder, self.flags = server, folder, [*FLAGS, *flags]
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder, self.flags = folder, [*FLAGS, *flags]
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, **variables: str) -> int:
         """Run it, and return its exit status."""
         log = self.folder / "log"
         before = len(log.read_text()) if log.exists() else 0
-        process = self.server.Process(target=interruptible.main, args=(self.folder, self.flags, variables))
-        process.start()
-        process.join(LIMIT)
-        if process.is_alive():
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | variables
+        with log.open("a") as output:
+            process = warm.start(["python", PROGRAM, *self.flags], self.folder, environment, output.fileno())
+        try:
+            return process.wait(LIMIT)
+        finally:
             process.kill()
-        self.said = log.read_text()[before:]
-        return process.exitcode
+            self.said = log.read_text()[before:]
 
     def finish(self) -> dict[str, torch.Tensor]:
         """Run it to its end, and return its weights."""
@@ -53,9 +50,9 @@ def same(one: dict, other: dict) -> list[str]:
     return [name for name in one if not torch.equal(*(each[name].to_dense() for each in (one, other)))]
 
 
-def check(server, folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
+def check(folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
     """Compare a run left alone with one that is stopped at each of `at`, and return what that says at last."""
-    alone, run = Run(server, folder / "alone", *flags), Run(server, folder / "run", *flags)
+    alone, run = Run(folder / "alone", *flags), Run(folder / "run", *flags)
     expected = alone.finish()
     for place in at:
         assert run.start(STOP_AT=place) == 143, run.said[-3000:]
@@ -112,10 +109,10 @@ CODE = {
 
 
 @pytest.mark.parametrize("flags", CODE.values(), ids=CODE)
-def test_within_an_epoch(server, tmp_path: Path, flags):
+def test_within_an_epoch(tmp_path: Path, flags):
     given = "".join(flags)
     places = ("3:2", "5:1") if "min_size" in given else ("1:2",) if "overfit" in given else ("1:6",)
-    check(server, tmp_path, *flags, at=places)
+    check(tmp_path, *flags, at=places)
 
 
 ENDS = ["the number of steps is asked for", "a sampler that counts", "an iterable dataset", "plain attributes",
@@ -123,20 +120,20 @@ ENDS = ["the number of steps is asked for", "a sampler that counts", "an iterabl
 
 
 @pytest.mark.parametrize("kind", ENDS)
-def test_at_an_epochs_end(server, tmp_path: Path, kind):
-    check(server, tmp_path, *CODE[kind], at=("0:9", "2:0"))
+def test_at_an_epochs_end(tmp_path: Path, kind):
+    check(tmp_path, *CODE[kind], at=("0:9", "2:0"))
 
 
-def test_killed_it_goes_on_from_the_epochs_end(server, tmp_path: Path):
-    alone = Run(server, tmp_path / "alone", *CODE["plain attributes"])
-    run = Run(server, tmp_path / "run", *CODE["plain attributes"])
+def test_killed_it_goes_on_from_the_epochs_end(tmp_path: Path):
+    alone = Run(tmp_path / "alone", *CODE["plain attributes"])
+    run = Run(tmp_path / "run", *CODE["plain attributes"])
     assert run.start(KILL_AT="1:3") == -9 and run.start(STOP_AT="1:5") == 143
     assert not same(alone.finish(), run.finish())
 
 
-def test_averaged_weights(server, tmp_path: Path):
+def test_averaged_weights(tmp_path: Path):
     """Stopped in each epoch, of which the last gathers the statistics of batch norm; and started again when done."""
-    alone, run = (Run(server, tmp_path / name, *CODE["averaged weights"]) for name in ("alone", "run"))
+    alone, run = (Run(tmp_path / name, *CODE["averaged weights"]) for name in ("alone", "run"))
     expected = alone.finish()
     for place in ("0:5", "1:5", "2:5", "3:5"):
         assert run.start(STOP_AT=place) == 143, run.said[-3000:]
@@ -144,8 +141,8 @@ def test_averaged_weights(server, tmp_path: Path):
     assert not same(expected, run.finish()) and "nothing is left to train" in run.said
 
 
-def test_what_no_checkpoint_can_hold_is_named_when_it_is_saved(server, tmp_path: Path):
-    run = Run(server, tmp_path, "--model=strangers.Unsavable")
+def test_what_no_checkpoint_can_hold_is_named_when_it_is_saved(tmp_path: Path):
+    run = Run(tmp_path, "--model=strangers.Unsavable")
     assert run.start() == 1
     assert (
         "error: a checkpoint of this run could not be read again: mine.thing is a strangers.Points "
@@ -154,15 +151,15 @@ def test_what_no_checkpoint_can_hold_is_named_when_it_is_saved(server, tmp_path:
     assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
 
 
-def test_a_search_for_a_batch_size(server, tmp_path: Path):
-    check(server, tmp_path, "--model=strangers.Alone", "--trainer.callbacks=BatchSizeFinder",
+def test_a_search_for_a_batch_size(tmp_path: Path):
+    check(tmp_path, "--model=strangers.Alone", "--trainer.callbacks=BatchSizeFinder",
           "--trainer.callbacks.batch_arg_name=batch", "--trainer.callbacks.max_trials=2",
           "--data=strangers.Validated")  # fmt: skip
 
 
-def test_not_exact_is_as_lightning_does(server, tmp_path: Path):
+def test_not_exact_is_as_lightning_does(tmp_path: Path):
     """It says so, and leaves no checkpoint to resume from."""
-    run = Run(server, tmp_path, "--resume.exact=false", "--data.dataset=numpy")
+    run = Run(tmp_path, "--resume.exact=false", "--data.dataset=numpy")
     run.finish()
     assert run.said.count("this run is trained and saved as Lightning does; interrupted, it begins anew\n") == 1
     assert not list(tmp_path.rglob("step-*.ckpt")) and list(tmp_path.rglob("best-*.ckpt"))
