@@ -24,6 +24,7 @@ def explain_all(parser: ArgumentParser, args: list[str]) -> str:
 
     The parser stops at the first mistake. So each flag is parsed by itself, with those that choose its class.
     """
+    vars(parser).pop("print_config", None)  # else the first parsing that is well would print the settings and leave
     given = list(flags.given(args))
     wrong: dict[str, str] = {}
     for flag, words, source in sorted(given, key=lambda setting: setting[0].count(".")):
