@@ -30,9 +30,10 @@ soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders an
 mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and print what no test finds: an hour or two
 	$(BIN)/python tests/mutants.py $(FLAGS)
 
-lint: $(VENV)/ready  ## check style, and the shell scripts where shellcheck is installed
+lint: $(VENV)/ready  ## check style and imports, and the shell scripts where shellcheck is installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 	if command -v shellcheck >/dev/null; then git ls-files '*.sh' .ci/run | xargs shellcheck; else echo "no shellcheck here: shell scripts not checked"; fi
 
 format: $(VENV)/ready  ## put the code into its style

@@ -1,13 +1,10 @@
 """What the ranks of a job agree on while they train, on a group of its own: gloo, so that no GPU waits for it."""
 
-import time
 from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
 from torch import distributed
-
-EVERY = 1.0  # seconds between two agreements; each takes half a millisecond of a step (benchmarks/interruptions.py)
 
 
 class Agreement:
@@ -17,8 +14,8 @@ class Agreement:
         self.world_size = trainer.world_size
         self.is_first = trainer.is_global_zero
         self.group = distributed.new_group(backend="gloo") if self.world_size > 1 else None
-        self.calls, self.next, self.began = 0, 1, time.monotonic()
         self.asked, self.due, self.diverged = 0, False, False
+        self.told: tuple[torch.Tensor, Any] | None = None  # what is on its way between the ranks
 
     def gather(self, told: Any) -> list:
         """Return what each rank tells, by rank."""
@@ -32,17 +29,24 @@ class Agreement:
         """Set `asked`, the number of a signal that any rank was sent, `due`, whether the first rank's is true, and
         `diverged`, whether any rank's is.
 
-        About once a second, or now: the rank that would call the most often in a second says after how many calls.
+        What the ranks said the last time, or say now. It is sent while the next step is computed, so that no step waits
+        for it, and at every call, so that none depends on how long others took.
         """
         if not self.group:
             self.asked, self.due, self.diverged = asked, due, diverged
             return
-        self.calls += 1
-        if not now and self.calls < self.next:
-            return
-        seconds = (time.monotonic() - self.began) / self.calls
-        wait = max(1, min(1000, int(EVERY / max(seconds, 1e-3))))
-        flags = torch.tensor([asked, due and self.is_first, diverged, wait])
-        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self.group)
-        self.asked, due, diverged, self.next = flags.tolist()
-        self.due, self.diverged, self.calls, self.began = bool(due), bool(diverged), 0, time.monotonic()
+        self.settle()
+        due = due and self.is_first and not self.due
+        flags = torch.tensor([max(asked, self.asked), due, diverged or self.diverged], dtype=torch.int64)
+        work = distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self.group, async_op=True)
+        self.told = flags, work
+        if now:
+            self.settle()
+
+    def settle(self) -> None:
+        """Learn what is on its way."""
+        if self.told:
+            flags, work = self.told
+            work.wait()
+            self.asked, due, diverged = flags.tolist()
+            self.due, self.diverged, self.told = bool(due), bool(diverged), None

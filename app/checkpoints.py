@@ -20,6 +20,7 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from app.files import whole
+from app.plain import plain
 from app.stop import NAME
 
 KEY = "sagemaker_lightning"
@@ -133,6 +134,7 @@ class VerifiedIO(TorchCheckpointIO):
             return super().save_checkpoint(checkpoint, path, storage_options)
         try:
             self.lost = None
+            checkpoint = plain(checkpoint, {}, str, copies=False)  # it goes back to whoever asks as plain values
             write(Path(path), checkpoint, checkpoint.get("global_step", 0))
         except OSError as error:
             self.lost = f"{path} could not be written ({error.strerror})"

@@ -32,7 +32,7 @@ def default_data(args: list[str], has_channels: bool, settings: Mapping[str, Any
         if any("data_dir" in (key, *_settings_in(value)) for key, value in _given(args, "data")):
             default = cifar10  # who gives a folder wants what is in it; the digits come from none
         name = _class_path(args, "model", LightningModule)
-        own = name and _class(name).train_dataloader is not LightningModule.train_dataloader
+        own = name and has_own_data(name)
     if own:
         if others := [f"--data.{key}" for key, _ in _given(args, "data") if key]:
             raise ValueError(
@@ -41,6 +41,11 @@ def default_data(args: list[str], has_channels: bool, settings: Mapping[str, Any
             )
         return None
     return {"class_path": default} | ({"init_args": dict(settings)} if settings else {})
+
+
+def has_own_data(model: str) -> bool:
+    """Say whether a model, by its import path, has a train_dataloader of its own."""
+    return _class(model).train_dataloader is not LightningModule.train_dataloader
 
 
 def _given(args: list[str], group: str) -> Iterator[tuple[str, Any]]:

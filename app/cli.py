@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jsonargparse import ArgumentError
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from app import choice, flags, lean, limits, memory, model, schedule, smddp, unions
+from app import choice, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
 from app.best import BestModel
 from app.chance import Chance
 from app.curves import Logger
@@ -95,8 +94,9 @@ class CLI(LightningCLI):
         parser.set_defaults({"data": choice.default_data(found, bool(self.environment.channels), self._data_settings)})
         try:
             super().parse_arguments(parser, args if found == given else found)
-        except ArgumentError as error:
-            raise ValueError(flags.explain(error, parser)) from None
+            mistakes.refuse_unwanted(self.config)
+        except mistakes.REFUSED as error:
+            raise ValueError(mistakes.explain_all(parser, found) or mistakes.explain(error, parser)) from None
         # Before a seed is drawn, another one on each host.
         given = json.loads(parser.dump(self.config, skip_none=False, skip_validation=True, format="json"))
         self.given = dict(flags.flat(given))
@@ -111,6 +111,12 @@ class CLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what cannot be, and read -1 devices as all there are, on a CPU too."""
         limits.check(self.config, self.environment)
+        name = self.config.model.class_path
+        if self.config.data is None and not choice.has_own_data(name):
+            raise ValueError(
+                f"--data: found null, but {name.rpartition('.')[2]} has no train_dataloader of its own; leave the flag "
+                "out, or give the name of a data module"
+            )
         if self.config.trainer.devices in (-1, "-1"):
             self.config.trainer.devices = "auto"
         if self.environment.torchrun and self.config.trainer.devices == "auto":

@@ -49,7 +49,7 @@ class CIFAR10DataModule(ResidentDataModule):
             raise ValueError(
                 "--data=CIFAR10DataModule: no data; give the channel `training`, or a folder with --data.data_dir"
             )
-        return Path(self.data_dir)
+        return Path(self.data_dir).absolute()  # in messages: from where a relative one was resolved
 
 
 class DigitsDataModule(ResidentDataModule):

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from functools import partial
 
 import numpy as np
@@ -16,7 +17,7 @@ from app.resident import ResidentLoader, ResidentSet
 from app.shards import Shard
 
 
-class ResidentDataModule(LightningDataModule):
+class ResidentDataModule(LightningDataModule, ABC):
     """A data module whose images stay in memory (see app/resident.py); a subclass says where they come from.
 
     Args:
@@ -66,12 +67,12 @@ class ResidentDataModule(LightningDataModule):
         self.sets: dict[str, ResidentSet] = {}
         self.shards: list[Shard] = []
 
+    @abstractmethod
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return images, uint8 [N, C, H, W], and labels, int64 [N], of the training or the test images.
 
         Where a node may lack them, FileNotFoundError says that they are not there.
         """
-        raise NotImplementedError
 
     @property
     def num_classes(self) -> int:
@@ -161,7 +162,8 @@ class ResidentDataModule(LightningDataModule):
         node, nodes = self._nodes if self.sharded else (0, 1)
         fraction = isinstance(self.val_split, float)
         part = self.val_split // nodes + (node < self.val_split % nodes)
-        held_out = math.floor(self.val_split * size) if fraction else part
+        share = self.val_split if fraction and 0 < self.val_split < 1 else 0  # neither nan nor infinite
+        held_out = math.floor(share * size) if fraction else part
         if not 0 < held_out < size:
             found = f"{self.val_split}{f' ({part} of them on this host)' if nodes > 1 and not fraction else ''}"
             raise ValueError(

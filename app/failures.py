@@ -73,7 +73,7 @@ def reported(
         yield
     except Exception as error:
         trace = "" if _is_mistake(error) else traceback.format_exc()
-        reason = explain(type(error).__name__, str(error)) if trace else " ".join(str(error).split())
+        reason = explain(type(error).__name__, str(error)) if trace else _shortened(" ".join(str(error).split()), 900)
         line = f"error: {reason}{place and f' [{place}]'}"
         print(trace + line, file=sys.stderr, flush=True)
         tell(line)

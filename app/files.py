@@ -40,7 +40,7 @@ def check_writable(folder: Path, what: str) -> None:
             pass
     except OSError as error:
         raise ValueError(
-            f"{folder}: {what} cannot be written there ({error.strerror}); allowed is a writable folder"
+            f"{folder.absolute()}: {what} cannot be written there ({error.strerror}); allowed is a writable folder"
         ) from None
 
 

@@ -1,60 +1,36 @@
-"""What the parser has against a flag, in one line a person can act on: flag, what was found, what is allowed."""
+"""Flags as they are given: words, files of them and recipes, groups as one JSON object."""
 
-import difflib
 import inspect
+import json
 import re
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 
-from jsonargparse import ArgumentError, ArgumentParser
+import yaml
+
+from app.suggestions import find_class, first_line, shown
 
 RENAMED = {"cifar10-94": "fast", "cifar10-96": "accurate"}
 """Recipes by the names that they had: these claimed accuracies that nobody has measured."""
 
 
-def explain(error: ArgumentError, parser: ArgumentParser) -> str:
-    """Return the line for jsonargparse's (4.53) message of up to forty lines, whose last part is the heart of it."""
-    text = str(error).replace("<class 'NoneType'>", "null")
-    flag = "--" + ".".join(re.findall(r'Parser key "([^"]+)"', text))
-    owner = (re.findall(r"given class_path '([^']+)'", text) or [""])[-1]
-    if option := re.search(r"Option '([^']+)' is not accepted", text):
-        return _unknown_setting(flag, option[1], owner, text)
-    # A second word counts only if the name has a blank in it: `--trainer max_epochs=5`.
-    if unknown := re.search(r"unrecognized arguments: ([^\s=]+(?: [^-=\s][^\s=]*(?==))?)", text):
-        known = ["--" + key.replace(".init_args", "") for key in parser.get_defaults().keys()]  # noqa: SIM118
-        return f"{unknown[1]}: is no flag here{_like(unknown[1], known)}; see --help"
-    if required := re.search(r"class_path '([^']+)':\s+the following arguments are required: (.+)", text):
-        return f"{flag}: {required[1].rpartition('.')[2]} needs {required[2]}; give {flag}.{required[2].split(', ')[0]}"
-    given = (re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", text) or [""])[-1].strip()
-    base = re.search(r"Subtypes: \[<class '(\w+\.[\w.]+)'>, null\]", text)
-    if base and (not owner or owner == given):
-        reason = re.search(r"Errors:\n +- (?:Problem with .*:\n +)?(?!Expected a dot)(.*)", text)
-        kind = f"subclass of {base[1].rpartition('.')[2]}"
-        return (
-            f"{flag}: found {given!r}{f' ({reason[1]})' if reason else ''}, allowed is the name or import path of a "
-            f"{kind}{_like(given, _subclass_names(base[1]))}"
-        )
-    if allowed := re.findall(r"Expected an? (?:<class '(\w+)'>|typing\.Literal\[(.*)\])", text):
-        kinds = dict.fromkeys(kind or literal for kind, literal in allowed)
-        nullable = ["null"] if "Expected a null" in text and not owner else []
-        return f"{flag}: found {given!r}, allowed is {' or '.join([*kinds, *nullable])}"
-    return " ".join(re.sub(r'^Parser key "([^"]+)"', r"--\1", text.removeprefix("argument ")).split())
+NOT_A_SETTING = re.compile(r"--?h(elp)?|--.+\.help|--print_config")
+BARE = re.compile(r"\.(?:init_args|class_path)(?=\.|$)")
 
 
 def recipes(args: list[str]) -> list[str]:
     """Return `args` with the path of a recipe for each `--config` that is a recipe's name."""
-    known = {path.stem: str(path) for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml"))}
-    found = []
+    paths = []
     for before, word in zip(["", *args], args, strict=False):
-        given = word.removeprefix("--config=") if word.startswith("--config=") else word if before == "--config" else ""
-        if given and not Path(given).is_file():
-            if given not in known:
-                now = f", which is called {RENAMED[given]} now" if given in RENAMED else ""
-                raise ValueError(f"--config: found {given!r}{now}; allowed is a file, or one of {', '.join(known)}")
-            word = word.removesuffix(given) + known[given]
-        found.append(word)
-    return found
+        name = word if before == "--config" else word.removeprefix("--config=") if "--config=" in word else ""
+        paths.append(word.removesuffix(name) + known_recipes().get(name, name) if name and not is_file(name) else word)
+    return paths
+
+
+def given(args: list[str]) -> Iterator[tuple[str, list[str], str]]:
+    """Yield (flag, its words, where it is from) of each setting; those of a file, and of a group as JSON, are many."""
+    for flag, words in _words(args):
+        yield from _of_one_flag(flag, words)
 
 
 def flat(config: Mapping[str, object], prefix: str = "--") -> Iterator[tuple[str, object]]:
@@ -67,37 +43,74 @@ def flat(config: Mapping[str, object], prefix: str = "--") -> Iterator[tuple[str
             yield key.removesuffix(".").removesuffix(".class_path"), value
 
 
-def _unknown_setting(flag: str, option: str, owner: str, text: str) -> str:
-    """Return the line for a setting that class `owner`, given or default, does not have."""
-    name = owner.rpartition(".")[2]
-    if f"class '{owner}'" in text or name in ("Optimizer", "LRScheduler"):  # the base class: none was chosen
-        return f"{flag}.{option}: belongs to a class that is not given; give {flag}=NAME as well"
-    return f"{flag}.{option}: {name} has no such setting{_like(option, settings(owner), f'{flag}.')}; see --help"
-
-
 def settings(path: str) -> list[str]:
     """Return the names of a class's parameters, those of its parents included where it hands on what it is given."""
-    module, _, name = path.rpartition(".")
-    found = []
-    for each in getattr(import_module(module), name).__mro__:
-        parameters = inspect.signature(each.__init__).parameters
-        found += parameters
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    names: dict[str, None] = {}
+    for each in find_class(path).__mro__:
+        parameters = list(inspect.signature(each.__init__).parameters.values())[1:]
+        names |= dict.fromkeys(one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             break
-    return found
+    return list(names)
 
 
-def _subclass_names(path: str) -> list[str]:
-    module, _, name = path.rpartition(".")
-    found, left = set(), [getattr(import_module(module), name)]
-    while left:
-        children = left.pop().__subclasses__()
-        found.update(child.__name__ for child in children)
-        left += children
-    return sorted(found)
+def _words(args: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each flag, without init_args and class_path, and the words that give it."""
+    words: list[str] = []
+    for word in [*args, "-"]:
+        begins = word.startswith("-") and not re.match(r"-[\d.]", word)
+        if words and (begins or len(words) == 2 or "=" in words[0]):
+            yield BARE.sub("", words[0].partition("=")[0].removesuffix("+")), words
+            words = []
+        words.append(word)
 
 
-def _like(word: str, words: list[str], prefix: str = "") -> str:
-    """Return what among `words` may have been meant."""
-    close = difflib.get_close_matches(word, words, n=1)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
+def _of_one_flag(flag: str, words: list[str]) -> Iterator[tuple[str, list[str], str]]:
+    """Yield (flag, words, where it is from) of each setting: those of a file and of a group as JSON are many."""
+    text = words[1] if len(words) == 2 else words[0].partition("=")[2]
+    groups, source = {}, ""
+    try:
+        if flag == "--config":
+            groups, source = settings_in(text), f" (in {text})"
+        elif "." not in flag and text.startswith("{"):
+            values = yaml.safe_load(text)
+            groups = {flag.removeprefix("--"): values} if values else {}
+    except (ValueError, yaml.YAMLError):  # the parser has something against it, too
+        pass
+    if not groups and not NOT_A_SETTING.fullmatch(flag):
+        yield flag, words, ""
+    for group, values in groups.items():
+        values = {"": values} if not isinstance(values, dict) else values
+        if values.keys() <= {"class_path", "init_args"}:
+            values = {"": values.get("class_path")} | (values.get("init_args") or {})
+        for name, value in values.items():
+            flag = f"--{group}.{name}".removesuffix(".")
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            if name or value is not None:
+                yield flag, [f"{flag}={text}"], source
+
+
+def settings_in(name: str) -> dict:
+    """Return the settings in a file of flags; ValueError says what is wrong with it."""
+    try:
+        settings = yaml.safe_load(Path(name).read_text())
+        json.dumps(settings, default=str)  # ValueError for what contains itself
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        why = first_line(error).replace('in "<unicode string>", ', "")
+        raise ValueError(f"--config: {shown(name)} cannot be read ({why}); allowed is YAML") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"--config: {shown(name)} has no flags; allowed is YAML such as trainer: {{max_epochs: 5}}")
+    return settings
+
+
+def is_file(name: str) -> bool:
+    """Return whether there is a file of this name; False also for what can be no file's name."""
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def known_recipes() -> dict[str, str]:
+    """Return the path of each recipe by its name."""
+    return {path.stem: str(path) for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml"))}

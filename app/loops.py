@@ -4,6 +4,8 @@ Lightning 2.6's own checkpoints are taken in the middle of things, and what was 
 validation after a checkpoint in on_train_batch_end, the step of a ReduceLROnPlateau, the epoch after one in
 on_train_epoch_start. Here a state is taken when a batch is over with all that belongs to it (validation, schedulers,
 logging), when an epoch is, and before a validation; and a resumed run goes on at exactly that point.
+
+A search before training, such as for a learning rate, runs the same loops, without our callbacks: it is left alone.
 """
 
 from typing import Any
@@ -12,6 +14,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.utilities import CombinedLoader
 
 
 def install(trainer: Trainer, resume, restart) -> None:
@@ -24,30 +27,53 @@ def install(trainer: Trainer, resume, restart) -> None:
         part.resume, part.restart = resume, restart
 
 
-class FitLoop(_FitLoop):
+class _Loaders:
+    """What sets loaders up: they are made to begin where training is before Lightning begins them."""
+
+    kind = ""
+
+    @property
+    def _combined_loader(self) -> CombinedLoader | None:
+        return vars(self).get("_combined_loader")
+
+    @_combined_loader.setter
+    def _combined_loader(self, loader: CombinedLoader | None) -> None:
+        vars(self)["_combined_loader"] = loader
+        if loader is not None:
+            self.restart.chance.together(self.trainer, loader, self.kind)
+
+
+class FitLoop(_Loaders, _FitLoop):
     """All epochs."""
 
+    kind = "train"
+
     def setup_data(self) -> None:
-        """Make the training data's loader; tell it where an epoch ends that other ranks began."""
-        absent = self._combined_loader is None
-        super().setup_data()
-        if absent and self._combined_loader is not None:
-            self.restart.place(self)
+        """Have the training data made, in a run that goes on as of the epoch that it was made in."""
+        with self.restart.as_of_the_data(self):
+            super().setup_data()
 
     def run(self) -> None:
         """Train; if all was trained before, do only what comes at the end."""
         self.begun = False
         super().run()
-        if not self.begun and self.restart.step:
-            self.restart.restore()
+        if not self.begun and self.resume.trains and self.restart.step:
+            self.restart.restore(self.resume.snapshot.held)
             self.restart.say_that_all_is_done()
             self.on_run_end()
 
     def on_run_start(self) -> None:
         """Begin, or go on."""
         self.begun = True
-        self.restart.restore()
+        if not self.resume.trains:
+            super().on_run_start()
+            return
+        self.restart.place(self)
+        self.restart.restore(self.resume.snapshot.held, wholly=False)
         super().on_run_start()
+        self.resume.snapshot.held.mark()
+        self.restart.make_again(self.resume.snapshot.held)
+        self.restart.restore(self.resume.snapshot.held)  # what hooks have begun anew goes on
 
     def reset(self) -> None:
         """Reset nothing that goes on: what remains of Lightning's own restart is that it knows it is in an epoch."""
@@ -57,7 +83,8 @@ class FitLoop(_FitLoop):
     def on_advance_end(self) -> None:
         """End an epoch."""
         super().on_advance_end()
-        self.resume.epoch_ended(self.done)
+        if self.resume.trains:
+            self.resume.epoch_ended(self.done)
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -65,30 +92,45 @@ class EpochLoop(_TrainingEpochLoop):
 
     def reset(self) -> None:
         """Begin an epoch's counters, or leave them as they were."""
-        if not self.restart.goes_on():
+        if not self.resume.trains or not self.restart.goes_on():
             super().reset()
 
     def on_run_start(self, data_fetcher) -> None:
         """Begin an epoch, with the validation that was interrupted if there was one."""
-        super().on_run_start(data_fetcher)
-        if self.restart.validates_first():
+        done = self.batch_progress.current.ready
+        epoch = self.trainer.fit_loop.epoch_progress.current.processed
+        states = self.restart.take_states() if self.resume.trains else None
+        self.trainer.fit_loop._combined_loader.begin(data_fetcher, epoch, done, states)
+        data_fetcher.fetched += done  # it tells by this which batch is the last one
+        data_fetcher._start_profiler = self._on_before_fetch
+        data_fetcher._stop_profiler = self._on_after_fetch
+        if self.resume.trains and self.restart.validates_first():
             self.on_advance_end(data_fetcher)
 
     def on_advance_end(self, data_fetcher) -> None:
         """End a batch, with the validation that comes after it."""
         super().on_advance_end(data_fetcher)
-        if not self._should_accumulate() and not self._num_ready_batches_reached():
+        if self.resume.trains and not self._should_accumulate() and not self._num_ready_batches_reached():
             self.resume.batch_ended()
 
 
-class ValidationLoop(_EvaluationLoop):
+class ValidationLoop(_Loaders, _EvaluationLoop):
     """A validation."""
 
+    kind = "val"
+
     def run(self) -> list:
-        """Validate."""
+        """Validate; the check before training, which a run that goes on does not have, may change what objects hold."""
+        if not self.resume.trains:
+            return super().run()
         if not self.trainer.sanity_checking:
             self.resume.before_validation()
-        return super().run()
+            return super().run()
+        held = self.resume.snapshot.held
+        held.mark()
+        found = super().run()
+        held.state.touch()
+        return found
 
 
 def begin_anew(loop: dict[str, Any]) -> None:

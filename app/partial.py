@@ -4,7 +4,6 @@ Epoch-level metrics of training are sums over the batches that were seen; DDP ke
 alike at the start of a forward pass only, and validation uses each rank's own.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any
@@ -16,6 +15,10 @@ from pytorch_lightning.trainer.connectors.logger_connector.result import _Metada
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from app import graph
+from app.held import Held, roots
+from app.state import digest
+
 METADATA = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx",
             "dataloader_idx", "metric_attribute")  # fmt: skip
 SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
@@ -26,18 +29,18 @@ def copied(data: Any) -> Any:
     return apply_to_collection(data, Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
-def of_rank(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Any]:
+def of_rank(trainer: Trainer, gather: Callable[[Any], list], held: Held) -> dict[str, Any]:
     """Return what only this rank knows: buffers that differ between the ranks, or that no state dict has; the states of
-    torchmetrics; the sums of what was logged. All ranks call it; `gather` gives each what all say."""
+    torchmetrics; the sums of what was logged; what the user's objects hold. All ranks call it; `gather` gives each
+    what all say."""
     buffers = dict(_buffers(trainer))
-    told = gather({name: _digest(buffer) for name, buffer in buffers.items()})
+    told = gather({name: digest(buffer) for name, buffer in buffers.items()})
     alike = {name for name, digest in told[0].items() if all(other.get(name) == digest for other in told)}
     kept = {f"model.{name}" for name in trainer.lightning_module.state_dict()}
-    buffers = {name: buffer for name, buffer in buffers.items() if name not in alike or (name not in kept and
-               name.startswith("model."))}  # fmt: skip
+    buffers = {name: buffer for name, buffer in buffers.items() if name not in alike or name not in kept}
     metrics = {name: _state(metric) for name, metric in _metrics(trainer)}
     results = {key: _result(metric) for key, metric in trainer.fit_loop.epoch_loop._results.items()}
-    return copied({"buffers": buffers, "metrics": metrics, "results": results})
+    return copied({"buffers": buffers, "metrics": metrics, "results": results}) | {"held": held.told()}
 
 
 def of_job(trainer: Trainer) -> dict[str, Any]:
@@ -70,25 +73,33 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
 
 
 def _buffers(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers of the model, and of what callbacks keep beside it, such as an average of its weights."""
-    modules = {"model": trainer.lightning_module}
+    """Yield the buffers of the model, and what modules have that are kept beside it, such as an average of its weights.
+
+    Of those that Lightning's own callbacks keep, their buffers only: the callbacks save the rest.
+    """
+    model = trainer.lightning_module
+    yield from ((f"model.{name}", buffer) for name, buffer in model.named_buffers() if has_values(buffer))
+    seen = {id(module) for module in model.modules()}
     for callback in trainer.callbacks:
-        kept = {name: value for name, value in vars(callback).items() if isinstance(value, nn.Module)}
-        modules |= {f"{type(callback).__name__}.{name}": value for name, value in kept.items()}
-    for owner, module in modules.items():
-        for name, buffer in module.named_buffers():
-            yield f"{owner}.{name}", buffer
+        for name, module in vars(callback).items():
+            if graph.library(type(callback)) and isinstance(module, nn.Module):
+                seen |= {id(one) for one in module.modules()}
+                for part, buffer in module.named_buffers():
+                    yield f"{type(callback).__name__}.{name}.{part}", buffer
+    for path, module in graph.walk(roots(trainer), code=False):
+        if isinstance(module, nn.Module) and not isinstance(module, Metric) and id(module) not in seen:
+            seen |= {id(one) for one in module.modules()}
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if has_values(tensor):
+                    yield f"{path}.{name}", tensor
 
 
-def _digest(tensor: Tensor) -> bytes:
-    plain = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor
-    return hashlib.blake2b(plain.numpy(), digest_size=8).digest() if tensor.numel() else b""
+def has_values(tensor: Tensor) -> bool:
+    return not isinstance(tensor, nn.parameter.UninitializedTensorMixin)
 
 
 def _metrics(trainer: Trainer) -> Iterator[tuple[str, Metric]]:
-    for name, module in trainer.lightning_module.named_modules():
-        if isinstance(module, Metric):
-            yield name, module
+    return ((path, one) for path, one in graph.walk(roots(trainer), code=False) if isinstance(one, Metric))
 
 
 def _state(metric: Metric) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """Going on from a checkpoint: which one, whether it is of this run, and what in it Lightning does not restore."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pytorch_lightning import Trainer
 
-from app import best, checkpoints, curves, loops, partial, same
+from app import best, checkpoints, curves, loops, partial, revive, same
 from app.agreement import Agreement
 from app.chance import Chance
 from app.exact import divided, position
 from app.folder import Folder, choose
+from app.held import Held
+from app.plain import restored
 
 
 class Restart:
@@ -31,20 +34,22 @@ class Restart:
         self.step = 0  # of the checkpoint that training goes on from; 0 if it starts
         self.meta: Mapping[str, Any] = {}  # what is ours in it
         self.kind = ""  # "batch", "validation" or "epoch": when it was taken; "" once training goes on
+        self.taken, self.averaging = False, None  # whether the loaders' states were taken, and an average goes on
 
-    def load(self, host: str, flags: Mapping[str, object]) -> None:
-        """Hand Lightning the newest checkpoint, if there is any; ValueError if it is of a run with other `flags`."""
+    def load(self, host: str, flags: Mapping[str, object]) -> bool:
+        """Hand Lightning the newest checkpoint, and return whether there is any.
+
+        ValueError if it is of a run with other `flags`.
+        """
         # Rank 0 alone writes the best model and reads it.
         callbacks = best.callbacks(self.trainer) if self.trainer.is_global_zero else []
         lacks = callbacks[0].lacks if callbacks else lambda path: ""
         path = choose(self.folder, host, self.agreement.gather, self.trainer.local_rank == 0, lacks)
         if path is None:
-            return
+            return False
         checkpoint = checkpoints.read(path)
         self.meta = checkpoint.pop(checkpoints.KEY)
-        if found := same.differences(
-            self.trainer, flags, self.meta["run"], checkpoint["state_dict"], self.other_settings
-        ):
+        if found := same.differences(self.trainer, flags, self.meta["run"], self.other_settings):
             more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
             raise ValueError(
                 f"--resume.dirpath={self.folder.path}: {path.name} is of another run: {'; '.join(found[:4])}{more}; go "
@@ -61,22 +66,50 @@ class Restart:
         if self.trainer.local_rank == 0:
             for logger in self.trainer.loggers:
                 curves.forget_after(logger, self.meta["saved_at"], self.trainer.is_global_zero)
+        own = self._known["own"] if self._same_ranks else {}  # of this rank, where it differs from the first one's
+        checkpoint = restored(checkpoint | own, self._known["notes"] if own else self.meta["notes"])
+        checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank has its own
+        revive.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
+        revive.settle_searches(self.trainer, self.meta["searched"])
+        self.groups = [[{name: value for name, value in group.items() if name != "params"} for group in
+                        state["param_groups"]] for state in checkpoint["optimizer_states"]]  # fmt: skip
         if self.kind == "epoch":
             loops.begin_anew(checkpoint["loops"]["fit_loop"])
         self.trainer.should_stop = self.meta["should_stop"]
         self.trainer._checkpoint_connector._ckpt_path = str(path)
         self.trainer._checkpoint_connector._loaded_checkpoint = checkpoint
+        return True
 
     @property
     def _same_ranks(self) -> bool:
         return self.meta["world_size"] == self.trainer.world_size
+
+    @property
+    def _known(self) -> Mapping[str, Any]:
+        """Return what the checkpoint says of this rank; with other ranks than before, of one of these."""
+        ranks = self.meta["ranks"]
+        return ranks[self.trainer.global_rank if self._same_ranks else 0]
+
+    @contextmanager
+    def as_of_the_data(self, loop) -> Iterator[None]:
+        """Let the training data be made as in the epoch in which it was, which it may ask for."""
+        made = self.meta.get("made", 0) if loop._combined_loader is None else 0
+        if made <= 0:
+            yield
+            return
+        progress = loop.epoch_progress.current
+        now, progress.completed = progress.completed, made
+        try:
+            yield
+        finally:
+            progress.completed = now
 
     def place(self, loop) -> None:
         """Place the training data's loader in an epoch that another number of ranks began."""
         if self.kind in ("", "epoch") or self._same_ranks:
             return
         loader = divided(self.trainer.train_dataloader)
-        if not loader or not loader.course or self.meta["reached"] is None:
+        if loader is None or not loader.course or self.meta["reached"] is None:
             raise ValueError(
                 f"--resume.dirpath={self.folder.path}: step {self.step} was saved within an epoch by "
                 f"{self.meta['world_size']} ranks, and its data cannot be shared out anew among "
@@ -87,16 +120,29 @@ class Restart:
         done = loader.course.of_epoch(epoch)[1]
         progress = loop.epoch_loop.batch_progress.current
         progress.ready = progress.started = progress.processed = progress.completed = done
-        iter(loop._data_fetcher)
 
-    def restore(self) -> None:
-        """Give this rank what only the checkpoint knows."""
+    def restore(self, held: Held, wholly: bool = True) -> None:
+        """Give this rank what only the checkpoint knows; not wholly before the hooks that begin training."""
         if not self.step:
             return
+        if self.averaging is None:
+            self.averaging = revive.go_on_averaging(self.trainer, self.groups, self.kind)
         partial.restore_job(self.trainer, self.meta["shown"])
         if self._same_ranks:
-            known = self.meta["ranks"][self.trainer.global_rank]
-            partial.restore_rank(self.trainer, known, mid_epoch=self.kind != "epoch")
+            partial.restore_rank(self.trainer, self._known, mid_epoch=self.kind != "epoch")
+        held.restore(self._known["held"], wholly)
+
+    def make_again(self, held: Held) -> None:
+        """Run the hooks again that made what is no plain value, for an epoch that goes on."""
+        if self.step and self.kind in ("batch", "validation"):
+            revive.make_again(self.trainer, held.lacking(self._known["held"]))
+
+    def take_states(self) -> Mapping[str, Any] | None:
+        """Return, once, what the loaders said of themselves."""
+        if not self.step or self.taken:
+            return None
+        self.taken = True
+        return self._known["held"]["loaders"]
 
     def say_that_all_is_done(self) -> None:
         """Say why nothing is trained."""

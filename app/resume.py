@@ -17,12 +17,12 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 
-from app import best, checkpoints, curves, divergence, loops, partial, same, stop
+from app import best, checkpoints, divergence, loops, same, stop
 from app.agreement import Agreement
 from app.chance import Chance
-from app.exact import reached
 from app.folder import Folder, Writer
 from app.restart import Restart
+from app.snapshot import Snapshot
 from app.stop import Interrupted, Stop
 
 SHARE = 0.01  # of the time, at most, training waits for checkpoints that only the clock asks for
@@ -39,6 +39,8 @@ class Resume(Callback):
             would wait for them for more than a hundredth of the time.
         every_n_steps: Optimizer steps between two checkpoints; 0 for none.
         keep: Number of checkpoints that are kept.
+        exact: Whether an interrupted run goes on where it was. If not, it is trained and saved as Lightning does, with
+            any strategy, and begins anew.
         other_settings: Whether another learning rate, gradient clipping or precision may be given than before.
     """
 
@@ -46,7 +48,7 @@ class Resume(Callback):
     """What hears the signals, if anything does."""
 
     def __init__(
-        self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3,
+        self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3, exact: bool = True,
         other_settings: bool = False,
     ) -> None:  # fmt: skip
         for flag, value, least in (("every_n_minutes", every_n_minutes, 0), ("every_n_steps", every_n_steps, 0),
@@ -57,6 +59,7 @@ class Resume(Callback):
             raise ValueError(f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3")
         self.folder = Folder(Path(dirpath), keep, started=time.time())
         self.writer = Writer(self.folder)
+        self.exact = exact
         self.every_n_minutes, self.every_n_steps, self.other_settings = every_n_minutes, every_n_steps, other_settings
         self.before: dict[str, Any] | None = None  # the state before the validation that is running
         self.common: int | None = None  # batches of a validation that all ranks have
@@ -72,20 +75,31 @@ class Resume(Callback):
             torchrun: Whether torchrun started this process.
             enabled: Whether there are to be checkpoints.
         """
-        self.chance, self.host, self.flags, self.torchrun, self.enabled = chance, host, flags, torchrun, enabled
+        self.chance, self.host, self.flags, self.torchrun = chance, host, flags, torchrun
+        self.enabled = enabled and self.exact
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Put this application's loops, files and handling of signals in place of Lightning's."""
         if stage != "fit":
             return
-        self.trainer = trainer
-        if not isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy)):
+        self.trainer, self.loaded = trainer, False
+        supported = isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy))
+        self.exact = self.exact and (supported or self.enabled)
+        if not self.exact:
+            self.chance.stand_aside(trainer)
+            if trainer.is_global_zero:
+                print("this run is trained and saved as Lightning does; interrupted, it begins anew", flush=True)
+            return
+        if not supported:
             raise ValueError(
                 f"--trainer.strategy: found {type(trainer.strategy).__name__}, whose runs cannot be resumed; allowed "
-                "are ddp and its variants"
+                "are ddp and its variants, or --resume.exact=false: it trains and saves as Lightning does"
             )
+        trainer._signal_connector.register_signal_handlers = lambda: None
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self.agreement, self.divergence = Agreement(trainer), divergence.of(trainer)
         self.restart = Restart(trainer, self.folder, self.chance, self.agreement, self.other_settings)
+        self.snapshot = Snapshot(trainer, self.agreement, self.chance)
         loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = checkpoints.VerifiedIO()
@@ -93,22 +107,32 @@ class Resume(Callback):
         connector.resume_start = bound(self._load, connector.resume_start)
 
     def _load(self, lightnings, path=None, weights_only=None) -> None:
-        """Load the newest checkpoint: in place of Lightning's `resume_start`, when all is set up to compare."""
-        if self.trainer.state.fn == TrainerFn.FITTING and self.enabled:
-            self.restart.load(self.host, self.flags)
-        else:
-            lightnings(path, weights_only=True)
+        """Load the newest checkpoint in place of Lightning's `resume_start`, which loads what a search has saved."""
+        if self.trainer.state.fn == TrainerFn.FITTING and self.enabled and not self.loaded:
+            self.loaded = True
+            if self.restart.load(self.host, self.flags):
+                return
+        lightnings(path, weights_only=True)
+
+    @property
+    def trains(self) -> bool:
+        """Whether this is the training, and not a search before it, which has callbacks of its own."""
+        return any(callback is self for callback in self.trainer.callbacks)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on, a signal is a wish."""
+        self.saved_at = time.monotonic()
         if self.enabled:
-            checkpoints.check_readable(trainer._checkpoint_connector.dump_checkpoint(False))
-        self.run, self.saved_at = same.described(trainer, self.flags), time.monotonic()
-        if self.stop:
+            self.snapshot.run = self.restart.meta["run"] if self.restart.step else same.described(trainer, self.flags)
+            if why := checkpoints.unreadable(self.snapshot.lightnings()[0]):
+                raise ValueError(f"a checkpoint of this run could not be read again: {why}")
+        if self.stop and self.exact:
             self.stop.training = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Have the last checkpoint on the disk."""
+        if self.exact:
+            self.agreement.settle()
         self.writer.wait()
         self.writer.check("the training is done, and")
         best.age(trainer, keep=0)
@@ -121,16 +145,16 @@ class Resume(Callback):
 
     def batch_ended(self) -> None:
         """Save if it is time; stop if it was asked for."""
-        stops = self._agree()
-        if stops or self.agreement.due or (self.every_n_steps and self.trainer.global_step % self.every_n_steps == 0):
-            self._save(self._state("batch"), last=stops)
+        stops, due = self._agree(), bool(self.every_n_steps) and self.trainer.global_step % self.every_n_steps == 0
+        if stops or due or self.agreement.due:
+            self._save("batch", last=stops)
         if stops:
             self._interrupt()
 
     def epoch_ended(self, done: bool) -> None:
         """Save; stop if it was asked for and there is more to come."""
         stops = self._agree(now=True) and not done
-        self._save(self._state("epoch"), last=stops or done)
+        self._save("epoch", last=stops or done)
         if stops:
             self._interrupt()
 
@@ -139,9 +163,8 @@ class Resume(Callback):
         self.before = None
         if self.trainer.fit_loop.epoch_loop._should_accumulate():
             return  # half of a step's gradients: a stop waits for its end
-        state = self._state("validation")
-        optimizers = state.pop("optimizer_states", [])  # no validation changes these
-        self.before = partial.copied(state) | {"optimizer_states": optimizers}
+        self.divergence.check(self.trainer)
+        self.before = self.snapshot.take("validation") if self.enabled else {}
         if self._agree():
             self._interrupt_validation()
 
@@ -163,7 +186,7 @@ class Resume(Callback):
         self.before = None
 
     def _interrupt_validation(self) -> None:
-        self._save(self.before, last=True)
+        self._save("validation", last=True)
         self._interrupt()
 
     def _agree(self, now: bool = False) -> bool:
@@ -185,34 +208,17 @@ class Resume(Callback):
         # Lightning, which started the other ranks of this node, takes a status of theirs for a crash and kills all.
         raise Interrupted(0 if child and not self.torchrun else stop.status(number))
 
-    def _state(self, kind: str) -> dict[str, Any]:
-        """Return the state of the job, all that is needed to go on from here; {} where there are no checkpoints."""
-        trainer, gather = self.trainer, self.agreement.gather
-        self.divergence.check(trainer)
-        if not self.enabled:
-            return {}
-        for logger in trainer.loggers if trainer.is_global_zero else ():
-            curves.flush(logger)
-        moment = gather(time.time_ns())[0]
-        ours = {
-            "step": trainer.global_step, "kind": kind, "number": moment, "saved_at": moment / 1e9,
-            "seed": self.chance.seed, "world_size": trainer.world_size, "should_stop": bool(trainer.should_stop),
-            "ranks": gather(partial.of_rank(trainer, gather)), "shown": partial.of_job(trainer),
-            "run": self.run, "version": getattr(trainer.logger, "version", None),
-            "reached": reached(trainer) if kind != "epoch" else None,
-        }  # fmt: skip
-        state = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        if kind == "epoch":
-            loops.end_as_lightning_does(state["loops"]["fit_loop"])
-        return state | {checkpoints.KEY: ours}
-
-    def _save(self, state: dict[str, Any], last: bool) -> None:
-        """Write a state: in the background, or, if it is the last one, now. One rank of each host writes."""
+    def _save(self, kind: str, last: bool) -> None:
+        """Save: in the background, or, if it is the last time, now. One rank of each host writes."""
         began = time.monotonic()
-        if self.enabled and self.trainer.local_rank == 0:
+        if kind != "validation":  # of that, the state was looked at before
+            self.divergence.check(self.trainer)
+        if self.enabled:
+            state = self.snapshot.whole(self.before) if kind == "validation" else self.snapshot.take(kind)
             if self.stop:
                 self.stop.writing = last
-            self.writer.write(partial.copied(state), state[checkpoints.KEY]["step"], state[checkpoints.KEY]["number"])
+            if self.trainer.local_rank == 0:
+                self.writer.write(state, state[checkpoints.KEY]["step"], state[checkpoints.KEY]["number"])
             if last:
                 self.writer.wait()
         best.age(self.trainer, self.folder.keep)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from pytorch_lightning import Trainer
 
 # What may change: where things are, how long to train, what is shown, which machine trains. Two more are looked at.
@@ -12,7 +13,8 @@ FREE = re.compile(
     r"--(trainer\.(max_|min_|accelerator|devices|num_nodes|strategy|logger|enable_|log_every|profiler|benchmark"
     r"|num_sanity|limit_test|limit_predict|detect_anomaly|default_root_dir|use_distributed_sampler|inference_mode"
     r"|barebones|plugins|model_registry|sync_batchnorm)|(logger|progress|system|resume|config|divergence)\b|lr_scaling"
-    r"|checkpoint(?!\.(monitor|mode|save_top_k)\b)|data\.(data_dir|num_workers|pin_memory|download|batch_size)$)"
+    r"|checkpoint(?!\.(monitor|mode|save_top_k)\b)|data\.(data_dir|download|batch_size)$"
+    r"|(data|model)\.(.*workers|pin_memory|prefetch_factor)$)"
 )
 
 # What else may change if that is asked for, as after a divergence. A learning rate is in the checkpoint's optimizers,
@@ -22,17 +24,15 @@ CURES = re.compile(r"--(optimizer\.lr|model\.(lr|learning_rate)|trainer\.(gradie
 
 def described(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
     """Return what a checkpoint says of its run, in plain values."""
-    return {"flags": json.dumps(flags, default=str), "data": _data(trainer), "batch": _global_batch(trainer)}
+    shapes = _shapes(trainer.lightning_module.state_dict())
+    return {"flags": json.dumps(flags, default=str), "data": _data(trainer), "batch": _global_batch(trainer),
+            "shapes": shapes}  # fmt: skip
 
 
 def differences(
-    trainer: Trainer,
-    flags: Mapping[str, object],
-    before: Mapping[str, Any],
-    weights: Mapping[str, Any],
-    cures: bool = False,
+    trainer: Trainer, flags: Mapping[str, object], before: Mapping[str, Any], cures: bool = False
 ) -> list[str]:
-    """Return what differs between this run and that of a checkpoint, which `described` it and has these weights.
+    """Return what differs between this run and that of a checkpoint, which `described` it where it began.
 
     `cures` says whether CURES may differ.
     """
@@ -45,7 +45,7 @@ def differences(
     found = [f"{flag} was {old.get(flag)}, is {new.get(flag)}" for flag in sorted(fixed | of_size)]
     if before["data"] != now["data"]:
         found.append(f"the training data was {before['data']}, is {now['data']}")
-    shapes = [_shapes(weights), _shapes(trainer.lightning_module.state_dict())]
+    shapes = [before["shapes"], now["shapes"]]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         was, is_ = (each.get(name, "absent") for each in shapes)
         if was != is_:
@@ -54,7 +54,13 @@ def differences(
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:
-    return {name: list(value.shape) for name, value in state.items() if hasattr(value, "shape")}
+    """Return the shapes of weights and buffers; [] of what gets its shape from the first batch."""
+    lazy = torch.nn.parameter.UninitializedTensorMixin
+    return {
+        name: [] if isinstance(value, lazy) else list(value.shape)
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def _global_batch(trainer: Trainer) -> int | None:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
 
-from app import flags, hyperparameters, memory, parts, sharding, starting, threads
+from app import hyperparameters, memory, mistakes, parts, sharding, starting, threads
 from app.blocks import Blocks, compute
 from app.embeddings import Table
 from app.environment import Environment, failure_file, place
@@ -57,7 +57,8 @@ def parse(made: ArgumentParser, environment: Environment, args: list[str] | None
     try:
         found = made.parse_args(args)
     except ArgumentError as error:
-        raise ValueError(flags.explain(error, made)) from None
+        words = sys.argv[1:] if args is None else args
+        raise ValueError(mistakes.explain_all(made, words) or mistakes.explain(error, made)) from None
     for name in ("rows", "block_rows"):
         if getattr(found, name) is not None and getattr(found, name) < 1:
             raise ValueError(f"--{name}: found {getattr(found, name)}, allowed is 1 or more")

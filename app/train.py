@@ -20,7 +20,7 @@ if __name__ == "__main__":  # before all else: what is imported takes seconds
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -57,9 +57,14 @@ def main(args: list[str] | None = None) -> None:
             cli.trainer.callbacks += [line, StartProgress()]
             resume = cli.config_init.resume
             resume.stop, stop.folder = stop, resume.folder.path
+            if cli.trainer.is_global_zero and failure_file():
+                warn_of_lost_folders(cli.config, environment)
             for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:
                 if "://" not in folder:
                     check_writable(Path(folder), "checkpoints")
+            log_dir = str(getattr(cli.trainer.logger, "save_dir", None) or "://")
+            if "://" not in log_dir:
+                check_writable(Path(log_dir), "logs")
             with wrong_if_it_leaves(left_early):
                 cli.trainer.fit(cli.model, cli.datamodule)
                 if not cli.trainer.global_step:
@@ -68,6 +73,18 @@ def main(args: list[str] | None = None) -> None:
                     )
                 export(cli, environment)
         line.done()
+
+
+def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
+    """Say which folders are relative to a job's working folder, of which SageMaker keeps nothing."""
+    for flag in ("checkpoint.dirpath", "resume.dirpath", "logger.save_dir"):
+        folder = str(config.get(flag) or "/")
+        if "://" not in folder and not Path(folder).is_absolute():
+            print(
+                f"warning: --{flag}={folder} is {Path(folder).absolute()}, of which SageMaker keeps nothing; leave it "
+                f"out, or give a folder below {environment.checkpoint_dir}",
+                flush=True,
+            )
 
 
 @contextmanager
@@ -117,7 +134,7 @@ def export(cli: CLI, environment: Environment) -> None:
         else:
             print(f"warning: {best}, the best model, is not there any more; the last one is written", flush=True)
     if state := cli.trainer.strategy.broadcast(state):
-        cli.model.load_state_dict(state)
+        cli.model.load_state_dict(state, strict=cli.model.strict_loading)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     source = cli.model if cli.datamodule is None else cli.datamodule
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):

@@ -140,7 +140,8 @@ class World(Callback):
 def _warn_of_a_batch_larger_than_the_data(trainer: Trainer) -> None:
     """Say so where an epoch is a single batch, smaller than what was asked for."""
     loader = divided(trainer.train_dataloader)
-    division = loader and (getattr(loader, "division", None) or loader.course.division)
+    course = getattr(loader, "course", None)  # of a sampler without an end there is none
+    division = course.division if course else getattr(loader, "division", None)
     if division and division.batch_size * division.ranks > division.size and trainer.is_global_zero:
         print(
             f"warning: a batch size of {division.batch_size} on {division.ranks} rank(s) is more than the "

@@ -19,7 +19,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from benchmarks import report
-from benchmarks.training import ACCELERATOR, BATCH_SIZE, RandomDataModule
+from benchmarks.training import BATCH_SIZE, RandomDataModule, accelerator
 
 KINDS = {"ours": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}  # the count: libgomp's manual, GOMP_SPINCOUNT
 CHOSEN = ("OMP_", "GOMP_", "MKL_")  # beginnings of variables that are not handed on: both kinds start from nothing
@@ -67,7 +67,11 @@ class Started:
             f"--data.batch_size={BATCH_SIZE}",
             f"--trainer.callbacks+={__package__}.side_by_side.Job",
         ]
-        flags += [f"--trainer.accelerator={ACCELERATOR}", "--trainer.devices=1", "--trainer.enable_checkpointing=false"]
+        flags += [
+            f"--trainer.accelerator={accelerator()}",
+            "--trainer.devices=1",
+            "--trainer.enable_checkpointing=false",
+        ]
         variables = {name: value for name, value in report.variables().items() if not name.startswith(CHOSEN)}
         self.process = subprocess.Popen(
             [sys.executable, str(report.ROOT / "app/train.py"), *flags],

@@ -45,6 +45,8 @@ class FirstStep(Callback):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         print(time.time(), flush=True)
+        if model := os.environ.get("SM_MODEL_DIR"):  # a job without a model has failed
+            Path(model, "model.pt").touch()
         os._exit(0)
 
 

@@ -173,9 +173,9 @@ class Wider(Model):
 class Unreadable(Model):
     """A model whose checkpoint cannot be read without running code."""
 
-    def __init__(self, **kwargs) -> None:
-        super().__init__(**kwargs)
-        self.save_hyperparameters({"folder": Path("/tmp")})
+    def on_save_checkpoint(self, checkpoint) -> None:
+        """Save an object."""
+        checkpoint["thing"] = object()
 
 
 class Average(EMAWeightAveraging):

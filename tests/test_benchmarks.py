@@ -33,7 +33,10 @@ def cold(line: list[str]) -> subprocess.CompletedProcess:
     return subprocess.run(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("name", ROWS)
+# The longer ones, and what shows nothing that the others do not, are part of the soak.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak) if name in ("original", "data") else name for name in ROWS]
+)
 def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
     line = [sys.executable, "-m", f"benchmarks.{name}", "--n=1", *FLAGS.get(name, [])]
     done = warm.run(line, ROOT) if name != "startup" else cold(line)
@@ -67,6 +70,7 @@ def test_a_recipe_is_measured(cifar):
     assert 0 < steady < seconds < whole and 0 <= accuracy <= 1
 
 
+@pytest.mark.soak
 def test_accuracy_after_the_same_time_is_compared_with_the_original(cifar):
     line = [sys.executable, "-m", "benchmarks.original", "--accuracy", "--n=1", f"--data_dir={cifar}"]
     done = warm.run(line, ROOT)

@@ -1,5 +1,6 @@
 """app/cli.py: the original's flags, the order of precedence, other people's classes, and one line for each mistake."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -261,6 +262,25 @@ MISTAKES = [
     (["--data.num_workers=-1"], "--data.num_workers: found -1, allowed is 0 or more"),
     (["--logger.flush_secs=often"], "--logger.flush_secs: found 'often', allowed is int"),
     (["--logger.flush_secs=0"], "--logger.flush_secs: found 0, allowed is 1 or more"),
+    (["--data.batch_size=null"], "--data.batch_size: found null, which it cannot be"),
+    (
+        ["--optimizer=Adam", "--optimizer.betas=[1,2,3]"],
+        "--optimizer.betas: found .*, allowed is tuple with 2 elements",
+    ),
+    (["--optimizer=Adam", "--optimizer.zzz=1"], "--optimizer.zzz: Adam has no such setting; it has .*betas, eps"),
+    (["--trainer.zzz=1"], "--trainer.zzz: is no flag here; --trainer has accelerator, .*; see https://"),
+    (["--zzz=1"], "--zzz: is no flag here; flags are --config, .*; in groups: --trainer, --model, --data"),
+    (["--dirpath=x"], "--dirpath: is no flag here; did you mean --checkpoint.dirpath or --resume.dirpath?"),
+    (["--batch-size=3"], "--batch-size: is no flag here; did you mean --data.batch_size?"),
+    (["--data=null"], "--data: found null, but ResNet18 has no train_dataloader of its own; leave"),
+    (["--trainer=5"], "--trainer: found '5', allowed are its settings: --trainer.NAME=VALUE"),
+    (['--trainer={"max_epochs":3,"zzz":1}'], "--trainer.zzz: is no flag here"),
+    (['--data={"class_path":"DigitsDataModule","init_args":{"batch_size":"x"}}'], "--data.batch_size: found 'x'"),
+    (["--trainer.callbacks=EarlyStopping"], "--trainer.callbacks: EarlyStopping needs monitor"),
+    (["--trainer.accelerator=ddp"], "--trainer.accelerator: found 'ddp'.*use --trainer.strategy=ddp"),
+    (["--zzz={}"], "--zzz: is no flag here"),
+    (["--\x1b[31m={}"], r"--\\x1b\[31m: is no flag here"),
+    (["--\x1b[31m=1"], r"--\\x1b\[31m: is no flag here"),
 ]
 
 
@@ -268,8 +288,116 @@ MISTAKES = [
 def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
     with pytest.raises(ValueError, match=says) as error:
         cli(*flags)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500 and "--help" not in str(error.value)
     assert error.value.__traceback__  # of this application's own making: app/failures.py shows the line alone
+
+
+# What a class may be, by the flag that chooses it.
+CHOICES = {
+    "--data": ["CIFAR10DataModule", "DigitsDataModule"],
+    "--model": ["ResNet18"],
+    "--optimizer": ["Adam", "AdamW", "RMSprop", "SGD"],
+    "--lr_scheduler": ["OneCycleLR", "StepLR", "Triangle"],
+    "--trainer.logger": ["CSVLogger", "TensorBoardLogger"],
+    "--trainer.callbacks": ["EarlyStopping", "LearningRateMonitor", "ModelCheckpoint"],
+}
+
+
+@pytest.mark.parametrize(("flag", "names"), CHOICES.items(), ids=CHOICES)
+def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
+    with pytest.raises(ValueError) as error:
+        cli(f"{flag}=Nonesuch")
+    said = str(error.value)
+    assert said.startswith(f"{flag}: found 'Nonesuch', allowed are ") and "the import path of a subclass of" in said
+    listed = re.split(r", | or ", said.partition("allowed are ")[2])
+    assert set(names) <= set(listed)
+    internal = {"ResidentDataModule", "Resume", "World", "BestModel", "Logger"}
+    assert not internal & set(listed) and not [name for name in listed if name.startswith("_")]
+
+
+def test_a_module_that_cannot_be_imported_says_where_it_fails(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine_raises.py").write_text("\nraise RuntimeError('my bug')\n")
+    (tmp_path / "mine_lacks.py").write_text("import numpy\n")
+    for name, why in {
+        "mine_raises.Model": "RuntimeError: my bug, mine_raises.py line 2",
+        "mine_lacks.Model": "module 'mine_lacks' has no attribute 'Model'",
+        "mine_nowhere.Model": f"No module named 'mine_nowhere', looked for in {tmp_path}",
+    }.items():
+        with pytest.raises(ValueError, match=rf"^--model: found '{name}' \({why}\), allowed are .*ResNet18"):
+            cli(f"--model={name}")
+
+
+def test_the_settings_are_not_printed_where_a_flag_is_wrong(capsys):
+    """By the parsing that looks for what else is wrong."""
+    with pytest.raises(ValueError, match="^--trainer.max_epoch: is no flag here"):
+        cli("--trainer.max_epoch=2", "--print_config")
+    assert "seed_everything" not in capsys.readouterr().out
+
+
+def test_all_wrong_flags_are_named_at_once(tmp_path):
+    with pytest.raises(ValueError) as error:
+        cli("--trainer.gpus=2", "--max_epochs=a", "--data=Nope", "--data.size=3", "--trainer.max_steps=b", "stray")
+    said = re.sub("allowed are .*? or the import path", "allowed are CLASSES or the import path", str(error.value))
+    assert said == (  # the classes are all that this process has imported, other tests' included
+        "--max_epochs: is no flag here; did you mean --trainer.max_epochs?; "
+        "also --data: found 'Nope', allowed are CLASSES or the import path of a subclass "
+        "of LightningDataModule; also stray: is no flag here; flags are --config, --seed_everything, --lr_scaling, "
+        "--optimizer, --lr_scheduler; in groups: --trainer, --model, --data, --logger, --checkpoint, --resume, "
+        "--progress, --system, --divergence; also --trainer.gpus: is no flag here; use --trainer.accelerator=gpu and "
+        "--trainer.devices=N (-1: all); also --trainer.max_steps: found 'b', allowed is int"
+    )
+
+
+@pytest.mark.parametrize(("value", "found"), [("1e400", "inf"), (".nan", "nan"), ("1.5", "1.5"), ("-0.1", "-0.1")])
+def test_a_fraction_for_validation_that_is_none(value, found):
+    made = cli(f"--data.val_split={value}").datamodule
+    with pytest.raises(ValueError, match=f"^--data.val_split: found {found}, allowed are 1 to 99 of the 100 images"):
+        made._splits(100)
+
+
+def test_those_in_a_file_of_flags_too(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "trainer: {gpus: 2, max_steps: 3}\ndata: {class_path: DigitsDataModule, init_args: {batch_size: x}}\n"
+    )
+    with pytest.raises(ValueError) as error:
+        cli("--config=mine.yaml", "--trainer.max_epochs=a")
+    assert str(error.value) == (
+        "--trainer.gpus: is no flag here; use --trainer.accelerator=gpu and --trainer.devices=N (-1: all) (in "
+        "mine.yaml); also --data.batch_size: found 'x', allowed is int (in mine.yaml); also --trainer.max_epochs: "
+        "found 'a', allowed is int or null"
+    )
+
+
+BROKEN = {
+    "[": "cannot be read", "a: &a [*a]": "cannot be read .Circular", "a text": "has no flags", "": "has no flags",
+    "- 1": "has no flags",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "why"), BROKEN.items(), ids=BROKEN)
+def test_a_broken_file_of_flags_is_named(tmp_path, text, why):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"^--config: 'mine.yaml' {why}.* allowed is YAML.*; also --trainer.zzz: "):
+        cli("--config=mine.yaml", "--trainer.zzz=3")
+
+
+def test_a_file_of_flags_that_is_not_there_says_where_it_was_looked_for(tmp_path):
+    with pytest.raises(ValueError, match=f"^--config: found 'mine.yaml', which is no file in {tmp_path}; allowed is"):
+        cli("--config=mine.yaml")
+    with pytest.raises(ValueError, match="^--config: found 'xxx.*, which is no file in"):
+        cli(f"--config={'x' * 5000}")
+
+
+def test_any_number_of_mistakes_has_room_in_the_failure_file():
+    wrong = [f"--wrong.number{number}={'x' * 2000}" for number in range(40)]
+    wrong += [f"--{group}=Nonesuch" for group in ("data", "model", "optimizer", "lr_scheduler", "trainer.callbacks")]
+    wrong += [f"--trainer.max_epochs={'9' * 2000}x", f"--{'long' * 400}=1"]
+    with pytest.raises(ValueError) as error:
+        cli(*wrong)
+    said = str(error.value)
+    assert len(said) < 960 and "\n" not in said
+    assert said.startswith("--data: found 'Nonesuch'") and re.search(r"also wrong: --lr_scheduler and \d+ more$", said)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -1,11 +1,11 @@
 """Order and samples of any DataLoader are functions of (seed, epoch, position), for any workers and ranks."""
 
-import pickle
 from types import SimpleNamespace
 
 import pytest
 import torch
 from interruptible import Noisy
+from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import (
     BatchSampler,
@@ -19,13 +19,15 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from app.chance import Chance
-from app.exact import divided, exact, seed_all
+from app.exact import divided, exact
+from app.keys import seed_all
 
 
 def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
     """Return the batches of an exact copy of `loader`, as lists."""
-    made, why = exact(loader, 7, "train", position=lambda: (epoch, start), **ranks)
-    assert why == "" and len(made) >= 1
+    made, why = exact(loader, 7, "train", **ranks)
+    assert made is loader and why == "" and len(made) >= 1
+    made.exactly.begin(epoch, 0, start)
     return [[part.tolist() if isinstance(part, torch.Tensor) else part for part in batch] for batch in made]
 
 
@@ -44,9 +46,7 @@ def test_chance_is_a_function_of_seed_epoch_and_position():
     assert batches(noisy(), epoch=1) != whole
     fixed = [torch.tensor(batches(noisy(shuffle=False), epoch=epoch)[0][0]) for epoch in (0, 1)]
     assert not torch.isclose(*fixed).any()  # the same samples in the same places, each with other noise
-    assert exact(noisy(), 8, "train")[0].batch_sampler._order(0) != exact(noisy(), 7, "train")[0].batch_sampler._order(
-        0
-    )
+    assert divided(exact(noisy(), 8, "train")[0])._order(0, 0) != divided(exact(noisy(), 7, "train")[0])._order(0, 0)
     assert len(batches(noisy(drop_last=True))) == 10
     assert [batch[2] for batch in batches(noisy(shuffle=False))] == [
         batch[2].tolist() for batch in noisy(shuffle=False)
@@ -57,7 +57,7 @@ def test_the_generators_of_the_process_are_left_alone():
     seed_all("x")
     expected = torch.rand(1)
     seed_all("x")
-    exact(noisy(), 7, "train")[0].batch_sampler._order(0)
+    divided(exact(noisy(), 7, "train")[0])._order(0, 0)
     assert torch.equal(torch.rand(1), expected)
 
 
@@ -123,8 +123,6 @@ def test_what_has_no_positions_is_said():
     assert exact([1, 2], 7) == ([1, 2], "list goes through its samples in a way of its own")
     with pytest.raises(ValueError, match="a Mine cannot be shared out among 2 ranks"):
         exact(mine, 7, rank=0, world_size=2)
-    single = DataLoader(TensorDataset(torch.arange(3)), batch_size=None)
-    assert exact(single, 7) == (single, "it has batch_size=None")
 
 
 def test_a_dataset_that_fetches_whole_batches_still_does():
@@ -138,22 +136,55 @@ def test_a_dataset_that_fetches_whole_batches_still_does():
     assert len(draws) == 4  # of each batch and epoch
 
 
-def test_a_dataset_keeps_its_attributes():
-    made, _ = exact(noisy(), 7)
-    assert torch.equal(made.dataset.labels, noisy().dataset.labels) and not hasattr(made.dataset, "nothing")
-    assert len(pickle.loads(pickle.dumps(made.dataset))) == 43
+def test_a_loader_without_batches_is_exact():
+    class Drawn(TensorDataset):
+        def __getitem__(self, index):
+            return torch.rand(len(index) if isinstance(index, list) else 1)
+
+    order = BatchSampler(RandomSampler(range(9)), 2, False)
+    make = lambda workers: DataLoader(Drawn(torch.arange(9)), None, sampler=order, num_workers=workers)  # noqa: E731
+
+    def drawn(start: int, workers: int) -> list:
+        made, why = exact(make(workers), 7)
+        made.exactly.begin(1, 0, start)
+        assert not why
+        return [one.tolist() for one in made]
+
+    assert [len(one) for one in drawn(0, 0)] == [2, 2, 2, 2, 1]
+    assert drawn(2, 0) == drawn(0, 0)[2:] == drawn(2, 1)
 
 
-@pytest.mark.parametrize("collection", [list, tuple, lambda pair: dict(zip("ab", pair, strict=True)), CombinedLoader])
-def test_several_loaders_are_shared_out_too(collection):
-    """Each in the order of its epoch, also where one begins again before the epoch is over."""
-    trainer = SimpleNamespace(global_rank=0, world_size=2, is_global_zero=True)
-    trainer.fit_loop = SimpleNamespace(
-        epoch_progress=SimpleNamespace(current=SimpleNamespace(processed=1)),
-        epoch_loop=SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(processed=5))),
-    )
-    made = Chance(7)._loaders(trainer, lambda: collection([noisy(), DataLoader(Noisy(43), batch_size=8)]), "train")
-    loaders = made.flattened if isinstance(made, CombinedLoader) else list(getattr(made, "values", lambda: made)())
-    assert [len(loader) for loader in loaders] == [6, 3]
-    first = sum((batch[2].tolist() for batch in loaders[0]), [])
-    assert first == sum((batch[2] for batch in batches(noisy(), epoch=1, rank=0, world_size=2)), [])
+def test_a_loader_stays_what_it_is():
+    loader = noisy(num_workers=1)
+    sampler, batch_sampler, data = loader.sampler, loader.batch_sampler, loader.dataset
+    made, _ = exact(loader, 7)
+    assert made is loader and isinstance(made, DataLoader) and type(made).__name__ == "DataLoader"
+    assert (made.sampler, made.batch_sampler, made.dataset) == (sampler, batch_sampler, data)
+    assert made.batch_size == 4 and made.worker_init_fn is None and not made.drop_last
+    made.dataset.inputs = torch.zeros(43, 6)  # seen by workers, too
+    assert max(batch[0].abs().max() for batch in made) < 2
+
+
+@pytest.mark.parametrize("mode", ["max_size_cycle", "min_size", "max_size"])
+@pytest.mark.parametrize("done", [0, 2, 3, 4, 6])
+def test_several_loaders_begin_where_they_were(mode, done):
+    """Also where one of them has begun again, and where one has no positions."""
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from torch.rand(20)
+
+    def epoch(done: int) -> list:
+        chance = Chance(7)
+        trainer = SimpleNamespace(global_rank=0, world_size=1)
+        loaders = [noisy(), DataLoader(Noisy(43), batch_size=15), DataLoader(Stream(), 5)]
+        both = CombinedLoader([chance._exact(trainer, one, RunningStage.TRAINING) for one in loaders], mode)
+        chance.together(trainer, both, "train")
+        both.begin(both, 1, done)
+        found = []
+        while batch := next(both, None):
+            found.append(str(batch))
+        return found
+
+    assert len(epoch(0)) == {"max_size_cycle": 11, "min_size": 3, "max_size": 11}[mode]
+    assert epoch(done) == epoch(0)[done:]

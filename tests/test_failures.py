@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from containers import ROOT
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from app.environment import place
 from app.failures import explain, killed_rank, last_error, reported, write
@@ -139,3 +140,10 @@ def test_a_failure_file_that_cannot_be_written():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.endswith("error: /nowhere/failure could not be written: No such file or directory\n")
+
+
+def test_a_mistake_that_quotes_a_long_value_has_room_in_the_failure_file(tmp_path, capsys):
+    with pytest.raises(SystemExit), reported(tmp_path / "failure", "host algo-1, local rank 0"):
+        raise MisconfigurationException(f"You selected an invalid strategy name: {'x' * 3000}")
+    line = (tmp_path / "failure").read_text()
+    assert len(line) <= 1024 and line.endswith("... [host algo-1, local rank 0]") and line in capsys.readouterr().err

@@ -336,7 +336,7 @@ def test_what_could_not_be_read_again_is_said_before_any_step(tmp_path: Path):
     process = run.start()
     process.wait(LIMIT)
     assert process.returncode == 1 and run.steps == 0
-    assert "error: a checkpoint of this model could not be read again: there is a pathlib.PosixPath in it" in run.said
+    assert "error: a checkpoint of this run could not be read again: thing is a builtins.object (on_save" in run.said
 
 
 def test_a_full_disk_costs_no_training(tmp_path: Path):

@@ -110,13 +110,6 @@ def test_the_file_tree_is_true():
         ), name
 
 
-def test_the_table_of_the_rooms_names_every_module():
-    modules = {path.name for path in (ROOT / "app").iterdir() if path.suffix in (".py", ".yaml")} - {"__init__.py"}
-    assert {name for name in re.findall(r"^\|.*?`app/([\w.]+)`", README, re.MULTILINE)} | set(
-        re.findall(r"`app/([\w.]+)`", README)
-    ) >= modules
-
-
-@pytest.mark.parametrize("target", re.findall(r"`?make ([a-z]+)", README))
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"make ([a-z-]+)", README))))
 def test_a_make_target_of_the_readme_is_there(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -53,7 +53,9 @@ def test_a_recipe_is_given_by_its_name_or_by_its_file(cifar, tmp_path):
 
 
 def test_a_recipe_that_is_not_there(tmp_path):
-    with pytest.raises(ValueError, match=r"--config: found 'quick'; allowed is a file, or one of .*cpu.*original"):
+    with pytest.raises(
+        ValueError, match=r"--config: found 'quick', which .*; allowed is a file, or one of .*cpu.*original"
+    ):
         made(tmp_path, "--config=quick")
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import accuracy, interruption_cost, original, similarity, startup, step, turns
+from benchmarks import accuracy, interruption_cost, original, report, similarity, startup, step, turns
 from benchmarks.gpu import exactness, profiling
 from benchmarks.gpu.results import Results
-from benchmarks.gpu.runner import FORK, Task
+from benchmarks.gpu.runner import Task
 from benchmarks.step import Setting
 
 Record = Mapping[str, Any]
@@ -347,16 +347,15 @@ def sweep(options: Options) -> list[Task]:
 
 def forked(name: str, data_dir: Path, seed: int, flags: list[str], folder: Path) -> dict[str, Any]:
     """Train by a recipe in a process that has imported all."""
-    from interruptible import main
+    import warm
 
     with tempfile.TemporaryDirectory(dir=folder) as work:
         arguments = [*accuracy.arguments(name, data_dir, seed), *flags]
-        process = FORK.Process(target=main, args=(Path(work), arguments, {}))
-        process.start()
-        process.join()
-        log = Path(work, "log").read_text()
+        variables = os.environ | {"PYTHONPATH": str(report.ROOT)}
+        done = warm.run(["python", report.ROOT / "app/train.py", *arguments], Path(work), variables, timeout=1800)
+        log = done.stdout
         print(log)
-    if process.exitcode:
+    if done.returncode:
         raise SystemExit(log)
     run = accuracy.printed(log, float("nan"))
     return {"accuracy": run.accuracy, "seconds": run.seconds, "steady": run.steady}

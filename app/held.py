@@ -1,0 +1,111 @@
+"""What the user's objects hold and no Lightning checkpoint has: plain state, generators, modes, an optimizer beside."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningDataModule, Trainer
+from torch import nn
+
+from app import generators, graph
+from app.exact import has_state
+from app.plain import decoded, encoded
+from app.state import State
+
+
+def roots(trainer: Trainer) -> dict[str, Any]:
+    """Return the objects of the user's in which there may be state, by name."""
+    found: dict[str, Any] = {"model": trainer.lightning_module, "datamodule": trainer.datamodule}
+    found |= {f"callbacks.{k} {type(one).__name__}": one for k, one in enumerate(trainer.callbacks)}
+    for kind, loop in (("train", trainer.fit_loop), ("val", trainer.fit_loop.epoch_loop.val_loop)):
+        loaders = () if loop._combined_loader is None else loop._combined_loader.flattened
+        for number, loader in enumerate(loaders):
+            if not has_state(loader):
+                for name in ("dataset", "collate_fn"):
+                    found[f"{kind}.{number}.{name}"] = getattr(loader, name, None)
+    return found
+
+
+class Held:
+    """What the user's objects hold: plain state, generators of random numbers, metrics, modules and optimizers.
+
+    Args:
+        trainer: Lightning's trainer.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.state = State(partial(roots, trainer))
+        self.within = False  # whether an epoch is half done
+        self.first: set = set()
+        self.settings: dict[str, Any] = {}
+
+    def mark(self) -> None:
+        """Take all that is there now for what was there from the beginning."""
+        self.state.mark()
+        self.first = self.state.objects()
+        self.settings = self._settings()
+
+    def told(self) -> dict[str, Any]:
+        """Return what has changed since, encoded."""
+        model, loop = self.trainer.lightning_module, self.trainer.fit_loop
+        settings = {name: value for name, value in self._settings().items() if self.settings.get(name, value) != value}
+        return {
+            "plain": self.state.changed(),
+            "made": sorted(self.state.objects() - self.first),
+            "generators": {path: encoded(generators.state_of(one)) for path, one in self._generators().items()},
+            "stateful": {path: encoded(one.state_dict()) for path, one in self._stateful().items()},
+            "settings": settings,
+            "eval": [name for name, module in model.named_modules() if not module.training],
+            "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
+            "loaders": loop._combined_loader.states(loop._data_fetcher, within=self.within),
+        }
+
+    def restore(self, told: Mapping[str, Any], wholly: bool) -> None:
+        """Give it back, as far as it is there; if not wholly, plain values only."""
+        model = self.trainer.lightning_module
+        self.state.restore(told["plain"])
+        if not wholly:
+            return
+        for path, one in self._generators().items():
+            if path in told["generators"]:
+                generators.restore(one, decoded(told["generators"][path]))
+        for path, one in self._stateful().items():
+            if path in told["stateful"]:
+                one.load_state_dict(decoded(told["stateful"][path]))
+        for name, value in told["settings"].items():
+            setattr(self.trainer, name, value)
+            self.settings.setdefault(name, None)
+        idle, frozen = set(told["eval"]), set(told["frozen"])
+        for name, module in model.named_modules():
+            module.training = name not in idle
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+
+    def lacking(self, told: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return the attributes that there were and that are no plain values, and that are not there now."""
+        now = self.state.objects()
+        return [tuple(one) for one in told["made"] if tuple(one) not in now]
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what a callback may change of the trainer."""
+        plain = (int, float, bool, str, type(None))
+        return {name: one for name, one in vars(self.trainer).items() if name[0] != "_" and type(one) in plain
+                and name != "should_stop"}  # fmt: skip
+
+    def _generators(self) -> dict[str, Any]:
+        """Return the generators that belong to the model, callbacks and data module."""
+        return generators.find({name: one for name, one in roots(self.trainer).items() if "." not in name or
+                                 name.startswith("callbacks")})  # fmt: skip
+
+    def _stateful(self) -> dict[str, Any]:
+        """Return a library's objects that save and load their state, such as an optimizer of a user's own."""
+        known = {id(one) for one in self.trainer.optimizers}
+        known |= {id(config.scheduler) for config in self.trainer.lr_scheduler_configs}
+        own = (nn.Module, Callback, LightningDataModule, torch.utils.data.DataLoader, *graph.GENERATORS, type)
+        return {
+            path: one
+            for path, one in graph.walk(roots(self.trainer), code=False)
+            if not isinstance(one, own) and id(one) not in known and graph.library(type(one)) and has_state(one)
+        }

@@ -1,0 +1,189 @@
+"""What the parser has against flags, in one line a person can act on: flag, what was found, what is allowed."""
+
+import inspect
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+from app import flags
+from app.suggestions import REPLACED, choice, closest, find_class, listed, shortened, shown, why_not
+
+REFUSED = (ArgumentError, OSError, ValueError, RecursionError)
+"""What the parser raises."""
+
+OLD_ACCELERATORS = ("ddp", "ddp2", "ddp_cpu", "ddp_spawn", "dp", "horovod")  # values of Lightning below 1.8
+REFERENCE = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer.html"}  # of what is too long to list
+ROOM = 800  # characters of the line: SageMaker shows 1,024, and host and rank are added
+
+
+def explain_all(parser: ArgumentParser, args: list[str]) -> str:
+    """Return one line that names everything wrong in `args`; "" if nothing is.
+
+    The parser stops at the first mistake. So each flag is parsed by itself, with those that choose its class.
+    """
+    vars(parser).pop("print_config", None)  # else the first parsing that is well would print the settings and leave
+    given = list(flags.given(args))
+    wrong: dict[str, str] = {}
+    for flag, words, source in sorted(given, key=lambda setting: setting[0].count(".")):
+        if any(_covers(other, flag) for other in wrong if other != flag):  # its class is not known
+            continue
+        above = [word for other, others, _ in given if other != flag and _covers(other, flag) for word in others]
+        if said := _wrong_file(flag, words) or _said(parser, [*above, *words]):
+            wrong.setdefault(flag, f"{said}{source}")
+    rest = [word for flag, words, _ in given if not any(_covers(other, flag) for other in wrong) for word in words]
+    said = _said(parser, rest, whole=True)
+    if said and not any(_covers(said.partition(":")[0], flag) for flag in wrong):
+        wrong["rest"] = said
+    return _joined(list(wrong.values()))
+
+
+def explain(error: ArgumentError, parser: ArgumentParser) -> str:
+    """Return the line for jsonargparse's (4.53) message of up to forty lines, whose last part is the heart of it."""
+    text = str(error).replace("<class 'NoneType'>", "null")
+    keys = re.findall(r'Parser key "([^"]+)"', text)
+    flag = "--" + ".".join(key for key, after in pairwise([*keys, ""]) if not _covers(key, after))
+    owner = (re.findall(r"given class_path '([^']+)'", text) or [""])[-1]
+    types = (re.findall(r"Subtypes: \[(.*)", text) or [""])[0]
+    bases = re.findall(r"(?:<class '|list\[(?!typing))(\w+(?:\.\w+)+)", types)
+    if option := re.search(r"(?:class_path '([^']+)':\s+)?Option '([^']+)' is not accepted", text):
+        return _unknown_setting(flag, option[2], option[1], bases) if option[1] else _unknown_flag(option[2], parser)
+    if option := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
+        return _unknown_flag(f"--{option[1]}.{option[2]}", parser)
+    # A second word counts only if the name has a blank in it: `--trainer max_epochs=5`.
+    if unknown := re.search(r"unrecognized arguments: ([^\s=]+(?: [^-=\s][^\s=]*(?==))?)", text):
+        return _unknown_flag(unknown[1], parser)
+    if required := re.search(r"class_path '([^']+)':\s+the following arguments are required: (.+)", text):
+        return f"{flag}: {required[1].rpartition('.')[2]} needs {required[2]}; give {flag}.{required[2].split(', ')[0]}"
+    plain = re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", text)
+    given = (plain or re.findall(r"value: NestedArg\(.*val='?(.*?)'?\)", text) or [""])[-1].strip()
+    if chosen := re.search(r"Given value: .*(?:'class_path': |key='class_path', val=)'([^']*)'", text):
+        given = chosen[1]
+    if bases and (not owner or owner == given):
+        return f"{flag}: found {shown(given)}{why_not(given)}, allowed {choice(given, bases)}"
+    if group := re.search(r"""Unable to load config ['"](.*)['"]""", text):
+        return f"{flag}: found {shown(group[1])}, allowed are its settings: {flag}.NAME=VALUE"
+    if missing := re.fullmatch(r"the following arguments are required: (?:--)?(.+)", text):
+        return f"--{missing[1]}: is needed, and not given"
+    expected = r"Expected (?:an? )?(?:<class '(\w+)'>|typing\.Literal\[(.*)\]|(tuple with \d+ elements))"
+    if allowed := dict.fromkeys(name for names in re.findall(expected, text) for name in names if name):
+        nullable = ["null"] if re.search("Expected (a )?null", text) and not owner else []
+        return f"{flag}: found {shown(given)}, allowed is {' or '.join([*allowed, *nullable])}"
+    return " ".join(re.sub(r'^Parser key "([^"]+)":?', r"--\1:", text.removeprefix("argument ")).split())
+
+
+def refuse_unwanted(config: Namespace) -> None:
+    """Raise ValueError for a value that the parser takes and nobody else does."""
+    if said := _unwanted(config):
+        raise ValueError(said)
+
+
+def _unwanted(config: Namespace) -> str:
+    """Return the line for a value that the parser takes and nobody else does; "" if there is none."""
+    device = config.get("trainer.accelerator")
+    if device in OLD_ACCELERATORS:
+        allowed = "allowed is the kind of device, e.g. gpu or auto"
+        return f"--trainer.accelerator: found {device!r}, {allowed}; use --trainer.strategy=ddp"
+    for group, chosen in vars(config).items():
+        values = chosen.get("init_args") if isinstance(chosen, Namespace) and chosen.get("class_path") else None
+        for name, value in vars(values or Namespace()).items():
+            if value is None and not _may_be_null(chosen.class_path, name):
+                return f"--{group}.{name}: found null, which it cannot be; leave it out for its default"
+    return ""
+
+
+def _may_be_null(path: str, name: str) -> bool:
+    """Return whether a class's parameter has null as its default, or among its types; also if it has no type."""
+    for each in find_class(path).__mro__:
+        if parameter := inspect.signature(each.__init__).parameters.get(name):
+            try:
+                kind = get_type_hints(each.__init__).get(name, Any)
+            except Exception:  # a name that the class's module has not
+                return True
+            return parameter.default in (None, parameter.empty) or kind is Any or type(None) in get_args(kind)
+    return True
+
+
+def _wrong_file(flag: str, words: list[str]) -> str:
+    """Return the line for a --config that is no file of flags."""
+    name = words[-1].removeprefix("--config=")
+    if flag != "--config" or len(words) == 1 and words[0] == flag:
+        return ""
+    if not flags.is_file(name):
+        known = ", ".join(flags.known_recipes())
+        now = f"is called {flags.RENAMED[name]} now" if name in flags.RENAMED else f"is no file in {Path.cwd()}"
+        return f"--config: found {shown(name)}, which {now}; allowed is a file, or one of {known}"
+    try:
+        flags.settings_in(name)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _said(parser: ArgumentParser, args: list[str], whole: bool = False) -> str:
+    """Return what the parser has against `args`; that something is missing counts only if they are the `whole`."""
+    try:
+        return _unwanted(parser.parse_args(args))
+    except REFUSED as error:
+        return "" if "arguments are required" in str(error) and not whole else explain(error, parser)
+
+
+def _covers(flag: str, other: str) -> bool:
+    return other == flag or other.startswith(f"{flag}.")
+
+
+def _joined(lines: list[str]) -> str:
+    """Return several lines as one: flags of which the same is to be said together, and what is too long by its name."""
+    flags_of: dict[str, list[str]] = {}
+    for line in dict.fromkeys(lines):
+        flag, _, said = line.partition(": ")
+        flags_of.setdefault(said, []).append(flag)
+    text, left = "", []
+    for said, names in flags_of.items():
+        are = "are no flags" if len(names) > 1 else "is no flag"
+        part = f"{listed(names, 200)}: {said.replace('is no flag', are)}"
+        if text and len(text) + len(part) > ROOM - 100:
+            left += names
+        else:
+            text += f"{'; also ' if text else ''}{shortened(part, ROOM - 100)}"
+    text += f"; also wrong: {listed(left, 80)}" if left else ""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def _unknown_flag(flag: str, parser: ArgumentParser) -> str:
+    """Return the line for a flag that there is not: what replaced it, what may have been meant, or what there is."""
+    keys = [key for key in parser.get_defaults().keys() if not key.startswith("__")]  # noqa: SIM118
+    known = ["--" + flags.BARE.sub("", key) for key in keys]
+    group, _, name = flag.lstrip("-").replace("-", "_").replace(" ", ".").rpartition(".")
+    if name in REPLACED:
+        return f"{flag}: is no flag here; {REPLACED[name]}"
+    same = [one for one in known if one.rpartition(".")[2].lstrip("-") == name]
+    names = [one.removeprefix(f"--{group}.") for one in known if one.startswith(f"--{group}.")]
+    like = same or [f"--{group}.{one}" for one in closest(name, names)] or closest(flag, known, 0.8)
+    if like:
+        return f"{flag}: is no flag here; did you mean {' or '.join(like)}?"
+    if names:
+        more = f"; see {REFERENCE[group]}" if group in REFERENCE else ""
+        return f"{flag}: is no flag here; --{group} has {listed(names, 250)}{more}"
+    single = [one for one in known if "." not in one]
+    groups = dict.fromkeys(one.partition(".")[0] for one in known if "." in one)
+    rest = f"; in groups: {', '.join(groups)}" if groups else ""
+    return f"{flag}: is no flag here; flags are {', '.join(one for one in single if one not in groups)}{rest}"
+
+
+def _unknown_setting(flag: str, option: str, owner: str, bases: list[str]) -> str:
+    """Return the line for a setting that class `owner`, given or default, does not have."""
+    kind, name = find_class(owner), owner.rpartition(".")[2]
+    if option == "class_path":
+        return f"{flag}: found class_path beside settings; put these into init_args"
+    if kind in [find_class(base) for base in bases]:  # none was chosen
+        return f"{flag}.{option}: belongs to a class that is not given; give {flag}=NAME as well"
+    names = flags.settings(owner)
+    advice = REPLACED.get(option) or (
+        f"did you mean {flag}.{like[0]}?"
+        if (like := closest(option, names))
+        else f"it has {listed(names, 250) or 'none'}"
+    )
+    return f"{flag}.{option}: {name} has no such setting; {advice}"

@@ -1,0 +1,100 @@
+"""What has to be made again before a state can be given back: late buffers, a search's result, what a hook has made."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
+from pytorch_lightning.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
+from torch import Tensor, nn
+
+from app.held import roots
+from app.partial import has_values
+from app.plain import decoded, encoded
+
+SEARCHES = {LearningRateFinder: "_attr_name", BatchSizeFinder: "_batch_arg_name"}
+NAMES = "lr", "learning_rate"
+
+
+def adapt(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give the model the buffers that came to be, or another shape, while it was trained, to load their values into."""
+    present = model.state_dict()
+    for name, value in state.items():
+        path, _, last = name.rpartition(".")
+        now = present.get(name)
+        if not isinstance(value, Tensor) or (now is not None and (not has_values(now) or now.shape == value.shape)):
+            continue
+        try:
+            owner = model.get_submodule(path)
+        except AttributeError:
+            continue
+        if last in owner._buffers:
+            owner._buffers[last] = value.to(getattr(now, "device", "cpu"), copy=True)
+        elif last in owner._parameters and owner._parameters[last] is not None:
+            owner._parameters[last].data = value.to(owner._parameters[last].device, copy=True)
+        elif now is None and not hasattr(owner, last):
+            owner.register_buffer(last, value.clone())
+
+
+def searched(trainer: Trainer) -> dict[str, Any]:
+    """Return what was found by a search before training."""
+    found = {}
+    for callback in trainer.callbacks:
+        if isinstance(callback, tuple(SEARCHES)):
+            kind = LearningRateFinder if isinstance(callback, LearningRateFinder) else BatchSizeFinder
+            given = getattr(callback, SEARCHES[kind])
+            for name in [given] if given else NAMES:
+                if lightning_hasattr(trainer.lightning_module, name):
+                    found[name] = encoded(lightning_getattr(trainer.lightning_module, name))
+                    break
+    return found
+
+
+def settle_searches(trainer: Trainer, found: Mapping[str, Any]) -> None:
+    """Have nothing searched for again."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, tuple(SEARCHES)):
+            callback.on_fit_start = lambda *_: None
+    for name, value in found.items():
+        lightning_setattr(trainer.lightning_module, name, decoded(value))
+
+
+def make_again(trainer: Trainer, lacking: list[tuple[str, str]]) -> None:
+    """Run on_train_epoch_start of those whose hook makes what is lacking: (path of an object, attribute)."""
+    owners = roots(trainer)
+    for name, owner in owners.items():
+        if not isinstance(owner, (Callback, LightningModule)):
+            continue
+        wanted = {attribute for path, attribute in lacking if path == name}
+        hook = type(owner).on_train_epoch_start
+        if wanted & set(hook.__code__.co_names):
+            if isinstance(owner, Callback):
+                owner.on_train_epoch_start(trainer, trainer.lightning_module)
+            else:
+                owner.on_train_epoch_start()
+
+
+def go_on_averaging(trainer: Trainer, groups: list[list[dict]], kind: str) -> bool:
+    """Have StochasticWeightAveraging go on; it makes its schedule in a hook that a run within an epoch has behind it.
+
+    A new schedule sets learning rates, which `groups`, as saved, bring back.
+    """
+    for callback in trainer.callbacks:
+        if not isinstance(callback, StochasticWeightAveraging):
+            continue
+        model = trainer.lightning_module
+        callback._accumulate_grad_batches = trainer.accumulate_grad_batches
+        if callback._scheduler_state is None:
+            continue
+        if kind != "epoch" and trainer.current_epoch == callback.swa_end + 1:  # it only gathers batch norm's statistics
+            weights = {name: value.clone() for name, value in model.state_dict().items()}
+            callback.on_train_epoch_start(trainer, model)
+            model.load_state_dict(weights)
+        elif callback.swa_start <= trainer.current_epoch <= callback.swa_end:
+            updated, callback._latest_update_epoch = callback._latest_update_epoch, trainer.current_epoch
+            callback.on_train_epoch_start(trainer, model)
+            callback._latest_update_epoch = updated
+            for optimizer, saved in zip(trainer.optimizers, groups, strict=True):
+                for group, values in zip(optimizer.param_groups, saved, strict=True):
+                    group.update(values)
+    return True

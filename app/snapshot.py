@@ -1,0 +1,91 @@
+"""The state of a job at a moment at which nothing is half done: all that is needed to go on from there."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pytorch_lightning import Trainer
+
+from app import checkpoints, curves, loops, partial, revive
+from app.agreement import Agreement
+from app.chance import Chance
+from app.exact import reached
+from app.held import Held
+from app.plain import NotPlain, plain
+from app.state import digest
+
+COMMON = {"epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "optimizer_states",
+          "lr_schedulers", "hparams_name", "hyper_parameters", "hparams_type", "datamodule_hparams_name",
+          "datamodule_hyper_parameters", "datamodule_hparams_type"}  # fmt: skip
+"""What is the same on all ranks in a Lightning checkpoint, or of the first one for all."""
+HYPER = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "datamodule_hparams")
+LATER = "optimizer_states"
+
+
+class Snapshot:
+    """Takes states.
+
+    Args:
+        trainer: Lightning's trainer.
+        agreement: What all ranks say to each other.
+        chance: What knows the seed of all.
+    """
+
+    def __init__(self, trainer: Trainer, agreement: Agreement, chance: Chance) -> None:
+        self.trainer, self.agreement, self.chance = trainer, agreement, chance
+        self.held = Held(trainer)
+        self.run: Mapping[str, Any] = {}  # what `same.described`
+
+    def take(self, kind: str) -> dict[str, Any]:
+        """Return the state of the job, copied; of a "validation", which changes no optimizer, without copies of these.
+
+        Before such a state is written, it has to be made `whole`.
+        """
+        trainer, gather = self.trainer, self.agreement.gather
+        for logger in trainer.loggers if trainer.is_global_zero else ():
+            curves.flush(logger)
+        moment = gather(time.time_ns())[0]
+        state, notes = self.lightnings(kind)
+        own = {name: value for name, value in state.items() if name not in COMMON}
+        said = gather(digest(own))
+        if said[0] == said[trainer.global_rank]:
+            own = {}
+        self.held.within = kind != "epoch"
+        known = partial.of_rank(trainer, gather, self.held) | {"own": own, "notes": notes if own else {}}
+        ours = {
+            "step": trainer.global_step, "kind": kind, "number": moment, "saved_at": moment / 1e9,
+            "seed": self.chance.seed, "world_size": trainer.world_size, "should_stop": bool(trainer.should_stop),
+            "ranks": gather(known), "shown": partial.of_job(trainer),
+            "run": self.run, "version": getattr(trainer.logger, "version", None),
+            "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
+            "made": trainer.fit_loop._last_train_dl_reload_epoch, "searched": revive.searched(trainer),
+        }  # fmt: skip
+        if kind == "epoch":
+            loops.end_as_lightning_does(state["loops"]["fit_loop"])
+        return state | {checkpoints.KEY: ours}
+
+    def whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of a validation with all of it copied."""
+        return state | {LATER: plain(state[LATER], state[checkpoints.KEY]["notes"], self._cannot_be_saved, (LATER,))}
+
+    def lightnings(self, kind: str = "") -> tuple[dict[str, Any], dict]:
+        """Return what Lightning saves, as others can read it too; and what of it was of another type."""
+        notes: dict[tuple, tuple] = {}
+        state = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        later = {LATER: state.pop(LATER)} if kind == "validation" else {}
+        return plain(state, notes, self._cannot_be_saved) | later, notes
+
+    def _cannot_be_saved(self, found: NotPlain) -> Any:
+        """Return the text that stands for a hyperparameter, which no run needs to go on; else ValueError."""
+        name = str(found.path[0])
+        if name.startswith(HYPER):
+            return f"({found.kind})"
+        kind = type(self.trainer.lightning_module)
+        model = f"{kind.__module__}.{kind.__qualname__}"
+        whose = {"state_dict": "state_dict() of", "callbacks": "a callback of", "lr_schedulers": "a scheduler of",
+                 LATER: "an optimizer of"}  # fmt: skip
+        of = whose.get(name, "on_save_checkpoint() or state_dict() of")
+        raise ValueError(
+            f"a checkpoint of this run could not be read again: {found} ({of} {model}); keep numbers, text, tensors, "
+            "arrays, lists and dicts there"
+        )

@@ -1,0 +1,128 @@
+"""What may have been meant by a name that is wrong: what replaced it, what is like it, what there is to choose from."""
+
+import difflib
+import inspect
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+
+# Flags of earlier versions of Lightning and of the tutorial, and the arguments that scripts of SageMaker's examples
+# take: what to do instead. docs/from-the-tutorial.md has the same words.
+FROM_THE_JOB = "leave it out: it is taken from the job"
+REPLACED = {
+    "weights_save_path": "leave it out in a job; elsewhere, use --checkpoint.dirpath and --resume.dirpath",
+    "checkpoint_callback": "use --trainer.enable_checkpointing; --checkpoint.* has its settings",
+    "resume_from_checkpoint": "leave it out: the newest checkpoint in --resume.dirpath is resumed from",
+    "gpus": "use --trainer.accelerator=gpu and --trainer.devices=N (-1: all)",
+    "auto_select_gpus": "leave it out: --trainer.devices=N takes the first N GPUs",
+    "num_processes": "use --trainer.accelerator=cpu and --trainer.devices=N",
+    "tpu_cores": "use --trainer.accelerator=tpu and --trainer.devices=N",
+    "ipus": "leave it out: Lightning runs on no IPUs any more",
+    "distributed_backend": "use --trainer.strategy=ddp",
+    "progress_bar_refresh_rate": "use --progress.every_n_seconds",
+    "process_position": "leave it out",
+    "weights_summary": "use --trainer.enable_model_summary",
+    "flush_logs_every_n_steps": "use --logger.flush_secs",
+    "log_gpu_memory": "leave it out: --system.every_n_seconds says how often the GPU's memory is logged",
+    "track_grad_norm": "leave it out; log the norm in the model's on_before_optimizer_step",
+    "terminate_on_nan": "leave it out: a loss that is not finite ends the job",
+    "auto_scale_batch_size": "leave it out; choose --data.batch_size",
+    "auto_lr_find": "leave it out; choose --optimizer=NAME and --optimizer.lr",
+    "amp_backend": "use --trainer.precision=16-mixed",
+    "amp_level": "use --trainer.precision=16-mixed",
+    "replace_sampler_ddp": "use --trainer.use_distributed_sampler",
+    "reload_dataloaders_every_epoch": "use --trainer.reload_dataloaders_every_n_epochs=1",
+    "prepare_data_per_node": "leave it out; set it in the data module's __init__",
+    "move_metrics_to_cpu": "leave it out",
+    "multiple_trainloader_mode": "leave it out; return a CombinedLoader with a mode from the data module",
+    "stochastic_weight_avg": "use --trainer.callbacks=StochasticWeightAveraging and --trainer.callbacks.swa_lrs",
+    "lr": "use --optimizer=NAME and --optimizer.lr",
+    "learning_rate": "use --optimizer=NAME and --optimizer.lr",
+    "weight_decay": "use --optimizer=NAME and --optimizer.weight_decay",
+    "momentum": "use --optimizer=SGD and --optimizer.momentum",
+    "epochs": "use --trainer.max_epochs",
+    "model_dir": FROM_THE_JOB,
+    "output_data_dir": FROM_THE_JOB,
+    "hosts": FROM_THE_JOB,
+    "current_host": FROM_THE_JOB,
+    "num_gpus": FROM_THE_JOB,
+}
+
+
+def choice(given: str, bases: list[str]) -> str:
+    """Return the classes that may be chosen, and which of them may have been meant."""
+    names = sorted({name for base in bases for name in _subclass_names(base)})
+    kinds = dict.fromkeys(base.rpartition(".")[2] for base in bases)
+    names, kinds = [name for name in names if name not in kinds], " or ".join(kinds)
+    like = closest(given, names)
+    meant = f"; did you mean {like[0]}?" if like else ""
+    there = f"are {listed(names, 450)} or" if names else "is"
+    return f"{there} the import path of a subclass of {kinds}{meant}"
+
+
+def _subclass_names(path: str) -> list[str]:
+    """Return the public names of the classes below one that can be made, without those that the flags make anyway."""
+    names, left = set(), [find_class(path)]
+    while left:
+        children = left.pop().__subclasses__()
+        names.update(child.__name__ for child in children if not inspect.isabstract(child) and not _made_anyway(child))
+        left += children
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _made_anyway(kind: type) -> bool:
+    return kind.__module__.startswith("app.") and hasattr(kind, "on_train_batch_start") and hasattr(kind, "state_key")
+
+
+def why_not(given: str) -> str:
+    """Return why an import path leads nowhere; "" if it leads somewhere, or is none."""
+    module, _, name = given.rpartition(".")
+    if not module or not all(part.isidentifier() for part in given.split(".")):
+        return ""
+    try:
+        getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        here = str(Path.cwd())
+        return f" ({error}{f', looked for in {here}' if here in sys.path else ''})"
+    except Exception as error:  # whatever the module does
+        *_, last = traceback.extract_tb(error.__traceback__)
+        if last.filename == __file__ or isinstance(error, SyntaxError):  # which says where itself
+            return f" ({first_line(error)})"
+        return f" ({type(error).__name__}: {first_line(error)}, {Path(last.filename).name} line {last.lineno})"
+    return ""
+
+
+def closest(word: str, words: list[str], cutoff: float = 0.6) -> list[str]:
+    """Return what among `words` may have been meant."""
+    return difflib.get_close_matches(word, words, 1, cutoff)
+
+
+def first_line(error: Exception) -> str:
+    """Return what an exception says, or its class, in one line that is not long."""
+    return shortened(" ".join(str(error).split()) or type(error).__name__, 150)
+
+
+def shown(value: str) -> str:
+    """Return a value that was given, in quotes."""
+    return repr(shortened(value, 60))
+
+
+def shortened(text: str, length: int) -> str:
+    """Return `text`, or as much of it as there is room for."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def listed(words: list[str], room: int) -> str:
+    """Return words with commas between, as many as there is room for."""
+    fitting = list(words)
+    while len(fitting) > 1 and len(", ".join(fitting)) > room:
+        fitting.pop()
+    more = f" and {len(words) - len(fitting)} more" if len(fitting) < len(words) else ""
+    return shortened(", ".join(fitting), room) + more
+
+
+def find_class(path: str) -> type:
+    """Return the class of an import path."""
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)

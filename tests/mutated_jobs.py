@@ -1,0 +1,517 @@
+"""Jobs as their users get them wrong, made by chance from a seed, and what each of them must end in.
+
+    python -m tests.mutated_jobs [--n 400] [--seed 1] [--only TEXT]         prints each job that ended otherwise
+
+It is either a right run, or one line that names what is wrong. Most of them run as a job's program would, in a process
+that a server forks which has imported everything: a second each.
+"""
+
+import argparse
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+LIMIT = 240  # seconds; what takes longer hangs
+BASE = {
+    "trainer.max_epochs": "1", "trainer.max_steps": "2", "trainer.limit_train_batches": "2",
+    "trainer.limit_val_batches": "2", "trainer.limit_test_batches": "2", "trainer.accelerator": "cpu",
+    "trainer.num_sanity_val_steps": "0", "data.batch_size": "8", "model": "mine.Model",
+}  # fmt: skip
+
+MINE = '''
+import sys
+import torch
+from pytorch_lightning import LightningDataModule, LightningModule
+
+class Model(LightningModule):
+    """A model of the user's."""
+    def __init__(self, width: int = 4, num_classes: int = 10):
+        super().__init__()
+        self.layer = torch.nn.LazyLinear(num_classes)
+        self.layer(torch.zeros(1, 3 * 32 * 32))
+    def forward(self, images):
+        return self.layer(torch.nn.functional.interpolate(images, (32, 32)).expand(-1, 3, -1, -1).flatten(1))
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.training_step(batch, batch_idx))
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", self.training_step(batch, batch_idx))
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+class Data(LightningDataModule):
+    """Data of the user's."""
+    def __init__(self, size: int = 16, batch_size: int = 8):
+        super().__init__()
+        self.size, self.batch_size = size, batch_size
+    def train_dataloader(self):
+        samples = [(torch.rand(3, 32, 32), number % 10) for number in range(self.size)]
+        return torch.utils.data.DataLoader(samples, self.batch_size)
+    val_dataloader = test_dataloader = train_dataloader
+
+class NoModel:
+    """No model."""
+
+class RaisesWhenMade(Model):
+    """One that raises."""
+    def __init__(self):
+        raise RuntimeError("my own bug")
+
+class RaisesInTheStep(Model):
+    """One that raises later."""
+    def training_step(self, batch, batch_idx):
+        raise RuntimeError("my own bug")
+
+class HasNoStep(LightningModule):
+    """One that lacks everything."""
+
+class LogsNothing(Model):
+    """One without a validation loss."""
+    def validation_step(self, batch, batch_idx):
+        pass
+
+class ReturnsNothing(Model):
+    """One without a loss."""
+    def training_step(self, batch, batch_idx):
+        pass
+
+class ReturnsText(Model):
+    """One whose loss is no number."""
+    def training_step(self, batch, batch_idx):
+        return "loss"
+
+class Diverges(Model):
+    """One whose loss is not finite."""
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * float("nan")
+
+class LeavesInTheStep(Model):
+    """One that ends the program."""
+    def training_step(self, batch, batch_idx):
+        sys.exit(0)
+
+class NoData(Data):
+    """Data that are none."""
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader([], 1)
+
+class RaisingData(Data):
+    """Data that cannot be read."""
+    def setup(self, stage):
+        raise RuntimeError("my own bug")
+
+class WrongData(Data):
+    """Data that the model cannot take."""
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader([(torch.rand(3, 32, 32), "a text")] * 8, 2)
+
+def function():
+    """Not a class."""
+'''
+
+
+@dataclass
+class Case:
+    """A job: its hyperparameters, what is done to its folder, and what must come of it."""
+
+    name: str
+    hyperparameters: dict[str, object] = field(default_factory=dict)
+    prepare: Callable[[Path], None] = lambda folder: None
+    names: tuple[str, ...] = ()
+    """What the line names, if the job fails: one of them."""
+    fails: bool | None = None
+    """Whether it must fail; None if it may."""
+    own_bug: bool = False
+    """Whether the cause is in the user's code: then a traceback is welcome."""
+
+
+# Each flag that a job may have, with a value that is right.
+FLAGS = {
+    "trainer.max_epochs": "1", "trainer.min_epochs": "1", "trainer.max_steps": "2", "trainer.max_time": "00:00:10:00",
+    "trainer.limit_train_batches": "2", "trainer.limit_val_batches": "0.5", "trainer.overfit_batches": "0.0",
+    "trainer.val_check_interval": "1.0", "trainer.check_val_every_n_epoch": "1", "trainer.num_sanity_val_steps": "1",
+    "trainer.log_every_n_steps": "1", "trainer.enable_checkpointing": "true", "trainer.precision": "32-true",
+    "trainer.accumulate_grad_batches": "2", "trainer.gradient_clip_val": "0.5", "trainer.deterministic": "true",
+    "trainer.gradient_clip_algorithm": "norm", "trainer.accelerator": "cpu", "trainer.devices": "1",
+    "trainer.strategy": "auto", "trainer.num_nodes": "1", "trainer.fast_dev_run": "false", "trainer.profiler": "simple",
+    "trainer.detect_anomaly": "true", "trainer.sync_batchnorm": "false", "trainer.benchmark": "true",
+    "trainer.reload_dataloaders_every_n_epochs": "1", "trainer.use_distributed_sampler": "true",
+    "trainer.inference_mode": "false", "trainer.callbacks": "LearningRateMonitor", "trainer.plugins": "null",
+    "trainer.enable_progress_bar": "false", "trainer.enable_model_summary": "false", "trainer.logger": "true",
+    "data": "DigitsDataModule", "data.batch_size": "8", "data.val_split": "0.2", "data.seed": "3", "data.shuffle": "no",
+    "data.num_workers": "2", "data.normalize": "true", "data.drop_last": "true", "data.cutout": "2",
+    "data.pin_memory": "true", "model": "mine.Model", "model.width": "3", "model.num_classes": "10",
+    "optimizer": "SGD", "optimizer.lr": "0.1", "optimizer.momentum": "0.9", "optimizer.nesterov": "true",
+    "lr_scheduler": "StepLR", "lr_scheduler.step_size": "1", "lr_scheduler.gamma": "0.5", "lr_scaling": "sqrt",
+    "logger.save_dir": "logs", "logger.name": "run", "logger.version": "1", "logger.flush_secs": "5",
+    "checkpoint.dirpath": "best", "checkpoint.monitor": "val_loss", "checkpoint.save_top_k": "1",
+    "checkpoint.mode": "min", "checkpoint.filename": "{epoch}", "checkpoint.every_n_epochs": "1",
+    "checkpoint.every_n_train_steps": "1", "checkpoint.save_last": "true", "checkpoint.save_weights_only": "true",
+    "checkpoint.train_time_interval": "1:00:00", "checkpoint.auto_insert_metric_name": "false",
+    "resume.dirpath": "checkpoints", "resume.every_n_minutes": "1", "resume.every_n_steps": "1", "resume.keep": "2",
+    "progress.every_n_seconds": "1", "system.every_n_seconds": "1", "system.host": "me", "seed_everything": "7",
+}  # fmt: skip
+NEEDS = {
+    "optimizer.": {"optimizer": "SGD"}, "lr_scheduler.": {"optimizer": "SGD", "lr_scheduler": "StepLR"},
+    "lr_scheduler": {"optimizer": "SGD", "lr_scheduler.step_size": "1"},
+    "lr_scaling": {"optimizer": "SGD"}, "trainer.gradient_clip_algorithm": {"trainer.gradient_clip_val": "1"},
+}  # fmt: skip
+VALUES = [
+    "", " ", "null", "None", "true", "False", "abc", "-1", "-0.5", "0", "1", "1.5", "1e3", "1e400", "nan", "inf",
+    "99999999999999999999", "[1]", "[]", "{}", '{"a": 1}', '["a", {"b": null}]', '"quoted"', r'"\"twice\""', "'x'",
+    "é", "日本", "\0", "a\nb", "\x1b[31m", "٥", "5 ", "x" * 2500, "/nonexistent/x", "/proc/x", "../..", "~", "$HOME",
+    "%s", "{epoch}", "{nope:d}", "!!python/object:os.system x", "&a [*a]", "\ud800", "<b>", "a=b", "--x", "-", "@file",
+    '{"class_path": "Nope"}', '{"class_path": 5}', '{"init_args": 3}', "json.JSONDecoder", "nope.Nope", "mine.NoModel",
+    "mine.function", "mine", ".", "..", "mine.", "os.path", "app.model", True, None, 3, 1.5, [1, 2], {"a": [1]},
+]  # fmt: skip
+# So many processes or so much memory is another subject, and this machine is not ours alone.
+MANY = {"1e3", "99999999999999999999", "٥", "5 ", 3, "1e400", "inf"}
+NAMES = [
+    "", " ", "=", "a=b", "--trainer.max_epochs", "trainer max_epochs", "trainer.", ".trainer", "trainer..max_epochs",
+    "é", "日本.x", "\0", "a\nb", "\x1b[31m", "x" * 256, "0", "-", "--", "data.init_args.batch_sizes", "data.class_path",
+    "trainer.init_args.max_epochs", "model.layer", "data.__init__", "model.__class__", "help", "print_config", "c",
+    "version", "data.help", "trainer.callbacks.help", "config.x", "resume", "logger", "checkpoint", "None", "sagemaker",
+]  # fmt: skip
+CONFIGS = {
+    "broken": b"trainer: [", "a list": b"- 1", "a text": b"only a text", "empty": b"", "no text": b"\xff\xfe\0",
+    "unknown": b"trainer: {gpus: 2}\nfoo: 1", "wrong": b"trainer: {max_epochs: abc}",
+    "tags": b"!!python/name:os.system",
+    "a class": b"data: {class_path: Nope}", "a wrong setting": b"data: {class_path: mine.Data, init_args: {sizes: 3}}",
+    "JSON": b'{"trainer": {"max_epochs": "x"}}', "tabs": b"trainer:\n\tmax_epochs: 1", "an alias": b"a: &a [*a]",
+    "keys": b"1: 2\n? [a]\n: 3", "right": b"trainer: {max_epochs: 1}", "nothing": b"trainer: {}",
+}  # fmt: skip
+
+
+def cases(seed: int) -> Iterator[Case]:
+    """Yield jobs without an end."""
+    draw = random.Random(seed)
+    kinds = (
+        [_value] * 9 + [_misspelt] * 4 + [_old, _name, _name, _several, _twice, _config, _data, _data, _folder, _mine]
+    )
+    while True:
+        yield draw.choice(kinds)(draw)
+
+
+def _needed(flag: str) -> dict[str, str]:
+    return {key: value for start, more in NEEDS.items() if flag.startswith(start) for key, value in more.items()}
+
+
+def _value(draw: random.Random) -> Case:
+    flag, value = draw.choice(list(FLAGS)), draw.choice(VALUES)
+    if flag in ("trainer.devices", "data.num_workers", "trainer.num_nodes") and value in MANY:
+        value = "abc"
+    return Case(f"{flag} = {_short(value)}", BASE | _needed(flag) | {flag: value})
+
+
+def _misspelt(draw: random.Random) -> Case:
+    flag = draw.choice(list(FLAGS))
+    at = draw.randrange(len(flag))
+    wrong = draw.choice([
+        flag[:at] + flag[at + 1 :], flag[:at] + flag[at] + flag[at:], flag[:at] + draw.choice("abcxyz_-.") + flag[at:],
+        flag[:at] + draw.choice("abcxyz") + flag[at + 1 :], flag.upper(), flag.replace("_", "-") + "-", f"{flag}s",
+        flag.partition(".")[2] or f"x{flag}", f"trainer.{flag}",
+    ])  # fmt: skip
+    known = wrong in FLAGS or not wrong.strip()
+    return Case(
+        f"misspelt {wrong}",
+        BASE | {wrong: FLAGS[flag]},
+        names=(f"--{wrong}", f"--{wrong.rpartition(chr(46))[0]}:"),
+        fails=None if known else True,
+    )
+
+
+def _old(draw: random.Random) -> Case:
+    from app.suggestions import REPLACED
+
+    name = draw.choice(list(REPLACED))
+    flag = draw.choice(["trainer.", "", "data.", "model."]) + name
+    return Case(f"old {flag}", BASE | {flag: draw.choice(["1", "x", "true"])}, names=(f"--{flag}",), fails=True)
+
+
+def _name(draw: random.Random) -> Case:
+    name = draw.choice(NAMES)
+    return Case(f"name {_short(name)}", BASE | {name: draw.choice(["1", "x", "", "{}", "true"])})
+
+
+def _several(draw: random.Random) -> Case:
+    wrong = {f"{draw.choice(['', 'trainer.', 'data.', 'zz.'])}zz{number}": "1" for number in range(draw.randint(2, 60))}
+    wrong |= {flag: "zz" for flag in draw.sample(["data", "optimizer", "trainer.max_epochs", "seed_everything"], 2)}
+    return Case(f"{len(wrong)} mistakes", BASE | wrong, names=tuple(f"--{name}" for name in wrong), fails=True)
+
+
+def _twice(draw: random.Random) -> Case:
+    flag = draw.choice(["data.batch_size", "data.seed", "data.val_split"])
+    name = flag.partition(".")[2]
+    forms = {
+        flag: "4",
+        f"data.init_args.{name}": "5",
+        "data": json.dumps({"class_path": "mine.Data", "init_args": {name: "6"}}),
+    }
+    chosen = dict(draw.sample(list(forms.items()), draw.randint(2, 3)))
+    return Case(f"{name} given as {', '.join(chosen)}", BASE | chosen)
+
+
+def _config(draw: random.Random) -> Case:
+    kind = draw.choice([*CONFIGS, "missing", "a folder", "a recipe", "many"])
+    if kind in CONFIGS:
+        return Case(
+            f"config {kind}",
+            BASE | {"config": "my.yaml"},
+            lambda folder: _write(folder / "code/my.yaml", CONFIGS[kind]),
+        )
+    value = {"missing": "my.yaml", "a folder": "/tmp", "a recipe": "cpuu", "many": "my.yaml,other.yaml"}[kind]
+    return Case(f"config {kind}", BASE | {"config": value}, names=("--config",), fails=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def _data(draw: random.Random) -> Case:
+    """Damage what a channel holds."""
+    kind = draw.choice([
+        "right", "no file", "a file missing", "a file cut", "a bit turned", "an empty file", "a pickle of code",
+        "labels wrong", "a shape wrong", "no pickle", "a folder for a file", "an empty channel", "an archive cut",
+        "an archive that is none", "an archive without files", "no such channel", "a file for a channel",
+    ])  # fmt: skip
+    case = Case(f"data: {kind}", BASE | {"data": "CIFAR10DataModule", "data.val_split": "20"}, fails=kind != "right")
+    case.prepare = partial(_damage, kind, draw.random())
+    case.names = ("batch", "cifar", "data")
+    if kind == "a bit turned":  # of an image: nobody can know
+        case.fails = None
+    return case
+
+
+def _damage(kind: str, chance: float, folder: Path) -> None:
+    from conftest import batch, write_cifar
+
+    channel = folder / "input/data/training"
+    if kind in ("no such channel", "a file for a channel"):
+        _write(channel, b"") if kind.startswith("a") else None
+        return
+    channel.mkdir(parents=True)
+    if kind in ("no file", "an empty channel"):
+        return
+    batches = write_cifar(channel, images=20)
+    path = sorted(batches.iterdir())[int(chance * 6) + 1]  # the first has the names of the classes
+    content = path.read_bytes()
+    wrong = batch(20, 1)
+    if kind == "a file missing":
+        path.unlink()
+    elif kind == "a file cut":
+        path.write_bytes(content[: int(len(content) * chance)])
+    elif kind == "a bit turned":
+        at = int(len(content) * chance)
+        path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
+    elif kind == "an empty file":
+        path.write_bytes(b"")
+    elif kind == "a pickle of code":
+        path.write_bytes(b"cos\nsystem\n(S'touch hacked'\ntR.")
+    elif kind == "labels wrong":
+        path.write_bytes(pickle.dumps(wrong | {"labels": [11] * 20}))
+    elif kind == "a shape wrong":
+        path.write_bytes(pickle.dumps(wrong | {"data": wrong["data"][:, :100]}))
+    elif kind == "no pickle":
+        path.write_bytes(b"not a pickle")
+    elif kind == "a folder for a file":
+        path.unlink()
+        path.mkdir()
+    elif kind.startswith("an archive"):
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            if "without" not in kind:
+                archive.add(batches, batches.name)
+        content = packed.getvalue()
+        for one in batches.iterdir():
+            one.unlink()
+        batches.rmdir()
+        content = {"an archive cut": content[: len(content) // 2], "an archive that is none": b"x"}.get(kind, content)
+        (channel / "cifar-10-python.tar.gz").write_bytes(content)
+
+
+def _folder(draw: random.Random) -> Case:
+    """Put a file or a link to nowhere where a folder is to be written."""
+    place, flag = draw.choice([
+        ("model", None), ("output/data", None), ("checkpoints", None), ("code/here", "resume.dirpath"),
+        ("code/here", "checkpoint.dirpath"), ("code/here", "logger.save_dir"), ("output", None),
+    ])  # fmt: skip
+    link = draw.random() < 0.3
+
+    def prepare(folder: Path) -> None:
+        path = folder / place
+        if path.is_dir():
+            shutil.rmtree(path)
+        path.symlink_to("/nonexistent/there") if link else _write(path, b"")
+
+    given = BASE | ({flag: "here"} if flag else {})
+    return Case(f"{'a dead link' if link else 'a file'} at {place} {flag or ''}", given, prepare, names=(place[-5:],))
+
+
+def _mine(draw: random.Random) -> Case:
+    """Make the mistake in the user's own module."""
+    chosen = draw.choice([
+        ("model", "mine.NoModel"), ("model", "mine.Nope"), ("model", "mine.function"), ("model", "mine.Data"),
+        ("data", "mine.Model"), ("data", "mine.NoModel"), ("data", "mine.NoData"), ("data", "mine.RaisingData"),
+        ("data", "mine.WrongData"), ("model", "mine.RaisesWhenMade"), ("model", "mine.RaisesInTheStep"),
+        ("model", "mine.HasNoStep"), ("model", "mine.LogsNothing"), ("model", "mine.ReturnsNothing"),
+        ("model", "mine.ReturnsText"), ("model", "mine.Diverges"), ("model", "mine.LeavesInTheStep"),
+        ("model", "raises.Model"), ("model", "syntax.Model"), ("model", "lacks.Model"), ("model", "leaves.Model"),
+        ("optimizer", "mine.Model"), ("trainer.callbacks", "mine.Model"), ("lr_scheduler", "mine.function"),
+    ])  # fmt: skip
+    own = ("Raises", "Raising", "Wrong", "Returns", "Has", "NoData", "Leaves", "LogsNothing")
+    case = Case(
+        f"{chosen[0]}={chosen[1]}", BASE | dict([chosen]), names=(f"--{chosen[0]}", "my own bug", "mine.py", "loss")
+    )
+    case.fails = None if chosen[1] in ("mine.LogsNothing", "mine.ReturnsNothing", "mine.NoData") else True
+    case.own_bug = chosen[1].partition(".")[2].startswith(own)
+    case.names = () if case.own_bug else case.names
+    return case
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 40 else f"{text[:37]}..."
+
+
+def job(folder: Path, case: Case) -> None:
+    """Make the folder of a job, as SageMaker's /opt/ml."""
+    for name in ("code", "model", "output/data", "input/config", "input/data", "checkpoints"):
+        (folder / name).mkdir(parents=True)
+    _write(folder / "code/mine.py", MINE.encode())
+    _write(folder / "code/raises.py", b"raise RuntimeError('my own bug')\n")
+    _write(folder / "code/syntax.py", b"def f(:\n")
+    _write(folder / "code/lacks.py", b"import nothing_of_this_name\n")
+    _write(folder / "code/leaves.py", b"import sys\nsys.exit(0)\n")
+    case.prepare(folder)
+
+
+def run(folder: Path, hyperparameters: dict[str, object]) -> None:
+    """Run the program in a process of its own, as the toolkit does: in the folder of the job's source."""
+    import torch
+
+    from app import hyperparameters as encoded
+    from app import train
+    from app.environment import failure_file, place
+    from app.failures import reported
+
+    multiprocessing.set_start_method("fork", force=True)
+    log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    os.chdir(folder / "code")
+    sys.path.insert(0, str(folder / "code"))
+    channels = sorted(path.name for path in (folder / "input/data").iterdir())
+    os.environ.update({
+        "SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1", "SM_OUTPUT_DIR": str(folder / "output"),
+        "SM_OUTPUT_DATA_DIR": str(folder / "output/data"), "SM_MODEL_DIR": str(folder / "model"),
+        "SM_CHANNELS": json.dumps(channels), "SM_INPUT_CONFIG_DIR": str(folder / "input/config"),
+        **{f"SM_CHANNEL_{name.upper()}": str(folder / "input/data" / name) for name in channels},
+    })  # fmt: skip
+    with reported(failure_file(), place()):
+        args = encoded.flags(hyperparameters)
+    train.main(args)
+
+
+def faults(case: Case, folder: Path, status: int | None) -> list[str]:
+    """Return in what the end of a job was not as it must be."""
+    log = (folder / "log").read_text(errors="replace") if (folder / "log").exists() else ""
+    failure = folder / "output/failure"
+    reason = failure.read_text() if failure.is_file() else ""
+    if status is None:
+        return ["it hangs"]
+    if status == 0:
+        found = ["it must fail"] if case.fails else []
+        try:
+            json.loads((folder / "model/model.json").read_text(), parse_constant=lambda name: 1 / 0)
+        except (OSError, ValueError, ZeroDivisionError) as error:
+            found.append(f"a success without a model: {error}")
+        return found + (["a failure file of a success"] if reason else [])
+    found = ["it must not fail"] if case.fails is False else []
+    lines = [line for line in log.splitlines() if line.strip()]
+    first, *_ = reason.splitlines() or [""]
+    if case.name.endswith("at output "):  # where the file would be
+        first = next((line for line in lines if line.startswith("error: ")), "")
+    if status < 0:
+        found.append(f"killed by signal {-status}")
+    if not first.startswith(("error: ", "interrupted")):
+        found.append("no line in the failure file")
+    if len(reason) > 1024 or len(first) > 1000:
+        found.append(f"too long: {len(first)} of {len(reason)}")
+    if first not in log:
+        found.append("the line is not in the log")
+    if "Traceback (most recent call last)" in log and not case.own_bug:
+        found.append("a traceback")
+    if not first.isprintable():
+        found.append("unprintable")
+    if case.names and not any(name.strip() in first for name in case.names):
+        found.append(f"none of {case.names[:3]} is named")
+    named = ("--", "/", "hyperparameter", "`")  # the last: Lightning's own words quote what they are about
+    if not case.names and not case.own_bug and not any(name in first for name in named):
+        found.append("no flag, file or channel is named")
+    return found
+
+
+def server():
+    """Return what forks the jobs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["app.train", "mutated_jobs"])
+    return context
+
+
+def check(context, case: Case, folder: Path) -> list[str]:
+    """Run a job and return in what its end was not as it must be."""
+    job(folder, case)
+    process = context.Process(target=run, args=(folder, case.hyperparameters))
+    process.start()
+    process.join(LIMIT)
+    if process.exitcode is None:
+        process.kill()
+    return faults(case, folder, process.exitcode)
+
+
+def main() -> None:
+    """Run jobs, and print what is wrong with them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="jobs whose name has this in it")
+    given = parser.parse_args()
+    context, wrong, done, seen = server(), 0, 0, set()
+    for case in cases(given.seed):
+        if case.name in seen or given.only not in case.name:
+            continue
+        seen.add(case.name)
+        done += 1
+        with tempfile.TemporaryDirectory() as folder:
+            found = check(context, case, Path(folder, "ml"))
+            if found:
+                wrong += 1
+                failure, log = Path(folder, "ml/output/failure"), Path(folder, "ml/log")
+                said = failure.read_text() if failure.is_file() else ""
+                said = said or (log.read_text(errors="replace")[-600:] if log.exists() else "")
+                print(f"{case.name}: {'; '.join(found)}\n    {ascii(said[:600])}", flush=True)
+        if done >= given.n:
+            break
+    print(f"{done} jobs of seed {given.seed}, {wrong} not as they must be", flush=True)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    import mutated_jobs  # the module that the server forks, and not __main__
+
+    mutated_jobs.main()

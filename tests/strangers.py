@@ -1,0 +1,485 @@
+"""Modules and data as somebody writes them who has read Lightning's documentation, and not ours.
+
+Each is one way in which a run that is interrupted may come to other weights. STOP_AT and KILL_AT, as EPOCH:BATCH, are
+where the model sends its own process a signal.
+"""
+
+import os
+import random
+import signal
+from collections import deque, namedtuple
+
+import numpy as np
+import torch
+from pytorch_lightning import Callback, LightningDataModule, LightningModule
+from pytorch_lightning.callbacks import BaseFinetuning
+from pytorch_lightning.utilities import CombinedLoader
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchmetrics import MeanMetric, MinMaxMetric
+from torchmetrics.wrappers import Running
+
+SAMPLES = 40
+RANDOM = random.Random(5)
+
+
+def interrupt(epoch: int, batch: int) -> None:
+    """Send this process a signal, if it is time."""
+    for name, number in (("STOP_AT", signal.SIGTERM), ("KILL_AT", signal.SIGKILL)):
+        if os.environ.get(name) == f"{epoch}:{batch}":
+            os.environ.pop(name)
+            os.kill(os.getpid(), number)
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+class Points(Dataset):
+    """Points with noise, from a generator of its own kind."""
+
+    def __init__(self, generator=None) -> None:
+        self.generator, self.level, self.seen = generator, 0.1, 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int):
+        self.seen += 1
+        return torch.tensor([index / SAMPLES, 1.0]) + self.level * self.noise(), torch.tensor([index % 2.0])
+
+    def noise(self) -> float:
+        """Return a number drawn."""
+        if self.generator is None:
+            return float(torch.rand(()) + np.random.rand() + random.random())
+        if isinstance(self.generator, torch.Generator):
+            return float(torch.rand((), generator=self.generator))
+        return float(self.generator.random() if hasattr(self.generator, "random") else self.generator.rand())
+
+
+class OfModule(Points):
+    """Points whose generator is a variable of the module."""
+
+    def noise(self) -> float:
+        """Return a number drawn."""
+        return RANDOM.random()
+
+
+class Lazily(Points):
+    """Points whose generator is made by worker_init_fn or by whoever is first."""
+
+    def noise(self) -> float:
+        """Return a number drawn."""
+        if self.generator is None:
+            self.generator = np.random.default_rng(3)
+        return float(self.generator.random())
+
+
+class Growing(Points):
+    """Points that get harder as they are seen."""
+
+    def noise(self) -> float:
+        """Return a number that counts."""
+        return self.seen / 100
+
+
+class Shuffled(Sampler):
+    """An order from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(0)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self):
+        order = list(range(SAMPLES))
+        self.random.shuffle(order)
+        return iter(order)
+
+
+class Counting(Sampler):
+    """An order that is another one each time, as it counts."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+class Endless(Sampler):
+    """An order without an end."""
+
+    def __iter__(self):
+        while True:
+            yield from torch.randperm(SAMPLES).tolist()
+
+
+class Stream(IterableDataset):
+    """Points one after the other, shuffled by a generator that counts its epochs."""
+
+    def __init__(self) -> None:
+        self.epoch, self.random = 0, random.Random(1)
+
+    def __iter__(self):
+        self.epoch += 1
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        for index in order:
+            noise = self.random.random() + float(torch.rand(()))
+            yield torch.tensor([index / SAMPLES, 1.0 + noise]), torch.tensor([index % 2.0])
+
+
+class Saved(IterableDataset):
+    """A stream that says where it is, and cannot be begun anew for that."""
+
+    def __init__(self) -> None:
+        self.at, self.epoch = 0, 0
+
+    def __iter__(self):
+        if self.at == 0:
+            self.epoch += 1
+        while self.at < SAMPLES:
+            self.at += 1
+            yield torch.tensor([self.at / SAMPLES, self.epoch / 3.0]), torch.tensor([self.at % 2.0])
+        self.at = 0
+
+    def state_dict(self):
+        """Return where it is."""
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        """Go there."""
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+class Collate:
+    """Joins samples, with noise from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.RandomState(2)
+
+    def __call__(self, samples):
+        inputs, labels = torch.utils.data.default_collate(samples)
+        return inputs + 0.1 * float(self.generator.rand()), labels
+
+
+class Own(DataLoader):
+    """A DataLoader whose class does something with each batch."""
+
+    def __iter__(self):
+        for inputs, labels in super().__iter__():
+            yield inputs * 2, labels
+
+
+DATASETS = {
+    "plain": Points,
+    "numpy": lambda: Points(np.random.default_rng(0)),
+    "state": lambda: Points(np.random.RandomState(0)),
+    "random": lambda: Points(random.Random(0)),
+    "torch": lambda: Points(torch.Generator().manual_seed(0)),
+    "module": OfModule,
+    "lazily": Lazily,
+    "growing": Growing,
+    "stream": Stream,
+    "saved": Saved,
+}
+SAMPLERS = {"shuffled": Shuffled, "counting": Counting, "endless": Endless}
+KINDS = {"torch": DataLoader, "own": Own, "stateful": StatefulDataLoader}
+
+
+class Data(LightningDataModule):
+    """One loader, or two.
+
+    Args:
+        dataset: Which dataset.
+        sampler: Which sampler; else it is shuffled.
+        workers: Number of data workers.
+        persistent: Whether they stay.
+        several: "" for one loader, "dict" or "min_size" or "max_size" or "max_size_cycle" for two.
+        collate: Whether samples are joined by a function of its own.
+        kind: Which class of loaders.
+    """
+
+    def __init__(self, dataset: str = "plain", sampler: str = "", workers: int = 0, persistent: bool = False,
+                 several: str = "", collate: bool = False, kind: str = "torch") -> None:  # fmt: skip
+        super().__init__()
+        self.dataset, self.sampler, self.several, self.kind = dataset, sampler, several, kind
+        self.collate = {"collate_fn": Collate()} if collate else {}
+        self.workers = {"num_workers": workers, "persistent_workers": persistent}
+
+    def one(self, size: int):
+        """Return a loader."""
+        order = {"sampler": SAMPLERS[self.sampler]()} if self.sampler else {"shuffle": True}
+        order = {} if self.dataset in ("stream", "saved") else order
+        return KINDS[self.kind](DATASETS[self.dataset](), size, **order, **self.workers, **self.collate)
+
+    def train_dataloader(self):
+        """Return the loaders."""
+        if not self.several:
+            return self.one(4)
+        both = {"a": self.one(4), "b": self.one(10)}
+        return both if self.several == "dict" else CombinedLoader(both, self.several)
+
+
+class Validated(Data):
+    """With a validation."""
+
+    def val_dataloader(self):
+        """Return a loader that draws."""
+        return DataLoader(Points(np.random.default_rng(4)), 10)
+
+
+# Modules --------------------------------------------------------------------------------------------------------------
+
+
+class Model(LightningModule):
+    """A regression with batch norm and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.2))
+        self.head = nn.Linear(8, 1)
+
+    def training_step(self, batch, batch_idx):
+        """Return the loss."""
+        interrupt(self.current_epoch, batch_idx)
+        if isinstance(batch, dict):
+            return sum(self.loss(one) for one in batch.values() if one is not None)
+        return self.loss(batch)
+
+    def loss(self, batch):
+        """Return the loss."""
+        return nn.functional.mse_loss(self.head(self.body(batch[0])), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        """Log the loss."""
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        """Return SGD."""
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+
+class Estimated(Model):
+    """Asks Lightning for the number of steps."""
+
+    def configure_optimizers(self):
+        """Return SGD and OneCycleLR."""
+        optimizer = torch.optim.SGD(self.parameters(), 0.05)
+        steps = self.trainer.estimated_stepping_batches
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=steps)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class Augmented(Model):
+    """Draws on the way to the device."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        """Add noise."""
+        return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
+
+
+class EvalMode(Model):
+    """Has a frozen part from an epoch's start on."""
+
+    def on_train_epoch_start(self):
+        """Freeze it."""
+        self.body.eval()
+
+
+class Unfrozen(Model):
+    """Has a part that is trained from the second epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.requires_grad_(False)
+
+    def on_train_epoch_start(self):
+        """Train it."""
+        if self.current_epoch == 1:
+            self.body.requires_grad_(True)
+
+
+class NumpyCosine(Model):
+    """Has a rate that becomes a numpy scalar."""
+
+    def configure_optimizers(self):
+        """Return SGD and LambdaLR."""
+
+        def rate(step: int) -> float:
+            return (step + 1) / 10 if step < 10 else 0.5 * (1 + np.cos(np.pi * (step - 10) / 60))
+
+        optimizer = torch.optim.SGD(self.parameters(), 0.05)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class Sparse(Model):
+    """Has a sparse buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", torch.eye(8).to_sparse())
+
+
+class Lazy(Model):
+    """Has a layer that gets its shape from the first batch, and buffers that come later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.LazyLinear(1)
+        self.register_buffer("mean", None)
+        self.register_buffer("bank", torch.zeros(0, 1))
+
+    def loss(self, batch):
+        """Return the loss, with what was seen."""
+        if self.mean is None:
+            self.mean = batch[0].mean(0)
+            self.register_buffer("late", torch.ones(2))
+        self.bank = torch.cat([self.bank, batch[1]])
+        self.late += 0.1
+        return super().loss((batch[0] - self.mean * self.late, batch[1])) + self.bank.mean() * self.head.weight.sum()
+
+
+Step = namedtuple("Step", ["loss", "at"])
+
+
+class Remembering(Model):
+    """Keeps numbers, lists, a replay buffer, a generator and an object of its own in plain attributes."""
+
+    class Memory:
+        """An object of its own."""
+
+        def __init__(self) -> None:
+            self.steps, self.best = deque(maxlen=5), {"loss": np.float32(9.0)}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.count, self.generator = self.Memory(), 0, np.random.default_rng(1)
+        self.average, self.teacher = torch.zeros(()), [nn.Linear(2, 1)]
+
+    def on_train_start(self):
+        """Begin, as if nothing had been."""
+        self.count = 0
+
+    def on_train_epoch_start(self):
+        """Begin lists and an object."""
+        self.losses, self.extra = [], self.Memory()
+
+    def training_step(self, batch, batch_idx):
+        """Return the loss, which depends on all that is kept."""
+        loss = super().training_step(batch, batch_idx)
+        self.count += 1
+        self.losses.append(loss.detach())
+        self.extra.steps.append(batch_idx)
+        self.memory.steps.append(Step(float(loss.detach()), np.array([batch_idx])))
+        self.memory.best["loss"] = min(self.memory.best["loss"], np.float32(loss.detach()))
+        self.average = 0.9 * self.average + 0.1 * loss.detach()
+        with torch.no_grad():
+            self.teacher[0].weight.mul_(0.9).add_(self.head.weight[:, :2], alpha=0.1)
+        kept = self.count / 100 + self.memory.steps[0].loss + float(self.memory.best["loss"]) + self.generator.random()
+        kept += sum(self.losses) / len(self.losses) + self.average + sum(self.extra.steps) / 10
+        return (
+            loss * (1 + np.tanh(float(kept)) * 0.1)
+            + 0.1 * self.teacher[0](batch[0]).detach().mean() * self.head.bias.sum()
+        )
+
+    def on_save_checkpoint(self, checkpoint):
+        """Save numbers of numpy's."""
+        checkpoint["best"] = {"loss": np.min([1.0, 2.0]), "all": np.arange(3)}
+
+    def on_load_checkpoint(self, checkpoint):
+        """Expect them."""
+        assert type(checkpoint["best"]["loss"]) is np.float64 and type(checkpoint["best"]["all"]) is np.ndarray
+
+
+class Measured(Model):
+    """Keeps metrics with wrappers, and resets some as the best-known template does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.range, self.recent = MinMaxMetric(MeanMetric()), Running(MeanMetric(), window=3)
+
+    def on_train_start(self):
+        """Reset, for the check before training."""
+        self.range.reset()
+
+    def training_step(self, batch, batch_idx):
+        """Return the loss, which depends on the metrics."""
+        loss = super().training_step(batch, batch_idx)
+        self.range.update(loss.detach())
+        self.recent.update(loss.detach())
+        found = self.range.compute()
+        return loss * (1 + 0.1 * torch.tanh(found["max"] + found["min"] + self.recent.compute()))
+
+
+class Partial(Model):
+    """Saves what it trains, as parameter-efficient fine-tuning does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strict_loading = False
+        self.body[0].requires_grad_(False)
+
+    def state_dict(self, *args, **kwargs):
+        """Return the head."""
+        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "body.0" not in name}
+
+
+class Hyper(Model):
+    """Saves hyperparameters of any kind."""
+
+    def __init__(self, lr: float = 0.05) -> None:
+        super().__init__()
+        self.save_hyperparameters({"lr": lr, "criterion": nn.MSELoss(), "kind": Model})
+
+
+class Unsavable(Model):
+    """Saves, from the second epoch's end on, what no checkpoint can hold."""
+
+    def on_save_checkpoint(self, checkpoint):
+        """Save an object."""
+        if self.current_epoch > 1:
+            checkpoint["mine"] = {"thing": Points()}
+
+
+class Alone(Model):
+    """Has a loader of its own."""
+
+    batch = 5
+
+    def train_dataloader(self):
+        """Return it."""
+        return DataLoader(Points(), self.batch, shuffle=True)
+
+
+# Callbacks ------------------------------------------------------------------------------------------------------------
+
+
+class Curriculum(Callback):
+    """Makes the dataset harder, epoch by epoch."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        """Set the dataset's level."""
+        assert isinstance(trainer.train_dataloader.dataset, Points)
+        assert trainer.train_dataloader.batch_size == 4
+        trainer.train_dataloader.dataset.level += 0.5
+
+
+class Thaw(BaseFinetuning):
+    """Freezes the body, and trains it from the second epoch on."""
+
+    def freeze_before_training(self, pl_module):
+        """Freeze it."""
+        self.freeze(pl_module.body)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        """Train it."""
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.body, optimizer)

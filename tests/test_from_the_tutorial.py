@@ -1,0 +1,123 @@
+"""docs/from-the-tutorial.md: each old flag is told what the page says, each new one parses, and folders are named."""
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from containers import ROOT
+
+from app.cli import CLI
+from app.data import CIFAR10DataModule
+from app.environment import Environment
+from app.suggestions import REPLACED
+from app.train import warn_of_lost_folders
+
+PAGE = (ROOT / "docs/from-the-tutorial.md").read_text()
+FLAGS = PAGE.partition("## Flags")[2].partition("\n## ")[0]
+ROWS = dict(re.findall(r"^\| `(--[\w.]+)` \| (.+) \|$", FLAGS, re.MULTILINE))
+# What run_sagemaker.py of the tutorial sends.
+DEFAULT_HYPERPARAMS = {
+    "data": "CIFAR10DataModule", "data.batch_size": 32, "optimizer": "Adam", "optimizer.lr": 1e-3,
+    "trainer.accelerator": "gpu", "trainer.devices": -1, "trainer.max_epochs": 5, "logger.name": "tutorial",
+}  # fmt: skip
+# A value for each flag that the page gives without one, and what it needs beside it.
+VALUES = {
+    "--checkpoint.dirpath": ["x"], "--resume.dirpath": ["x"], "--trainer.devices": ["1"],
+    "--progress.every_n_seconds": ["5"], "--trainer.enable_model_summary": ["false"], "--logger.flush_secs": ["9"],
+    "--trainer.enable_checkpointing": ["true"], "--system.every_n_seconds": ["5"], "--data.batch_size": ["8"],
+    "--optimizer": ["Adam"], "--optimizer.lr": ["0.1", "--optimizer=Adam"], "--trainer.max_epochs": ["2"],
+    "--optimizer.weight_decay": ["0.1", "--optimizer=Adam"], "--optimizer.momentum": ["0.1", "--optimizer=SGD"],
+    "--trainer.use_distributed_sampler": ["false"],
+    "--trainer.callbacks.swa_lrs": ["0.1", "--trainer.callbacks=StochasticWeightAveraging"],
+    "--trainer.callbacks": ["StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.1"],
+}  # fmt: skip
+
+
+class Parsed(CLI):
+    """Flags that are parsed, and of which nothing is made: the machine may have no GPU."""
+
+    def before_instantiate_classes(self) -> None:
+        """Check nothing."""
+
+    def instantiate_classes(self) -> None:
+        """Make nothing."""
+
+
+@pytest.fixture(autouse=True)
+def no_flags_of_pytest(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_page_has_the_table_of_the_program():
+    assert {
+        flag.rpartition(".")[2].lstrip("-"): text.replace("`", "").replace("\\", "") for flag, text in ROWS.items()
+    } == REPLACED
+
+
+@pytest.mark.parametrize(("flag", "text"), ROWS.items(), ids=ROWS)
+def test_an_old_flag_is_told_what_replaced_it(flag, text):
+    with pytest.raises(ValueError) as error:
+        Parsed(Environment(), [f"{flag}=1"])
+    assert str(error.value) == f"{flag}: is no flag here; {text.replace('`', '').replace(chr(92), '')}"
+
+
+@pytest.mark.parametrize("name", ["max_epochs", "deterministic", "batch_size", "val_split", "num_workers", "max_steps"])
+def test_a_flag_without_its_group_is_told_its_group(name):
+    with pytest.raises(ValueError, match=rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"):
+        Parsed(Environment(), [f"--{name}=1"])
+
+
+def test_the_new_flags_parse():
+    named = {flag for text in ROWS.values() for flag in re.findall(r"`(--[\w.]+(?:=[\w.-]+)?)`", text)}
+    for flag in named:
+        name, _, value = flag.partition("=")
+        usual, *more = VALUES.get(name, [value])
+        words = [f"{name}={usual if value in ('', 'N', 'NAME') else value}", *more]
+        Parsed(Environment(), sorted(words, key=lambda word: word.partition("=")[0]))  # a class before its settings
+    assert len(named) > 20
+
+
+def test_the_tutorials_command_and_hyperparameters_parse():
+    (command,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    program, name, *flags = shlex.split(command.replace("\\\n", " "))
+    assert (program, name) == (".venv/bin/python", "app/train.py")
+    config = Parsed(Environment(), flags).config
+    assert config.data.class_path == "app.data.CIFAR10DataModule" and config.data.init_args.data_dir == ".cache"
+    job = Environment(channels={"training": Path("/opt/ml/input/data/training")})
+    config = Parsed(job, [f"--{name}={value}" for name, value in DEFAULT_HYPERPARAMS.items()]).config
+    assert config.data.init_args.data_dir == "/opt/ml/input/data/training" and config.optimizer.init_args.lr == 1e-3
+
+
+def test_the_strategies_that_were_accelerators():
+    names = re.findall(
+        r"`([\w=.-]+)`", FLAGS.rpartition("`--trainer.accelerator=ddp`")[2].partition(" are strategies")[0]
+    )
+    assert len(names) == 5
+    for name in ("ddp", *names):
+        with pytest.raises(ValueError, match=f"--trainer.accelerator: found '{name}', .*use --trainer.strategy=ddp"):
+            Parsed(Environment(), [f"--trainer.accelerator={name}"])
+
+
+def test_files_that_the_page_names_are_there():
+    for name in re.findall(r"`((?:app|scripts)/[\w./]+)`", PAGE):
+        assert (ROOT / name).exists() or name in ("app/train_multi_node_torchrun.py",), name
+
+
+def test_a_relative_folder_of_data_is_named_as_it_was_resolved(tmp_path):
+    with pytest.raises(ValueError, match=f"--data.data_dir=data: {tmp_path}/data holds no CIFAR-10 .*no such folder"):
+        CIFAR10DataModule("data").load(train=True)
+
+
+def test_folders_that_sagemaker_does_not_keep_are_warned_of(tmp_path, capsys):
+    environment = Environment(checkpoint_dir=Path("/opt/ml/checkpoints"))
+    flags = ["--resume.dirpath=checkpoints", "--logger.save_dir=s3://bucket/logs", "--checkpoint.dirpath=/somewhere"]
+    warn_of_lost_folders(Parsed(environment, flags).config, environment)
+    assert [line for line in capsys.readouterr().out.splitlines() if "warning" in line] == [
+        f"warning: --resume.dirpath=checkpoints is {tmp_path}/checkpoints, of which SageMaker keeps nothing; leave it "
+        "out, or give a folder below /opt/ml/checkpoints"
+    ]
+    assert os.environ.get("SM_OUTPUT_DIR") is None

@@ -1,0 +1,60 @@
+"""What each of two ranks holds by itself is its own again in a run that goes on."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import ranks
+import torch
+
+from app.chance import Chance
+from app.resume import Resume
+
+
+class Own(ranks.Regression):
+    """A model that holds other things on each rank, saves some of them, and fails at a step."""
+
+    def __init__(self, fails: int) -> None:
+        super().__init__()
+        self.fails, self.count, self.generator, self.loaded = fails, 0, None, None
+
+    def on_train_start(self):
+        self.generator = np.random.default_rng(self.global_rank)
+
+    def training_step(self, batch, batch_idx):
+        if self.global_step == self.fails:
+            raise RuntimeError("as a job that is lost")
+        self.count += 1 + self.global_rank
+        return super().training_step(batch, batch_idx) * (1 + self.generator.random() + self.count / 10)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["own"] = {"rank": np.int64(self.global_rank), "count": self.count}
+
+    def on_load_checkpoint(self, checkpoint):
+        self.loaded = checkpoint["own"]
+
+
+def train(folder: str, fails: int = -1) -> Own:
+    """Train, or go on, with checkpoints every two steps."""
+    model, chance, resume = Own(fails), Chance(3), Resume(folder, every_n_steps=2)
+    resume.attach(chance, "here", {}, torchrun=True, enabled=True)
+    trainer = ranks.trainer([chance, resume], use_distributed_sampler=False, gradient_clip_val=1.0)
+    trainer.fit(model, ranks.Numbered(44, batch_size=4))
+    return model
+
+
+def interrupted() -> tuple:
+    """Return whether the weights are those of a run left alone, and what was loaded."""
+    alone = train("alone")
+    with suppress(RuntimeError):
+        train("run", fails=8)
+    model = train("run")
+    return torch.equal(model.weights, alone.weights), model.count == alone.count, model.loaded
+
+
+def test_each_rank_has_its_own(tmp_path: Path):
+    ended = ranks.run(interrupted, folder=tmp_path)
+    assert [one.value for one in ended] == [
+        (True, True, {"rank": 0, "count": 8}),
+        (True, True, {"rank": 1, "count": 16}),
+    ], [one.error for one in ended]

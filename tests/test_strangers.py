@@ -1,0 +1,165 @@
+"""User code of many kinds, stopped and killed at any place of a run, ends with the weights of a run left alone."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import warm
+from containers import ROOT
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = ROOT / "tests/interruptible.py"
+LIMIT = 90  # seconds; what takes longer hangs
+FLAGS = [
+    "--model=strangers.Model", "--data=strangers.Data", "--trainer.max_epochs=3", "--trainer.accelerator=cpu",
+    "--checkpoint.monitor=null", "--progress.every_n_seconds=100", "--resume.every_n_minutes=0",
+    "--trainer.enable_model_summary=false",
+]  # fmt: skip
+
+
+class Run:
+    """A job in a folder, started as often as it takes."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder, self.flags = folder, [*FLAGS, *flags]
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self, **variables: str) -> int:
+        """Run it, and return its exit status."""
+        log = self.folder / "log"
+        before = len(log.read_text()) if log.exists() else 0
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | variables
+        with log.open("a") as output:
+            process = warm.start(["python", PROGRAM, *self.flags], self.folder, environment, output.fileno())
+        try:
+            return process.wait(LIMIT)
+        finally:
+            process.kill()
+            self.said = log.read_text()[before:]
+
+    def finish(self) -> dict[str, torch.Tensor]:
+        """Run it to its end, and return its weights."""
+        assert self.start() == 0, self.said[-3000:]
+        return torch.load(self.folder / "output/model/model.pt", weights_only=True)
+
+
+def same(one: dict, other: dict) -> list[str]:
+    """Return the names of the weights that differ."""
+    return [name for name in one if not torch.equal(*(each[name].to_dense() for each in (one, other)))]
+
+
+def check(folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
+    """Compare a run left alone with one that is stopped at each of `at`, and return what that says at last."""
+    alone, run = Run(folder / "alone", *flags), Run(folder / "run", *flags)
+    expected = alone.finish()
+    for place in at:
+        assert run.start(STOP_AT=place) == 143, run.said[-3000:]
+    assert not same(expected, run.finish())
+    return run.said
+
+
+WORKERS = "--data.workers=1"
+STAY = "--data.persistent=true"
+CODE = {
+    "the control": [],
+    "with workers": [WORKERS],
+    "the number of steps is asked for": ["--model=strangers.Estimated", WORKERS],
+    "drawn on the way to the device": ["--model=strangers.Augmented", WORKERS],
+    "eval mode": ["--model=strangers.EvalMode"],
+    "unfrozen": ["--model=strangers.Unfrozen"],
+    "a numpy scalar in a schedule": ["--model=strangers.NumpyCosine"],
+    "a sparse buffer": ["--model=strangers.Sparse"],
+    "lazy layers and buffers": ["--model=strangers.Lazy"],
+    "plain attributes": ["--model=strangers.Remembering"],
+    "metrics in wrappers": ["--model=strangers.Measured"],
+    "a state of a part": ["--model=strangers.Partial"],
+    "hyperparameters of any kind": ["--model=strangers.Hyper"],
+    "a numpy generator": ["--data.dataset=numpy"],
+    "a numpy generator in a worker that stays": ["--data.dataset=numpy", WORKERS, STAY],
+    "a RandomState": ["--data.dataset=state", WORKERS],
+    "a random.Random": ["--data.dataset=random"],
+    "a torch.Generator": ["--data.dataset=torch"],
+    "a generator of the module": ["--data.dataset=module", WORKERS],
+    "a counter in a dataset": ["--data.dataset=growing"],
+    "a generator in collate_fn": ["--data.collate=true", WORKERS],
+    "a sampler with a generator": ["--data.sampler=shuffled", WORKERS, STAY],
+    "a sampler that counts": ["--data.sampler=counting"],
+    "a sampler without an end": ["--data.sampler=endless", "--trainer.limit_train_batches=10"],
+    "an iterable dataset": ["--data.dataset=stream"],
+    "an iterable dataset in workers": ["--data.dataset=stream", WORKERS, STAY, "--model=strangers.Augmented"],
+    "a loader of another class": ["--data.kind=own"],
+    "a loader that saves its state, of a dataset": ["--data.kind=stateful", WORKERS],
+    "a loader that saves its state, of a stream": ["--data.kind=stateful", "--data.dataset=saved", "--data.workers=2"],
+    "a dict of loaders": ["--data.several=dict", "--data.sampler=counting"],
+    "loaders up to the longest": ["--data.several=max_size"],
+    "loaders up to the shortest": ["--data.several=min_size", "--trainer.max_epochs=8"],
+    "loaders of streams": ["--data.several=max_size_cycle", "--data.dataset=stream"],
+    "a curriculum": ["--trainer.callbacks=strangers.Curriculum", WORKERS],
+    "finetuning": ["--trainer.callbacks=strangers.Thaw"],
+    "accumulation by schedule": ["--trainer.callbacks=GradientAccumulationScheduler",
+                                 "--trainer.callbacks.scheduling={0: 1, 1: 2}"],
+    "averaged weights": ["--trainer.callbacks=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.01",
+                         "--trainer.callbacks.swa_epoch_start=1", "--data=strangers.Validated"],
+    "overfit batches": ["--trainer.overfit_batches=4"],
+    "a search for a rate": ["--trainer.callbacks=LearningRateFinder", "--trainer.callbacks.num_training_steps=5",
+                            "--model=strangers.Hyper"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", CODE.values(), ids=CODE)
+def test_within_an_epoch(tmp_path: Path, flags):
+    given = "".join(flags)
+    places = ("3:2", "5:1") if "min_size" in given else ("1:2",) if "overfit" in given else ("1:6",)
+    check(tmp_path, *flags, at=places)
+
+
+ENDS = ["the number of steps is asked for", "a sampler that counts", "an iterable dataset", "plain attributes",
+        "a loader that saves its state, of a stream", "a numpy generator in a worker that stays"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_at_an_epochs_end(tmp_path: Path, kind):
+    check(tmp_path, *CODE[kind], at=("0:9", "2:0"))
+
+
+def test_killed_it_goes_on_from_the_epochs_end(tmp_path: Path):
+    alone = Run(tmp_path / "alone", *CODE["plain attributes"])
+    run = Run(tmp_path / "run", *CODE["plain attributes"])
+    assert run.start(KILL_AT="1:3") == -9 and run.start(STOP_AT="1:5") == 143
+    assert not same(alone.finish(), run.finish())
+
+
+def test_averaged_weights(tmp_path: Path):
+    """Stopped in each epoch, of which the last gathers the statistics of batch norm; and started again when done."""
+    alone, run = (Run(tmp_path / name, *CODE["averaged weights"]) for name in ("alone", "run"))
+    expected = alone.finish()
+    for place in ("0:5", "1:5", "2:5", "3:5"):
+        assert run.start(STOP_AT=place) == 143, run.said[-3000:]
+    assert not same(expected, run.finish())
+    assert not same(expected, run.finish()) and "nothing is left to train" in run.said
+
+
+def test_what_no_checkpoint_can_hold_is_named_when_it_is_saved(tmp_path: Path):
+    run = Run(tmp_path, "--model=strangers.Unsavable")
+    assert run.start() == 1
+    assert (
+        "error: a checkpoint of this run could not be read again: mine.thing is a strangers.Points "
+        "(on_save_checkpoint() or state_dict() of strangers.Unsavable)"
+    ) in run.said
+    assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
+
+
+def test_a_search_for_a_batch_size(tmp_path: Path):
+    check(tmp_path, "--model=strangers.Alone", "--trainer.callbacks=BatchSizeFinder",
+          "--trainer.callbacks.batch_arg_name=batch", "--trainer.callbacks.max_trials=2",
+          "--data=strangers.Validated")  # fmt: skip
+
+
+def test_not_exact_is_as_lightning_does(tmp_path: Path):
+    """It says so, and leaves no checkpoint to resume from."""
+    run = Run(tmp_path, "--resume.exact=false", "--data.dataset=numpy")
+    run.finish()
+    assert run.said.count("this run is trained and saved as Lightning does; interrupted, it begins anew\n") == 1
+    assert not list(tmp_path.rglob("step-*.ckpt")) and list(tmp_path.rglob("best-*.ckpt"))
