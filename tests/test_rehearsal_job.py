@@ -135,7 +135,9 @@ class Rehearsed:
             "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1},
             "OutputDataConfig": {"S3OutputPath": "s3://bucket"},
         } | fields  # fmt: skip
-        kept = SimpleNamespace(folder=self.folder / "reports", interrupt=[], seed=0, grace=LIMIT, repairs=0, sync=SYNC)
+        kept = SimpleNamespace(
+            folder=self.folder / "reports", interrupt=[], seed=0, grace=LIMIT, repairs=0, sync=SYNC, allow=[]
+        )  # fmt: skip
         place = Place(
             self.engine, lambda _: self.client, self.folder / "work", {}, lambda *given: self.reported(*given)
         )
