@@ -128,7 +128,7 @@ def test_a_second_signal_does_no_harm(tmp_path: Path):
     while run.steps < 2:
         time.sleep(0.01)
     for _ in range(5):
-        os.kill(process.pid, signal.SIGTERM)
+        process.terminate()
         time.sleep(0.02)
     process.wait(LIMIT)
     assert process.returncode == 143 and "interrupted, resume from step" in run.said

@@ -77,7 +77,8 @@ class Started:
     def send_signal(self, number: int) -> None:
         """Send it a signal if it is still there."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Send it SIGTERM."""
