@@ -174,16 +174,23 @@ def pytest_configure(config):
         return
     run = os.environ[sweeper.VARIABLE] = uuid.uuid4().hex
     line = [sys.executable, str(Path(sweeper.__file__)), run, containers.TAG]
-    config.sweeper = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True)
+    config.sweeper = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True, text=True)
     config.came_to_its_end = False
     for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT: ignored where a shell has started the run behind itself
         signal.signal(number, signal.default_int_handler)
 
 
+def pytest_sessionstart(session):
+    """Tell the sweeper the run's folder."""
+    if pipe := getattr(session.config, "sweeper", None):
+        pipe.stdin.write(f"{session.config._tmp_path_factory.getbasetemp()}\n")
+        pipe.stdin.flush()
+
+
 def pytest_unconfigure(config):
     """Sweep, and wait until that is done."""
     if hasattr(config, "sweeper"):
-        config.sweeper.stdin.write(sweeper.DONE if config.came_to_its_end else b"")
+        config.sweeper.stdin.write(sweeper.DONE if config.came_to_its_end else "")
         config.sweeper.stdin.close()
         config.sweeper.wait(timeout=120)
         del os.environ[sweeper.VARIABLE]

@@ -2,9 +2,9 @@
 
     python tests/sweeper.py RUN IMAGE       started by tests/conftest.py, which holds the other end of the pipe
 
-A run that is killed tears no fixture down. What it started has its number in the environment (processes) or is of its
-image (containers); networks of theirs go when nothing is on them any more. A run that comes to its end says so, and its
-containers are left to its fixtures: another run may have some of the same image. Standard library only.
+A run that is killed tears no fixture down. What it started has its number in the environment (processes), or is of its
+image and has folders of its own mounted (containers); networks of theirs go, too. The run's folder is the first line of
+the standard input; a run that comes to its end says so there. Standard library only.
 """
 
 import os
@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "SAGEMAKER_LIGHTNING_TEST_RUN"
-DONE = b"done"
+DONE = "done"
 
 
 def processes(run: str) -> list[int]:
@@ -38,8 +38,8 @@ def end_processes(run: str) -> None:
                 os.kill(number, signal.SIGKILL)
 
 
-def remove_containers(image: str) -> None:
-    """Remove an image's containers, and the networks that they are on."""
+def remove_containers(image: str, folder: str) -> None:
+    """Remove an image's containers that have something below `folder` mounted, and the networks that they are on."""
     docker = os.environ.get("DOCKER", "docker")
 
     def ask(*line: str) -> list[str]:
@@ -47,7 +47,9 @@ def remove_containers(image: str) -> None:
             return subprocess.run([docker, *line], capture_output=True, text=True, timeout=120).stdout.split()
         return []
 
-    containers = ask("ps", "--all", "--quiet", f"--filter=ancestor={image}")
+    of_image = ask("ps", "--all", "--quiet", f"--filter=ancestor={image}")
+    sources = "--format={{range .Mounts}}{{.Source}} {{end}}"
+    containers = [one for one in of_image if any(path.startswith(folder) for path in ask("inspect", sources, one))]
     networks = {
         name
         for one in containers
@@ -62,7 +64,8 @@ def remove_containers(image: str) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the terminal, or the group, that ends the run
         signal.signal(number, signal.SIG_IGN)
-    ended = sys.stdin.buffer.read() == DONE
+    folder = sys.stdin.readline().strip()
+    ended = sys.stdin.read() == DONE
     end_processes(sys.argv[1])
-    if not ended:
-        remove_containers(sys.argv[2])
+    if folder and not ended:
+        remove_containers(sys.argv[2], folder)
