@@ -155,10 +155,9 @@ def test_our_program_finds_the_jobs_modules(job: Job):
     job.write("code/mine.py", "raise RuntimeError('IMPORTED')\n")
     job.write("input/config/hyperparameters.json", '{"model": "mine.Model"}')
     run = job.run()
-    assert (
-        run.returncode == 1
-        and "--model: found 'mine.Model' (RuntimeError: IMPORTED, mine.py line 1), allowed are ResNet18" in job.failure
-    )
+    assert run.returncode == 1
+    says = "--model: found 'mine.Model' (RuntimeError: IMPORTED, mine.py line 1), allowed are ResNet18"
+    assert says in job.failure
 
 
 RANKS = """
