@@ -111,15 +111,6 @@ def unreadable(state: dict[str, Any]) -> str:
     return ""
 
 
-def check_readable(state: dict[str, Any]) -> None:
-    """Raise ValueError if `read` would refuse a state that was written."""
-    if why := unreadable(state):
-        raise ValueError(
-            f"a checkpoint of this model could not be read again: {why}; keep only tensors, numbers, text, lists and "
-            "dicts in save_hyperparameters() and state_dict()"
-        )
-
-
 class VerifiedIO(TorchCheckpointIO):
     """Lightning's own checkpoints, such as ModelCheckpoint's, by `write`, where they go to a folder.
 
