@@ -75,7 +75,9 @@ class SystemMetrics(Callback):
     def _measure(self, device: torch.device) -> dict[str, float]:
         """Return the metrics: shares in percent, memory in bytes, network in bytes per second."""
         seconds = max(time.monotonic() - self.started, 1e-9)
-        rates = [(now - before) / seconds for now, before in zip(_network(), self.before, strict=True)]
+        now = _network()
+        lasting = now.keys() & self.before.keys()  # an interface may come or go, as a container's does
+        rates = [sum(now[card][k] - self.before[card][k] for card in lasting) / seconds for k in (0, 1)]
         values = {"cpu": psutil.cpu_percent(), "memory": psutil.virtual_memory().used}
         values |= {"network_in": rates[0], "network_out": rates[1]}
         if device.type == "cuda":
@@ -86,10 +88,10 @@ class SystemMetrics(Callback):
         return values
 
 
-def _network() -> tuple[int, int]:
-    """Return the bytes received and sent since the machine started, those that did not leave it left out."""
-    cards = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != "lo"]
-    return sum(card.bytes_recv for card in cards), sum(card.bytes_sent for card in cards)
+def _network() -> dict[str, tuple[int, int]]:
+    """Return the bytes received and sent by each interface since the machine started, loopback left out."""
+    counts = psutil.net_io_counters(pernic=True)
+    return {name: (count.bytes_recv, count.bytes_sent) for name, count in counts.items() if name != "lo"}
 
 
 def _text(name: str, value: float) -> str:

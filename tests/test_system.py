@@ -2,8 +2,10 @@
 
 import re
 import time
+from collections import namedtuple
 from pathlib import Path
 
+import psutil
 import pytest
 import ranks
 import torch
@@ -102,3 +104,14 @@ def test_a_gpu(tmp_path: Path, capsys):
         ranks.Regression(), ranks.Numbered(44, batch_size=5)
     )
     assert re.search(r" gpu_memory=\d", capsys.readouterr().out)
+
+
+def test_an_interface_may_come_and_go(tmp_path: Path, monkeypatch, capsys):
+    """A container's does, on a machine where others start and end."""
+    card = namedtuple("card", "bytes_recv bytes_sent")
+    seen = [{"eth0": card(0, 0), "veth1": card(2**40, 2**40)}, {"eth0": card(1, 1), "veth2": card(2**40, 2**40)}]
+    monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: seen[min(len(asked), 1)] | {"lo": asked.append(1)})
+    asked = []
+    ranks.trainer([SystemMetrics(0)], max_steps=1).fit(ranks.Regression(), ranks.Numbered(44, batch_size=5))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("host="))
+    assert "network_in=0.0MiB/s network_out=0.0MiB/s" in line and len(asked) > 1
