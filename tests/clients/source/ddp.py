@@ -23,5 +23,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     # In a function: a model that lives on while Python ends holds gloo's threads, one of which may then need what is
-    # gone, and abort (PyTorch pull request 179291; seen once in about 30 runs on busy cores).
+    # gone, and abort (PyTorch pull request 179291; seen once here, on busy cores).
     main()
