@@ -1,6 +1,7 @@
 """Jobs as their users get them wrong, made by chance from a seed, and what each of them must end in.
 
     python -m tests.mutated_jobs [--n 400] [--seed 1] [--only TEXT]         prints each job that ended otherwise
+    python -m tests.mutated_jobs --numbers [--only TEXT]                    each flag with numbers that it may take
 
 It is either a right run, or one line that names what is wrong. Most of them run as a job's program would, in a process
 that a server forks which has imported everything: a second each.
@@ -192,6 +193,57 @@ CONFIGS = {
     "JSON": b'{"trainer": {"max_epochs": "x"}}', "tabs": b"trainer:\n\tmax_epochs: 1", "an alias": b"a: &a [*a]",
     "keys": b"1: 2\n? [a]\n: 3", "right": b"trainer: {max_epochs: 1}", "nothing": b"trainer: {}",
 }  # fmt: skip
+
+
+# Numbers that nobody gives who has thought about it.
+NUMBERS = ["-1", "0", "0.5", "1e30", "1e400", "nan", "99999999999999999999", "9" * 400]
+# Whose flags are gone through, beside those that are always there.
+CHOSEN = [
+    {"data": "DigitsDataModule", "optimizer": "SGD", "lr_scheduler": "StepLR", "lr_scheduler.step_size": "1"},
+    {"model": "ResNet18", "optimizer": "Adam", "lr_scheduler": "CosineAnnealingLR", "lr_scheduler.T_max": "2"},
+    {"optimizer": "AdamW", "lr_scheduler": "app.schedule.Triangle"},
+    {"optimizer": "RMSprop", "lr_scheduler": "OneCycleLR", "lr_scheduler.max_lr": "1", "lr_scheduler.total_steps": "9"},
+    {"optimizer": "Adam", "lr_scheduler": "ReduceLROnPlateau", "lr_scheduler.monitor": "val_loss"},
+    {"trainer.callbacks": "EarlyStopping", "trainer.callbacks.monitor": "val_loss"},
+    {"trainer.callbacks": "StochasticWeightAveraging", "trainer.callbacks.swa_lrs": "0.1"},
+]  # fmt: skip
+
+
+def numbers() -> Iterator[Case]:
+    """Yield a job for each flag that takes a number and each of the NUMBERS."""
+    seen = set()
+    for chosen in CHOSEN:
+        given = {name: value for name, value in BASE.items() if not name.startswith("model")} | chosen
+        for flag in _numeric(chosen):
+            place = flag, chosen.get(flag.partition(".")[0])
+            if place not in seen:
+                seen.add(place)
+                for value in NUMBERS:
+                    yield Case(f"{flag} = {_short(value)} ({' '.join(chosen.values())})", given | {flag: value})
+
+
+def _numeric(chosen: dict[str, str]) -> list[str]:
+    """Return the flags that take a number, as the parser knows them."""
+    from app.cli import CLI
+    from app.environment import Environment
+
+    class Parsed(CLI):
+        """What reads flags and makes nothing."""
+
+        def instantiate_classes(self) -> None:
+            """Make nothing."""
+
+    def given(*more: str) -> dict[str, object]:
+        return Parsed(Environment(), [*(f"--{name}={value}" for name, value in chosen.items()), *more]).given
+
+    def takes_a_number(flag: str) -> bool:
+        try:
+            value = given(f"{flag}=2")[flag]
+        except (ValueError, KeyError):
+            return False
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+    return [flag.removeprefix("--") for flag in given() if takes_a_number(flag)]
 
 
 def cases(seed: int) -> Iterator[Case]:
@@ -488,10 +540,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--numbers", action="store_true", help="not by chance: each flag with each number")
     parser.add_argument("--only", default="", help="jobs whose name has this in it")
     given = parser.parse_args()
     context, wrong, done, seen = server(), 0, 0, set()
-    for case in cases(given.seed):
+    for case in numbers() if given.numbers else cases(given.seed):
         if case.name in seen or given.only not in case.name:
             continue
         seen.add(case.name)
@@ -504,9 +557,9 @@ def main() -> None:
                 said = failure.read_text() if failure.is_file() else ""
                 said = said or (log.read_text(errors="replace")[-600:] if log.exists() else "")
                 print(f"{case.name}: {'; '.join(found)}\n    {ascii(said[:600])}", flush=True)
-        if done >= given.n:
+        if done >= given.n and not given.numbers:
             break
-    print(f"{done} jobs of seed {given.seed}, {wrong} not as they must be", flush=True)
+    print(f"{done} jobs{'' if given.numbers else f' of seed {given.seed}'}, {wrong} not as they must be", flush=True)
     sys.exit(bool(wrong))
 
 

@@ -59,8 +59,9 @@ def test_of_a_model_of_which_nothing_was_trained(at_a_desk, capfd, flags):
     assert "Error" not in "".join(capfd.readouterr())
 
 
-def test_after_a_training(at_a_desk):
-    made = cli("--trainer.max_epochs=1")
+@pytest.mark.parametrize("flags", [[], ["--resume.exact=false"]], ids=" ".join)
+def test_after_a_training(at_a_desk, flags):
+    made = cli("--trainer.max_epochs=1", *flags)
     made.trainer.fit(made.model, made.datamodule)
     trained = float(made.trainer.callback_metrics["val_loss"])
     assert made.trainer.validate(made.model, made.datamodule)[0]["val_loss"] == pytest.approx(trained)
