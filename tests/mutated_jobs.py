@@ -19,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -196,7 +197,7 @@ CONFIGS = {
 
 
 # Numbers that nobody gives who has thought about it.
-NUMBERS = ["-1", "0", "0.5", "1e30", "1e400", "nan", "99999999999999999999", "9" * 400]
+NUMBERS = ["-1", "0", "0.5", "1e30", "1e400", "nan", str(2**63 - 1), str(2**63), "9" * 400]
 # Whose flags are gone through, beside those that are always there.
 CHOSEN = [
     {"data": "DigitsDataModule", "optimizer": "SGD", "lr_scheduler": "StepLR", "lr_scheduler.step_size": "1"},
@@ -207,6 +208,14 @@ CHOSEN = [
     {"trainer.callbacks": "EarlyStopping", "trainer.callbacks.monitor": "val_loss"},
     {"trainer.callbacks": "StochasticWeightAveraging", "trainer.callbacks.swa_lrs": "0.1"},
 ]  # fmt: skip
+# Flags that take numbers among others, which the parser does not tell apart.
+ALSO = {
+    "trainer.devices": {}, "trainer.max_time": {}, "checkpoint.train_time_interval": {},
+    "trainer.callbacks.patience": CHOSEN[5], "trainer.callbacks.min_delta": CHOSEN[5],
+    "trainer.callbacks.swa_lrs": CHOSEN[6], "trainer.callbacks.annealing_epochs": CHOSEN[6],
+    "trainer.callbacks.swa_epoch_start": CHOSEN[6], "optimizer.betas": {"optimizer": "Adam"},
+    "model.width": {"model": "mine.Model"},
+}  # fmt: skip
 
 
 def numbers() -> Iterator[Case]:
@@ -214,16 +223,17 @@ def numbers() -> Iterator[Case]:
     seen = set()
     for chosen in CHOSEN:
         given = {name: value for name, value in BASE.items() if not name.startswith("model")} | chosen
-        for flag in _numeric(chosen):
-            place = flag, chosen.get(flag.partition(".")[0])
-            if place not in seen:
-                seen.add(place)
-                for value in NUMBERS:
-                    yield Case(f"{flag} = {_short(value)} ({' '.join(chosen.values())})", given | {flag: value})
+        for flag in _numeric(chosen, seen):
+            seen.add((flag, chosen.get(flag.partition(".")[0])))
+            for value in NUMBERS:
+                yield Case(f"{flag} = {_short(value)} ({' '.join(chosen.values())})", given | {flag: value})
+    for flag, chosen in ALSO.items():
+        for value in [*NUMBERS, "[0.5, -1]", "00:00:00:00"]:
+            yield Case(f"{flag} = {_short(value)}", BASE | chosen | {flag: value})
 
 
-def _numeric(chosen: dict[str, str]) -> list[str]:
-    """Return the flags that take a number, as the parser knows them."""
+def _numeric(chosen: dict[str, str], seen: set) -> Iterator[str]:
+    """Yield the flags that take a number, as the parser knows them; none of those that were seen."""
     from app.cli import CLI
     from app.environment import Environment
 
@@ -233,17 +243,14 @@ def _numeric(chosen: dict[str, str]) -> list[str]:
         def instantiate_classes(self) -> None:
             """Make nothing."""
 
-    def given(*more: str) -> dict[str, object]:
-        return Parsed(Environment(), [*(f"--{name}={value}" for name, value in chosen.items()), *more]).given
-
-    def takes_a_number(flag: str) -> bool:
-        try:
-            value = given(f"{flag}=2")[flag]
-        except (ValueError, KeyError):
-            return False
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-    return [flag.removeprefix("--") for flag in given() if takes_a_number(flag)]
+    words = [f"--{name}={value}" for name, value in chosen.items()]
+    made = Parsed(Environment(), words)
+    for flag in (flag.removeprefix("--") for flag in made.given):
+        with suppress(ValueError, KeyError):
+            if (flag, chosen.get(flag.partition(".")[0])) not in seen:
+                made.parse_arguments(made.parser, [*words, f"--{flag}=2"])
+                if type(made.given[f"--{flag}"]) in (int, float):
+                    yield flag
 
 
 def cases(seed: int) -> Iterator[Case]:
