@@ -170,10 +170,12 @@ class Resume(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn up to which batch all ranks validate: beyond, they would wait for each other."""
+        self.validated = 0
+        if trainer.state.fn != TrainerFn.FITTING or not self.exact:
+            return
         if self.common is None and not trainer.sanity_checking:
             batches = sum(trainer.num_val_batches)
             self.common = min(self.agreement.gather(0 if batches == float("inf") else batches))
-        self.validated = 0
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Stop if it was asked for; the whole validation is run again."""

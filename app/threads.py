@@ -64,7 +64,13 @@ def variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> dict[str
     return {"OMP_NUM_THREADS": str(max(1, cpus // ranks))}
 
 
-USERS = {name: os.environ[name] for name in COUNT if name in os.environ}  # what was set before `prepare`
+def users(given: Mapping[str, str]) -> dict[str, str]:
+    """Return what the user has said: not what app/toolkit.py has set for a program of the job's own that calls ours."""
+    shares = variables(given={})
+    return {name: given[name] for name in COUNT if name in given and given[name] != shares.get(name)}
+
+
+USERS = users(os.environ)  # before `prepare` adds to it
 _watching = threading.Event()
 
 
