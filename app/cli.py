@@ -12,7 +12,7 @@ from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from app import choice, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
+from app import choice, curves, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
 from app.best import BestModel
 from app.chance import Chance
 from app.curves import Logger
@@ -175,9 +175,6 @@ class CLI(LightningCLI):
         resume = self.config_init.resume
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
-            before = resume.folder.version()
-            if before is not None and self.config.logger.version is None:
-                trainer.logger.go_on(before)
         seed = self.config.seed_everything
         chance = Chance(seed if type(seed) is int else None, share=trainer.use_distributed_sampler)
         torchrun, saves = bool(self.environment.torchrun), trainer.enable_checkpointing is not False
@@ -186,6 +183,8 @@ class CLI(LightningCLI):
         world = World(self.environment, self.given, self.config.lr_scaling, resume.other_settings)
         self.trainer_defaults["callbacks"] = [world, chance]
         try:
-            return super().instantiate_trainer(**kwargs)
+            made = super().instantiate_trainer(**kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise ValueError(f"--trainer: {error}") from None
+        curves.prepare(made.loggers, resume.folder.loggers() if resume.enabled else ())
+        return made

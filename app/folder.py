@@ -60,12 +60,12 @@ class Folder:
             if isinstance(is_, str) or is_[1]  # Lightning's own have no number
         ]
 
-    def version(self) -> int | str | None:
-        """Return where the run of the newest checkpoint has logged, None if there is none or it has not."""
+    def loggers(self) -> list[dict[str, Any]]:
+        """Return what the newest checkpoint tells of the run's loggers; nothing if there is none."""
         for _, path in self.named():
             with suppress(Exception):  # whatever is in a damaged file; `choose` will say so
-                return torch.load(path, weights_only=True, mmap=True)[KEY]["version"]
-        return None
+                return torch.load(path, weights_only=True, mmap=True)[KEY]["loggers"]
+        return []
 
     def newest(
         self, limit: float, say: Callable[[str], None], lacks: Callable[[Path], str]

@@ -59,6 +59,7 @@ class FitLoop(_Loaders, _FitLoop):
         super().run()
         if not self.begun and self.resume.trains and self.restart.step:
             self.restart.restore(self.resume.snapshot.held)
+            self.restart.go_on_logging()
             self.restart.say_that_all_is_done()
             self.on_run_end()
 
@@ -74,6 +75,7 @@ class FitLoop(_Loaders, _FitLoop):
         self.resume.snapshot.held.mark()
         self.restart.make_again(self.resume.snapshot.held)
         self.restart.restore(self.resume.snapshot.held)  # what hooks have begun anew goes on
+        self.restart.go_on_logging()
 
     def reset(self) -> None:
         """Reset nothing that goes on: what remains of Lightning's own restart is that it knows it is in an epoch."""

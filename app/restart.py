@@ -63,9 +63,6 @@ class Restart:
                 "out or taken twice, but the run is no longer bit-identical to one without an interruption"
             )  # fmt: skip
             print(f"resuming from step {self.step}: {path}{how}", flush=True)
-        if self.trainer.local_rank == 0:
-            for logger in self.trainer.loggers:
-                curves.forget_after(logger, self.meta["saved_at"], self.trainer.is_global_zero)
         own = self._known["own"] if self._same_ranks else {}  # of this rank, where it differs from the first one's
         checkpoint = restored(checkpoint | own, self._known["notes"] if own else self.meta["notes"])
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank has its own
@@ -131,6 +128,14 @@ class Restart:
         if self._same_ranks:
             partial.restore_rank(self.trainer, self._known, mid_epoch=self.kind != "epoch")
         held.restore(self._known["held"], wholly)
+
+    def go_on_logging(self) -> None:
+        """Have the loggers forget what is going to be logged again; to be called when only that is to come."""
+        trainer = self.trainer
+        if not self.meta:
+            curves.begin(trainer.loggers if trainer.is_global_zero else ())
+        elif trainer.local_rank == 0:
+            curves.go_on(trainer.loggers, self.meta["loggers"], self.meta["saved_at"], trainer.is_global_zero)
 
     def make_again(self, held: Held) -> None:
         """Run the hooks again that made what is no plain value, for an epoch that goes on."""

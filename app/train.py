@@ -27,6 +27,7 @@ from pathlib import Path
 from traceback import extract_tb
 
 import torch
+from jsonargparse import Namespace
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from app import artifacts, hyperparameters, lifeline, rendezvous, starting, threads
@@ -77,8 +78,12 @@ def main(args: list[str] | None = None) -> None:
 
 def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
     """Say which folders are relative to a job's working folder, of which SageMaker keeps nothing."""
-    for flag in ("checkpoint.dirpath", "resume.dirpath", "logger.save_dir"):
-        folder = str(config.get(flag) or "/")
+    given = config.get("trainer.logger")
+    loggers = [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, Namespace)]
+    folders = [(flag, config.get(flag)) for flag in ("checkpoint.dirpath", "resume.dirpath", "logger.save_dir")]
+    folders += [("trainer.logger.save_dir", one.get("init_args.save_dir")) for one in loggers]
+    for flag, folder in folders:
+        folder = str(folder or "/")
         if "://" not in folder and not Path(folder).is_absolute():
             print(
                 f"warning: --{flag}={folder} is {Path(folder).absolute()}, of which SageMaker keeps nothing; leave it "

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule
 from pytorch_lightning.callbacks import BaseFinetuning
+from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -438,6 +439,31 @@ class Hyper(Model):
     def __init__(self, lr: float = 0.05) -> None:
         super().__init__()
         self.save_hyperparameters({"lr": lr, "criterion": nn.MSELoss(), "kind": Model})
+
+
+class Logging(Model):
+    """Logs what one logs: by step and by epoch, a rate, hyperparameters with a metric, a text."""
+
+    def __init__(self, lr: float = 0.05) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def on_train_start(self):
+        """Log before the first step."""
+        for logger in self.loggers:
+            logger.log_metrics({"begun": 1.0}, step=0)
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(self.hparams, {"hp/loss": 0.0})
+                logger.experiment.add_text("note", "begun")
+
+    def loss(self, batch):
+        """Return the loss, which is logged."""
+        loss = super().loss(batch)
+        if self.trainer.training:
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            if self.current_epoch:
+                self.log("later", loss * 2)
+        return loss
 
 
 class Unsavable(Model):
