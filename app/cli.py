@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -33,6 +34,22 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")
     # Lightning's advertisements.
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "Tip:" not in record.msg)
+
+
+def _in_processes_of_their_own(strategy: Any) -> Any:
+    """Return a strategy that starts the program for each rank, for one whose ranks would be copies of this process.
+
+    What the ranks compute is the same. A copy has no signals, checkpoints and files of its own, and brings back weights
+    and nothing else.
+    """
+    given = strategy if isinstance(strategy, str) else ""
+    made = re.sub("^ddp_(spawn|fork|notebook)", "ddp", given)
+    if made != given:
+        print(f"--trainer.strategy={given}: the ranks are started as by {made}, which computes the same", flush=True)
+        return made
+    if getattr(strategy, "_start_method", None) in ("spawn", "fork", "forkserver"):
+        strategy._start_method = "popen"
+    return strategy
 
 
 class CLI(LightningCLI):
@@ -172,6 +189,7 @@ class CLI(LightningCLI):
             self.parser.callback_keys.remove("checkpoint")
         if trainer.strategy == "smddp":
             trainer.strategy = smddp.strategy()
+        trainer.strategy = _in_processes_of_their_own(trainer.strategy)
         resume = self.config_init.resume
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger

@@ -34,6 +34,7 @@ class Restart:
         self.step = 0  # of the checkpoint that training goes on from; 0 if it starts
         self.meta: Mapping[str, Any] = {}  # what is ours in it
         self.kind = ""  # "batch", "validation" or "epoch": when it was taken; "" once training goes on
+        self.within = False  # whether it was taken within an epoch, which has not come to its end yet
         self.taken, self.averaging = False, None  # whether the loaders' states were taken, and an average goes on
 
     def load(self, host: str, flags: Mapping[str, object]) -> bool:
@@ -70,7 +71,8 @@ class Restart:
         revive.settle_searches(self.trainer, self.meta["searched"])
         self.groups = [[{name: value for name, value in group.items() if name != "params"} for group in
                         state["param_groups"]] for state in checkpoint["optimizer_states"]]  # fmt: skip
-        if self.kind == "epoch":
+        self.within = self.kind != "epoch"
+        if not self.within:
             loops.begin_anew(checkpoint["loops"]["fit_loop"])
         self.trainer.should_stop = self.meta["should_stop"]
         self.trainer._checkpoint_connector._ckpt_path = str(path)
@@ -120,13 +122,14 @@ class Restart:
 
     def restore(self, held: Held, wholly: bool = True) -> None:
         """Give this rank what only the checkpoint knows; not wholly before the hooks that begin training."""
-        if not self.step:
+        if not self.meta:
             return
         if self.averaging is None:
             self.averaging = revive.go_on_averaging(self.trainer, self.groups, self.kind)
         partial.restore_job(self.trainer, self.meta["shown"])
         if self._same_ranks:
             partial.restore_rank(self.trainer, self._known, mid_epoch=self.kind != "epoch")
+        partial.restore_gradients(self.trainer, self.meta["ranks"])
         held.restore(self._known["held"], wholly)
 
     def go_on_logging(self) -> None:
@@ -139,12 +142,12 @@ class Restart:
 
     def make_again(self, held: Held) -> None:
         """Run the hooks again that made what is no plain value, for an epoch that goes on."""
-        if self.step and self.kind in ("batch", "validation"):
+        if self.kind in ("batch", "validation"):
             revive.make_again(self.trainer, held.lacking(self._known["held"]))
 
     def take_states(self) -> Mapping[str, Any] | None:
         """Return, once, what the loaders said of themselves."""
-        if not self.step or self.taken:
+        if not self.meta or self.taken:
             return None
         self.taken = True
         return self._known["held"]["loaders"]

@@ -51,6 +51,7 @@ class Snapshot:
             own = {}
         self.held.within = kind != "epoch"
         known = partial.of_rank(trainer, gather, self.held) | {"own": own, "notes": notes if own else {}}
+        known["gradients"] = partial.gradients(trainer, gather)
         ours = {
             "step": trainer.global_step, "kind": kind, "number": moment, "saved_at": moment / 1e9,
             "seed": self.chance.seed, "world_size": trainer.world_size, "should_stop": bool(trainer.should_stop),
