@@ -12,6 +12,7 @@ import torch
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from app import choice, curves, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
 from app.best import BestModel
@@ -45,7 +46,8 @@ def _in_processes_of_their_own(strategy: Any) -> Any:
     given = strategy if isinstance(strategy, str) else ""
     made = re.sub("^ddp_(spawn|fork|notebook)", "ddp", given)
     if made != given:
-        print(f"--trainer.strategy={given}: the ranks are started as by {made}, which computes the same", flush=True)
+        if rank_zero_only.rank == 0:
+            print(f"--trainer.strategy={given}: runs as {made}, which computes the same", flush=True)
         return made
     if getattr(strategy, "_start_method", None) in ("spawn", "fork", "forkserver"):
         strategy._start_method = "popen"

@@ -225,6 +225,18 @@ def test_a_search_for_a_batch_size(tmp_path: Path):
           "--data=strangers.Validated")  # fmt: skip
 
 
+def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
+    """Interrupted, too; and as a class of Lightning's that is given the same."""
+    flags = ["--trainer.devices=2", "--data.sampler=shuffled"]
+    expected = Run(tmp_path / "ddp", *flags, "--trainer.strategy=ddp").finish()
+    run = Run(tmp_path / "spawn", *flags, "--trainer.strategy=ddp_spawn")
+    assert run.start(STOP_AT="1:2") == 143
+    assert not same(expected, run.finish())
+    assert run.said.count("--trainer.strategy=ddp_spawn: runs as ddp, which computes the same\n") == 1
+    given = {"class_path": "DDPStrategy", "init_args": {"start_method": "fork"}}
+    assert not same(expected, Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(given)}").finish())
+
+
 def test_not_exact_is_as_lightning_does(tmp_path: Path):
     """It says so, and leaves no checkpoint to resume from."""
     run = Run(tmp_path, "--resume.exact=false", "--data.dataset=numpy")
