@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import interruptible
+import psutil
 import pytest
 import torch
 import warm
@@ -121,6 +122,24 @@ def test_a_signal_loses_no_step(tmp_path: Path, number):
     assert not (tmp_path / "run/output/model/model.pt").exists()
     assert f"resuming from step {steps}: output/data/checkpoints/step-{steps:09d}.ckpt\n" in run.finish()
     assert run.steps == 33
+
+
+@pytest.mark.parametrize("told", ["torchrun", "a rank"])
+def test_torchrun_by_hand_ends_as_its_ranks_do(tmp_path: Path, told):
+    flags = [*FLAGS, "--trainer.devices=2", "--model.sleep=0.1", "--resume.every_n_minutes=0"]
+    run = Run(tmp_path / "run", [])
+    with (run.folder / "log").open("w") as log:
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+        line = ["python", ROOT / "app/train_torchrun.py", *flags]
+        process = warm.start(line, run.folder, environment, log.fileno())
+    while run.steps < 3:
+        assert process.poll() is None, run.said[-3000:]
+        time.sleep(0.01)
+    below = psutil.Process(process.pid).children(recursive=True)
+    ranks = [child.pid for child in below if "LOCAL_RANK" in warm.environ(child.pid)]
+    os.kill(process.pid if told == "torchrun" else ranks[-1], signal.SIGTERM)
+    assert process.wait(LIMIT) == 143, run.said[-3000:]
+    assert f"interrupted, resume from step {run.steps}: SIGTERM; " in run.said and "Traceback" not in run.said
 
 
 def test_a_second_signal_does_no_harm(tmp_path: Path):
