@@ -10,7 +10,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from app import divergence
+from app import checkpoints, divergence
 
 
 class BestModel(ModelCheckpoint):
@@ -51,10 +51,25 @@ class BestModel(ModelCheckpoint):
         return [Path(name) for name in names if name and "://" not in name]
 
     def lacks(self, checkpoint: Path) -> str:
-        """Return the name of the best model that a whole checkpoint tells of, if that file is not there; else ""."""
+        """Return which is the best model that a whole checkpoint tells of, if its file will not do; else ""."""
         states = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get("callbacks", {})
         known = self._moved(states.get(self.state_key, {})).get("best_model_path", "")
-        return "" if not known or "://" in known or Path(known).is_file() else Path(known).name
+        problem = _problem(known)
+        return f"{Path(known).name}, the best model, which {problem}" if problem else ""
+
+    def readable(self) -> str:
+        """Return the best of the models whose files are whole, "" if none is; it says which are not."""
+        scores = sorted(self.best_k_models.items(), key=lambda one: float(one[1]), reverse=self.mode == "max")
+        problems = []
+        for name in filter(None, dict.fromkeys([self.best_model_path, *(name for name, _ in scores)])):
+            if not (problem := _problem(name)):
+                break
+            problems.append(f"{name}, the best model, {problem}")
+        else:
+            name = ""
+        for problem in problems:
+            print(f"warning: {problem}; {name or 'the last one'} is written in its place", flush=True)
+        return name
 
     def _moved(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a state of which all files are in this folder."""
@@ -97,6 +112,13 @@ class BestModel(ModelCheckpoint):
             if trainer.is_global_zero:
                 best = self.best_model_path or "none"
                 print(f"warning: training goes on, but {lost}; the best model is still {best}", flush=True)
+
+
+def _problem(model: str) -> str:
+    """Return what is wrong with a model's file, "" if nothing is, or if it is nowhere where that is looked at."""
+    if not model or "://" in model:
+        return ""
+    return checkpoints.damage(Path(model)) if Path(model).is_file() else "is not there"
 
 
 def callbacks(trainer: Trainer) -> list[BestModel]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any, Literal
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, instantiate_class
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from app import choice, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
+from app import choice, curves, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
 from app.best import BestModel
 from app.chance import Chance
 from app.curves import Logger
@@ -32,6 +34,23 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")
     # Lightning's advertisements.
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "Tip:" not in record.msg)
+
+
+def _in_processes_of_their_own(strategy: Any) -> Any:
+    """Return a strategy that starts the program for each rank, for one whose ranks would be copies of this process.
+
+    What the ranks compute is the same. A copy has no signals, checkpoints and files of its own, and brings back weights
+    and nothing else.
+    """
+    given = strategy if isinstance(strategy, str) else ""
+    made = re.sub("^ddp_(spawn|fork|notebook)", "ddp", given)
+    if made != given:
+        if rank_zero_only.rank == 0:
+            print(f"--trainer.strategy={given}: runs as {made}, which computes the same", flush=True)
+        return made
+    if getattr(strategy, "_start_method", None) in ("spawn", "fork", "forkserver"):
+        strategy._start_method = "popen"
+    return strategy
 
 
 class CLI(LightningCLI):
@@ -184,12 +203,10 @@ class CLI(LightningCLI):
             self.parser.callback_keys.remove("checkpoint")
         if trainer.strategy == "smddp":
             trainer.strategy = smddp.strategy()
+        trainer.strategy = _in_processes_of_their_own(trainer.strategy)
         resume = self.config_init.resume
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
-            before = resume.folder.version()
-            if before is not None and self.config.logger.version is None:
-                trainer.logger.go_on(before)
         seed = self.config.seed_everything
         chance = Chance(seed if type(seed) is int else None, share=trainer.use_distributed_sampler)
         torchrun, saves = bool(self.environment.torchrun), trainer.enable_checkpointing is not False
@@ -198,4 +215,6 @@ class CLI(LightningCLI):
         world = World(self.environment, self.given, self.config.lr_scaling, resume.other_settings)
         self.trainer_defaults["callbacks"] = [world, chance]
         with mistakes.naming("--trainer", vars(self.config.trainer)):
-            return super().instantiate_trainer(**kwargs)
+            made = super().instantiate_trainer(**kwargs)
+        curves.prepare(made.loggers, resume.folder.loggers() if resume.enabled else ())
+        return made
