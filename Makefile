@@ -18,11 +18,11 @@ train: $(VENV)/ready  ## train on the embedded data, by the SageMaker toolkit, w
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR) SAGEMAKER_BASE_DIR=$(CURDIR)/output/ml \
 	SAGEMAKER_PROGRAM=app/train_multi_node.py SAGEMAKER_TRAINING_MODULE=app.toolkit:main ./entrypoint.sh train
 
-test: $(VENV)/ready  ## run all tests, two side by side; those of the image need a Docker engine
-	$(BIN)/python -m pytest -n 2 $(FLAGS)
+test: $(VENV)/ready  ## run all tests, three side by side; those of the image need a Docker engine
+	$(BIN)/python -m pytest -n 3 $(FLAGS)
 
 test-fast: $(VENV)/ready  ## run the tests that take no process, no container and no time: at each save
-	$(BIN)/python -m pytest -m "not slow and not docker" $(FLAGS)
+	$(BIN)/python -m pytest -n 2 -m "not slow and not docker" $(FLAGS)
 
 soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders and mutated jobs: an hour
 	$(BIN)/python -m pytest -n 2 -m soak $(FLAGS)

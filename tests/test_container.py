@@ -250,6 +250,7 @@ def test_the_program_is_a_build_argument(image: str, tag: str, tmp_path: Path):
     assert "MEMBER: 2/2" in done.stdout
 
 
+@pytest.mark.soak  # one build argument is tried above
 def test_lightning_bolts_is_a_build_argument(image: str, tag: str):
     run = build(tag, **build_variables(), LIGHTNING_BOLTS="0.7.0")
     assert run.returncode == 0, run.stdout[-3000:]
@@ -272,6 +273,7 @@ def test_an_installer_with_another_checksum_is_not_run(tag: str):
     assert docker("image", "inspect", tag).returncode != 0
 
 
+@pytest.mark.soak
 def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
     """As the fixture's was built by BuildKit. Every instruction; of the packages only the toolkit: disk and minutes."""
     environment = (source / "environment.yml").read_text()

@@ -365,6 +365,7 @@ def test_ticks(low: float, high: float, options: dict, expected: list[float]):
 LIVE = (ROOT / "tests/rehearsal_live.py").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", re.findall(r"^def check_(\w+)", LIVE, re.MULTILINE))
 def test_terminal(name: str):
     line = [python_of("rehearsal"), "tests/rehearsal_live.py", name]
