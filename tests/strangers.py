@@ -237,6 +237,14 @@ class Validated(Data):
         return DataLoader(Points(np.random.default_rng(4)), 10)
 
 
+class Uneven(Data):
+    """With a last batch that is smaller."""
+
+    def train_dataloader(self):
+        """Return a loader of 12, 12, 12 and 4."""
+        return self.one(12)
+
+
 # Modules --------------------------------------------------------------------------------------------------------------
 
 
@@ -482,6 +490,16 @@ class Accumulating(Model):
         if (batch_idx + 1) % 4 == 0:
             self.optimizers().step()
             self.optimizers().zero_grad()
+
+
+class Compiled(Model):
+    """Is compiled, as a whole network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Linear(2, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 33), nn.Softmax(1), nn.Dropout(0.1)
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(33, 1)
+        self.body.compile()
 
 
 class Unsavable(Model):

@@ -199,6 +199,11 @@ def test_before_the_first_step(tmp_path: Path):
         assert not same(alone.finish(), run.finish()) and "resuming from step 0: " in run.said
 
 
+@pytest.mark.soak
+def test_a_compiled_network_and_batches_of_several_sizes(tmp_path: Path):
+    check(tmp_path, "--model=strangers.Compiled", "--data=strangers.Uneven", at=("1:1", "2:2"))
+
+
 def test_averaged_weights(tmp_path: Path):
     """Stopped in each epoch, of which the last gathers the statistics of batch norm; and started again when done."""
     alone, run = (Run(tmp_path / name, *CODE["averaged weights"]) for name in ("alone", "run"))
