@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
 
 from app import checkpoints, divergence
 
@@ -15,6 +16,7 @@ from app import checkpoints, divergence
 class BestModel(ModelCheckpoint):
     """Lightning's ModelCheckpoint; it remembers no file that could not be written, and keeps the one before.
 
+    A metric that is NaN or infinite makes no model the best: where there is no other, the last model is the one.
     It also knows the best model of before where a run goes on with a folder that has moved. And what was the best is
     removed only when no checkpoint to resume from tells of it any more: a run may go on from each of them.
     """
@@ -79,6 +81,21 @@ class BestModel(ModelCheckpoint):
             return now + value.removeprefix(before) if isinstance(value, str) and value.startswith(before) else value
 
         return {name: moved(value) for name, value in state.items()} | {"dirpath": self.dirpath}
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Return whether a model is one of the best: not by a value that is NaN or infinite on any rank."""
+        better = super().check_monitor_top_k(trainer, current)  # the same on all ranks
+        if not better or self.save_top_k == -1:  # of all that are kept, `_update_best_and_save` chooses
+            return better
+        return trainer.strategy.reduce_boolean_decision(bool(torch.as_tensor(current).isfinite()))
+
+    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        """Write a model, and know which one is the best; Lightning would take infinity for a number."""
+        if not torch.as_tensor(current).isfinite():
+            current = torch.full_like(current, torch.inf if self.mode == "min" else -torch.inf)
+        super()._update_best_and_save(current, trainer, monitor_candidates)
+        if not self.best_model_score.isfinite():
+            self.best_model_path, self.best_model_score = "", None
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         """Write, unless training has diverged: then fail, and the file of before stays."""

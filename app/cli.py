@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from app import choice, curves, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
@@ -143,15 +142,28 @@ class CLI(LightningCLI):
             self.config.trainer.devices = self.environment.torchrun[0]
 
     def instantiate_classes(self) -> None:
-        """Make the objects; what a class's code has against a flag is raised as it was, not as the parser tells it."""
+        """Make the objects; what a class has against its settings is raised with their flag."""
         try:
             super().instantiate_classes()
             return
-        except ValueError as error:
-            first = error
-            while cause := first.__cause__ or (None if first.__suppress_context__ else first.__context__):
-                first = cause
+        except Exception as error:
+            first = mistakes.of_a_component(error, self.config)
         raise first
+
+    def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
+        """Try out the flags' optimizer and scheduler, before they are the model's.
+
+        The first step of most schedulers comes when the first epoch is over, and with it what they have against their
+        settings.
+        """
+        chosen, scheduler = self.config_init.get("optimizer"), self.config_init.get("lr_scheduler")
+        if chosen:
+            with mistakes.naming("--optimizer", vars(chosen)):
+                optimizer = instantiate_class([torch.nn.Parameter(torch.zeros(2, 2))], chosen)
+            if scheduler:
+                with mistakes.naming("--lr_scheduler", vars(scheduler)):
+                    schedule.step_once(instantiate_class(optimizer, scheduler))
+        super()._add_configure_optimizers_method_to_model(subcommand)
 
     def _num_classes(self, datamodule: LightningDataModule | None) -> int | None:
         """Return what the data says, or else the flag; None, which goes nowhere, if the model has no such parameter."""
@@ -202,9 +214,7 @@ class CLI(LightningCLI):
         trainer.use_distributed_sampler = False  # app/exact.py shares batches out, and repeats no sample for it
         world = World(self.environment, self.given, self.config.lr_scaling, resume.other_settings)
         self.trainer_defaults["callbacks"] = [world, chance]
-        try:
+        with mistakes.naming("--trainer", vars(self.config.trainer)):
             made = super().instantiate_trainer(**kwargs)
-        except (ValueError, TypeError, MisconfigurationException) as error:
-            raise ValueError(f"--trainer: {error}") from None
         curves.prepare(made.loggers, resume.folder.loggers() if resume.enabled else ())
         return made

@@ -30,7 +30,7 @@ import torch
 from jsonargparse import Namespace
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts, hyperparameters, lifeline, rendezvous, starting, threads
+from app import artifacts, hyperparameters, lifeline, mistakes, rendezvous, starting, threads
 from app.cli import CLI
 from app.environment import Environment, failure_file, place, watch
 from app.failures import reported, write
@@ -67,7 +67,8 @@ def main(args: list[str] | None = None) -> None:
             if "://" not in log_dir:
                 check_writable(Path(log_dir), "logs")
             with wrong_if_it_leaves(left_early):
-                cli.trainer.fit(cli.model, cli.datamodule)
+                with mistakes.naming("--trainer", vars(cli.config.trainer), ["pytorch_lightning", "lightning_fabric"]):
+                    cli.trainer.fit(cli.model, cli.datamodule)
                 if not cli.trainer.global_step:
                     raise ValueError(
                         "--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0"
