@@ -245,6 +245,26 @@ class Uneven(Data):
         return self.one(12)
 
 
+class Named(Data):
+    """With names of its own.
+
+    Args:
+        samples: Samples of a batch.
+        processes: Number of data workers.
+        times: What the noise is multiplied by.
+    """
+
+    def __init__(self, samples: int = 4, processes: int = 0, times: int = 4) -> None:
+        super().__init__(workers=processes)
+        self.samples, self.times = samples, times
+
+    def train_dataloader(self):
+        """Return a loader."""
+        loader = self.one(self.samples)
+        loader.dataset.level *= self.times
+        return loader
+
+
 # Modules --------------------------------------------------------------------------------------------------------------
 
 
