@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from app.keys import start_worker
 from app.order import Batches
 from app.resident import ResidentLoader
+from app.workers import held_back
 
 
 def position(trainer: Trainer) -> tuple[int, int]:
@@ -98,7 +99,8 @@ class Exact(DataLoader):
         return self.exactly
 
     def _get_iterator(self) -> Any:
-        return DataLoader._get_iterator(_as_for_workers(self))
+        with held_back(self):
+            return DataLoader._get_iterator(_as_for_workers(self))
 
 
 class ExactInPlaces(Exact):

@@ -5,10 +5,7 @@ position), from the generators of the process and from those that the dataset ho
 """
 
 import hashlib
-import os
 import random
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +13,7 @@ import numpy as np
 import torch
 
 from app import generators
-from app.stop import SIGNALS
+from app.workers import end_with_the_loader
 
 
 def number_of(*key: object) -> int:
@@ -103,20 +100,9 @@ def _arrive(indices: list, seed: tuple, places: list, whole: bool) -> Any:
 
 
 def start_worker(also: Callable[[int], None] | None, collate: Callable, worker: int) -> None:
-    """Begin a data worker: a signal ends it only if it comes from the process whose worker it is.
-
-    torchrun and SageMaker signal whole groups of processes; a worker that goes first takes the last batch with it.
-    """
+    """Begin a data worker."""
     global _of_worker
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    parent = os.getppid()
-
-    def wait() -> None:
-        while signal.sigwaitinfo(SIGNALS).si_pid != parent:
-            pass
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
+    end_with_the_loader()
     if also:
         also(worker)
     _of_worker = Found({"dataset": torch.utils.data.get_worker_info().dataset, "collate_fn": collate, "init": also})

@@ -50,13 +50,8 @@ class Restart:
             return False
         checkpoint = checkpoints.read(path)
         self.meta = checkpoint.pop(checkpoints.KEY)
-        if found := same.differences(self.trainer, flags, self.meta["run"], self.other_settings):
-            more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
-            raise ValueError(
-                f"--resume.dirpath={self.folder.path}: {path.name} is of another run: {'; '.join(found[:4])}{more}; go "
-                "on with the same settings, or give another folder, or move the checkpoints away to start anew; "
-                "--resume.other_settings=true goes on with another learning rate, gradient clipping or precision"
-            )
+        self.flags, self.name = flags, path.name
+        self._is_the_same(same.differences(self.trainer, flags, self.meta["run"], self.other_settings))
         self.step, self.kind, self.chance.seed = self.meta["step"], self.meta["kind"], self.meta["seed"]
         if self.trainer.is_global_zero:
             how = "" if self._same_ranks else (
@@ -78,6 +73,17 @@ class Restart:
         self.trainer._checkpoint_connector._ckpt_path = str(path)
         self.trainer._checkpoint_connector._loaded_checkpoint = checkpoint
         return True
+
+    def _is_the_same(self, differences: list[str]) -> None:
+        """Raise ValueError if anything differs between this run and that of the checkpoint."""
+        if not differences:
+            return
+        more = f" (and {len(differences) - 4} more)" if len(differences) > 4 else ""
+        raise ValueError(
+            f"--resume.dirpath={self.folder.path}: {self.name} is of another run: {'; '.join(differences[:4])}{more}; "
+            "go on with the same settings, or give another folder, or move the checkpoints away to start anew; "
+            "--resume.other_settings=true goes on with another learning rate, gradient clipping or precision"
+        )
 
     @property
     def _same_ranks(self) -> bool:
@@ -105,6 +111,8 @@ class Restart:
 
     def place(self, loop) -> None:
         """Place the training data's loader in an epoch that another number of ranks began."""
+        if self.meta:
+            self._is_the_same(same.loaders_differ(self.trainer, self.flags, self.meta["run"]))
         if self.kind in ("", "epoch") or self._same_ranks:
             return
         loader = divided(self.trainer.train_dataloader)

@@ -17,7 +17,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 
-from app import best, checkpoints, divergence, loops, same, stop
+from app import best, checkpoints, divergence, kernels, loops, same, stop
 from app.agreement import Agreement
 from app.chance import Chance
 from app.folder import Folder, Writer
@@ -97,6 +97,7 @@ class Resume(Callback):
                 f"--trainer.strategy: found {type(trainer.strategy).__name__}, whose runs cannot be resumed; allowed "
                 "are ddp and its variants, or --resume.exact=false: it trains and saves as Lightning does"
             )
+        kernels.of_their_own_shapes()
         trainer._signal_connector.register_signal_handlers = lambda: None
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self.agreement, self.divergence = Agreement(trainer), divergence.of(trainer)

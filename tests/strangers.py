@@ -237,6 +237,34 @@ class Validated(Data):
         return DataLoader(Points(np.random.default_rng(4)), 10)
 
 
+class Uneven(Data):
+    """With a last batch that is smaller."""
+
+    def train_dataloader(self):
+        """Return a loader of 12, 12, 12 and 4."""
+        return self.one(12)
+
+
+class Named(Data):
+    """With names of its own.
+
+    Args:
+        samples: Samples of a batch.
+        processes: Number of data workers.
+        times: What the noise is multiplied by.
+    """
+
+    def __init__(self, samples: int = 4, processes: int = 0, times: int = 4) -> None:
+        super().__init__(workers=processes)
+        self.samples, self.times = samples, times
+
+    def train_dataloader(self):
+        """Return a loader."""
+        loader = self.one(self.samples)
+        loader.dataset.level *= self.times
+        return loader
+
+
 # Modules --------------------------------------------------------------------------------------------------------------
 
 
@@ -482,6 +510,16 @@ class Accumulating(Model):
         if (batch_idx + 1) % 4 == 0:
             self.optimizers().step()
             self.optimizers().zero_grad()
+
+
+class Compiled(Model):
+    """Is compiled, as a whole network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Linear(2, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 33), nn.Softmax(1), nn.Dropout(0.1)
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(33, 1)
+        self.body.compile()
 
 
 class Unsavable(Model):

@@ -199,6 +199,11 @@ def test_before_the_first_step(tmp_path: Path):
         assert not same(alone.finish(), run.finish()) and "resuming from step 0: " in run.said
 
 
+@pytest.mark.soak
+def test_a_compiled_network_and_batches_of_several_sizes(tmp_path: Path):
+    check(tmp_path, "--model=strangers.Compiled", "--data=strangers.Uneven", at=("1:1", "2:2"))
+
+
 def test_averaged_weights(tmp_path: Path):
     """Stopped in each epoch, of which the last gathers the statistics of batch norm; and started again when done."""
     alone, run = (Run(tmp_path / name, *CODE["averaged weights"]) for name in ("alone", "run"))
@@ -235,6 +240,22 @@ def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
     assert run.said.count("--trainer.strategy=ddp_spawn: runs as ddp, which computes the same\n") == 1
     given = {"class_path": "DDPStrategy", "init_args": {"start_method": "fork"}}
     assert not same(expected, Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(given)}").finish())
+
+
+def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
+    """But no other number: neither another batch of all ranks, nor what happens to be as large as a rank's batch."""
+    run = Run(tmp_path, "--data=strangers.Named", "--data.processes=1")
+    run.flags += ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    assert run.start(STOP_AT="1:2") == 143
+    run.flags[-2:] = ["--trainer.devices=1"]
+    for flag, says in {"--data.samples=6": "--data.samples was 4, is 6", "--data.times=8": "--data.times was 4, is 8",
+                       "--data.times=1": "--data.times was 4, is 1"}.items():  # fmt: skip
+        run.flags.append(flag)
+        assert run.start() == 1 and f"is of another run: {says}; go on" in run.said
+        run.flags.pop()
+    run.flags += ["--data.samples=8", "--data.processes=2"]
+    run.finish()
+    assert "resuming from step" in run.said and "2 ranks saved it, these are 1" in run.said
 
 
 def test_not_exact_is_as_lightning_does(tmp_path: Path):
