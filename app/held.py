@@ -9,7 +9,7 @@ from pytorch_lightning import Callback, LightningDataModule, Trainer
 from torch import nn
 
 from app import generators, graph
-from app.exact import has_state
+from app.drawing import has_state
 from app.plain import decoded, encoded
 from app.state import State
 

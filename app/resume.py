@@ -64,6 +64,7 @@ class Resume(Callback):
         self.before: dict[str, Any] | None = None  # the state before the validation that is running
         self.common: int | None = None  # batches of a validation that all ranks have
         self.stall = 0.0  # seconds that training waited for the last checkpoint
+        self.why = ""  # why no run could go on within an epoch
 
     def attach(self, chance: Chance, host: str, flags: Mapping[str, object], torchrun: bool, enabled: bool) -> None:
         """Learn what is known before training.
@@ -146,10 +147,16 @@ class Resume(Callback):
     def batch_ended(self) -> None:
         """Save if it is time; stop if it was asked for."""
         stops, due = self._agree(), bool(self.every_n_steps) and self.trainer.global_step % self.every_n_steps == 0
-        if stops or due or self.agreement.due:
+        if (stops or due or self.agreement.due) and not self.why:
             self._save("batch", last=stops)
         if stops:
             self._interrupt()
+
+    def placed(self, why: str) -> None:
+        """Learn, when an epoch begins, why no run could go on within it, on any rank."""
+        before, self.why = self.why, next(filter(None, self.agreement.gather(why)), "")
+        if self.why and not before and self.trainer.is_global_zero:
+            print(f"{self.why}: checkpoints are saved at epochs' ends only, and a stop goes back there", flush=True)
 
     def epoch_ended(self, done: bool) -> None:
         """Save; stop if it was asked for and there is more to come."""
@@ -164,7 +171,7 @@ class Resume(Callback):
         if self.trainer.fit_loop.epoch_loop._should_accumulate():
             return  # half of a step's gradients: a stop waits for its end
         self.divergence.check(self.trainer)
-        self.before = self.snapshot.take("validation") if self.enabled else {}
+        self.before = self.snapshot.take("validation") if self.enabled and not self.why else {}
         if self._agree():
             self._interrupt_validation()
 
@@ -186,7 +193,8 @@ class Resume(Callback):
         self.before = None
 
     def _interrupt_validation(self) -> None:
-        self._save("validation", last=True)
+        if not self.why:
+            self._save("validation", last=True)
         self._interrupt()
 
     def _agree(self, now: bool = False) -> bool:
@@ -203,6 +211,8 @@ class Resume(Callback):
         """Leave, all ranks alike."""
         number, step = self.agreement.asked, self.agreement.gather((self.folder.whole or [0])[-1])[0]
         saved = f"{self.folder.file(step)} is whole" if step else "there is no checkpoint"
+        if self.why and step < self.trainer.global_step:
+            saved += f"; {self.why}, so that it goes back to an epoch's end"
         child = self.trainer.local_rank > 0
         self.stop.tell(stop.words(step, f"{Signals(number).name}; {saved}"), not child)
         # Lightning, which started the other ranks of this node, takes a status of theirs for a crash and kills all.

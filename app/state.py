@@ -1,5 +1,7 @@
 """The plain state of a user's objects: counters, lists, numbers, arrays; what of it has changed, and giving it back."""
 
+import contextlib
+import copy
 import functools
 import hashlib
 import pickle
@@ -17,6 +19,7 @@ from app.graph import FEW, GENERATORS, attributes, walk
 from app.plain import NotPlain, decoded, encoded
 
 SMALL = 1 << 16  # elements of what a dataset may change; a longer one is its data
+HUGE = 1 << 20  # elements of what is kept from an epoch's beginning
 
 
 class State:
@@ -39,10 +42,22 @@ class State:
         """Keep all that has changed since `mark`, from now on."""
         self.touched |= {key for key, value in self._values().items() if self.marked.get(key) != digest(value)}
 
-    def changed(self) -> dict[tuple[str, str], Any]:
-        """Return what has changed since `mark`, encoded, and the names of what else there is."""
+    def kept(self) -> dict[tuple[str, str], Any]:
+        """Return all plain values as they are now, for `changed`; of what is very long, no copies of its elements."""
+        return {key: _kept(value) for key, value in self._values().items() if _size(value) <= HUGE}
+
+    def all(self, kept: Mapping[tuple[str, str], Any] | None = None) -> dict[tuple[str, str], Any]:
+        """Return all plain values, encoded: those that were `kept`, or are there now."""
         found = {}
-        for key, value in self._values().items():
+        for key, value in (self._values() if kept is None else kept).items():
+            with contextlib.suppress(NotPlain):
+                found[key] = encoded(value)
+        return found
+
+    def changed(self, kept: Mapping[tuple[str, str], Any] | None = None) -> dict[tuple[str, str], Any]:
+        """Return what has changed since `mark`, encoded; of what was `kept`, or now."""
+        found = {}
+        for key, value in (self._values() if kept is None else kept).items():
             if key in self.touched or self.marked.get(key) != digest(value):
                 try:
                     found[key] = encoded(value)
@@ -77,6 +92,16 @@ class State:
                 if _is_plain(value) and not (small and _size(value) > SMALL):
                     found[path, name] = value
         return found
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if _size(value) > FEW and not isinstance(value, np.ndarray):
+        return copy.copy(value)
+    with contextlib.suppress(NotPlain):
+        return decoded(encoded(value))
+    return value
 
 
 def _container(value: Any) -> bool:

@@ -1,0 +1,88 @@
+"""Loaders that go their own way, and what datasets hold: stopped at any batch, a run ends with the weights it would have
+had; or it says that it cannot."""
+
+import pytest
+from test_strangers import Run, check, same
+
+pytestmark = pytest.mark.slow
+
+DATA = "--data=streams.Data"
+
+
+def data(dataset: str = "points", *options: str) -> list[str]:
+    return [DATA, f"--data.dataset={dataset}", *(f"--data.{option}" for option in options)]
+
+
+TWO, STAYS, STATE = "workers=2", "persistent=true", "stateful=true"
+CASES = {
+    "buffered": data("buffered"),
+    "buffered, workers": data("buffered", TWO),
+    "unseeded": data("unseeded"),
+    "unseeded, workers": data("unseeded", TWO),
+    "counted": data("counted"),
+    "sized, rate": [*data("sized"), "--model=streams.Estimated"],
+    "sized, rate, workers": [*data("sized", TWO), "--model=streams.Estimated"],
+    "stateful stream": data("resumable", STATE),
+    "stateful stream, workers": data("resumable", STATE, TWO),
+    "stateful stream, workers that stay": data("resumable", STATE, TWO, STAYS),
+    "stateful stream, few snapshots": data("resumable", STATE, TWO, "every=4"),
+    "stateful iterator": data("walked", STATE),
+    "stateful iterator, workers": data("walked", STATE, TWO),
+    "stateful loader, buffered": data("buffered", STATE),
+    "stateful loader, buffered, workers": data("buffered", STATE, TWO),
+    "stateful dataset": data("remembered", STATE),
+    "stateful dataset, workers": data("remembered", STATE, TWO),
+    "stateful dataset, workers that stay": data("remembered", STATE, TWO, STAYS),
+    "stateful stream, short epochs": [*data("resumable", STATE, TWO), "--trainer.limit_train_batches=7"],
+    "stateful dataset, short epochs": [*data("remembered", STATE), "--trainer.limit_train_batches=7"],
+    "litdata": ["--data=streams.Streamed"],
+    "litdata, workers": ["--data=streams.Streamed", "--data.workers=2"],
+    "litdata, short epochs": ["--data=streams.Streamed", "--data.workers=2", "--trainer.limit_train_batches=7"],
+    "a loader of its own": data("steady"),
+    "a loader that keeps its state": data("keeping"),
+    "list": [*data("points+counted"), "--model=streams.Both"],
+    "min_size": [*data("points+buffered", "mode=min_size"), "--model=streams.Both", "--trainer.max_epochs=8"],
+    "max_size": [*data("counted+points+steady", "mode=max_size", TWO), "--model=streams.Both"],
+    "max_size_cycle": [*data("points+counted+buffered", "mode=max_size_cycle"), "--model=streams.Both"],
+    "cycle of states": [*data("points+resumable", STATE, TWO), "--model=streams.Both"],
+    "lazy": data("lazy"),
+    "lazy, workers": data("lazy", TWO),
+    "lazy, workers that stay": data("lazy", TWO, STAYS),
+    "lazy without seed": data("lazy without seed"),
+    "lazy without seed, workers": data("lazy without seed", TWO),
+    "lazy random, workers": data("lazy random", TWO),
+    "late": data("late", TWO, STAYS),
+    "local": data("local"),
+    "local, workers": data("local", TWO),
+    "lazy collate": data("points", "collate=true", TWO),
+    "worker_init_fn": data("points", "init=true", TWO),
+    "flagged": data("flagged"),
+    "curriculum by steps": [*data("points", TWO), "--trainer.callbacks=streams.Steps"],
+    "curriculum by steps, workers that stay": [*data("points", TWO, STAYS), "--trainer.callbacks=streams.Steps"],
+    "curriculum of a stream": [*data("buffered", TWO), "--trainer.callbacks=streams.Steps"],
+    "dataloader_iter": ["--model=streams.Drawing", *data()],
+    "dataloader_iter, two a step": ["--model=streams.Drawing", "--model.each=2", *data("points", TWO)],
+    "dataloader_iter, ahead": ["--model=streams.Ahead", *data()],
+    "replay": ["--model=streams.Agent"],
+    "replay, live": ["--model=streams.Agent", "--model.live=true"],
+}
+FEW = ["buffered, workers", "stateful stream, workers", "litdata, workers", "cycle of states", "lazy, workers",
+       "curriculum by steps, workers that stay", "dataloader_iter, two a step", "replay, live"]  # fmt: skip
+
+
+def places(flags: list[str]) -> tuple[str, ...]:
+    given = " ".join(flags)
+    return ("2:2", "5:1") if "min_size" in given else ("0:3", "1:2", "2:0")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in FEW else pytest.mark.soak) for case in CASES])
+def test_exact(tmp_path, case):
+    check(tmp_path, *CASES[case], at=places(CASES[case]))
+
+
+@pytest.mark.parametrize("case", ["unsteady", "generator"])
+def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path, case):
+    run = Run(tmp_path, *data(case))
+    assert run.start(STOP_AT="1:3") == 143
+    print(run.said)
+    assert same
