@@ -69,13 +69,15 @@ class Drawn:
 class DrawnWithState(Drawn):
     """The same of a dataset that saves where it is."""
 
+    NUMBER = "samples_drawn"
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the samples, the number of those drawn, and the states of generators."""
         self.found.more()
         held = {path: encoded(generators.state_of(one)) for path, one in self.found.generators.items()}
         return {
             "samples": self.samples.state_dict() if has_state(self.samples) else None,
-            "drawn": (*self.seed, self.number),
+            self.NUMBER: (*self.seed, self.number),
             "generators": held,
         }
 
@@ -83,7 +85,7 @@ class DrawnWithState(Drawn):
         """Go there."""
         if state["samples"] is not None:
             self.samples.load_state_dict(state["samples"])
-        *seed, self.number = state["drawn"]
+        *seed, self.number = state[self.NUMBER]
         self.seed = tuple(seed)
         for path, one in generators.find(self.found.roots).items():
             if path in state["generators"]:

@@ -15,7 +15,7 @@ from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from app.drawing import Plan, drawing, has_state
+from app.drawing import DrawnWithState, Plan, drawing, has_state
 from app.order import Batches
 from app.resident import ResidentLoader
 
@@ -91,7 +91,9 @@ def order_of(loader: Any) -> dict[str, Any]:
 def data_of(loader: Any) -> dict[str, Any]:
     """Return the objects that draw samples as they were when an iteration began: those that workers have copies of, or
     that are drawn from again."""
-    if not isinstance(loader, DataLoader) or not (loader.num_workers or draws_again(loader)):
+    if not isinstance(loader, DataLoader) or (has_state(loader) and not _of(loader, "torchdata")):
+        return {}  # of a library's loader, that may be part of its state
+    if divided(loader) is not None and not loader.num_workers:
         return {}
     return {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
 
@@ -99,6 +101,21 @@ def data_of(loader: Any) -> dict[str, Any]:
 def draws_again(loader: Any) -> bool:
     """Return whether a loader can only get to a position by drawing all that was before it again."""
     return divided(loader) is None and not has_state(loader)
+
+
+def counts_only(loader: Any) -> bool:
+    """Return whether the state of a loader, whose iteration has begun, is but a number of batches to be drawn again.
+
+    That is so of torchdata's where neither the dataset nor its iterator has a state; 0.11 miscounts if it goes there.
+    """
+    if not _of(loader, "torchdata") or not isinstance(loader.dataset, IterableDataset):
+        return False
+    return f"'{DrawnWithState.NUMBER}'" not in repr(loader.state_dict())
+
+
+def knows_its_end(loader: Any) -> bool:
+    """Return whether a loader that was at its end, and goes there, begins anew by itself."""
+    return _of(loader, "torchdata")
 
 
 def keeps_workers(loader: Any) -> bool:
@@ -113,7 +130,10 @@ def plan(loader: Any, turn: int, done: int) -> None:
     if (planned := getattr(loader, "planned", None)) is None:
         return
     planned.turn, planned.first = turn, ()
-    if done and _of(loader, "litdata"):  # it goes where it was, and its workers, which take turns, begin to count anew
+    if not _of(loader, "litdata"):
+        return
+    loader.restore = loader.restore and done > 0  # else it would go on with an epoch that was left before its end
+    if done:  # it goes where it was, and its workers, which take turns, begin to count anew
         workers, size = max(1, loader.num_workers), loader.batch_size or 1
         planned.first = tuple((done - worker + workers - 1) // workers * size for worker in range(workers))
 

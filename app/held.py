@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, LightningDataModule, Trainer
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from torch import nn
 
 from app import generators, graph
@@ -65,7 +65,10 @@ class Held:
     def restore(self, told: Mapping[str, Any], wholly: bool) -> None:
         """Give it back, as far as it is there; if not wholly, plain values only."""
         model = self.trainer.lightning_module
-        self.state.restore(told["plain"])
+        # What says that something was made is not true where that is missing, as in a dataset that makes it once.
+        lacking = {path for path, _ in self.lacking(told) if path in self._data()}
+        plain = {key: value for key, value in told["plain"].items() if key[0] not in lacking or type(value) is not bool}
+        self.state.restore(plain)
         if not wholly:
             return
         for path, one in self._generators().items():
@@ -87,6 +90,14 @@ class Held:
         """Return the attributes that there were and that are no plain values, and that are not there now."""
         now = self.state.objects()
         return [tuple(one) for one in told["made"] if tuple(one) not in now]
+
+    def _data(self) -> set[str]:
+        """Return the paths of the user's datasets, transforms and the like, which no hook of Lightning's makes."""
+        return {
+            path
+            for path, one in graph.walk(roots(self.trainer), code=False)
+            if not isinstance(one, (LightningModule, LightningDataModule, Callback))
+        }
 
     def _settings(self) -> dict[str, Any]:
         """Return what a callback may change of the trainer."""

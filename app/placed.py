@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from app import generators
 from app.drawing import has_state
-from app.exact import data_of, divided, draws_again, keeps_workers, order_of, plan
+from app.exact import counts_only, data_of, divided, draws_again, keeps_workers, knows_its_end, order_of, plan
 from app.keys import number_of, seed_all
 from app.plain import NotPlain, decoded, encoded
 from app.resident import ResidentLoader
@@ -216,13 +216,20 @@ class _Turns:
         """Have an epoch begin, or go on from what was `told`: give back what was there when it began."""
         self.epoch, self.turn, self.drawn, self.told, self.proves = epoch, -1, 0, told, proves
         if told:
-            self.now = self.data.all()
-            for state, first, name in zip((self.order, self.data), self.first, ("order", "data"), strict=True):
-                state.restore(state.all(first) | told[name])
             self.begun = told["begun"]
-        self.before = self.order.kept()
+            self._has_no_state(self.stateful and told["own"] is None)
+            self.order.restore(self.order.all(self.first[0]) | told["order"])
+            if self.again or getattr(self.loader, "num_workers", 0):
+                self.now = self.data.all()
+                self.data.restore(self.data.all(self.first[1]) | told["data"])
+        self.before, self.earlier = self.order.kept(), self.begun
         if self.again or not self._workers_stay:
             self.kept = self.data.kept()
+
+    def _has_no_state(self, none: bool) -> None:
+        if none:
+            self.stateful, self.again = False, True
+            self.ahead = not self.loader.num_workers
 
     @property
     def _workers_stay(self) -> bool:
@@ -240,7 +247,7 @@ class _Turns:
             "order": self.order.changed(self.before if within else None),
             "data": self.data.changed(self.kept if within or self._workers_stay else None),
             "own": encoded(self.loader.state_dict()) if self.stateful else None,
-            "begun": self.begun, "over": self.over, "within": within,
+            "begun": self.earlier if self.again and within else self.begun, "over": self.over, "within": within,
             "workers": getattr(self.loader, "num_workers", 0),
         }  # fmt: skip
 
@@ -259,6 +266,10 @@ class _Turns:
         elif length:
             done = min(done, length)
         self._begin(turn, done)
+        if self.stateful and counts_only(self.loader):
+            self._has_no_state(True)
+            self.begun = self.earlier
+            self._draw_again(0)
 
     def _load(self, told: Mapping[str, Any], done: int) -> None:
         """Have the loader go where it was."""
@@ -273,13 +284,10 @@ class _Turns:
             self.begun -= 1
             self._begin(0, done, loaded=True)
             return
-        over = told["over"]
-        if hasattr(self.loader, "restore"):  # litdata's would go on with an epoch that was cut short
-            self.loader.restore = over = False
-        elif not over:  # the iteration was left, and another one begun
+        if not told["over"]:  # the iteration was left, and another one begun
             plan(self.loader, self.begun - 1, 0)
             iter(self.loader)
-        self._begin(0, 0, loaded=True, after=over)
+        self._begin(0, 0, loaded=True, after=told["over"] and knows_its_end(self.loader))
 
     def _draw_again(self, done: int) -> None:
         """Draw what was drawn, and leave it out."""
@@ -312,8 +320,8 @@ class _Turns:
         drawn = digest_of(next(self.iterator, self.name))
         self.order.restore(order)
         self.data.restore(data)
+        self.begun -= 1  # it is the same iteration
         self._begin(0, 0)
-        self.begun -= 1
         first = next(self.iterator, self.name)
         if first is not self.name:
             self.iterator = itertools.chain([first], self.iterator)

@@ -35,7 +35,7 @@ class Buffered(IterableDataset):
     """A stream that is shuffled in a buffer; each worker has its part."""
 
     def __init__(self) -> None:
-        self.random = random.Random(3)
+        self.random, self.level = random.Random(3), 0.0
 
     def indices(self):
         """Yield the indices of this worker, in an order that all workers draw alike."""
@@ -52,7 +52,7 @@ class Buffered(IterableDataset):
                 yield sample(buffer.pop(random.randrange(8)), noise())
         random.shuffle(buffer)
         for index in buffer:
-            yield sample(index, noise())
+            yield sample(index, self.level + noise())
 
 
 class Sized(Buffered):
@@ -300,7 +300,8 @@ class Data(LightningDataModule):
     """
 
     def __init__(self, dataset: str = "points", mode: str = "", workers: int = 0, persistent: bool = False,
-                 stateful: bool = False, every: int = 1, init: bool = False, collate: bool = False) -> None:  # fmt: skip
+                 stateful: bool = False, every: int = 1, init: bool = False,
+                 collate: bool = False) -> None:  # fmt: skip
         super().__init__()
         self.names, self.mode = dataset.split("+"), mode
         self.kind, self.options = DataLoader, {"num_workers": workers, "persistent_workers": persistent}

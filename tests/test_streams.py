@@ -1,5 +1,4 @@
-"""Loaders that go their own way, and what datasets hold: stopped at any batch, a run ends with the weights it would have
-had; or it says that it cannot."""
+"""Loaders that go their own way, and what datasets hold: a run that is stopped ends with the weights of one left alone."""
 
 import pytest
 from test_strangers import Run, check, same
