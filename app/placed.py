@@ -220,7 +220,7 @@ class _Turns:
             self._has_no_state(self.stateful and told["own"] is None)
             self.order.restore(self.order.all(self.first[0]) | told["order"])
             if self.again or getattr(self.loader, "num_workers", 0):
-                self.now = self.data.all()
+                self.now = self.data.all() if told["within"] or not self.again else None
                 self.data.restore(self.data.all(self.first[1]) | told["data"])
         self.before, self.earlier = self.order.kept(), self.begun
         if self.again or not self._workers_stay:

@@ -1,4 +1,4 @@
-"""Loaders that go their own way, and what datasets hold: a run that is stopped ends with the weights of one left alone."""
+"""Loaders that go their own way, and what datasets hold: a stopped run ends with the weights of one left alone."""
 
 import pytest
 from test_strangers import Run, check, same
