@@ -19,7 +19,7 @@ from pytorch_lightning.utilities.combined_loader import (
 )
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from app import generators
 from app.drawing import has_state
@@ -185,7 +185,8 @@ class _Turns:
         self.stateful, self.again = has_state(loader), draws_again(loader)
         # Of these, a batch may lie ahead that could not be drawn once more.
         self.ahead = self.stateful or (self.again and not getattr(loader, "num_workers", 0))
-        self.order, self.data = (State(functools.partial(of, loader)) for of in (order_of, data_of))
+        self.order = State(functools.partial(order_of, loader), (Dataset,) if isinstance(loader, DataLoader) else ())
+        self.data = State(functools.partial(data_of, loader))
         self.order.mark()
         self.data.mark()
         self.first = self.order.kept(), self.data.kept()
@@ -218,10 +219,10 @@ class _Turns:
         if told:
             self.begun = told["begun"]
             self._has_no_state(self.stateful and told["own"] is None)
-            self.order.restore(self.order.all(self.first[0]) | told["order"])
+            self.order.restore(self.order.all(self.first[0]) | told["order"], touch=False)
             if self.again or getattr(self.loader, "num_workers", 0):
                 self.now = self.data.all() if told["within"] or not self.again else None
-                self.data.restore(self.data.all(self.first[1]) | told["data"])
+                self.data.restore(self.data.all(self.first[1]) | told["data"], touch=False)
         self.before, self.earlier = self.order.kept(), self.begun
         if self.again or not self._workers_stay:
             self.kept = self.data.kept()
@@ -238,7 +239,7 @@ class _Turns:
     def settle(self) -> None:
         """Have the data be as it is now, once workers have copies of it as it was, or what was drawn is drawn again."""
         if self.now is not None:
-            self.data.restore(self.now)
+            self.data.restore(self.now, touch=False)
             self.now = None
 
     def states(self, within: bool) -> dict[str, Any]:
@@ -318,8 +319,8 @@ class _Turns:
         order, data = self.order.all(), self.data.all()
         self._begin(0, 0)
         drawn = digest_of(next(self.iterator, self.name))
-        self.order.restore(order)
-        self.data.restore(data)
+        self.order.restore(order, touch=False)
+        self.data.restore(data, touch=False)
         self.begun -= 1  # it is the same iteration
         self._begin(0, 0)
         first = next(self.iterator, self.name)

@@ -71,13 +71,14 @@ class State:
         owners = [(path, one) for path, one in walk(self.roots(), self.skip, code=False) if not _container(one)]
         return {(path, name) for path, one in owners for name in attributes(one)} - plain
 
-    def restore(self, saved: Mapping[tuple[str, str], Any]) -> None:
-        """Give back what was `changed`."""
+    def restore(self, saved: Mapping[tuple[str, str], Any], touch: bool = True) -> None:
+        """Give back what was `changed`; with `touch`, it has changed from now on, whatever is there at a `mark`."""
         owners = dict(walk(self.roots(), self.skip, code=False))
         for (path, name), value in saved.items():
             if (owner := owners.get(path)) is not None:
                 _set(owner, name, decoded(value))
-        self.touched |= saved.keys()
+        if touch:
+            self.touched |= saved.keys()
 
     def _values(self) -> dict[tuple[str, str], Any]:
         """Return all plain values, by where they are."""
