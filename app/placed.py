@@ -187,6 +187,9 @@ class _Turns:
         self.ahead = self.stateful or (self.again and not getattr(loader, "num_workers", 0))
         self.order = State(functools.partial(order_of, loader), (Dataset,) if isinstance(loader, DataLoader) else ())
         self.data = State(functools.partial(data_of, loader))
+        # A generator, which is gone through once, in all epochs.
+        self.once = isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools")
+        self.given = 0  # batches that it gave
         self.order.mark()
         self.data.mark()
         self.first = self.order.kept(), self.data.kept()
@@ -248,6 +251,7 @@ class _Turns:
             "order": self.order.changed(self.before if within else None),
             "data": self.data.changed(self.kept if within or self._workers_stay else None),
             "own": encoded(self.loader.state_dict()) if self.stateful else None,
+            "given": self.given,
             "begun": self.earlier if self.again and within else self.begun, "over": self.over, "within": within,
             "workers": getattr(self.loader, "num_workers", 0),
         }  # fmt: skip
@@ -292,7 +296,9 @@ class _Turns:
 
     def _draw_again(self, done: int) -> None:
         """Draw what was drawn, and leave it out."""
-        if self.proves and not self.proved:
+        if self.once:
+            done = self.told["given"] if self.told else 0
+        if self.proves and not self.proved and not self.once:
             self._prove(done)
         else:
             self._begin(0, 0)
@@ -311,9 +317,7 @@ class _Turns:
     def _prove(self, done: int) -> None:
         """Draw the first batch twice, to learn whether it is the same; generators made on the way are seeded then."""
         self.proved = True
-        if self.loader is iter(self.loader):
-            self.why = f"{self.name} can be gone through once"
-        if self.why or (done and getattr(self.loader, "num_workers", 0)):
+        if done and getattr(self.loader, "num_workers", 0):
             self._begin(0, 0)
             return
         order, data = self.order.all(), self.data.all()
@@ -358,6 +362,8 @@ class _Turns:
         )
         generators.reseed(found, number_of("order", *self.seed, self.epoch, self.turn))
         batches, key = iter(self.loader), (self.epoch, self.turn)
+        if self.once:
+            first, key = self.given, ("once",)
 
         def drawn() -> Iterator:
             nonlocal batches
@@ -370,6 +376,7 @@ class _Turns:
                 if batch is self:
                     self.over = True
                     return
+                self.given += 1
                 yield batch
 
         return drawn()
