@@ -1,5 +1,6 @@
 """What the user's objects hold and no Lightning checkpoint has: plain state, generators, modes, an optimizer beside."""
 
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 
 from app import generators, graph
 from app.drawing import has_state
-from app.plain import decoded, encoded
+from app.plain import NotPlain, decoded, encoded
 from app.state import State
 
 
@@ -40,6 +41,7 @@ class Held:
         self.within = False  # whether an epoch is half done
         self.first: set = set()
         self.settings: dict[str, Any] = {}
+        self.said: set[tuple[str, str]] = set()
 
     def mark(self) -> None:
         """Take all that is there now for what was there from the beginning."""
@@ -51,9 +53,11 @@ class Held:
         """Return what has changed since, encoded."""
         model, loop = self.trainer.lightning_module, self.trainer.fit_loop
         settings = {name: value for name, value in self._settings().items() if self.settings.get(name, value) != value}
+        plain, made = self.state.changed(), self.state.objects() - self.first
+        self._say_what_is_lost(made)
         return {
-            "plain": self.state.changed(),
-            "made": sorted(self.state.objects() - self.first),
+            "plain": plain,
+            "made": sorted(made),
             "generators": {path: encoded(generators.state_of(one)) for path, one in self._generators().items()},
             "stateful": {path: encoded(one.state_dict()) for path, one in self._stateful().items()},
             "settings": settings,
@@ -61,6 +65,30 @@ class Held:
             "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
             "loaders": loop._combined_loader.states(loop._data_fetcher, within=self.within),
         }
+
+    def _say_what_is_lost(self, made: set[tuple[str, str]]) -> None:
+        """Say, once, what lists and the like hold and no checkpoint can; what else is made, its owner makes again."""
+        lost = {key: why for key, why in self.state.unsaved.items() if key not in self.said}
+        if not lost and made <= self.said:
+            return
+        owners = dict(graph.walk(roots(self.trainer), code=False))
+        for path, name in made - self.said:
+            value = graph.attributes(owners[path]).get(name) if path in owners else None
+            if isinstance(value, (list, tuple, dict, deque, set)):
+                try:
+                    encoded(value)
+                except NotPlain as error:
+                    if error.kind.partition(".")[0] not in graph.LIBRARIES:
+                        lost[path, name] = f"holds a {error.kind}"
+        for (path, name), why in lost.items():
+            if path in owners and self.trainer.is_global_zero:
+                kind = type(owners[path])
+                print(
+                    f"{kind.__module__}.{kind.__qualname__}.{name} {why}, which no checkpoint can hold: a run that "
+                    "goes on begins without it; keep numbers, text, arrays, tensors, tuples and dataclasses there",
+                    flush=True,
+                )
+        self.said |= made | lost.keys()
 
     def restore(self, told: Mapping[str, Any], wholly: bool) -> None:
         """Give it back, as far as it is there; if not wholly, plain values only."""

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_lightning import LightningDataModule
 from torch import Tensor, nn
 
 from app.graph import FEW, GENERATORS, attributes, walk
 from app.plain import NotPlain, decoded, encoded
 
-SMALL = 1 << 16  # elements of what a dataset may change; a longer one is its data
-HUGE = 1 << 20  # elements of what is kept from an epoch's beginning
+SMALL = 1 << 16  # elements of what is compared in whole; of a longer one, which is mostly data, some
+LONG = 1 << 20  # elements of what is kept from an epoch's beginning
+HUGE = 1 << 26  # elements of what is saved
+XOR = 1 << 28  # bytes of an array that is read from its beginning to its end
 
 
 class State:
@@ -33,18 +34,20 @@ class State:
         self.roots, self.skip = roots, skip
         self.marked: dict[tuple[str, str], bytes] = {}
         self.touched: set[tuple[str, str]] = set()
+        self.unsaved: dict[tuple[str, str], str] = {}
+        """What has changed and cannot be saved, and why; of a container, as what others hold is made anew by them."""
 
     def mark(self) -> None:
         """Take all that is there now for what was there from the beginning."""
-        self.marked = {key: digest(value) for key, value in self._values().items()}
+        self.marked = {key: _look(value) for key, value in self._values().items()}
 
     def touch(self) -> None:
         """Keep all that has changed since `mark`, from now on."""
-        self.touched |= {key for key, value in self._values().items() if self.marked.get(key) != digest(value)}
+        self.touched |= {key for key, value in self._values().items() if self.marked.get(key) != _look(value)}
 
     def kept(self) -> dict[tuple[str, str], Any]:
         """Return all plain values as they are now, for `changed`; of what is very long, no copies of its elements."""
-        return {key: _kept(value) for key, value in self._values().items() if _size(value) <= HUGE}
+        return {key: _kept(value) for key, value in self._values().items() if _size(value) <= LONG}
 
     def all(self, kept: Mapping[tuple[str, str], Any] | None = None) -> dict[tuple[str, str], Any]:
         """Return all plain values, encoded: those that were `kept`, or are there now."""
@@ -58,11 +61,17 @@ class State:
         """Return what has changed since `mark`, encoded; of what was `kept`, or now."""
         found = {}
         for key, value in (self._values() if kept is None else kept).items():
-            if key in self.touched or self.marked.get(key) != digest(value):
-                try:
-                    found[key] = encoded(value)
-                except NotPlain:
-                    continue
+            try:
+                large = _size(value) > SMALL
+                held = None if large else encoded(value)
+                if key in self.touched or self.marked.get(key) != (_glance(value) if large else _hashed(held)):
+                    if _size(value) > HUGE:
+                        self.unsaved[key] = f"holds {_size(value):,} elements"
+                    else:
+                        found[key] = encoded(value) if large else held
+            except NotPlain as error:
+                if isinstance(value, CONTAINERS):
+                    self.unsaved[key] = f"holds a {error.kind}"
         return found
 
     def objects(self) -> set[tuple[str, str]]:
@@ -88,9 +97,8 @@ class State:
                 owner, (*GENERATORS, *self.skip, types.FunctionType, types.MethodType, type)
             ):
                 continue
-            small = isinstance(owner, (torch.utils.data.Dataset, LightningDataModule))
             for name, value in attributes(owner).items():
-                if _is_plain(value) and not (small and _size(value) > SMALL):
+                if _is_plain(value):
                     found[path, name] = value
         return found
 
@@ -103,6 +111,9 @@ def _kept(value: Any) -> Any:
     with contextlib.suppress(NotPlain):
         return decoded(encoded(value))
     return value
+
+
+CONTAINERS = (list, tuple, dict, deque, set)
 
 
 def _container(value: Any) -> bool:
@@ -141,9 +152,49 @@ def _size(value: Any) -> int:
 def digest(value: Any) -> bytes:
     """Return what tells a plain value from another one."""
     try:
-        held = encoded(value)
+        return _hashed(encoded(value))
     except NotPlain:
         return b""
+
+
+def _look(value: Any) -> bytes:
+    """Return what tells a plain value from what it becomes, in this process."""
+    try:
+        return _glance(value) if _size(value) > SMALL else digest(value)
+    except NotPlain:
+        return b""
+
+
+def _glance(value: Any) -> bytes:
+    """Return what tells a large value from what it becomes: its length, some of its elements, and of a list which
+    objects they are, of an array what they all come to, bit by bit."""
+    step = 1 + _size(value) // FEW
+    more: Any = 0
+    if isinstance(value, (Tensor, np.ndarray)):
+        flat = value.detach() if isinstance(value, Tensor) else value
+        if isinstance(flat, Tensor) and flat.layout == torch.strided and not flat.is_quantized and flat.is_contiguous():
+            some, whole = flat.view(-1)[::step].cpu(), flat.view(-1).view(torch.uint8)
+            if not flat.is_cuda and len(whole) <= XOR:
+                more = _xor(whole.numpy())
+        elif type(flat) is np.ndarray and flat.flags.c_contiguous:
+            some = flat.reshape(-1)[::step].copy()
+            more = _xor(flat.reshape(-1).view(np.uint8)) if flat.nbytes <= XOR and not flat.dtype.hasobject else 0
+        else:
+            return _hashed(encoded(value))
+        return _hashed(encoded([some, list(value.shape), more]))
+    if isinstance(value, (str, bytes)):
+        return _hashed(value)
+    items = list(value.items() if isinstance(value, dict) else value)
+    which = hash(tuple(map(id, value.values() if isinstance(value, dict) else items)))
+    return _hashed(encoded([items[::step], len(items), which]))
+
+
+def _xor(data: np.ndarray) -> int:
+    whole = data[: len(data) // 8 * 8].view(np.uint64)
+    return int(np.bitwise_xor.reduce(whole)) ^ int.from_bytes(data[len(whole) * 8 :].tobytes(), "little")
+
+
+def _hashed(held: Any) -> bytes:
     hashed = hashlib.blake2b(digest_size=8)
     _feed(held, hashed.update)
     return hashed.digest()

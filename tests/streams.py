@@ -229,6 +229,18 @@ class Flagged(Points):
         return self.rng.random()
 
 
+class Ordered(Points):
+    """Points in an order that is long, and shuffled in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order, self.weights = list(range(70_000)), np.zeros(70_000)
+
+    def __getitem__(self, index: int):
+        inputs, labels = super().__getitem__(self.order[index] % SAMPLES)
+        return inputs + self.weights[index], labels
+
+
 # Loaders --------------------------------------------------------------------------------------------------------------
 
 
@@ -277,7 +289,7 @@ class Keeping(Steady):
 DATASETS = {
     "points": Points, "buffered": Buffered, "sized": Sized, "counted": Counted, "unseeded": Unseeded,
     "resumable": Resumable, "walked": Walked, "remembered": Remembered, "late": Late, "local": Local,
-    "growing": Growing, "flagged": Flagged,
+    "growing": Growing, "flagged": Flagged, "ordered": Ordered,
     "lazy": lambda: Lazy(lambda: np.random.default_rng(3)),
     "lazy without seed": lambda: Lazy(np.random.default_rng),
     "lazy random": lambda: Lazy(random.Random),
@@ -400,6 +412,32 @@ class Ahead(Model):
         return self.loss(now)
 
 
+class Shuffling(Callback):
+    """Shuffles what the dataset holds, and counts in it."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        """Shuffle it."""
+        random.shuffle(trainer.train_dataloader.dataset.order)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        """Count."""
+        trainer.train_dataloader.dataset.weights[batch_idx] += 1
+
+
+class Nothing(LightningDataModule):
+    """Has no loaders."""
+
+
+class Step:
+    """A step of an agent."""
+
+    def __init__(self, *parts) -> None:
+        self.parts = parts
+
+    def __iter__(self):
+        return iter(self.parts)
+
+
 class Memory:
     """A replay buffer."""
 
@@ -439,17 +477,18 @@ class Agent(Model):
     Args:
         size: Steps that the buffer holds.
         live: Whether they are drawn from it as it is filled.
+        objects: Whether steps are objects of a class.
     """
 
-    def __init__(self, size: int = 50, live: bool = False) -> None:
+    def __init__(self, size: int = 50, live: bool = False, objects: bool = False) -> None:
         super().__init__()
-        self.memory, self.live = Memory(size), live
+        self.memory, self.live, self.kind = Memory(size), live, Step if objects else lambda *parts: parts
         for _ in range(size):
             self.play()
 
     def play(self) -> None:
         """Add a step."""
-        self.memory.steps.append((np.random.rand(2).astype(np.float32), float(np.random.rand()), False))
+        self.memory.steps.append(self.kind(np.random.rand(2).astype(np.float32), float(np.random.rand()), False))
 
     def train_dataloader(self):
         """Return steps."""

@@ -1,7 +1,7 @@
 """Loaders that go their own way, and what datasets hold: a stopped run ends with the weights of one left alone."""
 
 import pytest
-from test_strangers import Run, check, same
+from test_strangers import Run, check
 
 pytestmark = pytest.mark.slow
 
@@ -13,6 +13,7 @@ def data(dataset: str = "points", *options: str) -> list[str]:
 
 
 TWO, STAYS, STATE = "workers=2", "persistent=true", "stateful=true"
+AGENT = ["--model=streams.Agent", "--data=streams.Nothing"]
 CASES = {
     "buffered": data("buffered"),
     "buffered, workers": data("buffered", TWO),
@@ -62,8 +63,12 @@ CASES = {
     "dataloader_iter": ["--model=streams.Drawing", *data()],
     "dataloader_iter, two a step": ["--model=streams.Drawing", "--model.each=2", *data("points", TWO)],
     "dataloader_iter, ahead": ["--model=streams.Ahead", *data()],
-    "replay": ["--model=streams.Agent"],
-    "replay, live": ["--model=streams.Agent", "--model.live=true"],
+    "replay": AGENT,
+    "replay, live": [*AGENT, "--model.live=true"],
+    "replay of 100,000": [*AGENT, "--model.size=100000"],
+    "a long list": [*data("ordered"), "--trainer.callbacks=streams.Shuffling"],
+    "generator": data("generator"),
+    "generator, short epochs": [*data("generator"), "--trainer.limit_train_batches=4"],
 }
 FEW = ["buffered, workers", "stateful stream, workers", "litdata, workers", "cycle of states", "lazy, workers",
        "curriculum by steps, workers that stay", "dataloader_iter, two a step", "replay, live"]  # fmt: skip
@@ -79,9 +84,37 @@ def test_exact(tmp_path, case):
     check(tmp_path, *CASES[case], at=places(CASES[case]))
 
 
-@pytest.mark.parametrize("case", ["unsteady", "generator"])
-def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path, case):
-    run = Run(tmp_path, *data(case))
+def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path):
+    run = Run(tmp_path, *data("unsteady"), "--resume.every_n_steps=1")
     assert run.start(STOP_AT="1:3") == 143
-    print(run.said)
-    assert same
+    said = "streams.Unsteady draws other batches each time"
+    assert run.said.count(f"{said}: checkpoints are saved at epochs' ends only, and a stop goes back there\n") == 1
+    assert f"step-000000010.ckpt is whole; {said}, so that it goes back to an epoch's end" in run.said
+    assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
+    run.finish()
+    assert "resuming from step 10:" in run.said
+
+
+def test_what_workers_change_is_said(tmp_path):
+    run = Run(tmp_path, *data("growing", TWO), "--trainer.max_epochs=2")
+    run.finish()
+    assert run.said.count("Growing.seen changes in the data workers, where no checkpoint sees it") == 1
+    run = Run(tmp_path / "without", *data("points", TWO), "--data.dataset=buffered", "--trainer.max_epochs=2")
+    run.finish()
+    assert "changes in the data workers" not in run.said
+
+
+def test_what_no_checkpoint_can_hold_is_said(tmp_path):
+    run = Run(tmp_path, *AGENT, "--model.objects=true", "--trainer.max_epochs=2")
+    run.finish()
+    assert run.said.count("streams.Memory.steps holds a streams.Step, which no checkpoint can hold") == 1
+
+
+def test_another_number_of_workers_cannot_go_on_with_their_state(tmp_path):
+    run = Run(tmp_path, *data("resumable", STATE, TWO))
+    assert run.start(STOP_AT="1:3") == 143
+    run.flags.append("--data.workers=1")
+    assert run.start() == 1
+    assert (
+        "error: --data: streams.Resumable saved its state with 2 data workers, now there are 1; go on with num_workers=2"
+    ) in run.said
