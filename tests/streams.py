@@ -424,8 +424,12 @@ class Shuffling(Callback):
         trainer.train_dataloader.dataset.weights[batch_idx] += 1
 
 
-class Nothing(LightningDataModule):
-    """Has no loaders."""
+class OfModel(LightningDataModule):
+    """Has the model's loaders."""
+
+    def train_dataloader(self):
+        """Return them."""
+        return self.trainer.lightning_module.train_dataloader()
 
 
 class Step:
