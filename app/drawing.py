@@ -5,6 +5,7 @@ every way of going through a loader, of torch's class, of a library's or of a us
 """
 
 import functools
+import inspect
 import os
 import signal
 import threading
@@ -26,8 +27,15 @@ from app.stop import SIGNALS
 
 
 def has_state(one: Any) -> bool:
-    """Return whether an object saves and loads its own state."""
-    return callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None))
+    """Return whether an object saves and loads its own state, and need be told nothing for it."""
+    saves, loads = getattr(one, "state_dict", None), getattr(one, "load_state_dict", None)
+    if not callable(saves) or not callable(loads):
+        return False
+    try:
+        inspect.signature(saves).bind()
+    except TypeError:
+        return False
+    return True
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """What the user's objects hold and no Lightning checkpoint has: plain state, generators, modes, an optimizer beside."""
 
-from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -41,23 +40,25 @@ class Held:
         self.within = False  # whether an epoch is half done
         self.first: set = set()
         self.settings: dict[str, Any] = {}
+        self.boxes: dict[tuple[str, str], list] = {}
         self.said: set[tuple[str, str]] = set()
 
     def mark(self) -> None:
         """Take all that is there now for what was there from the beginning."""
         self.state.mark()
         self.first = self.state.objects()
+        self.boxes = {key: what for key, (_, *what) in self.state.boxes().items()}
         self.settings = self._settings()
 
     def told(self) -> dict[str, Any]:
         """Return what has changed since, encoded."""
         model, loop = self.trainer.lightning_module, self.trainer.fit_loop
         settings = {name: value for name, value in self._settings().items() if self.settings.get(name, value) != value}
-        plain, made = self.state.changed(), self.state.objects() - self.first
-        self._say_what_is_lost(made)
+        plain = self.state.changed()
+        self._say_what_is_lost()
         return {
             "plain": plain,
-            "made": sorted(made),
+            "made": sorted(self.state.objects() - self.first),
             "generators": {path: encoded(generators.state_of(one)) for path, one in self._generators().items()},
             "stateful": {path: encoded(one.state_dict()) for path, one in self._stateful().items()},
             "settings": settings,
@@ -66,29 +67,26 @@ class Held:
             "loaders": loop._combined_loader.states(loop._data_fetcher, within=self.within),
         }
 
-    def _say_what_is_lost(self, made: set[tuple[str, str]]) -> None:
-        """Say, once, what lists and the like hold and no checkpoint can; what else is made, its owner makes again."""
+    def _say_what_is_lost(self) -> None:
+        """Say, once, what lists and the like hold that has changed and no checkpoint can hold."""
         lost = {key: why for key, why in self.state.unsaved.items() if key not in self.said}
-        if not lost and made <= self.said:
-            return
-        owners = dict(graph.walk(roots(self.trainer), code=False))
-        for path, name in made - self.said:
-            value = graph.attributes(owners[path]).get(name) if path in owners else None
-            if isinstance(value, (list, tuple, dict, deque, set)):
+        for key, (value, *what) in self.state.boxes().items():
+            if key not in self.said and self.boxes.get(key) != what:
                 try:
                     encoded(value)
                 except NotPlain as error:
                     if error.kind.partition(".")[0] not in graph.LIBRARIES:
-                        lost[path, name] = f"holds a {error.kind}"
+                        lost[key] = f"holds a {error.kind}"
+        self.said |= lost.keys()
+        owners = dict(graph.walk(roots(self.trainer), code=False)) if lost and self.trainer.is_global_zero else {}
         for (path, name), why in lost.items():
-            if path in owners and self.trainer.is_global_zero:
+            if path in owners:
                 kind = type(owners[path])
                 print(
                     f"{kind.__module__}.{kind.__qualname__}.{name} {why}, which no checkpoint can hold: a run that "
                     "goes on begins without it; keep numbers, text, arrays, tensors, tuples and dataclasses there",
                     flush=True,
                 )
-        self.said |= made | lost.keys()
 
     def restore(self, told: Mapping[str, Any], wholly: bool) -> None:
         """Give it back, as far as it is there; if not wholly, plain values only."""

@@ -50,8 +50,11 @@ class FitLoop(_Loaders, _FitLoop):
 
     def setup_data(self) -> None:
         """Have the training data made, in a run that goes on as of the epoch that it was made in."""
+        before = self._combined_loader
         with self.restart.as_of_the_data(self):
             super().setup_data()
+        if before not in (None, self._combined_loader):
+            self.restart.taken = True  # what was saved was said by loaders that are no more
 
     def run(self) -> None:
         """Train; if all was trained before, do only what comes at the end."""

@@ -1,5 +1,6 @@
 """All loaders of an epoch together: they begin where training is, whatever they are."""
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -52,6 +53,10 @@ class Drawn(CombinedLoader):
     """Returns what decides the draws of this validation."""
 
     def __iter__(self) -> "Drawn":
+        for loader in self.flattened:
+            if divided(loader) is None:  # all validations draw alike, in new workers
+                _shutdown_workers_and_reset_iterator(loader)
+                plan(loader, 0, 0)
         seed_all("loaders", *self.key())
         return super().__iter__()
 
@@ -224,11 +229,23 @@ class _Turns:
             self._has_no_state(self.stateful and told["own"] is None)
             self.order.restore(self.order.all(self.first[0]) | told["order"], touch=False)
             if self.again or getattr(self.loader, "num_workers", 0):
-                self.now = self.data.all() if told["within"] or not self.again else None
+                if told["within"] or not self.again:
+                    self.now = self.data.all(self.first[1]) | told["now"]
                 self.data.restore(self.data.all(self.first[1]) | told["data"], touch=False)
-        self.before, self.earlier = self.order.kept(), self.begun
+            self._set_source(told["source"])
+        self.before, self.source, self.earlier = self.order.kept(), self._source(), self.begun
         if self.again or not self._workers_stay:
             self.kept = self.data.kept()
+
+    def _source(self) -> Any:
+        """Return the state of a dataset that saves it, whose loader does not."""
+        dataset = getattr(self.loader, "dataset", None)
+        with contextlib.suppress(NotPlain):
+            return encoded(dataset.state_dict()) if self.again and has_state(dataset) else None
+
+    def _set_source(self, state: Any) -> None:
+        if state is not None:
+            self.loader.dataset.load_state_dict(decoded(state))
 
     def _has_no_state(self, none: bool) -> None:
         if none:
@@ -251,7 +268,7 @@ class _Turns:
             "order": self.order.changed(self.before if within else None),
             "data": self.data.changed(self.kept if within or self._workers_stay else None),
             "own": encoded(self.loader.state_dict()) if self.stateful else None,
-            "given": self.given,
+            "now": self.data.changed(), "source": self.source if within else self._source(), "given": self.given,
             "begun": self.earlier if self.again and within else self.begun, "over": self.over, "within": within,
             "workers": getattr(self.loader, "num_workers", 0),
         }  # fmt: skip
@@ -325,6 +342,7 @@ class _Turns:
         drawn = digest_of(next(self.iterator, self.name))
         self.order.restore(order, touch=False)
         self.data.restore(data, touch=False)
+        self._set_source(self.source)
         self.begun -= 1  # it is the same iteration
         self._begin(0, 0)
         first = next(self.iterator, self.name)

@@ -80,6 +80,16 @@ class State:
         owners = [(path, one) for path, one in walk(self.roots(), self.skip, code=False) if not _container(one)]
         return {(path, name) for path, one in owners for name in attributes(one)} - plain
 
+    def boxes(self) -> dict[tuple[str, str], tuple]:
+        """Return the lists and the like that hold what is not plain, by what tells whether they change."""
+        plain, found = self._values().keys(), {}
+        for path, owner in walk(self.roots(), self.skip, code=False):
+            for name, value in {} if _container(owner) else attributes(owner).items():
+                if isinstance(value, CONTAINERS) and (path, name) not in plain:
+                    held = value.values() if isinstance(value, dict) else value
+                    found[path, name] = value, len(value), hash(tuple(map(id, held)))
+        return found
+
     def restore(self, saved: Mapping[tuple[str, str], Any], touch: bool = True) -> None:
         """Give back what was `changed`; with `touch`, it has changed from now on, whatever is there at a `mark`."""
         owners = dict(walk(self.roots(), self.skip, code=False))

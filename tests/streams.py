@@ -142,6 +142,26 @@ class Walked(IterableDataset):
         return Walk()
 
 
+class Hidden(IterableDataset):
+    """A stream of a library's kind, which goes on where it was, and can say and be told where that is."""
+
+    def __init__(self) -> None:
+        self.walks = [Walk()]
+
+    def __iter__(self):
+        yield from itertools.islice(self.walks[0], 20)
+        if self.walks[0].at == SAMPLES:
+            self.walks[0].at = 0
+
+    def state_dict(self):
+        """Return where it is."""
+        return self.walks[0].state_dict()
+
+    def load_state_dict(self, state):
+        """Go there."""
+        self.walks[0].load_state_dict(state)
+
+
 class Remembered(Points):
     """A dataset that has a state, which counts its samples."""
 
@@ -288,7 +308,7 @@ class Keeping(Steady):
 
 DATASETS = {
     "points": Points, "buffered": Buffered, "sized": Sized, "counted": Counted, "unseeded": Unseeded,
-    "resumable": Resumable, "walked": Walked, "remembered": Remembered, "late": Late, "local": Local,
+    "resumable": Resumable, "walked": Walked, "hidden": Hidden, "remembered": Remembered, "late": Late, "local": Local,
     "growing": Growing, "flagged": Flagged, "ordered": Ordered,
     "lazy": lambda: Lazy(lambda: np.random.default_rng(3)),
     "lazy without seed": lambda: Lazy(np.random.default_rng),
