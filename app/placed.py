@@ -103,7 +103,7 @@ class Placed(CombinedLoader):
             proves: Whether it has to be known if what was drawn can be drawn again.
         """
         ahead = decoded(states["ahead"]) if states else []
-        if states and isinstance(fetcher, _DataLoaderIterDataFetcher):  # a step may draw any number
+        if done and states and isinstance(fetcher, _DataLoaderIterDataFetcher):  # a step may draw any number
             done = states["drawn"]
         self.place, self.placed = (epoch, done + len(ahead)), True
         told = states["loaders"] if states else []

@@ -209,6 +209,7 @@ class Resume(Callback):
 
     def _interrupt(self) -> None:
         """Leave, all ranks alike."""
+        self.writer.wait()  # for the checkpoint before, if there is none of this step
         number, step = self.agreement.asked, self.agreement.gather((self.folder.whole or [0])[-1])[0]
         saved = f"{self.folder.file(step)} is whole" if step else "there is no checkpoint"
         if self.why and step < self.trainer.global_step:
