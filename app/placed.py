@@ -103,6 +103,8 @@ class Placed(CombinedLoader):
             proves: Whether it has to be known if what was drawn can be drawn again.
         """
         ahead = decoded(states["ahead"]) if states else []
+        if done and states and states["why"] and rank_zero_only.rank == 0:
+            print(f"{states['why']}: the rest of this epoch is not what it would have been", flush=True)
         if done and states and isinstance(fetcher, _DataLoaderIterDataFetcher):  # a step may draw any number
             done = states["drawn"]
         self.place, self.placed = (epoch, done + len(ahead)), True
@@ -173,7 +175,12 @@ class Placed(CombinedLoader):
             ahead = encoded(ahead)
         except NotPlain:
             ahead = []
-        return {"loaders": [turns.states(within) for turns in self.turns], "ahead": ahead, "drawn": self.drawn}
+        return {
+            "loaders": [turns.states(within) for turns in self.turns],
+            "ahead": ahead,
+            "drawn": self.drawn,
+            "why": self.why,
+        }
 
 
 class _Turns:
