@@ -399,7 +399,7 @@ class Both(Model):
 
     def training_step(self, batch, batch_idx):
         """Return the loss."""
-        interrupt(self.current_epoch, batch_idx)
+        interrupt(f"{self.current_epoch}:{batch_idx}")
         return sum(self.loss(one) for one in batch if one is not None)
 
 
@@ -412,7 +412,7 @@ class Drawing(Model):
 
     def training_step(self, dataloader_iter):
         """Return the loss."""
-        interrupt(self.current_epoch, self.trainer.fit_loop.epoch_loop.batch_idx)
+        interrupt(f"{self.current_epoch}:{self.trainer.fit_loop.epoch_loop.batch_idx}")
         return sum(self.loss(next(dataloader_iter)[0]) for _ in range(self.each))
 
 
@@ -423,7 +423,7 @@ class Ahead(Model):
 
     def training_step(self, dataloader_iter):
         """Return the loss."""
-        interrupt(self.current_epoch, self.trainer.fit_loop.epoch_loop.batch_idx)
+        interrupt(f"{self.current_epoch}:{self.trainer.fit_loop.epoch_loop.batch_idx}")
         now = self.batch or next(dataloader_iter)[0]
         try:
             self.batch = next(dataloader_iter)[0]
