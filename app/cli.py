@@ -216,5 +216,6 @@ class CLI(LightningCLI):
         self.trainer_defaults["callbacks"] = [world, chance]
         with mistakes.naming("--trainer", vars(self.config.trainer)):
             made = super().instantiate_trainer(**kwargs)
+        made.callbacks.sort(key=lambda one: one is not chance)  # what others draw in their hooks is seeded before
         curves.prepare(made.loggers, resume.folder.loggers() if resume.enabled else ())
         return made

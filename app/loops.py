@@ -56,8 +56,11 @@ class FitLoop(_Loaders, _FitLoop):
 
     def setup_data(self) -> None:
         """Have the training data made, in a run that goes on as of the epoch that it was made in."""
+        before = self._combined_loader
         with self.restart.as_of_the_data(self):
             super().setup_data()
+        if before not in (None, self._combined_loader):
+            self.restart.taken = True  # what was saved was said by loaders that are no more
 
     def run(self) -> None:
         """Train; if all was trained before, do only what comes at the end."""
@@ -112,7 +115,11 @@ class EpochLoop(_TrainingEpochLoop):
         done = self.batch_progress.current.ready
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
         states = self.restart.take_states() if self.resume.trains else None
-        self.trainer.fit_loop._combined_loader.begin(data_fetcher, epoch, done, states)
+        trains = self.resume.trains and self.resume.enabled
+        loader = self.trainer.fit_loop._combined_loader
+        done = loader.begin(data_fetcher, epoch, done, states, proves=trains)
+        if trains:
+            self.resume.placed(loader.why)
         data_fetcher.fetched += done  # it tells by this which batch is the last one
         data_fetcher._start_profiler = self._on_before_fetch
         data_fetcher._stop_profiler = self._on_after_fetch

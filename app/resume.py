@@ -64,6 +64,7 @@ class Resume(Callback):
         self.before: dict[str, Any] | None = None  # the state before the validation that is running
         self.common: int | None = None  # batches of a validation that all ranks have
         self.stall = 0.0  # seconds that training waited for the last checkpoint
+        self.why = ""  # why no run could go on within an epoch
         self.saved_step, self.due = 0, False  # of the last checkpoint, and whether one waits for the end of a step
         self.cut = False  # whether a limit has ended an epoch before its last batch
 
@@ -158,10 +159,16 @@ class Resume(Callback):
         stops = self._agree(now=done)
         self.due |= self.agreement.due
         self.due |= bool(self.every_n_steps) and step % self.every_n_steps == 0 and step != self.saved_step
-        if stops or done or (self.due and not accumulates):
+        if done or ((stops or (self.due and not accumulates)) and not self.why):
             self._save("batch", last=stops or done)
         if stops and not done:
             self._interrupt()
+
+    def placed(self, why: str) -> None:
+        """Learn, when an epoch begins, why no run could go on within it, on any rank."""
+        before, self.why = self.why, next(filter(None, self.agreement.gather(why)), "")
+        if self.why and not before and self.trainer.is_global_zero:
+            print(f"{self.why}: checkpoints are saved at epochs' ends only, and a stop goes back there", flush=True)
 
     def epoch_ended(self, done: bool) -> None:
         """Save; stop if it was asked for and there is more to come."""
@@ -174,7 +181,7 @@ class Resume(Callback):
     def before_validation(self) -> None:
         """Keep a copy of the state: callbacks may exchange the weights for their average while it runs."""
         self.divergence.check(self.trainer)
-        self.before = self.snapshot.take("validation") if self.enabled else {}
+        self.before = self.snapshot.take("validation") if self.enabled and not self.why else {}
         if self._agree():
             self._interrupt_validation()
 
@@ -198,7 +205,8 @@ class Resume(Callback):
         self.before = None
 
     def _interrupt_validation(self) -> None:
-        self._save("validation", last=True)
+        if not self.why:
+            self._save("validation", last=True)
         self._interrupt()
 
     def _agree(self, now: bool = False) -> bool:
@@ -213,11 +221,14 @@ class Resume(Callback):
 
     def _interrupt(self) -> None:
         """Leave, all ranks alike."""
+        self.writer.wait()  # for the checkpoint before, if there is none of this step
         number, (whole, why) = self.agreement.asked, self.agreement.gather((self.folder.whole[-1:], self.writer.why))[0]
         step = whole[0] if whole else 0
         saved = f"{self.folder.file(step)} is whole" if whole else "there is no checkpoint"
         if why:
             saved += f", as that of step {self.trainer.global_step} could not be written ({why})"
+        if self.why and step < self.trainer.global_step:
+            saved += f"; {self.why}, so that it goes back to an epoch's end"
         child = self.trainer.local_rank > 0
         self.stop.tell(stop.words(step, f"{Signals(number).name}; {saved}"), not child)
         # Lightning, which started the other ranks of this node, takes a status of theirs for a crash and kills all.
