@@ -12,6 +12,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
+from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.utilities import CombinedLoader
@@ -74,6 +75,7 @@ class FitLoop(_Loaders, _FitLoop):
         self.resume.snapshot.held.mark()
         self.restart.make_again(self.resume.snapshot.held)
         self.restart.restore(self.resume.snapshot.held)  # what hooks have begun anew goes on
+        self.resume.proof.look_at(self.restart.lost(self.resume.snapshot.held))
 
     def reset(self) -> None:
         """Reset nothing that goes on: what remains of Lightning's own restart is that it knows it is in an epoch."""
@@ -131,6 +133,18 @@ class ValidationLoop(_Loaders, _EvaluationLoop):
         found = super().run()
         held.state.touch()
         return found
+
+
+def next_batch(trainer: Trainer) -> Any:
+    """Return the batch that would come next, as training_step would get it; StopIteration if there is none."""
+    fetcher, module = trainer.fit_loop._data_fetcher, trainer.lightning_module
+    if isinstance(fetcher, _DataLoaderIterDataFetcher) or fetcher.done:
+        raise StopIteration
+    trainer.training = True
+    batch, *_ = next(fetcher)
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
 def begin_anew(loop: dict[str, Any]) -> None:

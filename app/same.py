@@ -53,6 +53,14 @@ def differences(
     return found
 
 
+def changed(before: Mapping[str, Any], flags: Mapping[str, object]) -> list[str]:
+    """Return what of the trainer, the model and the data was set otherwise in the run that `described` told of."""
+    old, new = json.loads(before["flags"]), json.loads(json.dumps(flags, default=str))
+    names = sorted(flag for flag in old.keys() | new.keys() if re.match(r"--(trainer|model|data)\b", flag))
+    return [f"{flag}, which was {old.get(flag)} and is {new.get(flag)}" for flag in names
+            if old.get(flag) != new.get(flag)]  # fmt: skip
+
+
 def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:
     """Return the shapes of weights and buffers; [] of what gets its shape from the first batch."""
     lazy = torch.nn.parameter.UninitializedTensorMixin

@@ -57,6 +57,7 @@ def check(folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
     for place in at:
         assert run.start(STOP_AT=place) == 143, run.said[-3000:]
     assert not same(expected, run.finish())
+    assert "\nresumed at step " in run.said and "bit for bit" in run.said and "warning: resumed" not in run.said, run.said
     return run.said
 
 
