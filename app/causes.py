@@ -36,7 +36,6 @@ def machine(trainer: Trainer) -> str:
     device = trainer.strategy.root_device
     found = {"torch": torch.__version__, "Lightning": pl.__version__, "threads": torch.get_num_threads()}
     found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    found["data workers"] = sum(getattr(loader, "num_workers", 0) for loader in _loaders(trainer))
     found["processor"] = _processor()
     return "; ".join(f"{name}={str(value).replace(';', ',')[:80]}" for name, value in found.items())
 

@@ -67,7 +67,7 @@ class Proof:
 
     def __init__(self, trainer: Trainer, folder: Folder, gather: Callable[[Any], list], strict: bool) -> None:
         self.trainer, self.folder, self.gather, self.strict = trainer, folder, gather, strict
-        self.resumes: list[dict[str, Any]] = []  # what came of each interruption so far
+        self.told: list[dict[str, Any]] = []  # what came of earlier interruptions
         self.run = b""  # tells this run from others; none before training
         self.step, self.changed = 0, []  # of the checkpoint, and what was set otherwise then
         self.machines = "", ""  # what the interrupted run ran on, and this one
@@ -106,12 +106,13 @@ class Proof:
         self.journal.begin(known)
 
     def look_at(self, lost: list[str]) -> None:
-        """Take note of the names of what the checkpoint knows and is not there again."""
+        """Say so if there is something that the checkpoint knows and is not there again; all ranks call it."""
         if lost and self.untold:
             more = f" (and {len(lost) - 3} more)" if len(lost) > 3 else ""
             what = f"{', '.join(lost[:3])}{more} differ"
             cause = ", or ".join(self.changed) or "a name that has changed, or a hook that sets it anew"
             self.difference = Difference(self._place(), self.trainer.global_rank, self.step, what, cause)
+        self.check()
 
     def batch(self, batch: Any, number: int) -> None:
         """Take note of a batch as training_step gets it, and of the learning rates."""
@@ -177,10 +178,11 @@ class Proof:
             self._announce(kind)
         self.journal.close()
 
-    def kept(self) -> dict[str, Any]:
-        """Return what the next process has to know; of the last interruption, it is as far as this rank knows."""
+    @property
+    def resumes(self) -> list[dict[str, Any]]:
+        """What came of each interruption; of the last one, as far as this rank knows."""
         now = [self._verdict(self.steps, self.announced, self.difference)] if self.untold else []
-        return {"journal": self.run, "resumes": [*self.resumes, *now]}
+        return [*self.told, *now]
 
     def check(self) -> None:
         """Tell what is known if some rank has found a difference; all ranks call it."""
@@ -194,7 +196,7 @@ class Proof:
         told = self.gather((self.steps, self.announced, self.difference))
         steps, announced = min(steps for steps, *_ in told), all(one for _, one, _ in told)
         verdict = self._verdict(steps, announced, min((one for *_, one in told if one), default=None))
-        self.resumes.append(verdict)
+        self.told.append(verdict)
         self.expected.clear()
         line = f"resumed at step {self.step}: {verdict['said']}"
         if verdict["identical"] is False and self.strict:
@@ -222,7 +224,7 @@ class Proof:
             identical = False
             what = "the state" if first.step == self.step else f"step {first.step}"
             said = f"{what} is not that of the interrupted run: on rank {first.rank}, {first.what}"
-            said += f"; likely because of {first.cause}; the weights will not be those of a run left alone"
+            said += f"; likely because of {first.cause}; the run may end with other weights"
         elif steps:
             said = f"{before} {'that' if steps == 1 else 'those'} of the interrupted run, bit for bit"
         elif announced:

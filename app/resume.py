@@ -116,7 +116,7 @@ class Resume(Callback):
         if self.trainer.state.fn == TrainerFn.FITTING and self.enabled and not self.loaded:
             self.loaded = True
             if self.restart.load(self.host, self.flags):
-                self.proof.resumes = list(self.restart.meta.get("resumes", ()))
+                self.proof.told = list(self.restart.meta.get("resumes", ()))
                 return
         lightnings(path, weights_only=True)
 

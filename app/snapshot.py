@@ -64,7 +64,7 @@ class Snapshot:
         }  # fmt: skip
         if kind == "epoch":
             loops.end_as_lightning_does(state["loops"]["fit_loop"])
-        return state | {checkpoints.KEY: ours | self.proof.kept()}
+        return state | {checkpoints.KEY: ours | {"journal": self.proof.run, "resumes": self.proof.resumes}}
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a validation with all of it copied."""

@@ -4,9 +4,11 @@ Each is one way in which a run that is interrupted may come to other weights. ST
 where the model sends its own process a signal.
 """
 
+import itertools
 import os
 import random
 import signal
+import time
 from collections import deque, namedtuple
 
 import numpy as np
@@ -30,6 +32,9 @@ def interrupt(epoch: int, batch: int) -> None:
         if os.environ.get(name) == f"{epoch}:{batch}":
             os.environ.pop(name)
             os.kill(os.getpid(), number)
+            time.sleep(0.1)  # until the thread that waits for it has heard it
+    if os.environ.get("FAIL_AT") == f"{epoch}:{batch}":
+        raise RuntimeError("as it was told")
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
@@ -73,6 +78,14 @@ class Lazily(Points):
         if self.generator is None:
             self.generator = np.random.default_rng(3)
         return float(self.generator.random())
+
+
+class Timed(Points):
+    """Points that depend on the time."""
+
+    def noise(self) -> float:
+        """Return a number that nobody can return again."""
+        return time.time() % 1
 
 
 class Growing(Points):
@@ -185,6 +198,7 @@ DATASETS = {
     "module": OfModule,
     "lazily": Lazily,
     "growing": Growing,
+    "timed": Timed,
     "stream": Stream,
     "saved": Saved,
 }
@@ -397,6 +411,18 @@ class Remembering(Model):
     def on_load_checkpoint(self, checkpoint):
         """Expect them."""
         assert type(checkpoint["best"]["loss"]) is np.float64 and type(checkpoint["best"]["all"]) is np.ndarray
+
+
+class Cycling(Model):
+    """Keeps an iterator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signs = itertools.cycle([1.0, 1.1, 0.9, 1.2, 1.3])
+
+    def loss(self, batch):
+        """Return the loss, weighed."""
+        return super().loss(batch) * next(self.signs)
 
 
 class Measured(Model):
