@@ -26,8 +26,8 @@ SAMPLES = 40
 RANDOM = random.Random(5)
 
 
-def interrupt(epoch: int, batch: int) -> None:
-    """Send this process a signal, if it is time."""
+def interrupt(epoch: object, batch: int) -> None:
+    """Send this process a signal, if it is time; in a validation, there is a v before the epoch."""
     for name, number in (("STOP_AT", signal.SIGTERM), ("KILL_AT", signal.SIGKILL)):
         if os.environ.get(name) == f"{epoch}:{batch}":
             os.environ.pop(name)
@@ -273,6 +273,8 @@ class Model(LightningModule):
 
     def validation_step(self, batch, batch_idx):
         """Log the loss."""
+        if not self.trainer.sanity_checking:
+            interrupt(f"v{self.current_epoch}", batch_idx)
         self.log("val_loss", self.loss(batch))
 
     def configure_optimizers(self):
@@ -297,6 +299,37 @@ class Augmented(Model):
     def on_after_batch_transfer(self, batch, dataloader_idx):
         """Add noise."""
         return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
+
+
+class Augmenting(Model):
+    """Draws on the way to the device, while it trains."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        """Add noise."""
+        noise = 0.1 * torch.randn_like(batch[0]) if self.trainer.training and self.training else 0
+        return batch[0] + noise, batch[1]
+
+
+class Adversarial(Model):
+    """Trains two parts by turns, by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        """Return nothing."""
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+        for scheduler in self.lr_schedulers():
+            scheduler.step()
+
+    def configure_optimizers(self):
+        """Return two, of which the rates change."""
+        optimizers = [torch.optim.SGD(self.body.parameters(), 0.05), torch.optim.Adam(self.head.parameters(), 0.01)]
+        return optimizers, [torch.optim.lr_scheduler.StepLR(one, 3) for one in optimizers]
 
 
 class EvalMode(Model):

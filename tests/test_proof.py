@@ -10,7 +10,7 @@ import pytest
 import ranks
 from containers import ROOT
 from test_interrupted_together import Own
-from test_strangers import STAY, WORKERS, Run
+from test_strangers import CODE, STAY, WORKERS, Run
 
 from app import journal, proof
 from app.chance import Chance
@@ -19,6 +19,7 @@ from app.resume import Resume
 pytestmark = pytest.mark.slow
 
 SAVES = "--resume.every_n_steps=4"
+ANNOUNCED = "the state is as it was saved, and the next batch the one that was to come, bit for bit"
 
 
 class Broken(Run):
@@ -60,12 +61,46 @@ def test_what_is_done_again_is_what_was_done(tmp_path: Path):
     assert not run.verdicts and len(run.described) == 2
 
 
+KILLED = {name: flags for name, flags in CODE.items() if "min_size" not in "".join(flags)}
+FEW = ["the control", "two optimizers, by hand", "accumulated gradients", "an iterable dataset in workers"]
+
+
+def check_killed(folder: Path, flags: list[str]) -> None:
+    """What is done again is what was done, whatever code it is."""
+    run = Broken(folder, *flags, "--resume.every_n_steps=2")
+    run.kill("1:3" if "--trainer.overfit_batches=4" in flags else "1:7")
+    run.finish()
+    (verdict,) = run.verdicts
+    assert re.search(r": the next (\d steps are those|step is that) of the interrupted run, bit for bit$", verdict)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_code_of_a_few_kinds(tmp_path: Path, name):
+    check_killed(tmp_path, CODE[name])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("flags", KILLED.values(), ids=KILLED)
+def test_code_of_all_kinds(tmp_path: Path, flags):
+    check_killed(tmp_path, flags)
+
+
+@pytest.mark.parametrize("at", ["v1:2", "v1:0"])
+def test_after_a_stop_in_a_validation(tmp_path: Path, at):
+    """The batch that comes after it is announced, as a step in training would have got it."""
+    run = Broken(
+        tmp_path, "--data=strangers.Validated", "--model=strangers.Augmenting", "--trainer.val_check_interval=5"
+    )
+    run.stop(at)
+    run.finish()
+    assert run.verdicts == [f"resumed at step 15: {ANNOUNCED}"]
+
+
 def test_after_a_stop_the_next_batch_was_announced(tmp_path: Path):
     run = Broken(tmp_path, WORKERS, "--model=strangers.Augmented")
     run.stop()
     run.finish()
-    words = "the state is as it was saved, and the next batch the one that was to come, bit for bit"
-    assert run.verdicts == [f"resumed at step 17: {words}"]
+    assert run.verdicts == [f"resumed at step 17: {ANNOUNCED}"]
 
 
 def test_at_an_epochs_end_nothing_is_known_of_the_next(tmp_path: Path):

@@ -72,6 +72,8 @@ CODE = {
     "with workers": [WORKERS],
     "the number of steps is asked for": ["--model=strangers.Estimated", WORKERS],
     "drawn on the way to the device": ["--model=strangers.Augmented", WORKERS],
+    "two optimizers, by hand": ["--model=strangers.Adversarial"],
+    "accumulated gradients": ["--trainer.accumulate_grad_batches=3"],
     "eval mode": ["--model=strangers.EvalMode"],
     "unfrozen": ["--model=strangers.Unfrozen"],
     "a numpy scalar in a schedule": ["--model=strangers.NumpyCosine"],
