@@ -18,6 +18,7 @@ from app import graph
 from app.exact import divided, has_state
 from app.held import roots
 from app.plain import NotPlain, encoded
+from app.summary import masked
 
 MANY = 3  # causes that are told
 DRAWS = re.compile(r"rng|random|generator", re.IGNORECASE)
@@ -40,12 +41,19 @@ def machine(trainer: Trainer) -> str:
     return "; ".join(f"{name}={str(value).replace(';', ',')[:80]}" for name, value in found.items())
 
 
-def likely(trainer: Trainer, kinds: tuple[str, ...], changed: list[str], before: str, now: str) -> str:
+def changed(flags: list[tuple[str, str, str]], before: str, now: str) -> list[str]:
+    """Return what has changed: flags, each with its value before and now, and of what `machine` said before and now."""
+    old, new = (dict(one.partition("=")[::2] for one in text.split("; ")) for text in (before, now))
+    both = [*flags, *((name, old[name], value) for name, value in new.items() if old.get(name, value) != value)]
+    return [f"{name}, which was {masked(name, was)} and is {masked(name, is_)}" for name, was, is_ in both]
+
+
+def likely(trainer: Trainer, kinds: tuple[str, ...], changes: list[str]) -> str:
     """Return the likely cause of a difference of `kinds`: "length", "batch", "learning rate" or "loss".
 
-    `changed` says what was set otherwise, `before` and `now` are two that `machine` returned.
+    `changes` is what `changed` returned.
     """
-    found = [*changed, *_changed(before, now)]
+    found = [*changes]
     if "length" in kinds or "batch" in kinds:
         found += dict.fromkeys(_of_data(trainer))
         other = "something in the data that no seed decides: time, another library's generator, files that changed"
@@ -58,13 +66,6 @@ def likely(trainer: Trainer, kinds: tuple[str, ...], changed: list[str], before:
         found += dict.fromkeys(_of_model(trainer))
         other = "state that no checkpoint holds, or a kernel that is not deterministic"
     return ", or ".join(found[:MANY] or [other])
-
-
-def _changed(before: str, now: str) -> Iterator[str]:
-    old, new = (dict(one.partition("=")[::2] for one in text.split("; ")) for text in (before, now))
-    for name in new:
-        if name in old and old[name] != new[name]:
-            yield f"{name}, which was {old[name]} and is {new[name]}"
 
 
 def _of_data(trainer: Trainer) -> Iterator[str]:

@@ -69,8 +69,8 @@ class Proof:
         self.trainer, self.folder, self.gather, self.strict = trainer, folder, gather, strict
         self.told: list[dict[str, Any]] = []  # what came of earlier interruptions
         self.run = b""  # tells this run from others; none before training
-        self.step, self.changed = 0, []  # of the checkpoint, and what was set otherwise then
-        self.machines = "", ""  # what the interrupted run ran on, and this one
+        self.step = 0  # of the checkpoint
+        self.changes: list[str] = []  # what was otherwise, of the settings and of the machine
         self.expected: deque[Step] = deque()  # what was noted after the checkpoint
         self.begun = False  # whether the first of it was reached
         self.untold = False  # whether there is a verdict to come
@@ -99,7 +99,7 @@ class Proof:
             self.step, self.untold = meta["step"], True
             known, before, problem = read(self.folder.path, run, trainer.global_rank, trainer.world_size)
             self._warn(problem and f"{problem}; what comes after is not compared with it")
-            self.machines, self.changed = (before, machine), same.changed(meta["run"], flags)
+            self.changes = causes.changed(same.changed(meta["run"], flags), before, machine)
             self.expected = deque(step for step in known if step.place >= self._place())
             self.begun = bool(self.expected) and self.expected[0].place == self._place()
         self.journal = Journal(self.folder.path, self.run, trainer.global_rank, trainer.world_size, machine)
@@ -110,7 +110,7 @@ class Proof:
         if lost and self.untold:
             more = f" (and {len(lost) - 3} more)" if len(lost) > 3 else ""
             what = f"{', '.join(lost[:3])}{more} differ"
-            cause = ", or ".join(self.changed) or "a name that has changed, or a hook that sets it anew"
+            cause = ", or ".join(self.changes[:3]) or "a name that has changed, or a hook that sets it anew"
             self.difference = Difference(self._place(), self.trainer.global_rank, self.step, what, cause)
         self.check()
 
@@ -245,7 +245,7 @@ class Proof:
         self.begun = True
         self.expected.popleft()
         if what := _difference(first, step):
-            told = causes.likely(self.trainer, what[1:], self.changed, *self.machines)
+            told = causes.likely(self.trainer, what[1:], self.changes)
             self.difference = Difference(step.place, self.trainer.global_rank, step.step, what[0], told)
             self.expected.clear()
             self.journal.forget_after(step.place)

@@ -53,12 +53,12 @@ def differences(
     return found
 
 
-def changed(before: Mapping[str, Any], flags: Mapping[str, object]) -> list[str]:
-    """Return what of the trainer, the model and the data was set otherwise in the run that `described` told of."""
+def changed(before: Mapping[str, Any], flags: Mapping[str, object]) -> list[tuple[str, str, str]]:
+    """Return each flag of the trainer, the model and the data that had another value in the run that `described` told
+    of, that value, and the one it has now."""
     old, new = json.loads(before["flags"]), json.loads(json.dumps(flags, default=str))
     names = sorted(flag for flag in old.keys() | new.keys() if re.match(r"--(trainer|model|data)\b", flag))
-    return [f"{flag}, which was {old.get(flag)} and is {new.get(flag)}" for flag in names
-            if old.get(flag) != new.get(flag)]  # fmt: skip
+    return [(flag, str(old.get(flag)), str(new.get(flag))) for flag in names if old.get(flag) != new.get(flag)]
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:
