@@ -23,6 +23,8 @@ PARTS = 128  # of a batch, at most
 MASK = 2**64 - 1
 WEIGHTS = np.frombuffer(hashlib.shake_128(b"weights").digest(8 * WORDS), dtype="<i8") | 1
 TYPES = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
+QUICK = torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8
+"""What numpy has, too: on a CPU, it is several times as quick to begin as torch."""
 
 Part = int | Tensor
 """What is known of a leaf: a number, or one that is still on a GPU, int64 without a dimension."""
@@ -65,7 +67,7 @@ def _add(value: Any, found: list[Part], depth: int) -> None:
     if isinstance(value, Tensor):
         found += _of_tensor(value)
     elif kind in (int, bool):
-        found.append(value)
+        found.append(int(value))
     elif kind is float:
         found.append(bits(value))
     elif kind in (str, bytes):
@@ -95,6 +97,8 @@ def _add_members(value: Any, found: list[Part], depth: int) -> None:
 
 def _of_tensor(value: Tensor) -> tuple[Part, ...]:
     about = _of_shape(str(value.dtype), tuple(value.shape))
+    if type(value) is Tensor and value.dtype in QUICK and value.is_cpu and value.is_contiguous() and value.numel():
+        return about, _sum(_words_of(value.detach().numpy()))
     words = _words(value)
     if words is None:
         return (about,)
@@ -113,9 +117,8 @@ def _words(value: Tensor) -> Tensor | None:
     if not value.is_contiguous():
         order = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))  # as it lies in memory
         value = value.permute(order).contiguous()
-    size = value.itemsize
-    width, kind = next(one for one in TYPES if value.numel() * size % one[0] == 0)
-    if value.storage_offset() * size % width:
+    width, kind = next(one for one in TYPES if value.nbytes % one[0] == 0)
+    if value.storage_offset() * value.itemsize % width:
         value = value.clone()
     return value.view(-1).view(kind)
 
@@ -134,9 +137,13 @@ def _of_array(value: np.ndarray) -> tuple[int, ...]:
     about = _of_shape(value.dtype.str, value.shape)
     if value.dtype.hasobject or not value.size:
         return (about,)
-    raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    width = next(width for width, _ in TYPES if raw.size % width == 0)
-    return about, _sum(raw.view(f"{'u' if width == 1 else 'i'}{width}"))
+    return about, _sum(_words_of(np.ascontiguousarray(value)))
+
+
+def _words_of(value: np.ndarray) -> np.ndarray:
+    size = value.nbytes
+    kind = np.int64 if not size % 8 else np.int32 if not size % 4 else np.int16 if not size % 2 else np.uint8
+    return value.reshape(-1).view(kind)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -132,9 +132,11 @@ class Proof:
         if not now.losses and isinstance(loss, Tensor):
             now.losses.append(digest.bits(loss))
         self.now = None
-        if not self.waiting and not self.copied and not any(isinstance(part, Tensor) for part in now.parts):
-            self._note(now)
-            return
+        if not self.waiting and not self.copied:
+            parts = now.parts
+            if all(type(part) is int for part in parts):
+                self._note(now, parts)
+                return
         self.since = self.since if self.waiting else time.monotonic()
         self.waiting.append(now)
         if self.copied and self.copied[-1].query():
@@ -233,9 +235,9 @@ class Proof:
             identical, said = None, "the state is as it was saved; no step after it is known that could be compared"
         return {"step": self.step, "identical": identical, "steps": steps, "said": said}
 
-    def _note(self, batch: Batch, numbers: list[int] | None = None) -> None:
-        """Write a step down, and compare it with what was expected."""
-        step = _step(batch, batch.parts if numbers is None else numbers)
+    def _note(self, batch: Batch, numbers: list[int]) -> None:
+        """Write a step down, and compare it with what was expected; `numbers` are its parts."""
+        step = _step(batch, numbers)
         self.journal.add(step)
         if not self.untold or self.difference or not self.expected:
             return
@@ -261,7 +263,7 @@ class Proof:
         numbers = [part for batch in batches for part in batch.parts if isinstance(part, Tensor)]
         if not numbers:
             for batch in batches:
-                self._note(batch)
+                self._note(batch, batch.parts)
             return
         device = self.trainer.strategy.root_device
         found = torch.stack([number.to(device, non_blocking=True) for number in numbers])

@@ -84,6 +84,7 @@ def test_a_gpu_has_the_same(name, monkeypatch):
 
     words = digest._words(VALUES[name])
     here = parts(VALUES[name])
+    monkeypatch.setattr(digest, "QUICK", ())
     monkeypatch.setattr(digest, "_words", lambda value: None if words is None else words.as_subclass(There))
     there = parts(VALUES[name])
     assert words is None or isinstance(there[1], torch.Tensor)

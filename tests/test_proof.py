@@ -144,11 +144,15 @@ OF_STATE = [
 ]  # fmt: skip
 
 
-def names(cases: list) -> list[str]:
-    return [f"{mistake} {' '.join(flags[:1])}" for mistake, flags, _ in cases]
+def cases(found: list, *few: int) -> list:
+    """Return the cases; all but a few are for the soak."""
+    return [
+        pytest.param(*one, id=f"{one[0]} {' '.join(one[1][:1])}", marks=[] if number in few else [pytest.mark.soak])
+        for number, one in enumerate(found)
+    ]
 
 
-@pytest.mark.parametrize(("mistake", "flags", "words"), FOUND, ids=names(FOUND))
+@pytest.mark.parametrize(("mistake", "flags", "words"), cases(FOUND, 0, 2, 4, 6, 8))
 def test_a_mistake_is_found_in_what_is_done_again(tmp_path: Path, mistake, flags, words):
     """Killed, and gone on with one mechanism broken."""
     run = Broken(tmp_path, *flags, SAVES)
@@ -159,7 +163,7 @@ def test_a_mistake_is_found_in_what_is_done_again(tmp_path: Path, mistake, flags
     assert run.described[0]["identical"] is False and run.described[0]["said"] in verdict
 
 
-@pytest.mark.parametrize(("mistake", "flags", "words"), FOUND[:6] + FOUND[7:], ids=names(FOUND[:6] + FOUND[7:]))
+@pytest.mark.parametrize(("mistake", "flags", "words"), cases(FOUND[:6] + FOUND[7:], 0, 3, 5))
 def test_a_mistake_is_found_in_the_batch_that_was_announced(tmp_path: Path, mistake, flags, words):
     run = Broken(tmp_path, *flags)
     run.stop()
@@ -169,7 +173,7 @@ def test_a_mistake_is_found_in_the_batch_that_was_announced(tmp_path: Path, mist
     assert re.match(rf"warning: resumed at step 17: {STEP}{words}", verdict), verdict
 
 
-@pytest.mark.parametrize(("mistake", "flags", "words"), OF_STATE, ids=names(OF_STATE))
+@pytest.mark.parametrize(("mistake", "flags", "words"), cases(OF_STATE, 0, 1, 3, 8, 9))
 def test_state_that_is_not_given_back_is_named(tmp_path: Path, mistake, flags, words):
     run = Broken(tmp_path, *flags)
     run.stop()
@@ -178,7 +182,7 @@ def test_state_that_is_not_given_back_is_named(tmp_path: Path, mistake, flags, w
     assert re.match(rf"warning: resumed at step 17: {STATE}.*{words}", verdict), verdict
 
 
-@pytest.mark.parametrize(("mistake", "flags", "_"), OF_STATE[:6], ids=names(OF_STATE[:6]))
+@pytest.mark.parametrize(("mistake", "flags", "_"), cases(OF_STATE[:6], 0, 3))
 def test_state_that_is_not_given_back_shows_in_what_is_done_again(tmp_path: Path, mistake, flags, _):
     """Were the state not looked at, losses and learning rates would tell."""
     run = Broken(tmp_path, *flags, SAVES)
