@@ -50,8 +50,8 @@ class Held:
         self.boxes = {key: what for key, (_, *what) in self.state.boxes().items()}
         self.settings = self._settings()
 
-    def told(self) -> dict[str, Any]:
-        """Return what has changed since, encoded."""
+    def told(self, loaders: bool = True) -> dict[str, Any]:
+        """Return what has changed since, encoded; without what the loaders say, it can be asked before they begin."""
         model, loop = self.trainer.lightning_module, self.trainer.fit_loop
         settings = {name: value for name, value in self._settings().items() if self.settings.get(name, value) != value}
         plain = self.state.changed()
@@ -64,7 +64,7 @@ class Held:
             "settings": settings,
             "eval": [name for name, module in model.named_modules() if not module.training],
             "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-            "loaders": loop._combined_loader.states(loop._data_fetcher, within=self.within),
+            "loaders": loop._combined_loader.states(loop._data_fetcher, within=self.within) if loaders else None,
         }
 
     def _say_what_is_lost(self) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 
-from app import best, checkpoints, curves, loops, partial, revive, same
+from app import best, checkpoints, curves, intact, loops, partial, revive, same
 from app.agreement import Agreement
 from app.chance import Chance
 from app.exact import divided, position
 from app.folder import Folder, choose
 from app.held import Held
-from app.plain import restored
+from app.plain import plain, restored
 
 
 class Restart:
@@ -35,6 +35,7 @@ class Restart:
         self.meta: Mapping[str, Any] = {}  # what is ours in it
         self.kind = ""  # "batch", "validation" or "epoch": when it was taken; "" once training goes on
         self.within = False  # whether it was taken within an epoch, which has not come to its end yet
+        self.saved: dict[str, int] = {}  # digests of what is in it
         self.taken, self.averaging = False, None  # whether the loaders' states were taken, and an average goes on
 
     def load(self, host: str, flags: Mapping[str, object]) -> bool:
@@ -60,6 +61,7 @@ class Restart:
             )  # fmt: skip
             print(f"resuming from step {self.step}: {path}{how}", flush=True)
         own = self._known["own"] if self._same_ranks else {}  # of this rank, where it differs from the first one's
+        self.saved = intact.fingerprint(checkpoint | own, self._known) if self._same_ranks else {}
         checkpoint = restored(checkpoint | own, self._known["notes"] if own else self.meta["notes"])
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank has its own
         revive.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
@@ -139,6 +141,14 @@ class Restart:
             partial.restore_rank(self.trainer, self._known, mid_epoch=self.kind != "epoch")
         partial.restore_gradients(self.trainer, self.meta["ranks"])
         held.restore(self._known["held"], wholly)
+
+    def lost(self, held: Held) -> list[str]:
+        """Return the names of what the checkpoint knows and is not there again; all ranks call it."""
+        if not self.saved:
+            return []
+        known = partial.of_rank(self.trainer, self.agreement.gather, held, loaders=False)
+        now = intact.fingerprint(plain(intact.state_of(self.trainer), {}, str, copies=False), known)
+        return intact.lost(self.saved, now)
 
     def go_on_logging(self) -> None:
         """Have the loggers forget what is going to be logged again; to be called when only that is to come."""

@@ -94,6 +94,13 @@ def _line(flag: str, was: Any, is_: Any) -> str:
     return f"{flag} was {was}, is {is_}"
 
 
+def changed(before: Mapping[str, Any], flags: Mapping[str, object]) -> list[tuple[str, str, str]]:
+    """Return each flag of the trainer, the model and the data that had another value in the run that `described` told
+    of, that value, and the one it has now."""
+    found = sorted(_changed(before, flags).items())
+    return [(flag, str(was), str(is_)) for flag, (was, is_) in found if re.match(r"--(trainer|model|data)\b", flag)]
+
+
 def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:
     """Return the shapes of weights and buffers; [] of what gets its shape from the first batch."""
     lazy = torch.nn.parameter.UninitializedTensorMixin
