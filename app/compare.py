@@ -21,10 +21,11 @@ from app.stop import newest_step
 
 STEP = ("batch", "learning rate", "loss")
 """What is known of a step, in the order in which one leads to the next."""
-WRITTEN = ("number", "saved_at", "made")
-"""Of what is ours in a checkpoint: when it was written, and when its data was made."""
-PASSING = {"time_elapsed", "retired"}
-"""Of what callbacks save: Lightning's Timer's seconds, and how many checkpoints ago a model was the best one."""
+WRITTEN = ("number", "saved_at", "made", "journal", "resumes")
+"""Of what is ours in a checkpoint: when and by which processes it was written."""
+PASSING = {"time_elapsed", "retired", "resumes"}
+"""Of what callbacks and model.json say: Lightning's Timer's seconds, how many checkpoints ago a model was the best one,
+and what came of earlier interruptions."""
 MACHINES = "system"  # the folder of app/system.py's curves
 ABSENT = "nothing"
 
@@ -114,10 +115,10 @@ def _models(alone: Path, other: Path) -> list[Difference]:
             found.append(Difference("file", f"{name} in the model folder: the {which} has none"))
         elif paths[0].read_bytes() != paths[1].read_bytes():
             contents = [_content(path) for path in paths]
-            kind = "metrics" if name == "model.json" else "model"
-            found += _trees(kind, name, *contents) if None not in contents else []
-            if not found or name not in found[-1].words:
+            if None in contents:
                 found.append(Difference("file", f"{name} in the model folder: its bytes"))
+            else:
+                found += _trees("metrics" if name == "model.json" else "model", name, *contents)
     return found
 
 
