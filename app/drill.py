@@ -205,10 +205,10 @@ def mirror(source: Path, target: Path, without: Path) -> None:
     count, queue = 0, [(source, target)]
     for folder, copy in queue:  # which grows, level by level
         entries = list(os.scandir(folder))
-        count += len(entries)
-        if count > ENTRIES and folder != source:
+        if count + len(entries) > ENTRIES and folder != source:
             copy.symlink_to(folder)
             continue
+        count += len(entries)
         copy.mkdir(parents=True)
         for entry in entries:
             path, there = Path(entry.path), copy / entry.name

@@ -1,10 +1,13 @@
 """The drill says that what is exact is, and of what is not where it differs first; it leaves nothing behind."""
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 import warm
 from containers import ROOT
@@ -21,11 +24,12 @@ class Desk:
         self.folder, self.temporary = folder / "desk", folder / "tmp"
         self.folder.mkdir()
         self.temporary.mkdir()
+        found = f"{ROOT}:{ROOT / 'tests'}"
+        self.environment = os.environ | {"PYTHONPATH": found, "TMPDIR": str(self.temporary)}
 
     def drill(self, *words: str, **variables: str):
         """Drill, and return what `warm.run` does, when nothing is left in the folder for temporary files."""
-        environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TMPDIR": str(self.temporary)} | variables
-        done = warm.run([sys.executable, "-m", "app.drill", *words], self.folder, environment)
+        done = warm.run([sys.executable, "-m", "app.drill", *words], self.folder, self.environment | variables)
         assert not list(self.temporary.glob("drill-*")), done.stdout
         return done
 
@@ -139,6 +143,43 @@ def test_what_is_exact_is_identical_and_nothing_of_the_users_is_touched(desk: De
     assert {path for path in after if before.get(path) != after[path]} <= {
         desk.temporary
     } and after.keys() == before.keys()
+
+
+SLEEPER = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}\\n")
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ended_by_hand_it_leaves_nothing(desk: Desk, tmp_path: Path, number):
+    (desk.folder / "sleeper.py").write_text(SLEEPER)
+    told = tmp_path / "told"
+    line = [sys.executable, "-m", "app.drill", "--", "python", "sleeper.py", str(told)]
+    process = warm.start(line, desk.folder, desk.environment)
+    while not told.is_file() or not told.read_text().endswith("\n"):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert not any(psutil.pid_exists(int(pid)) for pid in told.read_text().split())
+    assert not list(desk.temporary.iterdir())
+
+
+def test_a_process_that_hangs_left_alone_is_ended(desk: Desk):
+    (desk.folder / "sleeper.py").write_text(SLEEPER)
+    done = desk.drill("--timeout=3", "--", "python", "sleeper.py", "told")
+    assert done.returncode == 1 and "error: the command, left alone, had not ended after 3 s" in done.stdout
+
+
+def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
+    done = desk.drill("--steps=0", "--", "python", "x.py")
+    assert done.returncode == 2 and done.stdout.startswith("error: argument --steps: found '0', allowed is")
+    done = desk.drill("python", "x.py")
+    assert done.returncode == 2 and done.stdout.count("\n") == 1
 
 
 def test_two_ranks_by_torchrun(desk: Desk):
