@@ -13,7 +13,7 @@ first difference is named, and its likely cause.
 
 Nothing is written to the job's own folders: its model, checkpoints and logs go to the drill's folder, whatever the
 flags say, and so does what the program writes to relative paths; not what it writes to absolute ones by itself. Files
-above 1 MiB are not copied there but linked.
+above 64 MiB, and folders of very many files, are not copied there but linked: the data.
 
 Exit status: 0 if all is identical, 1 if not, or if the command fails when it is left alone, 2 for a mistake in the
 flags.
@@ -43,7 +43,7 @@ from app.supervise import adopt_orphans, living
 
 HOME = Path(__file__).resolve().parent.parent
 GRACE = 120.0  # seconds from SIGTERM to the end: after these, SageMaker kills
-COPIED = 2**20  # bytes of a file that is copied, not linked
+COPIED = 2**26, 2**28  # bytes of a file, and of all files, that are copied and not linked
 ENTRIES = 10_000  # files and folders of the working folder that are looked at; folders beyond are linked as they are
 AGAIN = "two runs left alone differ, too"
 CAUSES = {
@@ -199,12 +199,12 @@ class Bench:
 def mirror(source: Path, target: Path, without: Path) -> None:
     """Make `target` look like the folder `source`: what is written to it changes nothing in `source`.
 
-    Small files are copied. Larger ones, hidden folders, and folders with more files than are worth looking at are
-    links. `without` is left out.
+    Files are copied, up to COPIED. Larger ones, hidden folders, and folders with more files than are worth looking at
+    are links: data is read, not written. `without` is left out.
     """
-    count, queue = 0, [(source, target)]
+    count, size, queue = 0, 0, [(source, target)]
     for folder, copy in queue:  # which grows, level by level
-        entries = list(os.scandir(folder))
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         if count + len(entries) > ENTRIES and folder != source:
             copy.symlink_to(folder)
             continue
@@ -216,8 +216,12 @@ def mirror(source: Path, target: Path, without: Path) -> None:
                 continue
             if entry.is_dir(follow_symlinks=False) and entry.name[0] != "." and os.access(path, os.R_OK | os.X_OK):
                 queue.append((path, there))
-            elif entry.is_file(follow_symlinks=False) and entry.stat().st_size <= COPIED and os.access(path, os.R_OK):
+                continue
+            plain = entry.is_file(follow_symlinks=False) and os.access(path, os.R_OK)
+            length = entry.stat().st_size if plain else 0
+            if plain and length <= COPIED[0] and size + length <= COPIED[1]:
                 shutil.copy2(path, there)
+                size += length
             else:
                 there.symlink_to(path.resolve())
 

@@ -102,13 +102,14 @@ def test_what_a_run_has_no_moment_for_is_said():
 
 
 def test_the_working_folder_is_mirrored_and_not_written_to(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(drill, "COPIED", 10)
+    monkeypatch.setattr(drill, "COPIED", (10, 12))
     monkeypatch.setattr(drill, "ENTRIES", 12)
     home, data, many, without = (tmp_path / "home" / name for name in ("", "data", "many", "drill-1"))
     for folder in (data, many, without, home / ".git"):
         folder.mkdir(parents=True)
     (data / "small").write_text("small")
     (data / "large").write_text("larger than ten bytes")
+    (data / "tenth").write_text("10 letters")
     (home / "data/link").symlink_to("small")
     for number in range(12):
         (many / str(number)).touch()
@@ -116,6 +117,7 @@ def test_the_working_folder_is_mirrored_and_not_written_to(tmp_path: Path, monke
     copy = tmp_path / "copy"
     assert (copy / "data/small").read_text() == "small" and not (copy / "data/small").is_symlink()
     assert (copy / "data/large").is_symlink() and (copy / "data/large").read_text() == "larger than ten bytes"
+    assert (copy / "data/tenth").is_symlink(), "all of them together are too large"
     assert (copy / "data/link").read_text() == "small"
     assert (copy / "many").is_symlink() and (copy / ".git").is_symlink() and not (copy / "drill-1").exists()
     (copy / "data/small").write_text("other")

@@ -1,19 +1,29 @@
 """The drill says that what is exact is, and of what is not where it differs first; it leaves nothing behind."""
 
+import json
 import os
+import re
+import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import aws_services
 import psutil
 import pytest
 import warm
-from containers import ROOT
+from conftest import write_cifar
+from containers import DOCKER, ROOT
 
 pytestmark = pytest.mark.slow
 
+PAGE = (ROOT / "docs/drill.md").read_text()
+(PROGRAM,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+OUTPUT = re.search(r"^```\n(drill: .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
 FLAGS = ["--trainer.accelerator=cpu", "--progress.every_n_seconds=100", "--trainer.enable_model_summary=false"]
 
 
@@ -121,28 +131,56 @@ def test_what_does_not_come_back_is_said(desk: Desk, model, only, verdict):
     assert done.stdout.endswith(f"NOT identical: {only}\n")
 
 
-def test_what_is_exact_is_identical_and_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
-    """A program of a user's own, who has a model and checkpoints already, and writes curves where he is."""
+def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
+    """docs/drill.md: its program, its command, and what that prints; of the seconds, each run has others."""
+    (desk.folder / "my_train.py").write_text(PROGRAM)
+    command = shlex.split(COMMANDS[0])
+    assert command.pop(0) == ".venv/bin/python"
+    done = warm.run([sys.executable, *command], desk.folder, desk.environment)
+    said = re.sub(r"epochs, \d+ s", "epochs, 6 s", done.stdout)
+    assert done.returncode == 0 and said == OUTPUT, done.stdout
+
+
+def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
+    """Who has a model, checkpoints and logs already, of which the environment or the flags say where they are."""
     job = {name: tmp_path / "ml" / name for name in ("model", "checkpoints", "logs")}
-    for folder in job.values():
+    for folder in (*job.values(), desk.folder / "logs"):
         folder.mkdir(parents=True)
-        (folder / "mine").write_text("mine")
-    (desk.folder / "logs").mkdir()
-    (desk.folder / "logs/metrics.csv").write_text("mine")
-    flags = ["--model=inexact.Model", "--data=inexact.Data", "--trainer.max_epochs=20", *FLAGS,
-             "--logger.save_dir=logs", f"--checkpoint.dirpath={job['checkpoints']}",
-             f"--resume.dirpath={job['checkpoints']}"]  # fmt: skip
-    (desk.folder / "mine.py").write_text(f"from app import train\ntrain.main({flags!r})\n")
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if desk.temporary not in path.parents}
+        (folder / "metrics.csv").write_text("mine")
+    flags = ["--model=inexact.Rows", "--data=inexact.Data", *FLAGS, f"--logger.save_dir={job['logs']}",
+             f"--checkpoint.dirpath={job['checkpoints']}", f"--resume.dirpath={job['checkpoints']}",
+             "--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.dirpath=logs"]  # fmt: skip
+    before = files(tmp_path)
     variables = {"SM_MODEL_DIR": str(job["model"]), "SM_CHECKPOINT_DIR": str(job["checkpoints"])}
-    done = desk.drill("--", "python", "mine.py", **variables)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count(": identical, gone on with from step ") == 7
-    assert done.stdout.splitlines()[-1].startswith("identical: 7 interruptions; ")
-    after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if desk.temporary not in path.parents}
-    assert {path for path in after if before.get(path) != after[path]} <= {
-        desk.temporary
-    } and after.keys() == before.keys()
+    program = str(ROOT / "app/train.py")
+    done = desk.drill("--only=stop-in-epoch", "--only=workers", "--", "python", program, *flags, **variables)
+    assert done.returncode == 0 and "go on with 2 data workers in place of 0: identical" in done.stdout, done.stdout
+    assert files(tmp_path) == before
+
+
+def files(folder: Path) -> dict[Path, int]:
+    """Return all that is in a folder, with the time of its last change; of the one for temporary files, nothing."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if "tmp" not in path.relative_to(folder).parts}
+
+
+def test_the_page_drills_a_job_in_the_image(image: str, tmp_path: Path):
+    write_cifar(tmp_path / "cifar10")
+    (tmp_path / "hyperparameters.json").write_text('{"data.batch_size": 4, "data.val_split": 20}')
+    command = COMMANDS[1].replace("sagemaker-lightning ", f"{image} ").replace("docker run", f"{DOCKER} run")
+    done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "identical: 1 interruptions" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_page_drills_before_it_launches(tmp_path: Path):
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "docker").write_text('#!/bin/sh\necho "$@" >>record\n')
+    (tmp_path / "docker").chmod(0o755)
+    command = COMMANDS[2].replace(".venv/bin/python scripts", f"{sys.executable} {ROOT}/scripts")
+    variables = aws_services.variables(None, AWS_REGION="us-east-1", DOCKER=str(tmp_path / "docker"))
+    done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["HyperParameters"] == {"trainer.max_epochs": "20"}
+    assert "python -m app.drill -- train" in done.stderr and len(COMMANDS) == 3
 
 
 SLEEPER = """
