@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,16 +46,12 @@ HOME = Path(__file__).resolve().parent.parent
 GRACE = 120.0  # seconds from SIGTERM to the end: after these, SageMaker kills
 COPIED = 2**26, 2**28  # bytes of a file, and of all files, that are copied and not linked
 ENTRIES = 10_000  # files and folders of the working folder that are looked at; folders beyond are linked as they are
-AGAIN = "two runs left alone differ, too"
 CAUSES = {
-    "batch": "something that the samples or their order depend on is not restored: a variable of a module or in a "
-    "closure, an object that is no plain value, a file; make a sample a function of its index and the random "
-    "generators, or keep what it depends on in plain attributes of the dataset or the sampler",
-    "learning rate": "what changes the rate counts by itself; return it from configure_optimizers, or keep its count "
-    "in plain attributes of the module or the callback",
-    "loss": "the batch is the same, so something that the step depends on is not restored: a variable of a module or "
-    "in a closure, an object that is no plain value; keep it in buffers or plain attributes of the module, or save it "
-    "in on_save_checkpoint",
+    "batch": "something that the samples or their order depend on is not restored, such as a variable of a module or "
+    "in a closure, an object that is no plain value, a file",
+    "learning rate": "what changes the rate counts by itself",
+    "loss": "the batch is the same, so something that the step depends on is not restored, such as a variable of a "
+    "module or in a closure, an object that is no plain value",
     "steps": "the length of an epoch, or what ends the training, depends on something that is not restored",
     "curve": "every step is the same; what writes this curve or file does not go back to the checkpoint with the run",
     "file": "every step is the same; what writes this file depends on something that is not restored",
@@ -62,6 +59,14 @@ CAUSES = {
     "restored",
 }
 """Why a run that is the same each time it is left alone is another one when it is interrupted, by what differs."""
+CURES = {
+    "batch": "make a sample a function of its index and the random generators, or keep what it depends on in plain "
+    "attributes of the dataset, the sampler or the data module",
+    "learning rate": "return it from configure_optimizers, or keep its count in plain attributes of the module",
+    "curve": "log by the trainer's loggers",
+    "": "keep it in buffers or plain attributes of the module or a callback, or save it in on_save_checkpoint",
+}
+"""What to do about it."""
 NOT_REPEATABLE = {
     "batch": "the samples or their order depend on what no seed decides: the time, os.urandom, the order of a set, a "
     "generator seeded from these",
@@ -229,7 +234,7 @@ def mirror(source: Path, target: Path, without: Path) -> None:
 def planned(done: Sequence[dict]) -> tuple[list[Interruption], list[str]]:
     """Return the interruptions that a run has moments for, by what it wrote down when it was left alone; and what it
     has no moment for."""
-    moments: dict[str, list[tuple]] = {"start": [], "batch": [], "validation": [], "epoch": []}
+    moments: dict[str, list[tuple]] = defaultdict(list)
     for step in done:
         moments[step["at"][0]].append(tuple(step["at"]))
     epochs = sorted({at[1] for at in moments["batch"]})
@@ -346,11 +351,19 @@ class Drill:
             lines.append(f"and in {len(found) - 6} more")
         if self.repeatable is None:
             self.repeatable = self._is_repeatable()
-        causes = CAUSES if self.repeatable else NOT_REPEATABLE
-        cause = causes.get(found[0].kind, causes[""])
-        if one.workers is not None and self.repeatable:
-            cause += "; or it is counted or drawn by a data worker, and is another with more or fewer of them"
-        return "\n  ".join([*lines, f"likely cause: {'' if self.repeatable else f'{AGAIN}: '}{cause}"])
+        return "\n  ".join([*lines, f"likely cause: {self._cause(found[0].kind, one.workers is not None)}"])
+
+    def _cause(self, kind: str, of_workers: bool) -> str:
+        """Return why a kind of difference may be, and what to do about it."""
+        if not self.repeatable:
+            return f"two runs left alone differ, too: {NOT_REPEATABLE.get(kind, NOT_REPEATABLE[''])}"
+        cause = CAUSES.get(kind, CAUSES[""])
+        if names := next((step["changed"] for step in compare.steps(self.alone) if step["at"][0] == "end"), []):
+            more = f" (and {len(names) - 3} more)" if len(names) > 3 else ""
+            cause = f"{', '.join(names[:3])}{more}, which changes while the run trains, and which no checkpoint has"
+        elif of_workers:
+            cause += "; or it is counted or drawn by a data worker, and is another one with more or fewer of them"
+        return f"{cause}; {CURES.get(kind, CURES[''])}"
 
     def _is_repeatable(self) -> bool:
         """Return whether a second run left alone is the same as the first."""

@@ -14,8 +14,10 @@ from pytorch_lightning.trainer.states import RunningStage
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from app import variables
 from app.environment import Environment
 from app.exact import has_state
+from app.held import roots
 from app.state import digest
 
 SAVED_EVERY = 2  # steps, so that a kill within an epoch goes back to a checkpoint there, and does a step again
@@ -64,7 +66,12 @@ class Drilled(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write down from where this process goes on."""
+        self.variables = variables.states(_objects(trainer))
         self._write(trainer, "start", step=trainer.global_step, workers=self.found_workers)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write down what has changed of what no checkpoint has."""
+        self._write(trainer, "end", changed=variables.changed(self.variables, variables.states(_objects(trainer))))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Note the batch as the step gets it, and the learning rates with which it is done."""
@@ -152,6 +159,15 @@ class Drilled(Callback):
             return before(dataloader, shuffle, mode)
 
         connector._prepare_dataloader = prepared
+
+
+def _objects(trainer: Trainer) -> dict[str, Any]:
+    """Return what of the user's code runs in a training, by name."""
+    schedules = {f"schedule.{k}": vars(one.scheduler) for k, one in enumerate(trainer.lr_scheduler_configs)}
+    loaders = trainer.fit_loop._combined_loader.flattened
+    names = ("sampler", "batch_sampler", "worker_init_fn")
+    orders = {f"loader.{k}.{name}": getattr(one, name, None) for k, one in enumerate(loaders) for name in names}
+    return roots(trainer) | schedules | orders
 
 
 def _set_workers(loader: DataLoader, number: int) -> None:

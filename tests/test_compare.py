@@ -1,14 +1,16 @@
 """What app/drill.py does without a run: which interruptions there are, the folder it works in, and what differs."""
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 
-from app import checkpoints, compare, drill, drilled
+from app import checkpoints, compare, drill, drilled, variables
 
 
 def run_of(folder: Path, **changes) -> Path:
@@ -123,6 +125,34 @@ def test_the_working_folder_is_mirrored_and_not_written_to(tmp_path: Path, monke
     (copy / "data/small").write_text("other")
     (copy / "data/new").touch()
     assert (data / "small").read_text() == "small" and not (data / "new").exists()
+
+
+SEEN = 0
+
+
+def counted(samples):
+    """Count in a variable of the module."""
+    global SEEN
+    SEEN += len(samples)
+    return samples
+
+
+def made_of(iterator):
+    """Return a function that counts by an iterator."""
+    return lambda: next(iterator)
+
+
+def test_variables_that_change_are_named():
+    count = made_of(itertools.count())
+    objects = {"dataset": SimpleNamespace(), "collate_fn": counted, "count": count, "still": made_of(iter([1, 2]))}
+    objects |= {"endless": made_of(one for one in [1, 2]), "long": made_of(iter(range(10**9)))}
+    before = variables.states(objects)
+    counted([1, 2])
+    for name in ("count", "endless", "long"):
+        objects[name]()
+    assert variables.changed(before, variables.states(objects)) == [
+        "test_compare.SEEN", "test_compare.made_of.<locals>.<lambda>.iterator",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (1, 2)])
