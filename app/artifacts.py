@@ -21,13 +21,15 @@ def save(
     metrics: dict[str, float],
     revision: str,
     config: str,
+    best: str = "",
 ) -> Path:
     """Write model.pt, model.json and config.yaml, and return the path of model.pt.
 
     model.pt is the state dict of `model.network`, or of the whole module if it has none of that name, on the CPU;
     `torch.load(..., weights_only=True)` reads it. model.json says what it is and how to feed it: class path, the
-    module's hyperparameters, classes, input shape, normalisation, metrics, versions, revision. `config`, the text of
-    config.yaml, is what all flags came to; `--config` reads it.
+    module's hyperparameters, classes, input shape, normalisation, metrics, versions, revision. `config`, the
+    text of config.yaml, is what all flags came to; `--config` reads it. `best` is the name of the best model's file
+    whose weights these are, "" for those of the last step; model.json says so as well.
     """
     network = getattr(model, "network", model)
     network = network if isinstance(network, nn.Module) else model
@@ -47,6 +49,7 @@ def save(
         if normalized and hasattr(datamodule, "mean")
         else None,
         "metrics": metrics,
+        "best_model": best or None,
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

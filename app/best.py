@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
 
-from app import divergence
+from app import checkpoints, divergence
 
 
 class BestModel(ModelCheckpoint):
     """Lightning's ModelCheckpoint; it remembers no file that could not be written, and keeps the one before.
 
+    A metric that is NaN or infinite makes no model the best: where there is no other, the last model is the one.
     It also knows the best model of before where a run goes on with a folder that has moved. And what was the best is
     removed only when no checkpoint to resume from tells of it any more: a run may go on from each of them.
     """
@@ -49,10 +51,25 @@ class BestModel(ModelCheckpoint):
         return [Path(name) for name in names if name and "://" not in name]
 
     def lacks(self, checkpoint: Path) -> str:
-        """Return the name of the best model that a whole checkpoint tells of, if that file is not there; else ""."""
+        """Return which is the best model that a whole checkpoint tells of, if its file will not do; else ""."""
         states = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get("callbacks", {})
         known = self._moved(states.get(self.state_key, {})).get("best_model_path", "")
-        return "" if not known or "://" in known or Path(known).is_file() else Path(known).name
+        problem = _problem(known)
+        return f"{Path(known).name}, the best model, which {problem}" if problem else ""
+
+    def readable(self) -> str:
+        """Return the best of the models whose files are whole, "" if none is; it says which are not."""
+        scores = sorted(self.best_k_models.items(), key=lambda one: float(one[1]), reverse=self.mode == "max")
+        problems = []
+        for name in filter(None, dict.fromkeys([self.best_model_path, *(name for name, _ in scores)])):
+            if not (problem := _problem(name)):
+                break
+            problems.append(f"{name}, the best model, {problem}")
+        else:
+            name = ""
+        for problem in problems:
+            print(f"warning: {problem}; {name or 'the last one'} is written in its place", flush=True)
+        return name
 
     def _moved(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a state of which all files are in this folder."""
@@ -64,6 +81,21 @@ class BestModel(ModelCheckpoint):
             return now + value.removeprefix(before) if isinstance(value, str) and value.startswith(before) else value
 
         return {name: moved(value) for name, value in state.items()} | {"dirpath": self.dirpath}
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """Return whether a model is one of the best: not by a value that is NaN or infinite on any rank."""
+        better = super().check_monitor_top_k(trainer, current)  # the same on all ranks
+        if not better or self.save_top_k == -1:  # of all that are kept, `_update_best_and_save` chooses
+            return better
+        return trainer.strategy.reduce_boolean_decision(bool(torch.as_tensor(current).isfinite()))
+
+    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        """Write a model, and know which one is the best; Lightning would take infinity for a number."""
+        if not torch.as_tensor(current).isfinite():
+            current = torch.full_like(current, torch.inf if self.mode == "min" else -torch.inf)
+        super()._update_best_and_save(current, trainer, monitor_candidates)
+        if not self.best_model_score.isfinite():
+            self.best_model_path, self.best_model_score = "", None
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         """Write, unless training has diverged: then fail, and the file of before stays."""
@@ -80,6 +112,13 @@ class BestModel(ModelCheckpoint):
             if trainer.is_global_zero:
                 best = self.best_model_path or "none"
                 print(f"warning: training goes on, but {lost}; the best model is still {best}", flush=True)
+
+
+def _problem(model: str) -> str:
+    """Return what is wrong with a model's file, "" if nothing is, or if it is nowhere where that is looked at."""
+    if not model or "://" in model:
+        return ""
+    return checkpoints.damage(Path(model)) if Path(model).is_file() else "is not there"
 
 
 def callbacks(trainer: Trainer) -> list[BestModel]:

@@ -86,6 +86,22 @@ def examine(path: Path) -> tuple[int, int] | str:
         return "is none to resume from: Lightning's ModelCheckpoint wrote it"
     if named and int(named[1]) != step:
         return f"has another one's name: it is of step {step}"
+    return _damage(path, digest) or (step, number)
+
+
+def damage(path: Path) -> str:
+    """Return what is wrong with a file of weights, "" if nothing is; of one without our footer, if torch reads it."""
+    found = footer(path)
+    if not isinstance(found, str):
+        return _damage(path, found[2])
+    try:
+        read(path)
+    except Exception as error:
+        return f"cannot be read ({str(error).splitlines()[0]})"
+    return ""
+
+
+def _damage(path: Path, digest: bytes) -> str:
     sha = hashlib.sha256()
     try:
         with path.open("rb") as file:
@@ -95,7 +111,7 @@ def examine(path: Path) -> tuple[int, int] | str:
                 left -= len(block)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return (step, number) if sha.digest() == digest else "is damaged: its checksum is another one"
+    return "" if sha.digest() == digest else "is damaged: its checksum is another one"
 
 
 def unreadable(state: dict[str, Any]) -> str:

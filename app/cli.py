@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any, Literal
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, instantiate_class
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from app import choice, drilled, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
+from app import choice, curves, drilled, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
 from app.best import BestModel
 from app.chance import Chance
 from app.curves import Logger
@@ -33,6 +34,23 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")
     # Lightning's advertisements.
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "Tip:" not in record.msg)
+
+
+def _in_processes_of_their_own(strategy: Any) -> Any:
+    """Return a strategy that starts the program for each rank, for one whose ranks would be copies of this process.
+
+    What the ranks compute is the same. A copy has no signals, checkpoints and files of its own, and brings back weights
+    and nothing else.
+    """
+    given = strategy if isinstance(strategy, str) else ""
+    made = re.sub("^ddp_(spawn|fork|notebook)", "ddp", given)
+    if made != given:
+        if rank_zero_only.rank == 0:
+            print(f"--trainer.strategy={given}: runs as {made}, which computes the same", flush=True)
+        return made
+    if getattr(strategy, "_start_method", None) in ("spawn", "fork", "forkserver"):
+        strategy._start_method = "popen"
+    return strategy
 
 
 class CLI(LightningCLI):
@@ -126,15 +144,28 @@ class CLI(LightningCLI):
             self.config.trainer.devices = self.environment.torchrun[0]
 
     def instantiate_classes(self) -> None:
-        """Make the objects; what a class's code has against a flag is raised as it was, not as the parser tells it."""
+        """Make the objects; what a class has against its settings is raised with their flag."""
         try:
             super().instantiate_classes()
             return
-        except ValueError as error:
-            first = error
-            while cause := first.__cause__ or (None if first.__suppress_context__ else first.__context__):
-                first = cause
+        except Exception as error:
+            first = mistakes.of_a_component(error, self.config)
         raise first
+
+    def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
+        """Try out the flags' optimizer and scheduler, before they are the model's.
+
+        The first step of most schedulers comes when the first epoch is over, and with it what they have against their
+        settings.
+        """
+        chosen, scheduler = self.config_init.get("optimizer"), self.config_init.get("lr_scheduler")
+        if chosen:
+            with mistakes.naming("--optimizer", vars(chosen)):
+                optimizer = instantiate_class([torch.nn.Parameter(torch.zeros(2, 2))], chosen)
+            if scheduler:
+                with mistakes.naming("--lr_scheduler", vars(scheduler)):
+                    schedule.step_once(instantiate_class(optimizer, scheduler))
+        super()._add_configure_optimizers_method_to_model(subcommand)
 
     def _num_classes(self, datamodule: LightningDataModule | None) -> int | None:
         """Return what the data says, or else the flag; None, which goes nowhere, if the model has no such parameter."""
@@ -174,12 +205,10 @@ class CLI(LightningCLI):
             self.parser.callback_keys.remove("checkpoint")
         if trainer.strategy == "smddp":
             trainer.strategy = smddp.strategy()
+        trainer.strategy = _in_processes_of_their_own(trainer.strategy)
         resume = self.config_init.resume
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
-            before = resume.folder.version()
-            if before is not None and self.config.logger.version is None:
-                trainer.logger.go_on(before)
         seed = self.config.seed_everything
         chance = Chance(seed if type(seed) is int else None, share=trainer.use_distributed_sampler)
         torchrun, saves = bool(self.environment.torchrun), trainer.enable_checkpointing is not False
@@ -187,7 +216,7 @@ class CLI(LightningCLI):
         trainer.use_distributed_sampler = False  # app/exact.py shares batches out, and repeats no sample for it
         world = World(self.environment, self.given, self.config.lr_scaling, resume.other_settings)
         self.trainer_defaults["callbacks"] = [world, chance]
-        try:
-            return super().instantiate_trainer(**kwargs)
-        except (ValueError, TypeError, MisconfigurationException) as error:
-            raise ValueError(f"--trainer: {error}") from None
+        with mistakes.naming("--trainer", vars(self.config.trainer)):
+            made = super().instantiate_trainer(**kwargs)
+        curves.prepare(made.loggers, resume.folder.loggers() if resume.enabled else ())
+        return made

@@ -1,18 +1,26 @@
-"""TensorBoard's files: one continuous curve, also of a job that was interrupted.
+"""Curves that go on: what an interrupted run has logged is neither lost nor doubled, by Lightning's loggers of files.
 
-A file of events is a row of records: the length of an event (uint64), a checksum of it (4 bytes), the event, a checksum
-of that (tensorflow/core/lib/io/record_writer.h); an event is a protocol buffer that says when it was written.
+What was logged after a checkpoint is going to be logged again, and what hooks log before training goes on was logged by
+the run of before: both are removed. TensorBoard's events say when they were written; of CSVLogger's file, the
+checkpoint says how long it was.
+
+A file of TensorBoard's is a row of records: the length of an event (uint64), a checksum of it (4 bytes), the event, a
+checksum of that (tensorflow/core/lib/io/record_writer.h).
 """
 
+import csv
+import io
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
-from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
 from app import lean
@@ -38,7 +46,7 @@ class Logger(TensorBoardLogger):
         if flush_secs < 1:  # TensorBoard's thread would take a whole core
             raise ValueError(f"--logger.flush_secs: found {flush_secs}, allowed is 1 or more")
         super().__init__(save_dir, name=name, version=version, flush_secs=flush_secs)
-        self.every, self.due, self.goes_on = flush_secs, 0.0, False
+        self.every, self.due = flush_secs, 0.0
 
     @property
     @rank_zero_experiment
@@ -57,30 +65,153 @@ class Logger(TensorBoardLogger):
             super().save()
             self.due = time.monotonic() + self.every
 
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Log them, once: a run that is resumed has done so."""
-        if not self.goes_on:
-            super().log_hyperparams(*args, **kwargs)
 
-    def go_on(self, version: int | str) -> None:
-        """Write where a run of before has written."""
-        self._version, self.goes_on = version, True
+class Rows(ExperimentWriter):
+    """CSVLogger's file. Lightning's own writer begins by removing the one that is there.
+
+    Args:
+        log_dir: Folder or s3:// address of the file.
+        waits: Whether it is still to be known if this run goes on with the file that is there.
+    """
+
+    def __init__(self, log_dir: str, waits: bool) -> None:
+        self.waits = waits
+        super().__init__(log_dir)
+
+    def _check_log_dir_exists(self) -> None:
+        if not self.waits:
+            super()._check_log_dir_exists()
+
+    def save(self) -> None:
+        """Write the rows that have come since, once it is known what they belong to."""
+        if not self.waits:
+            super().save()
+
+    def begin(self) -> None:
+        """Write a file of its own."""
+        if self.waits:
+            self.waits = False
+            self._check_log_dir_exists()
+
+    def go_on(self, columns: Sequence[str], size: int) -> None:
+        """Go on with a file that had `size` bytes, of these columns, when the checkpoint was taken."""
+        self.metrics, self.metrics_keys, self.waits = [], list(columns), False
+        path, content = self.metrics_file_path, self._read()
+        if size and content and next(csv.reader(io.StringIO(content))) != self.metrics_keys:
+            content = _table(content, self.metrics_keys)  # there were more of them since
+        kept = content.encode()[:size]
+        if len(kept) < size:
+            print(f"warning: {path} lacks rows of the interrupted run: the curves have a gap", flush=True)
+        if kept:
+            _replace(self._fs, path, kept)
+            return
+        self.metrics_keys = []
+        if self._fs.isfile(path):
+            self._fs.rm_file(path)
+
+    def state(self) -> dict[str, Any]:
+        """Return what `go_on` takes."""
+        exists = self._fs.isfile(self.metrics_file_path)
+        return {"columns": list(self.metrics_keys), "size": self._fs.size(self.metrics_file_path) if exists else 0}
+
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        """Write the file anew with more columns, whole or not at all."""
+        _replace(self._fs, self.metrics_file_path, _table(self._read(), fieldnames).encode())
+
+    def _read(self) -> str:
+        path = self.metrics_file_path
+        return self._fs.cat_file(path).decode(errors="replace") if self._fs.isfile(path) else ""
 
 
-def flush(logger: Any) -> None:
-    """Have all that was logged written."""
-    if isinstance(logger, Logger):
-        logger.due = 0.0
-    logger.save()
+class OfRows(CSVLogger):
+    """What the class of a CSVLogger has before itself, so that it writes by `Rows`."""
+
+    waits = False
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Rows:
+        """The writer, which is made when it is first wanted."""
+        if self._experiment is None:
+            self._fs.makedirs(self.root_dir, exist_ok=True)
+            self._experiment = Rows(self.log_dir, self.waits)
+        return self._experiment
 
 
-def forget_after(logger: Any, moment: float, first: bool) -> None:
-    """Remove what was logged after a moment, in seconds since the epoch: it is going to be logged again.
+def prepare(loggers: Iterable[Any], told: Sequence[Mapping[str, Any]]) -> None:
+    """Have loggers that have written nothing yet write where those of a run of before did, which have `told`."""
+    loggers = list(loggers)
+    for logger in loggers:
+        if isinstance(logger, CSVLogger):
+            kind = type(logger)
+            logger.__class__ = type(kind.__name__, (OfRows, kind), {"__module__": kind.__module__})
+    for logger, before in _both(loggers, told):
+        if getattr(logger, "_version", "") is None:
+            logger._version = before["version"]
+        if isinstance(logger, OfRows):
+            logger.waits = logger._version == before["version"]
+
+
+def tell(loggers: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return what is to be known of loggers to go on with what they have written; it is written when this returns."""
+    found = []
+    for logger in loggers:
+        if isinstance(logger, Logger):
+            logger.due = 0.0
+        logger.save()
+        own = {"kind": type(logger).__name__, "name": _plain(logger.name), "version": _plain(logger.version)}
+        found.append(own | (logger.experiment.state() if isinstance(logger, OfRows) else {}))
+    return found
+
+
+def go_on(loggers: Iterable[Any], told: Sequence[Mapping[str, Any]], moment: float, first: bool) -> None:
+    """Remove what was logged after a moment, in seconds since the epoch, at which loggers have `told`.
 
     Every host does so with its own files; with those on S3, the `first` one.
     """
-    if isinstance(logger, TensorBoardLogger) and (first or "://" not in logger.log_dir):
-        cut(logger.log_dir, moment)
+    loggers = list(loggers)
+    for logger, before in _both(loggers, told):
+        if before["version"] != logger.version:
+            continue  # it has another folder
+        if isinstance(logger, TensorBoardLogger) and (first or "://" not in logger.log_dir):
+            if first:
+                logger.experiment.close()  # what comes now goes to a new file
+            cut(logger.log_dir, moment)
+        elif isinstance(logger, OfRows) and first:
+            logger.experiment.go_on(before["columns"], before["size"])
+    begin(loggers if first else ())
+
+
+def begin(loggers: Iterable[Any]) -> None:
+    """Have all loggers that still wait write as if nothing had been."""
+    for logger in loggers:
+        if isinstance(logger, OfRows):
+            logger.experiment.begin()
+
+
+def _both(loggers: Sequence[Any], told: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """Yield each logger with what one of its kind and name has told, the first with the first."""
+    left = list(told)
+    for logger in loggers:
+        for before in left:
+            if (before["kind"], before["name"]) == (type(logger).__name__, _plain(logger.name)):
+                left.remove(before)
+                yield logger, before
+                break
+
+
+def _plain(name: Any) -> int | str | None:
+    """Return a logger's name or version, of which somebody else's class may have one of any type."""
+    return name if isinstance(name, (int, str)) else None
+
+
+def _table(content: str, columns: Sequence[str]) -> str:
+    """Return a file of rows with these columns."""
+    made = io.StringIO(newline="")
+    writer = csv.DictWriter(made, columns, restval="", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(csv.DictReader(io.StringIO(content, newline="")))
+    return made.getvalue()
 
 
 def cut(folder: str, moment: float) -> None:
@@ -91,15 +222,20 @@ def cut(folder: str, moment: float) -> None:
             continue
         content = files.cat_file(path)
         kept = b"".join(record for record, when in _records(content) if when <= moment)
-        if kept == content or not kept:  # nothing is to go; or all is, as of a file that was begun just now
-            if not kept and content:
-                files.rm_file(path)
-        elif "://" in folder:
-            files.pipe_file(path, kept)
-        else:
-            aside = Path(f"{path}.aside")
-            aside.write_bytes(kept)
-            os.replace(aside, path)
+        if not kept and content:  # as of a file that was begun just now
+            files.rm_file(path)
+        elif kept != content:
+            _replace(files, path, kept)
+
+
+def _replace(files: AbstractFileSystem, path: str, content: bytes) -> None:
+    """Have a file be all of `content`, or what it was before."""
+    if "file" not in files.protocol:
+        files.pipe_file(path, content)  # an object is replaced as a whole
+        return
+    aside = Path(f"{path}.aside")
+    aside.write_bytes(content)
+    os.replace(aside, path)
 
 
 def events(content: bytes) -> Iterator[tuple[str, int, Any]]:

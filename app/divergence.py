@@ -1,4 +1,7 @@
-"""A loss that is NaN or infinite ends the job, with the step and what to try, before a checkpoint is spoilt by it."""
+"""A loss that is NaN or infinite ends the job, with the step and what to try, before a checkpoint is spoilt by it.
+
+A metric of a validation that is NaN or infinite ends nothing, as the weights may be good: it is warned about.
+"""
 
 import math
 from typing import Any
@@ -17,6 +20,8 @@ class Divergence(Callback):
     checkpoint is written, which waits for the GPU anyway, all losses and the weights are looked at. A batch that
     `training_step` skips by None and a step that a GradScaler skips for its gradients are no divergence.
 
+    Of each metric that is NaN or infinite after a validation, one line warns: app/best.py chooses no model by it.
+
     Args:
         fail: Whether a loss that is NaN or infinite ends the job.
     """
@@ -28,6 +33,7 @@ class Divergence(Callback):
         self.copied: tuple[list[int], Tensor, torch.cuda.Event] | None = None  # on their way from a GPU
         self.last: tuple[int, float] | None = None  # step and value of the last finite loss
         self.first: tuple[int, float] | None = None  # step and value of the first loss that is not finite
+        self.warned: set[str] = set()  # metrics
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Take note of the step."""
@@ -48,6 +54,20 @@ class Divergence(Callback):
             self.losses.append((self.step, loss.detach()))
         if self.found() and trainer.world_size == 1:
             self.check(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn of metrics that are not finite."""
+        if trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        values = {name: float(value) for name, value in trainer.callback_metrics.items() if name not in self.warned}
+        if wrong := {name: value for name, value in values.items() if not math.isfinite(value)}:
+            self.warned |= wrong.keys()
+            print(
+                f"warning: {', '.join(f'{name}={value}' for name, value in wrong.items())} in the validation of epoch "
+                f"{trainer.current_epoch + 1}, step {trainer.global_step}; no model becomes the best one by such a "
+                "value; look for NaN in the validation data and for what divides by zero; this is said once a metric",
+                flush=True,
+            )
 
     def found(self) -> bool:
         """Return whether a loss that is not finite is known; wait for no GPU."""

@@ -29,6 +29,11 @@ ADVICE = (
         "shared memory (/dev/shm) is full: set --data.num_workers=0, or start the container with --shm-size=1g",
     ),
     (
+        r"Expected more than 1 value per channel when training",
+        "batch norm cannot train on a batch of one sample, such as the last of an epoch: give another "
+        "--data.batch_size, or drop_last=True in the DataLoader",
+    ),
+    (
         r"Dist(Network|Store|Backend)Error|ProcessGroup|gloo|TCPStore|Rendezvous(Connection|Timeout)Error"
         r"|NCCL.*(remote|time|system error)",
         "lost a peer, or never reached it: the cause is in the log of the rank that ended first",

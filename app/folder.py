@@ -2,6 +2,7 @@
 
 import os
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -60,19 +61,19 @@ class Folder:
             if isinstance(is_, str) or is_[1]  # Lightning's own have no number
         ]
 
-    def version(self) -> int | str | None:
-        """Return where the run of the newest checkpoint has logged, None if there is none or it has not."""
+    def loggers(self) -> list[dict[str, Any]]:
+        """Return what the newest checkpoint tells of the run's loggers; nothing if there is none."""
         for _, path in self.named():
             with suppress(Exception):  # whatever is in a damaged file; `choose` will say so
-                return torch.load(path, weights_only=True, mmap=True)[KEY]["version"]
-        return None
+                return torch.load(path, weights_only=True, mmap=True)[KEY]["loggers"]
+        return []
 
     def newest(
         self, limit: float, say: Callable[[str], None], lacks: Callable[[Path], str]
     ) -> tuple[int, int, Path] | None:
         """Return step, number of the save and path of the newest whole checkpoint up to step `limit`.
 
-        `lacks` returns the name of a file that goes with a checkpoint and is not there, or "".
+        `lacks` returns which file goes with a checkpoint and is not there or damaged, or "".
         """
         for step, path in self.named():
             if step > limit:
@@ -80,8 +81,8 @@ class Folder:
             found = examine(path)
             if isinstance(found, str):
                 say(f"checkpoint {path} {found}; it is skipped")
-            elif found[0] <= limit and (name := lacks(path)):
-                say(f"checkpoint {path} goes with {name}, the best model, which is not there; it is skipped")
+            elif found[0] <= limit and (problem := lacks(path)):
+                say(f"checkpoint {path} goes with {problem}; it is skipped")
             elif found[0] <= limit:
                 return *found, path
         return None
@@ -119,12 +120,19 @@ class Writer:
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.thread: threading.Thread | None = None
-        self.problem: OSError | None = None  # why the last one could not be written
+        self.problem: Exception | None = None  # why the last one could not be written
 
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is being written."""
         return bool(self.thread and self.thread.is_alive())
+
+    @property
+    def why(self) -> str:
+        """Why the last checkpoint could not be written; "" if it could."""
+        if isinstance(self.problem, OSError) and self.problem.strerror:
+            return self.problem.strerror
+        return " ".join(f"{type(self.problem).__name__}: {self.problem}".split()) if self.problem else ""
 
     def write(self, checkpoint: dict[str, Any], step: int, number: int) -> None:
         """Begin to write a checkpoint, which nobody changes any more, when the one before is written."""
@@ -139,13 +147,13 @@ class Writer:
             self.thread.join()
 
     def check(self, how: str) -> None:
-        """Say that the last checkpoint could not be written, if it could not; OSError if there is no older one."""
+        """Say that the last checkpoint could not be written, if it could not; the error, if there is no older one."""
         if not self.problem:
             return
         if not self.folder.whole:
             raise self.problem
         print(
-            f"warning: {how} no checkpoint could be written to {self.folder.path} ({self.problem.strerror}); the "
+            f"warning: {how} no checkpoint could be written to {self.folder.path} ({self.why}); the "
             f"newest whole one is {self.folder.file(self.folder.whole[-1]).name}",
             flush=True,
         )
@@ -154,7 +162,9 @@ class Writer:
         try:
             self.folder.add(checkpoint, step, number)
             self.problem = None
-        except OSError as error:
+        except Exception as error:
+            if not isinstance(error, OSError):  # nobody's disk: our own mistake, or memory that is short
+                traceback.print_exception(error)
             self.problem = error
 
 
@@ -178,9 +188,9 @@ def choose(
 
     def lacked(path: Path) -> str:
         nonlocal lacking
-        name = lacks(path) if strict else ""
-        lacking = lacking or bool(name)
-        return name
+        problem = lacks(path) if strict else ""
+        lacking = lacking or bool(problem)
+        return problem
 
     if examines:
         folder.clean()

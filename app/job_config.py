@@ -100,6 +100,10 @@ def _check_hyperparameters(content: dict) -> str:
             return f"{name} is a list or object that is nested too deeply; allowed are some levels"
         except ValueError:
             decoded = value
+        try:
+            _check_texts(decoded if type(decoded) is str else "")
+        except ValueError as error:
+            return f"{name} cannot be an argument: {error}"
         # Those of the SDKs become variables, paths and the like as they are.
         if name in TEXTS and decoded is not None and type(decoded) is not str:
             return f"found {name}={json.dumps(decoded)[:50]}; allowed is a text"

@@ -4,6 +4,7 @@ import torch
 from jsonargparse import Namespace
 
 from app.environment import Environment
+from app.threads import usable_cpus
 
 LEAST = {
     "trainer.log_every_n_steps": 0,
@@ -18,6 +19,8 @@ LEAST = {
 }
 """The least value of settings of which Lightning, or a data module of somebody else's, would take any number."""
 
+WORKERS_PER_CPU, WORKERS = 8, 64  # allowed of one data loader: more would only fill the memory
+
 
 def check(config: Namespace, environment: Environment) -> None:
     """Raise ValueError for what cannot be; take the number of nodes from the job."""
@@ -25,6 +28,9 @@ def check(config: Namespace, environment: Environment) -> None:
         value = config.get(key)
         if isinstance(value, (int, float)) and not value >= least:  # nan is not
             raise ValueError(f"--{key.replace('.init_args', '')}: found {value}, allowed is {least} or more")
+    workers, most = config.get("data.init_args.num_workers"), max(WORKERS, WORKERS_PER_CPU * usable_cpus())
+    if isinstance(workers, int) and workers > most:
+        raise ValueError(f"--data.num_workers: found {workers}, allowed here are {most}: each is a process of its own")
     if config.trainer.val_check_interval == 0:
         raise ValueError(
             "--trainer.val_check_interval: found 0, allowed is a number of batches or a fraction of an epoch; for no "

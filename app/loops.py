@@ -13,6 +13,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
 from pytorch_lightning.loops.fit_loop import _FitLoop
+from pytorch_lightning.loops.loop import _Loop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.utilities import CombinedLoader
 
@@ -48,6 +49,11 @@ class FitLoop(_Loaders, _FitLoop):
 
     kind = "train"
 
+    @property
+    def done(self) -> bool:
+        """Whether all is done: an epoch that a limit has cut off is to be ended as it was, too."""
+        return not (self.resume.trains and self.restart.within) and super().done
+
     def setup_data(self) -> None:
         """Have the training data made, in a run that goes on as of the epoch that it was made in."""
         with self.restart.as_of_the_data(self):
@@ -57,8 +63,9 @@ class FitLoop(_Loaders, _FitLoop):
         """Train; if all was trained before, do only what comes at the end."""
         self.begun = False
         super().run()
-        if not self.begun and self.resume.trains and self.restart.step:
+        if not self.begun and self.resume.trains and self.restart.meta:
             self.restart.restore(self.resume.snapshot.held)
+            self.restart.go_on_logging()
             self.restart.say_that_all_is_done()
             self.on_run_end()
 
@@ -74,15 +81,20 @@ class FitLoop(_Loaders, _FitLoop):
         self.resume.snapshot.held.mark()
         self.restart.make_again(self.resume.snapshot.held)
         self.restart.restore(self.resume.snapshot.held)  # what hooks have begun anew goes on
+        self.restart.go_on_logging()
+        if super().done:  # what is left is the end of an epoch
+            self.resume.cut = not self.epoch_loop._num_ready_batches_reached()
+            self.restart.say_that_all_is_done()
 
     def reset(self) -> None:
         """Reset nothing that goes on: what remains of Lightning's own restart is that it knows it is in an epoch."""
         super().reset()
-        self.restarting = False
+        _Loop.restarting.fset(self, False)  # the setter of _FitLoop makes it True of any run with max_steps
 
     def on_advance_end(self) -> None:
         """End an epoch."""
         super().on_advance_end()
+        self.restart.within = False
         if self.resume.trains:
             self.resume.epoch_ended(self.done)
 
@@ -110,8 +122,8 @@ class EpochLoop(_TrainingEpochLoop):
     def on_advance_end(self, data_fetcher) -> None:
         """End a batch, with the validation that comes after it."""
         super().on_advance_end(data_fetcher)
-        if self.resume.trains and not self._should_accumulate() and not self._num_ready_batches_reached():
-            self.resume.batch_ended()
+        if self.resume.trains and not self._num_ready_batches_reached():
+            self.resume.batch_ended(self.done, self._should_accumulate())
 
 
 class ValidationLoop(_Loaders, _EvaluationLoop):

@@ -2,17 +2,30 @@
 
 import inspect
 import re
+import sys
+import traceback
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from app import flags
 from app.suggestions import REPLACED, choice, closest, find_class, listed, shortened, shown, why_not
 
-REFUSED = (ArgumentError, OSError, ValueError, RecursionError)
+REFUSED = (ArgumentError, OSError, ValueError, OverflowError, RecursionError)
 """What the parser raises."""
+
+REFUSED_BY_CLASSES = (
+    ValueError, TypeError, ArithmeticError, LookupError, AssertionError, RuntimeError, MisconfigurationException,
+)  # fmt: skip
+"""What classes raise that are made with settings which cannot be."""
+
+# Whose checks are for whoever chose the settings: where an error comes out of nobody else's code, a line is enough.
+LIBRARIES = {"app", "jsonargparse", "lightning_fabric", "pytorch_lightning", "torch", *sys.stdlib_module_names}
 
 OLD_ACCELERATORS = ("ddp", "ddp2", "ddp_cpu", "ddp_spawn", "dp", "horovod")  # values of Lightning below 1.8
 REFERENCE = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer.html"}  # of what is too long to list
@@ -32,7 +45,7 @@ def explain_all(parser: ArgumentParser, args: list[str]) -> str:
             continue
         above = [word for other, others, _ in given if other != flag and _covers(other, flag) for word in others]
         if said := _wrong_file(flag, words) or _said(parser, [*above, *words]):
-            wrong.setdefault(flag, f"{said}{source}")
+            wrong.setdefault(flag, f"{said if said.startswith('-') else f'{flag}: {said}'}{source}")
     rest = [word for flag, words, _ in given if not any(_covers(other, flag) for other in wrong) for word in words]
     said = _said(parser, rest, whole=True)
     if said and not any(_covers(said.partition(":")[0], flag) for flag in wrong):
@@ -74,6 +87,59 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
     return " ".join(re.sub(r'^Parser key "([^"]+)":?', r"--\1:", text.removeprefix("argument ")).split())
 
 
+@contextmanager
+def naming(flag: str, settings: Mapping[str, object], checks: Collection[str] = LIBRARIES) -> Iterator[None]:
+    """Raise what a library has against `settings` as ValueError in one line that names their flag.
+
+    What comes out of a user's code stays as it is, as its traceback tells more; so does what this application raises.
+    Where not all is about these settings, `checks` are the libraries whose errors may be, if they name one.
+    """
+    try:
+        yield
+    except REFUSED_BY_CLASSES as error:
+        raise named(flag, settings, error, list(traceback.walk_tb(error.__traceback__)), checks) from None
+
+
+def of_a_component(error: Exception, config: Namespace) -> Exception:
+    """Return the same for an error at the parser's making of objects, which it may have raised as one of its own."""
+    frames, first = [], error
+    while first:
+        frames += traceback.walk_tb(first.__traceback__)
+        error, first = first, first.__cause__ or (None if first.__suppress_context__ else first.__context__)
+    maker = inspect.unwrap(ArgumentParser.instantiate).__code__  # jsonargparse 4.53
+    components = [frame.f_locals.get("component") for frame, _ in frames if frame.f_code is maker]
+    if not components or not isinstance(error, REFUSED_BY_CLASSES):
+        return error
+    path = ".".join(flags.BARE.sub("", component.dest) for component in components)
+    chosen = config.get(components[0].dest) if len(components) == 1 else None
+    return named(f"--{path}", vars(chosen) if isinstance(chosen, Namespace) else {}, error, frames)
+
+
+def named(
+    flag: str,
+    settings: Mapping[str, object],
+    error: Exception,
+    frames: list[tuple],
+    checks: Collection[str] = LIBRARIES,
+) -> Exception:
+    """Return `error`, which came through `frames`, as ValueError that names the flag; itself if there is more to it."""
+    modules = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
+    if modules[-1] == "app" or modules[-1] not in checks or not LIBRARIES.issuperset(modules):
+        return error
+    said = " ".join(str(error).split())
+    if not isinstance(error, (ValueError, MisconfigurationException)) or not said:
+        said = f"{type(error).__name__}: {said}".rstrip(": ")
+    given = dict(settings.get("init_args") or settings)
+    for pattern in (r"\b{}\s*=", r"`{}`", r"\b{}\b"):
+        if len(meant := [name for name in given if re.search(pattern.format(re.escape(name)), said)]) == 1:
+            return ValueError(f"{flag}.{meant[0]}: found {given[meant[0]]!r}, which cannot be: {shortened(said, 600)}")
+    if checks is not LIBRARIES:
+        return error
+    values = [f"{name}={value}" for name, value in given.items() if isinstance(value, (int, float, str))]
+    having = f"; found {listed(values, 200)}" if values else ""
+    return ValueError(f"{flag}: {shortened(said, 500)}{having}")
+
+
 def refuse_unwanted(config: Namespace) -> None:
     """Raise ValueError for a value that the parser takes and nobody else does."""
     if said := _unwanted(config):
@@ -86,6 +152,13 @@ def _unwanted(config: Namespace) -> str:
     if device in OLD_ACCELERATORS:
         allowed = "allowed is the kind of device, e.g. gpu or auto"
         return f"--trainer.accelerator: found {device!r}, {allowed}; use --trainer.strategy=ddp"
+    for name, value in config.items():
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            flag = flags.BARE.sub("", name)
+            return f"--{flag}: found {shortened(str(value), 60)}, allowed are whole numbers of 64 bits"
+    seed = config.get("seed_everything")
+    if isinstance(seed, int) and not 0 <= seed < 2**32:  # numpy's; it is drawn with before anything else is looked at
+        return f"--seed_everything: found {seed}, allowed is 0 to {2**32 - 1}, true or false"
     for group, chosen in vars(config).items():
         values = chosen.get("init_args") if isinstance(chosen, Namespace) and chosen.get("class_path") else None
         for name, value in vars(values or Namespace()).items():

@@ -43,6 +43,17 @@ def of_rank(trainer: Trainer, gather: Callable[[Any], list], held: Held) -> dict
     return copied({"buffers": buffers, "metrics": metrics, "results": results}) | {"held": held.told()}
 
 
+def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tensor] | None:
+    """Return the gradients that the next step is to add to, by parameter; None where they are the first rank's."""
+    loop, model = trainer.fit_loop.epoch_loop, trainer.lightning_module
+    if model.automatic_optimization and not loop._should_accumulate():
+        return None if trainer.global_rank else {}
+    found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    found = copied(found)
+    told = gather(digest(found))
+    return None if trainer.global_rank and told[trainer.global_rank] == told[0] else found
+
+
 def of_job(trainer: Trainer) -> dict[str, Any]:
     """Return the newest value of each metric, by where Lightning shows it."""
     shown = {name: dict(getattr(trainer._logger_connector, name)) for name in SHOWN}
@@ -70,6 +81,17 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
         for key, saved in known["results"].items():
             if not saved["has_group"]:
                 trainer.fit_loop.epoch_loop._results[key] = _restored_result(trainer, saved, device)
+
+
+def restore_gradients(trainer: Trainer, ranks: list[Mapping[str, Any]]) -> None:
+    """Give the parameters the gradients of this rank; with other ranks than before, the mean, as DDP's sum will be."""
+    saved = [ranks[0]["gradients"] if rank["gradients"] is None else rank["gradients"] for rank in ranks]
+    if len(ranks) == trainer.world_size:
+        own = saved[trainer.global_rank]
+    else:
+        own = {name: sum(one[name] for one in saved if name in one) / len(ranks) for one in saved for name in one}
+    for name, parameter in trainer.lightning_module.named_parameters():
+        parameter.grad = own[name].to(parameter.device) if name in own else None
 
 
 def _buffers(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:

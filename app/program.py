@@ -106,8 +106,8 @@ def missing_model(folder: Path, name: str, here: Environment, before: Mapping[Pa
     return f"{name} ended with exit status 0 and wrote nothing to {here.model_dir}"
 
 
-def command(job, here: Environment, folder: Path, name: str, given: dict) -> tuple[list[str], str]:
-    """Return the command line, and how it launches the program, in words."""
+def command(job, here: Environment, folder: Path, name: str, given: dict) -> tuple[list[str], str, int]:
+    """Return the command line, how it launches the program, in words, and how many processes of it."""
     ours = folder == HOME
     args = hyperparameters.flags(given) if ours else job.to_cmd_args()
     options = job.additional_framework_parameters
@@ -118,8 +118,8 @@ def command(job, here: Environment, folder: Path, name: str, given: dict) -> tup
     chosen = [option for option in DISTRIBUTIONS if options.get(option)]
     if not chosen or not here.takes_part:
         if ours:
-            return [sys.executable, str(folder / name), *args], "one process"
-        return process.ProcessRunner(name, args, {}, 1)._create_command(), "the job's own, one process"
+            return [sys.executable, str(folder / name), *args], "one process", 1
+        return process.ProcessRunner(name, args, {}, 1)._create_command(), "the job's own, one process", 1
     if asked := DISTRIBUTIONS[chosen[-1]]:
         print(
             f"warning: distribution {asked} runs as torch_distributed (torchrun over NCCL, or gloo on CPUs): AWS has "
@@ -129,5 +129,6 @@ def command(job, here: Environment, folder: Path, name: str, given: dict) -> tup
     if not name.endswith(".py"):
         raise ValueError(f"sagemaker_program: found {name}, torchrun allows a .py file only")
     if ours:
-        return [sys.executable, str(HOME / "app/train_torchrun.py"), *args], "torchrun"
-    return train_torchrun.command(here, args, job.num_gpus, folder / name), "torchrun"
+        return [sys.executable, str(HOME / "app/train_torchrun.py"), *args], "torchrun", 1
+    ranks = train_torchrun.processes(args, job.num_gpus)
+    return train_torchrun.command(here, args, job.num_gpus, folder / name), "torchrun", ranks

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.data import extract_batch_size
 
 from app import starting
@@ -70,8 +71,8 @@ class LogProgress(Callback):
             self._line(trainer, _metrics(trainer, "train"))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print what validation found."""
-        if not trainer.sanity_checking:
+        """Print what validation found; `trainer.validate` alone prints a table of it."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self._line(trainer, _metrics(trainer, "train"), _metrics(trainer, "val"))
 
     def _start_interval(self) -> None:

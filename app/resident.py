@@ -38,8 +38,9 @@ class Division:
     """How the positions 0 to `size` - 1 of an epoch are cut into global batches, and these into a slice for each rank.
 
     Global batch b is the positions [b * batch_size * ranks, (b + 1) * batch_size * ranks). The remainder is a smaller
-    batch of its own; if it has fewer samples than there are ranks, which would leave a rank without any, the last whole
-    batch takes it in; with `drop_last`, it is left out. Global batch 0 begins at position `start`.
+    batch of its own; if that would leave one of several ranks with one sample, of which batch norm has no statistics,
+    or with none, the last whole batch takes it in; with `drop_last`, it is left out. Global batch 0 begins at position
+    `start`.
     """
 
     size: int
@@ -52,7 +53,8 @@ class Division:
     def batches(self) -> int:
         """Number of global batches."""
         whole, rest = divmod(self.size - self.start, self.batch_size * self.ranks)
-        return whole + (rest >= self.ranks and not self.drop_last)
+        each = min(2, self.batch_size) if whole and self.ranks > 1 else 1
+        return whole + (rest >= each * self.ranks and not self.drop_last)
 
     def positions(self, batch: int) -> range:
         """Return the positions of a global batch."""

@@ -34,6 +34,7 @@ class Restart:
         self.step = 0  # of the checkpoint that training goes on from; 0 if it starts
         self.meta: Mapping[str, Any] = {}  # what is ours in it
         self.kind = ""  # "batch", "validation" or "epoch": when it was taken; "" once training goes on
+        self.within = False  # whether it was taken within an epoch, which has not come to its end yet
         self.taken, self.averaging = False, None  # whether the loaders' states were taken, and an average goes on
 
     def load(self, host: str, flags: Mapping[str, object]) -> bool:
@@ -63,9 +64,6 @@ class Restart:
                 "out or taken twice, but the run is no longer bit-identical to one without an interruption"
             )  # fmt: skip
             print(f"resuming from step {self.step}: {path}{how}", flush=True)
-        if self.trainer.local_rank == 0:
-            for logger in self.trainer.loggers:
-                curves.forget_after(logger, self.meta["saved_at"], self.trainer.is_global_zero)
         own = self._known["own"] if self._same_ranks else {}  # of this rank, where it differs from the first one's
         checkpoint = restored(checkpoint | own, self._known["notes"] if own else self.meta["notes"])
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank has its own
@@ -73,7 +71,8 @@ class Restart:
         revive.settle_searches(self.trainer, self.meta["searched"])
         self.groups = [[{name: value for name, value in group.items() if name != "params"} for group in
                         state["param_groups"]] for state in checkpoint["optimizer_states"]]  # fmt: skip
-        if self.kind == "epoch":
+        self.within = self.kind != "epoch"
+        if not self.within:
             loops.begin_anew(checkpoint["loops"]["fit_loop"])
         self.trainer.should_stop = self.meta["should_stop"]
         self.trainer._checkpoint_connector._ckpt_path = str(path)
@@ -123,23 +122,32 @@ class Restart:
 
     def restore(self, held: Held, wholly: bool = True) -> None:
         """Give this rank what only the checkpoint knows; not wholly before the hooks that begin training."""
-        if not self.step:
+        if not self.meta:
             return
         if self.averaging is None:
             self.averaging = revive.go_on_averaging(self.trainer, self.groups, self.kind)
         partial.restore_job(self.trainer, self.meta["shown"])
         if self._same_ranks:
             partial.restore_rank(self.trainer, self._known, mid_epoch=self.kind != "epoch")
+        partial.restore_gradients(self.trainer, self.meta["ranks"])
         held.restore(self._known["held"], wholly)
+
+    def go_on_logging(self) -> None:
+        """Have the loggers forget what is going to be logged again; to be called when only that is to come."""
+        trainer = self.trainer
+        if not self.meta:
+            curves.begin(trainer.loggers if trainer.is_global_zero else ())
+        elif trainer.local_rank == 0:
+            curves.go_on(trainer.loggers, self.meta["loggers"], self.meta["saved_at"], trainer.is_global_zero)
 
     def make_again(self, held: Held) -> None:
         """Run the hooks again that made what is no plain value, for an epoch that goes on."""
-        if self.step and self.kind in ("batch", "validation"):
+        if self.kind in ("batch", "validation"):
             revive.make_again(self.trainer, held.lacking(self._known["held"]))
 
     def take_states(self) -> Mapping[str, Any] | None:
         """Return, once, what the loaders said of themselves."""
-        if not self.step or self.taken:
+        if not self.meta or self.taken:
             return None
         self.taken = True
         return self._known["held"]["loaders"]

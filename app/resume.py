@@ -64,6 +64,8 @@ class Resume(Callback):
         self.before: dict[str, Any] | None = None  # the state before the validation that is running
         self.common: int | None = None  # batches of a validation that all ranks have
         self.stall = 0.0  # seconds that training waited for the last checkpoint
+        self.saved_step, self.due = 0, False  # of the last checkpoint, and whether one waits for the end of a step
+        self.cut = False  # whether a limit has ended an epoch before its last batch
 
     def attach(self, chance: Chance, host: str, flags: Mapping[str, object], torchrun: bool, enabled: bool) -> None:
         """Learn what is known before training.
@@ -121,9 +123,9 @@ class Resume(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on, a signal is a wish."""
-        self.saved_at = time.monotonic()
+        self.saved_at, self.saved_step = time.monotonic(), trainer.global_step
         if self.enabled:
-            self.snapshot.run = self.restart.meta["run"] if self.restart.step else same.described(trainer, self.flags)
+            self.snapshot.run = self.restart.meta["run"] if self.restart.meta else same.described(trainer, self.flags)
             if why := checkpoints.unreadable(self.snapshot.lightnings()[0]):
                 raise ValueError(f"a checkpoint of this run could not be read again: {why}")
         if self.stop and self.exact:
@@ -143,26 +145,33 @@ class Resume(Callback):
         """Have the last checkpoint on the disk."""
         self.writer.wait()
 
-    def batch_ended(self) -> None:
-        """Save if it is time; stop if it was asked for."""
-        stops, due = self._agree(), bool(self.every_n_steps) and self.trainer.global_step % self.every_n_steps == 0
-        if stops or due or self.agreement.due:
-            self._save("batch", last=stops)
-        if stops:
+    def batch_ended(self, done: bool, accumulates: bool) -> None:
+        """Save if it is time; stop if it was asked for.
+
+        Args:
+            done: Whether a limit ends the training here, within an epoch: with more steps it goes on from here, and
+                else this epoch is ended again.
+            accumulates: Whether the gradients are to be added to; only a stop does not wait for their step.
+        """
+        step, self.cut = self.trainer.global_step, done
+        stops = self._agree(now=done)
+        self.due |= self.agreement.due
+        self.due |= bool(self.every_n_steps) and step % self.every_n_steps == 0 and step != self.saved_step
+        if stops or done or (self.due and not accumulates):
+            self._save("batch", last=stops or done)
+        if stops and not done:
             self._interrupt()
 
     def epoch_ended(self, done: bool) -> None:
         """Save; stop if it was asked for and there is more to come."""
         stops = self._agree(now=True) and not done
-        self._save("epoch", last=stops or done)
+        if not self.cut:
+            self._save("epoch", last=stops or done)
         if stops:
             self._interrupt()
 
     def before_validation(self) -> None:
         """Keep a copy of the state: callbacks may exchange the weights for their average while it runs."""
-        self.before = None
-        if self.trainer.fit_loop.epoch_loop._should_accumulate():
-            return  # half of a step's gradients: a stop waits for its end
         self.divergence.check(self.trainer)
         self.before = self.snapshot.take("validation") if self.enabled else {}
         if self._agree():
@@ -170,10 +179,12 @@ class Resume(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn up to which batch all ranks validate: beyond, they would wait for each other."""
+        self.validated = 0
+        if trainer.state.fn != TrainerFn.FITTING or not self.exact:
+            return
         if self.common is None and not trainer.sanity_checking:
             batches = sum(trainer.num_val_batches)
             self.common = min(self.agreement.gather(0 if batches == float("inf") else batches))
-        self.validated = 0
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Stop if it was asked for; the whole validation is run again."""
@@ -201,8 +212,11 @@ class Resume(Callback):
 
     def _interrupt(self) -> None:
         """Leave, all ranks alike."""
-        number, step = self.agreement.asked, self.agreement.gather((self.folder.whole or [0])[-1])[0]
-        saved = f"{self.folder.file(step)} is whole" if step else "there is no checkpoint"
+        number, (whole, why) = self.agreement.asked, self.agreement.gather((self.folder.whole[-1:], self.writer.why))[0]
+        step = whole[0] if whole else 0
+        saved = f"{self.folder.file(step)} is whole" if whole else "there is no checkpoint"
+        if why:
+            saved += f", as that of step {self.trainer.global_step} could not be written ({why})"
         child = self.trainer.local_rank > 0
         self.stop.tell(stop.words(step, f"{Signals(number).name}; {saved}"), not child)
         # Lightning, which started the other ranks of this node, takes a status of theirs for a crash and kills all.
@@ -223,4 +237,5 @@ class Resume(Callback):
                 self.writer.wait()
         best.age(self.trainer, self.folder.keep)
         self.saved_at, self.agreement.due = time.monotonic(), False
+        self.saved_step, self.due = self.trainer.global_step, False
         self.stall = self.saved_at - began

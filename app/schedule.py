@@ -1,8 +1,10 @@
 """Learning rates over the steps of a run."""
 
+import warnings
+
 from pytorch_lightning import Trainer
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import CyclicLR, LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 
 class Triangle(LambdaLR):
@@ -49,6 +51,12 @@ def configured(trainer: Trainer, optimizer: Optimizer, scheduler: LambdaLR | One
             )
         scheduler.steps = int(steps)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def step_once(scheduler: LRScheduler | ReduceLROnPlateau) -> None:
+    """Take a scheduler's first step; its optimizer has taken none, which is no news."""
+    with warnings.catch_warnings(action="ignore"):
+        scheduler.step(*([0.0] if isinstance(scheduler, ReduceLROnPlateau) else []))
 
 
 PER_STEP = (Triangle, OneCycleLR, CyclicLR)

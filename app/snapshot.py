@@ -42,9 +42,8 @@ class Snapshot:
         Before such a state is written, it has to be made `whole`.
         """
         trainer, gather = self.trainer, self.agreement.gather
-        for logger in trainer.loggers if trainer.is_global_zero else ():
-            curves.flush(logger)
-        moment = gather(time.time_ns())[0]
+        loggers = curves.tell(trainer.loggers) if trainer.is_global_zero else []
+        moment, loggers = gather((time.time_ns(), loggers))[0]
         state, notes = self.lightnings(kind)
         own = {name: value for name, value in state.items() if name not in COMMON}
         said = gather(digest(own))
@@ -52,11 +51,12 @@ class Snapshot:
             own = {}
         self.held.within = kind != "epoch"
         known = partial.of_rank(trainer, gather, self.held) | {"own": own, "notes": notes if own else {}}
+        known["gradients"] = partial.gradients(trainer, gather)
         ours = {
             "step": trainer.global_step, "kind": kind, "number": moment, "saved_at": moment / 1e9,
             "seed": self.chance.seed, "world_size": trainer.world_size, "should_stop": bool(trainer.should_stop),
             "ranks": gather(known), "shown": partial.of_job(trainer),
-            "run": self.run, "version": getattr(trainer.logger, "version", None),
+            "run": self.run, "loggers": loggers,
             "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
             "made": trainer.fit_loop._last_train_dl_reload_epoch, "searched": revive.searched(trainer),
         }  # fmt: skip

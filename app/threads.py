@@ -16,8 +16,8 @@ WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # and by these how they wait
 PROCESSES_PER_CPU, PROCESSES = 4, 8  # allowed of one job: more only wait for each other, at half a GB of memory each
 
 INTERVAL = 0.25  # seconds for which it is looked how long this process's threads have to wait for a CPU
-CROWDED = 0.15  # share of that wait, in the time that they want to run, above which others want the CPU
-HOLD, LONGEST = 1.0, 16.0  # seconds without spinning, until it is looked again: at first, and at last
+CROWDED = 0.2  # share of that wait, in the time that they want to run, above which others want the CPU
+HOLD, LONGEST = 1.0, 4.0  # seconds without spinning, until it is looked again: at first, and at last
 
 
 def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
@@ -64,7 +64,13 @@ def variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> dict[str
     return {"OMP_NUM_THREADS": str(max(1, cpus // ranks))}
 
 
-USERS = {name: os.environ[name] for name in COUNT if name in os.environ}  # what was set before `prepare`
+def users(given: Mapping[str, str]) -> dict[str, str]:
+    """Return what the user has said: not what app/toolkit.py has set for a program of the job's own that calls ours."""
+    shares = variables(given={})
+    return {name: given[name] for name in COUNT if name in given and given[name] != shares.get(name)}
+
+
+USERS = users(os.environ)  # before `prepare` adds to it
 _watching = threading.Event()
 
 

@@ -16,7 +16,7 @@ from signal import Signals
 
 from sagemaker_training import environment, errors, files
 
-from app import failures, program, rendezvous, requirements, starting, stop, summary, train_torchrun
+from app import failures, program, rendezvous, requirements, starting, stop, summary, threads, train_torchrun
 from app.environment import Environment
 from app.peers import Verdict
 from app.supervise import STOP_SECONDS, Ended, Stopped, Supervisor
@@ -71,7 +71,7 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
         print(f"{here.current_host} takes no part in the training, which is for {', '.join(here.hosts)}", flush=True)
         return
     requirements.install(program.CODE, name, own=folder == program.CODE)
-    command, how = program.command(job, here, folder, name, given)
+    command, how, processes = program.command(job, here, folder, name, given)
     for line in summary.lines(here, f"{folder / name}, {how}", given):
         print(line, flush=True)
     if len(here.hosts) > 1:
@@ -80,7 +80,9 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     starting.done()
     if verdict:
         raise _because_of(verdict)
-    variables = rendezvous.variables(here) | train_torchrun.VARIABLES | os.environ
+    # The image's own programs see to their threads by themselves; torchrun would leave each rank a single one.
+    shares = threads.variables(processes) if folder != program.HOME else {}
+    variables = rendezvous.variables(here) | train_torchrun.VARIABLES | shares | os.environ
     variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watch.path)
     cwd = program.CODE if program.CODE.is_dir() else program.HOME
     before = program.written(here.model_dir)

@@ -27,9 +27,10 @@ from pathlib import Path
 from traceback import extract_tb
 
 import torch
+from jsonargparse import Namespace
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts, hyperparameters, lifeline, rendezvous, starting, threads
+from app import artifacts, hyperparameters, lifeline, mistakes, rendezvous, starting, threads
 from app.cli import CLI
 from app.drilled import Drilled
 from app.environment import Environment, failure_file, place, watch
@@ -69,7 +70,8 @@ def main(args: list[str] | None = None) -> None:
             if "://" not in log_dir:
                 check_writable(Path(log_dir), "logs")
             with wrong_if_it_leaves(left_early):
-                cli.trainer.fit(cli.model, cli.datamodule)
+                with mistakes.naming("--trainer", vars(cli.config.trainer), ["pytorch_lightning", "lightning_fabric"]):
+                    cli.trainer.fit(cli.model, cli.datamodule)
                 if not cli.trainer.global_step:
                     raise ValueError(
                         "--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0"
@@ -80,8 +82,12 @@ def main(args: list[str] | None = None) -> None:
 
 def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
     """Say which folders are relative to a job's working folder, of which SageMaker keeps nothing."""
-    for flag in ("checkpoint.dirpath", "resume.dirpath", "logger.save_dir"):
-        folder = str(config.get(flag) or "/")
+    given = config.get("trainer.logger")
+    loggers = [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, Namespace)]
+    folders = [(flag, config.get(flag)) for flag in ("checkpoint.dirpath", "resume.dirpath", "logger.save_dir")]
+    folders += [("trainer.logger.save_dir", one.get("init_args.save_dir")) for one in loggers]
+    for flag, folder in folders:
+        folder = str(folder or "/")
         if "://" not in folder and not Path(folder).is_absolute():
             print(
                 f"warning: --{flag}={folder} is {Path(folder).absolute()}, of which SageMaker keeps nothing; leave it "
@@ -130,12 +136,10 @@ def stopped(line: lifeline.Lifeline, why: str, loud: bool = True) -> None:
 
 def export(cli: CLI, environment: Environment) -> None:
     """Test the best model and write it to the model directory; no rank returns before it is there."""
-    state, best = None, cli.config_init.checkpoint.best_model_path
-    if best and cli.trainer.is_global_zero:  # on its host alone: hosts share no disk
-        if Path(best).is_file() or "://" in best:
-            state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"]
-        else:
-            print(f"warning: {best}, the best model, is not there any more; the last one is written", flush=True)
+    state, best = None, ""
+    if cli.trainer.is_global_zero:  # on its host alone: hosts share no disk
+        best = cli.config_init.checkpoint.readable()
+        state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if best else None
     if state := cli.trainer.strategy.broadcast(state):
         cli.model.load_state_dict(state, strict=cli.model.strict_loading)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
@@ -145,7 +149,8 @@ def export(cli: CLI, environment: Environment) -> None:
     superfluous = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:
         config = cli.parser.dump(cli.config, skip_none=False)
-        path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, environment.revision, config)
+        about = environment.revision, config, Path(best).name
+        path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, *about)
         print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
         print(f"model: {path}")
         print(f"logs: {logs(cli, environment)}")

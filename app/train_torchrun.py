@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from app import rendezvous, starting, threads
+from app import rendezvous, starting, stop, threads
 from app.environment import Environment, failure_file, place
 from app.failures import reported
 
@@ -90,5 +90,6 @@ def main(args: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    stop.leave_at_once()
     starting.begin("importing torch")
     main()

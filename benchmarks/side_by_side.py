@@ -3,7 +3,7 @@
     python -m benchmarks.side_by_side [--n 5] [--jobs 1 2 4] [--seconds 3]
 
 Each job is a process of its own, `python app/train.py` on random images in batches of 32. The two kinds take turns, in
-which as many jobs as are asked for train at the same time, for so many seconds after one that is not counted; all
+which as many jobs as are asked for train at the same time, for so many seconds after five that are not counted; all
 others are asleep. The kind that always spins has libgomp's own default as GOMP_SPINCOUNT, which is left alone as
 anything is that a user sets (app/threads.py). The last rows compare what all jobs do with what one does alone.
 """
@@ -23,7 +23,7 @@ from benchmarks.training import BATCH_SIZE, RandomDataModule, accelerator
 
 KINDS = {"ours": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}  # the count: libgomp's manual, GOMP_SPINCOUNT
 CHOSEN = ("OMP_", "GOMP_", "MKL_")  # beginnings of variables that are not handed on: both kinds start from nothing
-UNTIMED = 1.0  # seconds at the start of a turn: the threads have to notice who else is there
+UNTIMED = 5.0  # seconds at the start of a turn: threads notice who else is there, and in 4 s that nobody is any more
 TURNS = 2  # of each number of jobs, for each kind of a pair
 MARK = "side by side:"
 

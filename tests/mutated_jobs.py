@@ -1,6 +1,7 @@
 """Jobs as their users get them wrong, made by chance from a seed, and what each of them must end in.
 
     python -m tests.mutated_jobs [--n 400] [--seed 1] [--only TEXT]         prints each job that ended otherwise
+    python -m tests.mutated_jobs --numbers [--only TEXT]                    each flag with numbers that it may take
 
 It is either a right run, or one line that names what is wrong. Most of them run as a job's program would, in a process
 that a server forks which has imported everything: a second each.
@@ -18,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -192,6 +194,63 @@ CONFIGS = {
     "JSON": b'{"trainer": {"max_epochs": "x"}}', "tabs": b"trainer:\n\tmax_epochs: 1", "an alias": b"a: &a [*a]",
     "keys": b"1: 2\n? [a]\n: 3", "right": b"trainer: {max_epochs: 1}", "nothing": b"trainer: {}",
 }  # fmt: skip
+
+
+# Numbers that nobody gives who has thought about it.
+NUMBERS = ["-1", "0", "0.5", "1e30", "1e400", "nan", str(2**63 - 1), str(2**63), "9" * 400]
+# Whose flags are gone through, beside those that are always there.
+CHOSEN = [
+    {"data": "DigitsDataModule", "optimizer": "SGD", "lr_scheduler": "StepLR", "lr_scheduler.step_size": "1"},
+    {"model": "ResNet18", "optimizer": "Adam", "lr_scheduler": "CosineAnnealingLR", "lr_scheduler.T_max": "2"},
+    {"optimizer": "AdamW", "lr_scheduler": "app.schedule.Triangle"},
+    {"optimizer": "RMSprop", "lr_scheduler": "OneCycleLR", "lr_scheduler.max_lr": "1", "lr_scheduler.total_steps": "9"},
+    {"optimizer": "Adam", "lr_scheduler": "ReduceLROnPlateau", "lr_scheduler.monitor": "val_loss"},
+    {"trainer.callbacks": "EarlyStopping", "trainer.callbacks.monitor": "val_loss"},
+    {"trainer.callbacks": "StochasticWeightAveraging", "trainer.callbacks.swa_lrs": "0.1"},
+]  # fmt: skip
+# Flags that take numbers among others, which the parser does not tell apart.
+ALSO = {
+    "trainer.devices": {}, "trainer.max_time": {}, "checkpoint.train_time_interval": {},
+    "trainer.callbacks.patience": CHOSEN[5], "trainer.callbacks.min_delta": CHOSEN[5],
+    "trainer.callbacks.swa_lrs": CHOSEN[6], "trainer.callbacks.annealing_epochs": CHOSEN[6],
+    "trainer.callbacks.swa_epoch_start": CHOSEN[6], "optimizer.betas": {"optimizer": "Adam"},
+    "model.width": {"model": "mine.Model"},
+}  # fmt: skip
+
+
+def numbers() -> Iterator[Case]:
+    """Yield a job for each flag that takes a number and each of the NUMBERS."""
+    seen = set()
+    for chosen in CHOSEN:
+        given = {name: value for name, value in BASE.items() if not name.startswith("model")} | chosen
+        for flag in _numeric(chosen, seen):
+            seen.add((flag, chosen.get(flag.partition(".")[0])))
+            for value in NUMBERS:
+                yield Case(f"{flag} = {_short(value)} ({' '.join(chosen.values())})", given | {flag: value})
+    for flag, chosen in ALSO.items():
+        for value in [*NUMBERS, "[0.5, -1]", "00:00:00:00"]:
+            yield Case(f"{flag} = {_short(value)}", BASE | chosen | {flag: value})
+
+
+def _numeric(chosen: dict[str, str], seen: set) -> Iterator[str]:
+    """Yield the flags that take a number, as the parser knows them; none of those that were seen."""
+    from app.cli import CLI
+    from app.environment import Environment
+
+    class Parsed(CLI):
+        """What reads flags and makes nothing."""
+
+        def instantiate_classes(self) -> None:
+            """Make nothing."""
+
+    words = [f"--{name}={value}" for name, value in chosen.items()]
+    made = Parsed(Environment(), words)
+    for flag in (flag.removeprefix("--") for flag in made.given):
+        with suppress(ValueError, KeyError):
+            if (flag, chosen.get(flag.partition(".")[0])) not in seen:
+                made.parse_arguments(made.parser, [*words, f"--{flag}=2"])
+                if type(made.given[f"--{flag}"]) in (int, float):
+                    yield flag
 
 
 def cases(seed: int) -> Iterator[Case]:
@@ -488,10 +547,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--numbers", action="store_true", help="not by chance: each flag with each number")
     parser.add_argument("--only", default="", help="jobs whose name has this in it")
     given = parser.parse_args()
     context, wrong, done, seen = server(), 0, 0, set()
-    for case in cases(given.seed):
+    for case in numbers() if given.numbers else cases(given.seed):
         if case.name in seen or given.only not in case.name:
             continue
         seen.add(case.name)
@@ -504,9 +564,9 @@ def main() -> None:
                 said = failure.read_text() if failure.is_file() else ""
                 said = said or (log.read_text(errors="replace")[-600:] if log.exists() else "")
                 print(f"{case.name}: {'; '.join(found)}\n    {ascii(said[:600])}", flush=True)
-        if done >= given.n:
+        if done >= given.n and not given.numbers:
             break
-    print(f"{done} jobs of seed {given.seed}, {wrong} not as they must be", flush=True)
+    print(f"{done} jobs{'' if given.numbers else f' of seed {given.seed}'}, {wrong} not as they must be", flush=True)
     sys.exit(bool(wrong))
 
 

@@ -1,18 +1,20 @@
 """Modules and data as somebody writes them who has read Lightning's documentation, and not ours.
 
-Each is one way in which a run that is interrupted may come to other weights. STOP_AT and KILL_AT, as EPOCH:BATCH, are
-where the model sends its own process a signal.
+Each is one way in which a run that is interrupted may come to other weights. STOP_AT and KILL_AT, as EPOCH:BATCH or
+"validation STEP", are where the model sends its own process a signal.
 """
 
 import os
 import random
 import signal
+import time
 from collections import deque, namedtuple
 
 import numpy as np
 import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule
 from pytorch_lightning.callbacks import BaseFinetuning
+from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -24,12 +26,13 @@ SAMPLES = 40
 RANDOM = random.Random(5)
 
 
-def interrupt(epoch: int, batch: int) -> None:
+def interrupt(place: str) -> None:
     """Send this process a signal, if it is time."""
     for name, number in (("STOP_AT", signal.SIGTERM), ("KILL_AT", signal.SIGKILL)):
-        if os.environ.get(name) == f"{epoch}:{batch}":
+        if os.environ.get(name) == place:
             os.environ.pop(name)
             os.kill(os.getpid(), number)
+            time.sleep(0.1)  # for the thread that hears it
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
@@ -248,7 +251,7 @@ class Model(LightningModule):
 
     def training_step(self, batch, batch_idx):
         """Return the loss."""
-        interrupt(self.current_epoch, batch_idx)
+        interrupt(f"{self.current_epoch}:{batch_idx}")
         if isinstance(batch, dict):
             return sum(self.loss(one) for one in batch.values() if one is not None)
         return self.loss(batch)
@@ -259,6 +262,7 @@ class Model(LightningModule):
 
     def validation_step(self, batch, batch_idx):
         """Log the loss."""
+        interrupt(f"validation {self.global_step}")
         self.log("val_loss", self.loss(batch))
 
     def configure_optimizers(self):
@@ -438,6 +442,46 @@ class Hyper(Model):
     def __init__(self, lr: float = 0.05) -> None:
         super().__init__()
         self.save_hyperparameters({"lr": lr, "criterion": nn.MSELoss(), "kind": Model})
+
+
+class Logging(Model):
+    """Logs what one logs: by step and by epoch, a rate, hyperparameters with a metric, a text."""
+
+    def __init__(self, lr: float = 0.05) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def on_train_start(self):
+        """Log before the first step."""
+        for logger in self.loggers:
+            logger.log_metrics({"begun": 1.0}, step=0)
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(self.hparams, {"hp/loss": 0.0})
+                logger.experiment.add_text("note", "begun")
+
+    def loss(self, batch):
+        """Return the loss, which is logged."""
+        loss = super().loss(batch)
+        if self.trainer.training:
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            if self.current_epoch:
+                self.log("later", loss * 2)
+        return loss
+
+
+class Accumulating(Model):
+    """Steps by itself, every fourth batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        """Add to the gradients, and step with them."""
+        self.manual_backward(super().training_step(batch, batch_idx) / 4)
+        if (batch_idx + 1) % 4 == 0:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
 
 
 class Unsavable(Model):

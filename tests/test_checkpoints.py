@@ -16,6 +16,7 @@ import torch
 from containers import ROOT
 
 from app import checkpoints
+from app.best import BestModel
 from app.checkpoints import examine, read, write
 from app.folder import Folder, Writer, choose
 
@@ -302,6 +303,49 @@ def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folde
     capsys.readouterr()
     writer.check("the training is done, and")
     assert chosen(folder) == folder.file(50) and capsys.readouterr().out == ""
+
+
+def test_whatever_a_writer_dies_of_is_said(folder: Folder, capsys):
+    """And the next checkpoint is written."""
+    writer = Writer(folder)
+    writer.write(state(40) | {"lock": threading.Lock()}, 40, 1)
+    writer.wait()
+    writer.check("training goes on, but")
+    said = capsys.readouterr()
+    assert "no checkpoint could be written" in said.out and "(TypeError: cannot pickle '_thread.lock'" in said.out
+    assert "Traceback" in said.err
+    nothing = Writer(Folder(folder.path.with_name("new"), 3))
+    nothing.write({"lock": threading.Lock()}, 40, 1)
+    nothing.wait()
+    with pytest.raises(TypeError):
+        nothing.check("training goes on, but")
+    writer.write(state(50), 50, 1)
+    writer.wait()
+    assert not writer.why and chosen(folder) == folder.file(50)
+
+
+def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
+    """Else the next best one, if there is any; a file of somebody else's writing is read if torch can."""
+    best = BestModel(tmp_path, monitor="loss", save_top_k=3)
+    names = [str(tmp_path / f"best-{number}.ckpt") for number in range(3)]
+    for number, name in enumerate(names):
+        write(Path(name), state(number))
+        best.best_k_models[name] = torch.tensor(float(number))
+    best.best_model_path = names[0]
+    assert best.readable() == names[0] and capsys.readouterr().out == ""
+    content = bytearray(Path(names[0]).read_bytes())
+    content[300] ^= 1
+    Path(names[0]).write_bytes(content)
+    assert best.readable() == names[1]
+    damaged = f"warning: {names[0]}, the best model, is damaged: its checksum is another one"
+    assert capsys.readouterr().out == f"{damaged}; {names[1]} is written in its place\n"
+    Path(names[1]).write_bytes(Path(names[1]).read_bytes()[:-100])  # cut off
+    torch.save(state(2), names[2])
+    assert best.readable() == names[2]
+    Path(names[2]).unlink()
+    assert best.readable() == ""
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"warning: {names[2]}, the best model, is not there; the last one is written in its place"
 
 
 def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: Folder):

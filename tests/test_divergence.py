@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import ranks
 import torch
+from foreign import Model
 
 from app import train
 from app.divergence import EVERY, Divergence
@@ -136,3 +137,60 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
 def test_what_json_lacks_is_null():
     value = {"a": [math.nan, 1.5, (np.float64("inf"), -math.inf)], "b": {"c": math.nan}, "d": "NaN", "e": 2}
     assert json_text(value) == '{"a": [null, 1.5, [null, null]], "b": {"c": null}, "d": "NaN", "e": 2}'
+
+
+class Validating(Model):
+    """A model whose loss is finite, and whose validation finds what a test says, epoch by epoch.
+
+    Args:
+        found: val_loss of each epoch.
+    """
+
+    def __init__(self, found: list[float] = ()) -> None:
+        super().__init__()
+        self.found = found
+
+    def validation_step(self, batch, batch_idx):
+        found = math.nan if self.trainer.sanity_checking else self.found[self.current_epoch]
+        self.log("val_loss", torch.tensor(float(found)))
+        self.log("val_acc", 0.5)
+
+
+VALIDATING = ["--model=test_divergence.Validating", "--data=foreign.Data", "--checkpoint.filename={epoch}"]
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("found", "flag", "warned", "best"),
+    [
+        ([NAN, 0.5, NAN, 0.6], "", "nan in the validation of epoch 1, step 8", "epoch=1.ckpt"),
+        ([0.5, INF, 0.4, NAN], "", "inf in the validation of epoch 2, step 16", "epoch=2.ckpt"),
+        ([0.5, -INF, 0.6], "", "-inf in the validation of epoch 2, step 16", "epoch=0.ckpt"),
+        ([0.5, INF, 0.4], "--checkpoint.mode=max", "inf in the validation of epoch 2, step 16", "epoch=0.ckpt"),
+        ([NAN, 0.5, -INF], "--checkpoint.save_top_k=-1", "nan in the validation of epoch 1, step 8", "epoch=1.ckpt"),
+        ([NAN, NAN], "--checkpoint.save_top_k=-1", "nan in the validation of epoch 1, step 8", ""),
+        ([NAN, NAN], "", "nan in the validation of epoch 1, step 8", ""),
+        ([0.5, 0.4], "", "", "epoch=1.ckpt"),
+    ],
+)
+def test_a_validation_that_finds_no_number(fit, monkeypatch, found, flag, warned, best):
+    """It is warned of once, makes no model the best, and what is written is JSON."""
+    chosen = []
+    export = train.export
+
+    def noted(cli, environment) -> None:
+        chosen.append(Path(cli.config_init.checkpoint.best_model_path).name)
+        export(cli, environment)
+
+    monkeypatch.setattr(train, "export", noted)
+    values = ", ".join(str(value).replace("nan", ".nan").replace("inf", ".inf") for value in found)
+    said, status = fit(
+        *VALIDATING, f"--trainer.max_epochs={len(found)}", f"--model.found=[{values}]", *([flag] if flag else [])
+    )
+    assert status == 0, said
+    lines = [line for line in said.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == bool(warned) and all(line.startswith(f"warning: val_loss={warned}; ") for line in lines)
+    assert chosen == [best]
+    described = json.loads(Path("output/model/model.json").read_text(), parse_constant=pytest.fail)
+    value = described["metrics"]["val_loss"]
+    assert value == pytest.approx(found[-1]) if math.isfinite(found[-1]) else value is None

@@ -28,6 +28,8 @@ OF_TORCH = (
         ("DistNetworkError", "The client socket has timed out after 600000ms while trying to connect", "lost a peer"),
         ("ModuleNotFoundError", "No module named 'wandb'", "requirements.txt there (ModuleNotFoundError: No"),
         ("FileNotFoundError", "[Errno 2] No such file: '/opt/ml/input/data/train/x.csv'", "missing in the input"),
+        ("ValueError", "Expected more than 1 value per channel when training, got input size torch.Size([1, 8])",
+         "batch norm cannot train on a batch of one sample, such as the last of an epoch: give another --data.batch_"),
         ("KeyError", "'x'", "KeyError: 'x'"),
         ("ConnectionRefusedError", "[Errno 111] Connection refused", "ConnectionRefusedError: [Errno 111] Connection"),
         ("RuntimeError", "NCCL error in: x.cpp:1, unhandled cuda error", "RuntimeError: NCCL error"),

@@ -114,10 +114,12 @@ def test_a_relative_folder_of_data_is_named_as_it_was_resolved(tmp_path):
 
 def test_folders_that_sagemaker_does_not_keep_are_warned_of(tmp_path, capsys):
     environment = Environment(checkpoint_dir=Path("/opt/ml/checkpoints"))
-    flags = ["--resume.dirpath=checkpoints", "--logger.save_dir=s3://bucket/logs", "--checkpoint.dirpath=/somewhere"]
+    flags = ["--resume.dirpath=checkpoints", "--logger.save_dir=s3://bucket/logs", "--checkpoint.dirpath=/somewhere",
+             "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs"]  # fmt: skip
     warn_of_lost_folders(Parsed(environment, flags).config, environment)
     assert [line for line in capsys.readouterr().out.splitlines() if "warning" in line] == [
-        f"warning: --resume.dirpath=checkpoints is {tmp_path}/checkpoints, of which SageMaker keeps nothing; leave it "
+        f"warning: --{flag} is {tmp_path}/{flag.partition('=')[2]}, of which SageMaker keeps nothing; leave it "
         "out, or give a folder below /opt/ml/checkpoints"
+        for flag in ("resume.dirpath=checkpoints", "trainer.logger.save_dir=logs")
     ]
     assert os.environ.get("SM_OUTPUT_DIR") is None

@@ -91,6 +91,20 @@ def test_two_ranks(whole: Ranks, tmp_path: Path, program):
     assert job.result == whole.result
 
 
+def test_gradients_that_are_added_up(tmp_path: Path):
+    """Each rank has some of its own, which its next step adds to; a stop does not wait for that."""
+    jobs = [Ranks(tmp_path / name / "ml") for name in ("whole", "run")]
+    added = {"trainer.accumulate_grad_batches": "11"}  # of 12 batches an epoch
+    assert jobs[0].begin(**added).wait(LIMIT) == 0, (jobs[0].base / "log").read_text()[-3000:]
+    process = jobs[1].begin(**added)
+    jobs[1].wait_for_steps(5, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT) == 143 and jobs[1].failure.startswith("interrupted, resume from step 0: SIGTERM; ")
+    assert jobs[1].steps() < 10
+    assert jobs[1].begin(**added).wait(LIMIT) == 0, (jobs[1].base / "log").read_text()[-3000:]
+    assert jobs[0].result == jobs[1].result
+
+
 def test_two_ranks_began_and_one_goes_on(tmp_path: Path):
     """Each epoch has every sample once, in the order of two ranks."""
     job = Ranks(tmp_path / "ml")

@@ -1,5 +1,6 @@
 """Interrupted at any moment, finished with the same weights: real processes, really killed."""
 
+import json
 import os
 import random
 import signal
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import interruptible
+import psutil
 import pytest
 import torch
 import warm
@@ -122,6 +124,24 @@ def test_a_signal_loses_no_step(tmp_path: Path, number):
     assert run.steps == 33
 
 
+@pytest.mark.parametrize("told", ["torchrun", "a rank"])
+def test_torchrun_by_hand_ends_as_its_ranks_do(tmp_path: Path, told):
+    flags = [*FLAGS, "--trainer.devices=2", "--model.sleep=0.1", "--resume.every_n_minutes=0"]
+    run = Run(tmp_path / "run", [])
+    with (run.folder / "log").open("w") as log:
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+        line = ["python", ROOT / "app/train_torchrun.py", *flags]
+        process = warm.start(line, run.folder, environment, log.fileno())
+    while run.steps < 3:
+        assert process.poll() is None, run.said[-3000:]
+        time.sleep(0.01)
+    below = psutil.Process(process.pid).children(recursive=True)
+    ranks = [child.pid for child in below if "LOCAL_RANK" in warm.environ(child.pid)]
+    os.kill(process.pid if told == "torchrun" else ranks[-1], signal.SIGTERM)
+    assert process.wait(LIMIT) == 143, run.said[-3000:]
+    assert f"interrupted, resume from step {run.steps}: SIGTERM; " in run.said and "Traceback" not in run.said
+
+
 def test_a_second_signal_does_no_harm(tmp_path: Path):
     run = Run(tmp_path / "run", ["--model.sleep=0.5"])
     process = run.start()
@@ -227,14 +247,27 @@ def test_a_folder_that_has_moved_still_has_the_best_model(tmp_path: Path):
     run.interrupt(signal.SIGTERM, lambda: run.steps >= whole.steps / 2)
     (tmp_path / "a").rename(tmp_path / "b")
     said = run.finish(*places[1])
-    assert "resuming from step" in said and "is not there any more" not in said
+    assert "resuming from step" in said and "warning" not in said
     assert run.result == whole.result
 
 
-@pytest.mark.parametrize("lost", ["of the first epoch", "of the last epoch before"])
-def test_a_best_model_that_was_not_copied_yet(tmp_path: Path, lost):
+def flip(file: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("mode", "lose", "problem"),
+    [
+        ("max", Path.unlink, "is not there"),  # of the first epoch
+        ("min", Path.unlink, "is not there"),  # of the last epoch before
+        ("min", flip, "is damaged: its checksum is another one"),
+    ],
+)
+def test_a_best_model_that_was_not_copied_yet_or_is_damaged(tmp_path: Path, mode, lose, problem):
     """It goes on from a checkpoint that does not tell of it, and makes it again."""
-    mode = "max" if lost == "of the first epoch" else "min"
     flags = [
         "--checkpoint.monitor=val_loss",
         f"--checkpoint.mode={mode}",
@@ -246,12 +279,28 @@ def test_a_best_model_that_was_not_copied_yet(tmp_path: Path, lost):
     run.interrupt(signal.SIGKILL, lambda: run.steps >= whole.steps * 0.9)
     copies = {path.name: path for path in (tmp_path / "run").rglob("best-*.ckpt")}
     newest = max(copies)  # best-epoch=N-...
-    copies[newest].unlink()
+    lose(copies[newest])
     assert newest.startswith("best-epoch=0" if mode == "max" else "best-epoch=1")
     said = run.finish()
-    assert f"goes with {newest}, the best model, which is not there; it is skipped" in said and "resuming from" in said
+    assert f"goes with {newest}, the best model, which {problem}; it is skipped" in said and "resuming from" in said
     assert run.result == whole.result
     assert len(list((tmp_path / "run").rglob("best-*.ckpt"))) == 1
+
+
+def test_a_damaged_best_model_that_cannot_be_made_again_is_no_model(tmp_path: Path):
+    """The last one is written, which the log and model.json say."""
+    run = Run(tmp_path / "run", ["--checkpoint.monitor=val_loss", "--checkpoint.mode=max", "--resume.keep=1"])
+    run.finish()
+    described = json.loads((tmp_path / "run/output/model/model.json").read_text())
+    (best,) = (tmp_path / "run").rglob("best-*.ckpt")
+    assert described["best_model"] == best.name and best.name.startswith("best-epoch=0")
+    flip(best)
+    said = run.finish()
+    assert f"warning: {best}, the best model, is damaged: its checksum is another one; the last one is written" in said
+    assert json.loads((tmp_path / "run/output/model/model.json").read_text())["best_model"] is None
+    last = torch.load(tmp_path / "run/output/data/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    model = torch.load(tmp_path / "run/output/model/model.pt", weights_only=True)
+    assert all(torch.equal(model[name], last[f"network.{name}"]) for name in model)
 
 
 def test_a_job_that_is_done_only_writes_its_model_again(tmp_path: Path):
@@ -300,9 +349,7 @@ def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
     files = sorted((tmp_path / "run/output/data/checkpoints").glob("step-*.ckpt"))
     assert len(files) == 3
     (files[-1].parent / "last.ckpt").unlink()
-    content = bytearray(files[-1].read_bytes())
-    content[len(content) // 2] ^= 4
-    files[-1].write_bytes(content)
+    flip(files[-1])
     said = run.finish()
     assert f"{files[-1].name} is damaged: its checksum is another one; it is skipped" in said
     assert f"resuming from step {int(files[-2].name[5:14])}" in said

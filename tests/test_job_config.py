@@ -19,6 +19,8 @@ BROKEN = {
     "not UTF-8": ("hyperparameters.json", b'{"a": "\xff"}', "cannot be read ('utf-8' codec can't decode"),
     "half a character": ("hyperparameters.json", '{"a": "\\ud800"}', "surrogates not allowed"),
     "NUL": ("hyperparameters.json", '{"a": "x\\u0000"}', "it has a NUL"),
+    "NUL in JSON": ("hyperparameters.json", json.dumps({"a": '"x\\u0000"'}), "a cannot be an argument: it has a NUL"),
+    "half a character in JSON": ("hyperparameters.json", json.dumps({"a": '"\\ud800"'}), "a cannot be an argument: "),
     "a long number": ("hyperparameters.json", '{"a": 1' + "0" * 5000 + "}", "cannot be read (Exceeds the limit"),
     "a name": ("hyperparameters.json", '{"a=b": "1"}', "found the name 'a=b'"),
     "too long": ("hyperparameters.json", json.dumps({"a": "x" * 200_000}), "found 200009 characters"),

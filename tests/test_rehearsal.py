@@ -355,6 +355,41 @@ def test_a_container_that_leaves_a_network_by_itself(tmp_path):
         docker("network", "rm", name)
 
 
+# Of a user who is not root, to whom what a container's root has written is not theirs to remove.
+EMPTIES = """
+import sys
+from pathlib import Path
+import docker
+from scripts.rehearsal import owner
+
+client, seen = docker.from_env(), []
+collection = type(client.containers)
+run = collection.run
+
+
+def noted(self, *given, volumes, **more):
+    seen.extend(volumes)
+    return run(self, *given, volumes=volumes, **more)
+
+
+collection.run = noted
+owner.shutil.rmtree = lambda *given, **more: None
+folder = Path(sys.argv[1])
+owner.empty(folder, client)
+left = sorted(path.name for path in folder.parent.rglob("*"))
+print([volume.partition(":")[0] == str(folder) for volume in seen], left)
+"""
+
+
+def test_what_a_containers_root_has_left_is_removed_by_one_that_sees_nothing_else(tmp_path, image):
+    for name in ("one/jobs/file", "another/file"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("")
+    line = [python_of("rehearsal"), "-c", EMPTIES, tmp_path / "one"]
+    done = subprocess.run(line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    assert done.stdout == "[True] ['another', 'file', 'one']\n"
+
+
 @pytest.mark.parametrize(
     ("rule", "wanted"),
     [

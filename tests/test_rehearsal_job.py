@@ -224,6 +224,21 @@ def test_a_thread_that_cannot_start(rehearsed, monkeypatch):
     assert record.status == "Failed" and "can't start new thread" in record.failure
 
 
+def test_a_job_whose_own_thread_cannot_start(rehearsed, monkeypatch):
+    """What waits for its end sees one, with the reason, the report and no files left."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    reported = []
+    rehearsed.reported = lambda record, folder: reported.append(record.status)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    record = rehearsed.job().record
+    assert (record.status, record.secondary, reported) == ("Failed", "Failed", ["Failed"])
+    assert record.failure == "InternalServerError: the rehearsal failed: RuntimeError: can't start new thread"
+    assert not (rehearsed.folder / "work/job").exists()
+
+
 @pytest.mark.parametrize("line", ["resuming from step " + "1" * 5000, "step=" + "9" * 5000, "a=" + "1" * 100_000 + "x"])
 def test_a_line_that_is_no_progress(rehearsed, line):
     job = rehearsed.job()

@@ -350,6 +350,22 @@ WORDS = [
         r"greater than or equal to 0, Member must satisfy regular expression pattern: \.\*\]",
     ),
     (
+        {"HyperParameters": {"a": "1", "b\0": "2"}},
+        r"1 validation error detected: Value '\{a=1, b\\u0000=2\}' at 'hyperParameters' failed to satisfy constraint: "
+        r"Map key must satisfy constraint: \[.*, Member must be text without NUL characters and lone surrogates\]",
+    ),
+    (
+        {"Environment": {"A": "x\ud800"}, "HyperParameters": {"a": "\udfff"}},
+        r"2 validation errors detected: Value '\{a=\\udfff\}' at 'hyperParameters' failed .* without NUL characters "
+        r"and lone surrogates\]; Value '\{A=x\\ud800\}' at 'environment' failed .* Map value must satisfy constraint: "
+        r"\[.*, Member must be text without NUL characters and lone surrogates\]",
+    ),
+    (
+        {"AlgorithmSpecification": JOB["AlgorithmSpecification"] | {"ContainerArguments": ["train", "\0"]}},
+        r"1 validation error detected: Value '\[train, \\u0000\]' at 'algorithmSpecification.containerArguments' "
+        r"failed to satisfy constraint: Member must satisfy constraint: \[.*, Member must be text without NUL .*\]",
+    ),
+    (
         {"VpcConfig": {"SecurityGroupIds": ["sg 1", "sg-2"], "Subnets": []}},
         r"2 validation errors detected: Value '\[sg 1, sg-2\]' at 'vpcConfig.securityGroupIds' failed to satisfy "
         r"constraint: Member must satisfy constraint: \[Member must have length less than or equal to 32, Member must "

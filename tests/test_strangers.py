@@ -1,5 +1,7 @@
 """User code of many kinds, stopped and killed at any place of a run, ends with the weights of a run left alone."""
 
+import csv
+import json
 import os
 from pathlib import Path
 
@@ -102,6 +104,9 @@ CODE = {
                                  "--trainer.callbacks.scheduling={0: 1, 1: 2}"],
     "averaged weights": ["--trainer.callbacks=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.01",
                          "--trainer.callbacks.swa_epoch_start=1", "--data=strangers.Validated"],
+    "gradients that are added up by hand": ["--model=strangers.Accumulating"],
+    "a validation while gradients are added up": ["--trainer.accumulate_grad_batches=4", "--data=strangers.Validated",
+                                                  "--trainer.val_check_interval=3"],
     "overfit batches": ["--trainer.overfit_batches=4"],
     "a search for a rate": ["--trainer.callbacks=LearningRateFinder", "--trainer.callbacks.num_training_steps=5",
                             "--model=strangers.Hyper"],
@@ -131,6 +136,69 @@ def test_killed_it_goes_on_from_the_epochs_end(tmp_path: Path):
     assert not same(alone.finish(), run.finish())
 
 
+LOGGER = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs", "version": "one"}}
+ALONE = [*CODE["plain attributes"], "--data=strangers.Validated", "--trainer.log_every_n_steps=1",
+         f"--trainer.logger={json.dumps(LOGGER)}"]  # fmt: skip
+
+
+def rows(run: Run) -> str:
+    """Return what the run's CSVLogger has written."""
+    return (run.folder / "logs/lightning_logs/one/metrics.csv").read_text()
+
+
+def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
+    """As one run to them all; started again with no more of them, it ends as it did."""
+    alone, run = (Run(tmp_path / name, *ALONE, "--trainer.max_epochs=-1") for name in ("alone", "run"))
+    alone.flags.append("--trainer.max_steps=33")
+    expected = alone.finish()
+    run.flags.append("--trainer.max_steps=15")
+    short, curve = run.finish(), None
+    curve = rows(run)
+    described = (run.folder / "output/model/model.json").read_text()
+    (run.folder / "output/model/model.json").unlink()
+    assert not same(short, run.finish()) and "nothing is left to train: step 15 was the last one" in run.said
+    assert rows(run) == curve and (run.folder / "output/model/model.json").read_text() == described
+    run.flags[-1] = "--trainer.max_steps=33"
+    assert not same(expected, run.finish()) and "resuming from step 15: " in run.said
+    assert rows(run) == rows(alone)
+
+
+@pytest.mark.parametrize("steps", [20, 26])
+def test_the_last_validation_of_a_number_of_steps(tmp_path: Path, steps):
+    """At an epoch's end, and within one: it is run again, and so is all that comes after it."""
+    flags = [*ALONE, f"--trainer.max_steps={steps}", "--trainer.max_epochs=-1", "--trainer.val_check_interval=2",
+             "--checkpoint.monitor=val_loss"]  # fmt: skip
+    alone, run = Run(tmp_path / "alone", *flags), Run(tmp_path / "run", *flags)
+    expected = alone.finish()
+    assert run.start(STOP_AT=f"validation {steps}") == 143 and f"resume from step {steps}: SIGTERM" in run.said
+    assert not same(expected, run.finish())
+    assert rows(run) == rows(alone)
+    assert [file.name for file in alone.folder.rglob("best-*")] == [file.name for file in run.folder.rglob("best-*")]
+
+
+def test_steps_are_logged_as_lightning_does(tmp_path: Path):
+    """Also in a run with a limit of steps, which Lightning's own loops take for one that is resumed."""
+    flags = [*ALONE, "--trainer.max_steps=25", "--trainer.max_epochs=-1", "--data.dataset=numpy"]
+    exact, plain = Run(tmp_path / "exact", *flags), Run(tmp_path / "plain", *flags, "--resume.exact=false")
+    exact.finish(), plain.finish()
+    steps = [[row["step"] for row in csv.DictReader(rows(run).splitlines())] for run in (exact, plain)]
+    assert steps[0] == steps[1]
+
+
+def test_before_the_first_step(tmp_path: Path):
+    """Of a module that steps by itself there is something to go on from; of gradients that are added up, too."""
+    for name, flags in (
+        ("by hand", ["--model=strangers.Accumulating"]),
+        ("by Lightning", ["--trainer.accumulate_grad_batches=4"]),
+    ):
+        alone, run = Run(tmp_path / name / "alone", *flags), Run(tmp_path / name / "run", *flags)
+        assert run.start(STOP_AT="0:1") == 143
+        assert (
+            "interrupted, resume from step 0: SIGTERM; output/data/checkpoints/step-000000000.ckpt is whole" in run.said
+        )
+        assert not same(alone.finish(), run.finish()) and "resuming from step 0: " in run.said
+
+
 def test_averaged_weights(tmp_path: Path):
     """Stopped in each epoch, of which the last gathers the statistics of batch norm; and started again when done."""
     alone, run = (Run(tmp_path / name, *CODE["averaged weights"]) for name in ("alone", "run"))
@@ -155,6 +223,18 @@ def test_a_search_for_a_batch_size(tmp_path: Path):
     check(tmp_path, "--model=strangers.Alone", "--trainer.callbacks=BatchSizeFinder",
           "--trainer.callbacks.batch_arg_name=batch", "--trainer.callbacks.max_trials=2",
           "--data=strangers.Validated")  # fmt: skip
+
+
+def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
+    """Interrupted, too; and as a class of Lightning's that is given the same."""
+    flags = ["--trainer.devices=2", "--data.sampler=shuffled"]
+    expected = Run(tmp_path / "ddp", *flags, "--trainer.strategy=ddp").finish()
+    run = Run(tmp_path / "spawn", *flags, "--trainer.strategy=ddp_spawn")
+    assert run.start(STOP_AT="1:2") == 143
+    assert not same(expected, run.finish())
+    assert run.said.count("--trainer.strategy=ddp_spawn: runs as ddp, which computes the same\n") == 1
+    given = {"class_path": "DDPStrategy", "init_args": {"start_method": "fork"}}
+    assert not same(expected, Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(given)}").finish())
 
 
 def test_not_exact_is_as_lightning_does(tmp_path: Path):

@@ -113,6 +113,13 @@ def test_ranks_of_lightning_share_a_quota(monkeypatch):
         torch.set_num_threads(before)
 
 
+def test_what_the_toolkit_has_set_is_not_the_users(monkeypatch):
+    """For a program of the job's own, which may call ours with several ranks: they share the quota."""
+    monkeypatch.setattr(threads, "usable_cpus", lambda: 64)
+    assert threads.users(threads.variables(given={})) == {}
+    assert threads.users({"OMP_NUM_THREADS": "7", "PATH": ""}) == {"OMP_NUM_THREADS": "7"}
+
+
 def test_too_many_processes_are_refused(monkeypatch):
     monkeypatch.setattr(threads, "usable_cpus", lambda: 2)
     says = r"^--trainer.devices: found 64, expected at most 8 processes on 2 CPUs; give 2 or fewer"

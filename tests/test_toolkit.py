@@ -14,6 +14,8 @@ import pytest
 import warm
 from conftest import ROOT, Job
 
+from app.threads import usable_cpus
+
 pytestmark = pytest.mark.slow
 
 # What a user's own script may do when it is told to stop: two seconds of saving.
@@ -184,6 +186,16 @@ def test_a_distribution_runs_as_torchrun(job: Job, option, warns):
     assert run.returncode == 0, run.stdout
     assert "RANKS 1 1" in run.stdout
     assert ("AWS has published no SMDDP build since PyTorch 2.5" in run.stdout) == warns
+
+
+@pytest.mark.parametrize(("own", "found"), [({}, str(max(1, usable_cpus() // 2))), ({"OMP_NUM_THREADS": "7"}, "7")])
+def test_the_ranks_of_a_jobs_own_program_share_the_cpus(job: Job, own, found):
+    """torchrun by itself would warn, and leave each of them one thread."""
+    given = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_instance_type": '"local"'}
+    program(job, "import os\nprint('THREADS', os.environ['OMP_NUM_THREADS'])", **given, **{"trainer.devices": "2"})
+    run = job.run(**own)
+    assert run.returncode == 0, run.stdout
+    assert run.stdout.count(f"THREADS {found}\n") == 2 and "Setting OMP_NUM_THREADS" not in run.stdout
 
 
 def test_torchrun_for_our_own_program(job: Job):

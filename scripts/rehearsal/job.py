@@ -81,14 +81,24 @@ class Job(threading.Thread):
         self.latest = record.created + wait if wait else None
         self.changed("Starting", "Starting the training job")
 
+    def start(self) -> None:
+        """Start the job; where this machine has no thread left for it, it has failed."""
+        try:
+            super().start()
+        except RuntimeError as error:
+            self._end(*_failed(error))
+
     def run(self) -> None:
         """Run the job, and write its record and report; whatever fails, it has an end."""
         try:
             threading.Thread(target=self._send, daemon=True).start()
-            status, failure = self._to_the_end()
-        except Exception as error:  # a fault of the rehearsal's own is told as one of the service's
-            traceback.print_exc()
-            status, failure = "Failed", f"InternalServerError: the rehearsal failed: {type(error).__name__}: {error}"
+            ended = self._to_the_end()
+        except Exception as error:
+            ended = _failed(error)
+        self._end(*ended)
+
+    def _end(self, status: str, failure: str | None) -> None:
+        """Write the record and the report, and leave nothing else."""
         self.record.training_end = time.time() if self.record.training_start else None
         self.record.failure = failure and failure[:1024]
         for instance in (one for attempt in self.record.attempts for one in attempt.instances):
@@ -234,3 +244,9 @@ class Job(threading.Thread):
             self.logs.send()
         except Exception as error:  # the job goes on
             self.note(f"log lines were lost: {type(error).__name__}: {error}")
+
+
+def _failed(error: Exception) -> tuple[str, str]:
+    """Return the end of a job by a fault of the rehearsal's own, which is told as one of the service's."""
+    traceback.print_exception(error)
+    return "Failed", f"InternalServerError: the rehearsal failed: {type(error).__name__}: {error}"

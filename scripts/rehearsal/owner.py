@@ -122,11 +122,13 @@ def end_processes(listed: Path) -> int:
 
 
 def empty(folder: Path, client) -> None:
-    """Remove a folder; files that a container's root has written are removed by one, where this user is not root."""
+    """Remove a folder; files that a container's root has written are removed by one, where this user is not root.
+
+    It sees this folder alone, and ends with an error, as it cannot remove that itself.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists() and client and (images := client.images.list(filters={"dangling": False})):
-        volumes = [f"{folder.parent}:/folder"]
-        line = ["rm", "-rf", "--one-file-system", f"/folder/{folder.name}"]
+        line, volumes = ["rm", "-rf", "--one-file-system", "/folder"], [f"{folder}:/folder"]
         with contextlib.suppress(containers.DockerException):
             client.containers.run(images[0].id, entrypoint=line, command=[], volumes=volumes, remove=True, user="root")
         shutil.rmtree(folder, ignore_errors=True)

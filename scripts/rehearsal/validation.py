@@ -24,6 +24,9 @@ PYTHON_TYPES = {
     "structure": dict,
 }
 BITS = {"integer": 31, "long": 63}  # without the sign's
+# What JSON can say, and no environment variable, argument or file of text can hold.
+UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
+WRITABLE = "Member must be text without NUL characters and lone surrogates"
 JSON_WORDS = {str: "STRING_VALUE", bool: "TRUE_VALUE", int: "NUMBER_VALUE", float: "DECIMAL_VALUE"}
 SEPARATORS = " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # Java's \p{Z}: neither tabs nor ends of lines
 TARGETS = {
@@ -102,8 +105,8 @@ def violations(value, shape: Shape, path: str) -> Iterator[str]:
     if kind == "map":
         parts = [("Map key", shape.key, value.keys()), ("Map value", shape.value, value.values())]
     for word, part, items in parts:
-        if any(True for item in items for _ in constraints(item, part)):
-            rules = ", ".join(all_constraints(part))
+        if broken := {one for item in items for one in constraints(item, part)}:
+            rules = ", ".join([*all_constraints(part), *(broken & {WRITABLE})])
             broken = f"{word} must satisfy constraint: [{rules}]"
             yield f"Value {quoted(value)} at '{path}' failed to satisfy constraint: {broken}"
 
@@ -122,6 +125,8 @@ def constraints(value, shape: Shape) -> Iterator[str]:
     pattern = shape.metadata.get("pattern")
     if pattern and isinstance(value, str) and not re.fullmatch(in_python(pattern), value):
         yield f"Member must satisfy regular expression pattern: {pattern}"
+    if isinstance(value, str) and UNWRITABLE.search(value):
+        yield WRITABLE  # the rehearsal's own words: what the service says is not documented
 
 
 def all_constraints(shape: Shape) -> Iterator[str]:
@@ -142,6 +147,7 @@ def quoted(value) -> str:
         text = "{" + ", ".join(f"{key}={item}" for key, item in value.items()) + "}"
     else:
         text = "[" + ", ".join(map(str, value)) + "]" if isinstance(value, list) else str(value)
+    text = UNWRITABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
     return f"'{text if len(text) <= 300 else text[:297] + '...'}'"
 
 

@@ -7,13 +7,21 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-dist.init_process_group("gloo")
-model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
-loss = model(torch.full((1, 2), float(dist.get_rank()))).sum()
-loss.backward()
-gradient = model.module.weight.grad[0, 0].item()  # the mean of the ranks
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}: gradient {gradient}, given {sys.argv[1:]}", flush=True)
-if dist.get_rank() == 0:
-    torch.save(model.module.state_dict(), f"{os.environ['SM_MODEL_DIR']}/model.pt")
-dist.barrier()
-dist.destroy_process_group()
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+    loss = model(torch.full((1, 2), float(dist.get_rank()))).sum()
+    loss.backward()
+    gradient = model.module.weight.grad[0, 0].item()  # the mean of the ranks
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: gradient {gradient}, given {sys.argv[1:]}", flush=True)
+    if dist.get_rank() == 0:
+        torch.save(model.module.state_dict(), f"{os.environ['SM_MODEL_DIR']}/model.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    # In a function: a model that lives on while Python ends holds gloo's threads, one of which may then need what is
+    # gone, and abort (PyTorch pull request 179291; seen once here, on busy cores).
+    main()

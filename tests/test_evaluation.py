@@ -1,0 +1,75 @@
+"""trainer.validate, test and predict with our callbacks, by themselves: Lightning's own words for a model at hand."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+from foreign import Data, Model
+
+from app.cli import CLI
+from app.environment import Environment
+
+FLAGS = ["--trainer.accelerator=cpu", "--data=test_evaluation.Samples", "--model=test_evaluation.Evaluated"]
+
+
+class Samples(Data):
+    def test_dataloader(self):
+        return self.train_dataloader()
+
+    predict_dataloader = test_dataloader
+
+
+class Evaluated(Model):
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", torch.nn.functional.cross_entropy(self.layers(batch[0]), batch[1]))
+
+    def predict_step(self, batch, batch_idx):
+        return self.layers(batch[0])
+
+
+def cli(*flags: str) -> CLI:
+    """Return what the flags make, with the folders of a desk."""
+    sys.argv = ["evaluate.py"]
+    return CLI(Environment(), [*FLAGS, *flags])
+
+
+def evaluated(flags: list[str]) -> dict[str, float]:
+    """Evaluate a model of which nothing was trained, and return what was found."""
+    made = cli(*flags)
+    found = made.trainer.validate(made.model, made.datamodule)[0]
+    found |= made.trainer.test(made.model, made.datamodule)[0]
+    predicted = made.trainer.predict(made.model, made.datamodule)
+    assert predicted[0].shape == (8, 2)
+    return found
+
+
+@pytest.fixture
+def at_a_desk(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("flags", [[], ["--resume.exact=false"]], ids=" ".join)
+def test_of_a_model_of_which_nothing_was_trained(at_a_desk, capfd, flags):
+    found = evaluated(flags)
+    assert found["val_loss"] == pytest.approx(found["test_loss"])  # they are the same samples
+    assert "Error" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("flags", [[], ["--resume.exact=false"]], ids=" ".join)
+def test_after_a_training(at_a_desk, flags):
+    made = cli("--trainer.max_epochs=1", *flags)
+    made.trainer.fit(made.model, made.datamodule)
+    trained = float(made.trainer.callback_metrics["val_loss"])
+    assert made.trainer.validate(made.model, made.datamodule)[0]["val_loss"] == pytest.approx(trained)
+    assert made.trainer.test(made.model, made.datamodule)[0]["test_loss"] == pytest.approx(trained)
+
+
+@pytest.mark.slow
+def test_on_two_ranks(tmp_path: Path):
+    ended = ranks.run(evaluated, ["--trainer.strategy=ddp", "--trainer.devices=2"], folder=tmp_path)
+    assert not [one.error for one in ended if one.error], ended[0].said
+    assert ended[0].value == ended[1].value

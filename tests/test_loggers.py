@@ -1,0 +1,105 @@
+"""Curves of a user's own loggers are one curve, however often the run was interrupted: no point lost, none doubled."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from test_interruptions import points
+from test_strangers import Run
+
+from app.curves import Rows
+
+LOGGERS = [
+    {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}},
+    {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "logs"}},
+    {"class_path": "CSVLogger", "init_args": {"save_dir": "logs", "name": "mine", "version": "all", "prefix": "x"}},
+    {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "boards", "sub_dir": "a", "log_graph": True}},
+]
+FLAGS = [
+    "--model=strangers.Logging", "--data=strangers.Validated", f"--trainer.logger={json.dumps(LOGGERS)}",
+    "--trainer.callbacks=LearningRateMonitor", "--trainer.log_every_n_steps=2",
+]  # fmt: skip
+
+
+def curves(folder: Path) -> dict:
+    """Return what the loggers' files hold, by folder."""
+    found = {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.glob("logs/**/metrics.csv"))}
+    boards = {file.parent for where in ("logs", "boards") for file in folder.glob(f"{where}/**/events.*")}
+    return found | {str(board.relative_to(folder)): sorted(map(str, points(board))) for board in boards}
+
+
+@pytest.mark.slow
+def test_own_loggers_have_one_curve(tmp_path: Path):
+    alone, run = Run(tmp_path / "alone", *FLAGS), Run(tmp_path / "run", *FLAGS)
+    alone.finish()
+    expected = curves(alone.folder)
+    rows = list(csv.DictReader(expected["logs/lightning_logs/version_0/metrics.csv"].decode().splitlines()))
+    assert all(any(row[name] for row in rows) for name in ("begun", "later", "lr-SGD", "val_loss", "loss_epoch"))
+    assert run.start(KILL_AT="1:2") == -9 and run.start(STOP_AT="1:5") == 143 and run.start(KILL_AT="2:3") == -9
+    run.finish()
+    assert curves(run.folder) == expected
+    run.finish()  # it is done already
+    assert curves(run.folder) == expected
+
+
+@pytest.mark.slow
+def test_a_log_that_is_lost_is_said(tmp_path: Path):
+    run = Run(tmp_path, *FLAGS)
+    assert run.start(STOP_AT="1:5") == 143
+    file = tmp_path / "logs/lightning_logs/version_0/metrics.csv"
+    file.unlink()
+    run.finish()
+    assert "version_0/metrics.csv lacks rows of the interrupted run: the curves have a gap" in run.said
+    assert "later" in file.read_text().splitlines()[0]
+
+
+def rows(folder: Path, waits: bool) -> Rows:
+    return Rows(str(folder), waits)
+
+
+def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path):
+    """Also where it has got more columns since, or a row that is not whole."""
+    first = rows(tmp_path, waits=False)
+    for step in range(3):
+        first.log_metrics({"loss": step / 3, "text": 'a "b", c'}, step)
+    first.save()
+    state, content = first.state(), (tmp_path / "metrics.csv").read_bytes()
+    first.log_metrics({"loss": 1.0, "more": 2.0}, 3)
+    first.save()
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("7,0.1")
+    second = rows(tmp_path, waits=True)
+    second.log_metrics({"loss": 9.0}, 0)
+    second.save()
+    second.go_on(**state)
+    assert (tmp_path / "metrics.csv").read_bytes() == content
+    second.log_metrics({"loss": 1.0, "more": 2.0}, 3)
+    second.save()
+    found = csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())
+    assert [row["more"] for row in found] == ["", "", "", "2.0"]
+
+
+def test_a_file_that_nobody_goes_on_with_is_removed_as_lightning_does(tmp_path: Path):
+    first = rows(tmp_path, waits=False)
+    first.log_metrics({"loss": 1.0}, 0)
+    first.save()
+    second = rows(tmp_path, waits=True)
+    second.log_metrics({"loss": 2.0}, 0)
+    second.save()
+    assert "1.0" in (tmp_path / "metrics.csv").read_text()
+    second.begin()
+    second.save()
+    assert (tmp_path / "metrics.csv").read_text().split() == ["loss,step", "2.0,0"]
+
+
+def test_a_file_that_is_written_anew_is_whole_or_as_it_was(tmp_path: Path, monkeypatch):
+    first = rows(tmp_path, waits=False)
+    first.log_metrics({"loss": 1.0}, 0)
+    first.save()
+    before = (tmp_path / "metrics.csv").read_bytes()
+    monkeypatch.setattr("os.replace", lambda *_: 1 / 0)  # killed before
+    first.log_metrics({"more": 1.0}, 1)
+    with pytest.raises(ZeroDivisionError):
+        first.save()
+    assert (tmp_path / "metrics.csv").read_bytes() == before
