@@ -320,7 +320,8 @@ class Drill:
         wrong = wrong or self._different(folder, one)
         if not self.keeps:
             shutil.rmtree(folder)
-        return wrong or f"identical, gone on with from step {starts[-1]}", not wrong
+        how = f"gone on with from step {starts[-1]}" if starts[-1:] > [0] else "begun anew: it had no checkpoint yet"
+        return wrong or f"identical, {how}", not wrong
 
     def _interrupt(self, one: Interruption) -> str:
         """Interrupt a run and start it again; return what goes wrong on the way."""
@@ -368,8 +369,9 @@ class Drill:
     def _is_repeatable(self) -> bool:
         """Return whether a second run left alone is the same as the first."""
         self.bench.prepare()
-        self.bench.start()
-        return not compare.differences(self.alone, self.bench.keep("alone-again"))
+        ended = self.bench.start()
+        again = self.bench.keep("alone-again")
+        return ended.status == 0 and not compare.differences(self.alone, again)
 
 
 class Parser(argparse.ArgumentParser):

@@ -149,7 +149,7 @@ def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
 
 
 def test_our_own_example_is_identical(desk: Desk):
-    flags = ["--data.batch_size=4", "--data.val_split=20", "--trainer.logger=false", *FLAGS]
+    flags = ["--data.batch_size=4", "--data.val_split=20", *FLAGS]
     program = str(ROOT / "app/train.py")
     done = desk.drill("--only=kill-in-epoch", "--only=stop-in-validation", "--", "python", program, *flags)
     assert done.returncode == 0, done.stdout
@@ -164,6 +164,7 @@ def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
         (folder / "metrics.csv").write_text("mine")
     flags = ["--model=inexact.Rows", "--data=inexact.Data", *FLAGS, f"--logger.save_dir={job['logs']}",
              f"--checkpoint.dirpath={job['checkpoints']}", f"--resume.dirpath={job['checkpoints']}",
+             "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs",
              "--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.dirpath=logs"]  # fmt: skip
     before = files(tmp_path)
     variables = {"SM_MODEL_DIR": str(job["model"]), "SM_CHECKPOINT_DIR": str(job["checkpoints"])}
