@@ -320,7 +320,7 @@ class Drill:
         wrong = wrong or self._different(folder, one)
         if not self.keeps:
             shutil.rmtree(folder)
-        how = f"gone on with from step {starts[-1]}" if starts[-1:] > [0] else "begun anew: it had no checkpoint yet"
+        how = f"gone on with from step {starts[-1]}" if starts and starts[-1] else "begun anew: it had no checkpoint yet"
         return wrong or f"identical, {how}", not wrong
 
     def _interrupt(self, one: Interruption) -> str:
