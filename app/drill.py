@@ -21,6 +21,7 @@ flags.
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -44,6 +45,7 @@ from app.supervise import adopt_orphans, living
 
 HOME = Path(__file__).resolve().parent.parent
 GRACE = 120.0  # seconds from SIGTERM to the end: after these, SageMaker kills
+VERDICT = re.compile(r"(warning: )?resumed at step \d+: ")
 COPIED = 2**26, 2**28  # bytes of a file, and of all files, that are copied and not linked
 ENTRIES = 10_000  # files and folders of the working folder that are looked at; folders beyond are linked as they are
 CAUSES = {
@@ -101,6 +103,12 @@ class Ended:
     """Whether it came to the moment at which it was to be."""
     said: str
     """All that it wrote."""
+
+    @property
+    def verdict(self) -> str:
+        """What a run that goes on says of itself: whether it does what it did before."""
+        lines = [line for line in self.said.splitlines() if VERDICT.match(line)]
+        return lines[-1] if lines else ""
 
     @property
     def error(self) -> str:
@@ -278,6 +286,7 @@ class Drill:
         self.bench, self.keeps = bench, keeps
         self.alone: Path | None = None
         self.repeatable: bool | None = None  # None as long as it was not looked at
+        self.verdict = ""  # of the run that went on last, by itself
 
     def left_alone(self) -> list[dict]:
         """Run the command without an interruption, and return what it wrote down; Impossible if nothing came of it."""
@@ -320,7 +329,8 @@ class Drill:
         wrong = wrong or self._different(folder, one)
         if not self.keeps:
             shutil.rmtree(folder)
-        how = f"gone on with from step {starts[-1]}" if starts and starts[-1] else "begun anew: it had no checkpoint yet"
+        step = starts[-1] if starts else 0
+        how = f"gone on with from step {step}" if step else "begun anew: it had no checkpoint yet"
         return wrong or f"identical, {how}", not wrong
 
     def _interrupt(self, one: Interruption) -> str:
@@ -336,6 +346,7 @@ class Drill:
         if one.number == SIGTERM and not newest_step(self.bench.run / "ml/checkpoints"):
             return f"NO CHECKPOINT was there after SIGTERM: {ended.error}"
         ended = self.bench.start(workers=one.workers)
+        self.verdict = ended.verdict
         if ended.status is None:
             return f"HUNG: started again, it had not ended after {self.bench.timeout:.0f} s"
         if ended.status:
@@ -350,6 +361,8 @@ class Drill:
         lines = [f"DIFFERENT, first in {found[0].words}", *(f"and in {other.words}" for other in found[1:6])]
         if len(found) > 6:
             lines.append(f"and in {len(found) - 6} more")
+        if self.verdict:
+            lines.append(f"the run itself said: {self.verdict}")
         if self.repeatable is None:
             self.repeatable = self._is_repeatable()
         return "\n  ".join([*lines, f"likely cause: {self._cause(found[0].kind, one.workers is not None)}"])

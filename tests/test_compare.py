@@ -103,6 +103,18 @@ def test_what_a_run_has_no_moment_for_is_said():
     assert [one.name for one in found] == ["kill-in-epoch", "stop-in-epoch"] and len(lacking) == 3
 
 
+def test_what_a_run_says_of_itself():
+    said = "resuming from step 4: x\nresumed at step 4: the next step is that of before\nerror: no\nerror: a [host b]\n"
+    ended = drill.Ended(1, True, f"{said}last\n")
+    assert ended.verdict == "resumed at step 4: the next step is that of before" and ended.error == "error: a [host b]"
+    ended = drill.Ended(1, True, f"warning: {said[24:]}Traceback (most recent call last):\n  File x\nKeyError: 'x'\n")
+    assert ended.verdict.startswith("warning: resumed at step 4: the next")
+    assert (
+        drill.Ended(1, True, "Traceback (most recent call last):\n  File x\nKeyError: 'x'\n").error == "KeyError: 'x'"
+    )
+    assert drill.Ended(0, True, "").verdict == ""
+
+
 def test_the_working_folder_is_mirrored_and_not_written_to(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(drill, "COPIED", (10, 12))
     monkeypatch.setattr(drill, "ENTRIES", 12)
