@@ -331,7 +331,8 @@ class Drill:
             shutil.rmtree(folder)
         step = starts[-1] if starts else 0
         how = f"gone on with from step {step}" if step else "begun anew: it had no checkpoint yet"
-        return wrong or f"identical, {how}", not wrong
+        alarm = f"; but the run itself said: {self.verdict}" if self.verdict.startswith("warning: ") else ""
+        return wrong or f"identical, {how}{alarm}", not wrong
 
     def _interrupt(self, one: Interruption) -> str:
         """Interrupt a run and start it again; return what goes wrong on the way."""
