@@ -336,6 +336,7 @@ class Drill:
 
     def _interrupt(self, one: Interruption) -> str:
         """Interrupt a run and start it again; return what goes wrong on the way."""
+        self.verdict = ""
         ended = self.bench.start(one)
         if not ended.interrupted:
             why = "it hung" if ended.status is None else f"it ended with status {ended.status}: {ended.error}"
