@@ -13,7 +13,7 @@ from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from app import choice, curves, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
+from app import choice, curves, drilled, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
 from app.best import BestModel
 from app.chance import Chance
 from app.curves import Logger
@@ -129,6 +129,8 @@ class CLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what cannot be, and read -1 devices as all there are, on a CPU too."""
         limits.check(self.config, self.environment)
+        if self.environment.drill:
+            drilled.redirect(self.config, self.environment)
         name = self.config.model.class_path
         if self.config.data is None and not choice.has_own_data(name):
             raise ValueError(

@@ -77,7 +77,7 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
         yield "func", value.__func__
     elif isinstance(value, types.FunctionType):
         if code:
-            yield from _of_function(value)
+            yield from of_function(value)
     elif isinstance(value, type):
         if code and not library(value):
             yield from ((name, one) for name, one in vars(value).items() if not name.startswith("__") or callable(one))
@@ -119,7 +119,7 @@ def _own(kind: type) -> frozenset[str]:
     return frozenset(names)
 
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a function has closed over, its defaults, and what it reads of its module."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:

@@ -32,6 +32,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from app import artifacts, hyperparameters, journal, lifeline, mistakes, rendezvous, starting, threads
 from app.cli import CLI
+from app.drilled import Drilled
 from app.environment import Environment, failure_file, place, watch
 from app.failures import reported, write
 from app.files import check_writable
@@ -61,6 +62,8 @@ def main(args: list[str] | None = None) -> None:
             resume = cli.config_init.resume
             resume.stop, stop.folder = stop, resume.folder.path
             known.append(resume)
+            if environment.drill:
+                cli.trainer.callbacks.append(Drilled(environment.drill, resume))
             if cli.trainer.is_global_zero and failure_file():
                 warn_of_lost_folders(cli.config, environment)
             for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:
