@@ -60,15 +60,17 @@ def run(given: argparse.Namespace) -> int:
     def add(round: rounds.Round, folder: Path) -> None:
         round.commit = commit.stdout.strip()
         if round.outcome not in RIGHT and given.keep:
-            shutil.copytree(folder, Path(given.keep, f"{round.configuration}-{round.launcher}-{round.seed}".replace("/", "-")),
-                            dirs_exist_ok=True)  # fmt: skip
+            name = f"{round.configuration}-{round.launcher}-{round.seed}".replace("/", "-")
+            shutil.copytree(folder, Path(given.keep, name), dirs_exist_ok=True)
         with lock:
             outcomes[round.outcome] += 1
             interruptions[round.outcome] += len(round.interruptions)
             with results.open("a") as file:
                 file.write(json.dumps(round.row()) + "\n")
-            print(f"{round.outcome:10}{round.configuration} [{round.launcher}, seed {round.seed}, "
-                  f"{len(round.interruptions)} interruptions, {round.seconds:.1f} s] {round.detail[:400]}", flush=True)  # fmt: skip
+            how = (
+                f"{round.launcher}, seed {round.seed}, {len(round.interruptions)} interruptions, {round.seconds:.1f} s"
+            )
+            print(f"{round.outcome:10}{round.configuration} [{how}] {round.detail[:400]}", flush=True)
 
     def one(work: tuple) -> None:
         configuration, way, seeds = work

@@ -22,7 +22,7 @@ import warm  # noqa: E402
 from zoo.table import CONFIGURATIONS, Configuration  # noqa: E402
 
 PROGRAM, USERS = ROOT / "tests/zoo/program.py", ROOT / "tests/zoo/users"
-LIMIT = 120  # seconds from a start, or from an interruption, to the end of all; what takes longer hangs
+LIMIT = 240  # seconds from a start, or from an interruption, to the end of all; what takes longer hangs
 LAUNCHERS = {"process": 1, "lightning-2": 2, "torchrun-2": 2, "lightning-3": 3, "torchrun-3": 3}
 
 
@@ -51,6 +51,7 @@ class Job:
         for name in ("sent", "hooks"):
             (self.folder / name).unlink(missing_ok=True)
         mode = ["torchrun"] if self.launcher.startswith("torchrun") else []
+        mode += ["script", str(USERS / self.configuration.program)] if self.configuration.program else []
         argv = ["python", PROGRAM, *mode, "--config=job.json", f"--trainer.devices={LAUNCHERS[self.launcher]}"]
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("ZOO_", "SM_", "PL_"))}
         environment = kept | {
@@ -104,7 +105,7 @@ def result(job: Job) -> dict[str, dict]:
     folder, configuration = job.folder, job.configuration
     state = torch.load(folder / "output/model/model.pt", weights_only=True)
     about = json.loads((folder / "output/model/model.json").read_text())
-    own = [path for path in folder.rglob("*") if path.is_file() and path.relative_to(folder).parts[0] not in OURS]
+    own = [path for path in folder.rglob("*") if path.is_file() and users(path.relative_to(folder).parts[0])]
     return {
         "weights": {name: digest(value) for name, value in state.items()},
         "metrics": compared(about.pop("metrics"), configuration),
@@ -115,7 +116,9 @@ def result(job: Job) -> dict[str, dict]:
     }
 
 
-OURS = ("output", "log", "job.json", "hooks", "sent")
+def users(name: str) -> bool:
+    """Return whether a file or folder of a job is its user's; what begins with a dot is what a kill may leave."""
+    return name not in ("output", "log", "job.json", "hooks", "sent") and not name.startswith(".")
 
 
 def compared(values: dict, configuration: Configuration) -> dict:

@@ -241,7 +241,7 @@ add("a fold of k", data=made("sampling.FoldData", fold=1), more=MONITORED)
 subject = "Iterable datasets, loaders of other classes, several loaders"
 for kind in ("ordered", "measured", "sharded", "sharded-persistent", "shuffled", "shuffled-own", "chain", "endless",
              "stream-one-by-one", "stateful", "stateful-workers", "stateful-stream", "subclass", "iterable",
-             "own-iterator", "list-of-batches"):  # fmt: skip
+             "own-iterator"):  # fmt: skip
     limits = {"limit_train_batches": 10} if kind == "endless" else {}
     add(f"stream: {kind}", data=made("streaming.StreamData", kind=kind), **limits)
 for kind in ("dict", "list", "min_size", "max_size", "max_size_cycle"):
@@ -297,3 +297,6 @@ DDP = made("pytorch_lightning.strategies.DDPStrategy", gradient_as_bucket_view=T
 add("DDP: a static graph, gradients as views", ranks=(2, 3), accumulate_grad_batches=2, strategy=DDP)
 
 subject = "Programs of one's own"
+add("k-fold cross-validation", data="sampling.FoldData", program="kfold.py", max_epochs=2)
+add("fit called twice", "remembering.Initialized", program="two_stages.py", max_epochs=2)
+add("Tuner before the training", program="tuned.py")

@@ -172,7 +172,7 @@ class MemoryBank(SimCLR):
     def training_step(self, batch, batch_idx):
         x, _, index = batch
         z = F.normalize(self.net(x), dim=1)
-        logits = z @ self.bank.to(z).T / 0.2
+        logits = z @ self.bank.clone().T / 0.2
         for i, row in zip(index.tolist(), logits.detach().clone(), strict=True):
             row[i] = -1e9
             self.hardest[i] = int(row.argmax())

@@ -76,7 +76,7 @@ class Wrapped(Classifier):
             metric.update(loss.detach())
         found = self.range.compute()
         known = [found["min"], found["max"], self.recent.compute(), self.running.compute()]
-        known += [self.lowest.compute(), self.highest.compute(), self.all.compute()[:1].mean()]
+        known += [self.lowest.compute(), self.highest.compute(), self.all.compute().reshape(-1)[:1].mean()]
         self.log("recent", self.recent)
         return loss * (1 + 0.05 * torch.tanh(sum(known)))
 

@@ -352,7 +352,9 @@ class OddHyperparameters(Classifier):
 
     def __init__(self, criterion: str = "CrossEntropyLoss"):
         super().__init__()
-        self.save_hyperparameters({"criterion": getattr(nn, criterion)(), "kind": type(self), "when": datetime.now()})
+        self.save_hyperparameters(
+            {"criterion": getattr(nn, criterion)(), "kind": type(self), "when": datetime(2026, 11, 1)}
+        )
 
 
 class Sparse(Classifier):
@@ -416,3 +418,12 @@ class AccumulatesInModule(Classifier):
 
     def on_train_epoch_start(self):
         self.trainer.accumulate_grad_batches = 1 + self.current_epoch % 2
+
+
+class Initialized(Classifier):
+    """Begins with the weights of a file that the constructor is given."""
+
+    def __init__(self, init_from: str = "", lr: float = 1e-2):
+        super().__init__(lr=lr)
+        if init_from:
+            self.load_state_dict(torch.load(init_from, weights_only=True))

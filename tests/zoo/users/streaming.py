@@ -166,7 +166,6 @@ def streams():
         "subclass": lambda: ScaledLoader(Blobs(), 4, shuffle=True),
         "iterable": NotALoader,
         "own-iterator": GPUBatches,
-        "list-of-batches": lambda: [(torch.full((4, 2), i / 9.0), torch.arange(4) % 3) for i in range(9)],
     }
 
 
