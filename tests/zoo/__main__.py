@@ -83,7 +83,7 @@ def run(given: argparse.Namespace) -> int:
                 return
             for seed in seeds:
                 place = Path(folder, str(seed))
-                round = rounds.Round(configuration.name, way, seed, 0)
+                round = rounds.Round(configuration.name, way, seed)
                 add(rounds.interrupted(place, reference, round, given.interruptions), place)
                 shutil.rmtree(place, ignore_errors=True)
 
@@ -132,6 +132,16 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "run":
         sys.exit(run(given))
+    if given.command == "report":
+        from zoo import report
+
+        text = report.markdown(
+            json.loads(line) for file in given.results for line in Path(file).read_text().splitlines()
+        )
+        print(text)
+        if given.write:
+            report.write(Path(given.write), text)
+        return
     from zoo.table import CONFIGURATIONS
 
     for configuration in CONFIGURATIONS.values():

@@ -228,7 +228,7 @@ class Round:
     configuration: str
     launcher: str
     seed: int
-    every: int
+    every: int = 0
     outcome: str = ""
     detail: str = ""
     interruptions: list[Interruption] = field(default_factory=list)
