@@ -31,8 +31,8 @@ def copied(data: Any) -> Any:
 
 def of_rank(trainer: Trainer, gather: Callable[[Any], list], held: Held) -> dict[str, Any]:
     """Return what only this rank knows: buffers that differ between the ranks, or that no state dict has; the states of
-    torchmetrics; the sums of what was logged; what the user's objects hold. All ranks call it; `gather` gives each
-    what all say."""
+    torchmetrics; the sums of what was logged; gradients of half a step; what the user's objects hold. All ranks call
+    it; `gather` gives each what all say."""
     buffers = dict(_buffers(trainer))
     told = gather({name: digest(buffer) for name, buffer in buffers.items()})
     alike = {name for name, digest in told[0].items() if all(other.get(name) == digest for other in told)}
@@ -40,7 +40,9 @@ def of_rank(trainer: Trainer, gather: Callable[[Any], list], held: Held) -> dict
     buffers = {name: buffer for name, buffer in buffers.items() if name not in alike or name not in kept}
     metrics = {name: _state(metric) for name, metric in _metrics(trainer)}
     results = {key: _result(metric) for key, metric in trainer.fit_loop.epoch_loop._results.items()}
-    return copied({"buffers": buffers, "metrics": metrics, "results": results}) | {"held": held.told()}
+    gradients = _gradients(trainer)
+    told = {"buffers": buffers, "metrics": metrics, "results": results, "gradients": gradients}
+    return copied(told) | {"held": held.told()}
 
 
 def of_job(trainer: Trainer) -> dict[str, Any]:
@@ -61,6 +63,9 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
     for name, buffer in _buffers(trainer):
         if (saved := known["buffers"].get(name)) is not None and saved.shape == buffer.shape:
             buffer.copy_(saved)
+    for name, parameter in trainer.lightning_module.named_parameters():
+        if (saved := known["gradients"].get(name)) is not None:
+            parameter.grad = saved.to(parameter.device, copy=True)
     device = trainer.strategy.root_device
     for name, metric in _metrics(trainer):
         if saved := known["metrics"].get(name):
@@ -70,6 +75,14 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
         for key, saved in known["results"].items():
             if not saved["has_group"]:
                 trainer.fit_loop.epoch_loop._results[key] = _restored_result(trainer, saved, device)
+
+
+def _gradients(trainer: Trainer) -> dict[str, Tensor]:
+    """Return gradients that a module may go on adding to: one with several batches to a step of its own optimizers."""
+    model = trainer.lightning_module
+    if model.automatic_optimization:  # then a state is taken between two steps
+        return {}
+    return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
 
 
 def _buffers(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:

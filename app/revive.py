@@ -8,6 +8,7 @@ from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, Sto
 from pytorch_lightning.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 from torch import Tensor, nn
 
+from app import graph
 from app.held import roots
 from app.partial import has_values
 from app.plain import decoded, encoded
@@ -34,6 +35,20 @@ def adapt(model: nn.Module, state: Mapping[str, Any]) -> None:
             owner._parameters[last].data = value.to(owner._parameters[last].device, copy=True)
         elif now is None and not hasattr(owner, last):
             owner.register_buffer(last, value.clone())
+
+
+def to_come(trainer: Trainer) -> set[str]:
+    """Return the names that hooks before training may give to parts of the model."""
+    owners = [one for one in (trainer.lightning_module, *trainer.callbacks) if not graph.library(type(one))]
+    hooks = [getattr(type(one), name) for one in owners for name in ("on_fit_start", "on_train_start")]
+    return {name for hook in hooks for name in hook.__code__.co_names}
+
+
+def take_out(state: dict[str, Any], model: nn.Module, names: set[str]) -> dict[str, Any]:
+    """Take what is of the parts `names` out of a state that a model without them is to load, and return it."""
+    present = model.state_dict()
+    later = [name for name in state if name not in present and name.partition(".")[0] in names]
+    return {name: state.pop(name) for name in later}
 
 
 def searched(trainer: Trainer) -> dict[str, Any]:
@@ -94,7 +109,12 @@ def go_on_averaging(trainer: Trainer, groups: list[list[dict]], kind: str) -> bo
             updated, callback._latest_update_epoch = callback._latest_update_epoch, trainer.current_epoch
             callback.on_train_epoch_start(trainer, model)
             callback._latest_update_epoch = updated
-            for optimizer, saved in zip(trainer.optimizers, groups, strict=True):
-                for group, values in zip(optimizer.param_groups, saved, strict=True):
-                    group.update(values)
+            restore_groups(trainer, groups)
     return True
+
+
+def restore_groups(trainer: Trainer, groups: list[list[dict]]) -> None:
+    """Give the optimizers' groups of parameters their learning rates and the like back."""
+    for optimizer, saved in zip(trainer.optimizers, groups, strict=False):
+        for group, values in zip(optimizer.param_groups, saved, strict=False):
+            group.update(values)

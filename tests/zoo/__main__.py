@@ -12,6 +12,7 @@ for each round; a round that is in it already is not done again. It ends with st
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -87,7 +88,7 @@ def run(given: argparse.Namespace) -> int:
                 add(rounds.interrupted(place, reference, round, given.interruptions), place)
                 shutil.rmtree(place, ignore_errors=True)
 
-    chosen = [c for c in CONFIGURATIONS.values() if given.only in c.name and given.subject in c.subject]
+    chosen = [c for c in CONFIGURATIONS.values() if re.search(given.only, c.name) and given.subject in c.subject]
     work = [(c, way, seeds) for c in chosen for way, seeds in planned(c, given.rounds, given.seed, done).items()]
     work = [piece for piece in work if given.launcher in piece[1]]
     with ThreadPoolExecutor(given.jobs) as pool:
@@ -120,7 +121,7 @@ def main() -> None:
     doing.add_argument("--seed", type=int, default=1)
     doing.add_argument("--jobs", type=int, default=2, help="jobs side by side")
     doing.add_argument("--results", default="results/zoo.jsonl")
-    doing.add_argument("--only", default="", help="configurations whose name has this in it")
+    doing.add_argument("--only", default="", help="configurations in whose name this is found, a regular expression")
     doing.add_argument("--subject", default="")
     doing.add_argument("--launcher", default="", help="process, lightning, torchrun, or a part of these")
     doing.add_argument("--folder", default=None, help="where the jobs' folders are made")

@@ -259,8 +259,8 @@ def interrupted(folder: Path, reference: Reference, round: Round, tries: int = 3
     round.every = draw.choice([3, 5, 1000])
     job, began, said = Job(folder, configuration, round.launcher, round.every), time.monotonic(), []
     try:
-        for _ in range(tries):
-            one = drawn(draw, LAUNCHERS[round.launcher], reference)
+        for number in range(tries):
+            one = drawn(draw, LAUNCHERS[round.launcher], reference, 0.8 / (number + 1))
             if not interrupt(job, one, draw):
                 break
             round.interruptions.append(one)
@@ -291,8 +291,8 @@ def interrupted(folder: Path, reference: Reference, round: Round, tries: int = 3
         job.end()
 
 
-def drawn(draw: random.Random, ranks: int, reference: Reference) -> Interruption:
-    """Draw the signal, to whom it goes and when: at a hook, or at a time, the start included."""
+def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) -> Interruption:
+    """Draw the signal, to whom it goes and when, in this part of the run: at a hook, or at a time, the start included."""
     kind = draw.choice(["SIGTERM", "SIGKILL"])
     if ranks == 1:
         whom = "self" if kind == "SIGTERM" else "all"
@@ -302,9 +302,9 @@ def drawn(draw: random.Random, ranks: int, reference: Reference) -> Interruption
     else:
         whom = "all" if draw.random() < 0.85 else "self"
     if draw.random() < 0.8:
-        rank, hook = draw.randrange(ranks), draw.randint(1, max(1, int(reference.hooks * 0.7)))
+        rank, hook = draw.randrange(ranks), draw.randint(1, max(1, int(reference.hooks * part)))
         return Interruption(kind, whom, f"hook {rank} {hook} {draw.uniform(0, 0.004):.5f}")
-    return Interruption(kind, "all" if whom == "self" else whom, f"time {draw.uniform(0, reference.seconds):.3f}")
+    return Interruption(kind, "all" if whom == "self" else whom, f"time {draw.uniform(0, reference.seconds * part):.3f}")
 
 
 def interrupt(job: Job, one: Interruption, draw: random.Random) -> bool:

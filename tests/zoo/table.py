@@ -254,7 +254,8 @@ subject = "Modules that remember"
 for kind, name in {
     "StepOutputs": "lists of outputs", "Baggage": "Enum, dataclass, deque, Counter in a module",
     "RunningNormalized": "statistics in an object", "Uncertainty": "weights of losses",
-    "MeanTeacher": "a teacher in a tuple", "Prototypes": "class means of the validation",
+    "MeanTeacher": "a teacher in a tuple", "RegisteredTeacher": "a teacher made in on_fit_start",
+    "RateAtStart": "rate and weights set in on_train_start", "Prototypes": "class means of the validation",
     "SelfPaced": "a percentile of losses, seeds by the epoch", "Seeded": "seed_everything in the constructor",
     "FrozenBatchNorm": "train() overridden", "EvalAtStart": "eval() at an epoch's start",
     "Gradual": "requires_grad by the epoch", "LazyNet": "lazy layers and buffers", "Configured": "configure_model",

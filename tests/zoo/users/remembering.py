@@ -154,6 +154,31 @@ class MeanTeacher(Classifier):
             mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
 
 
+class RegisteredTeacher(MeanTeacher):
+    """The teacher is a part of the module, made in on_fit_start from the weights of that moment."""
+
+    def on_fit_start(self):
+        self.copied = copy.deepcopy(self.backbone).requires_grad_(False)
+
+    @property
+    def teacher(self):
+        return (self.copied,)
+
+
+class RateAtStart(Classifier):
+    """Sets the learning rate and momentum, and adds noise to the weights, in on_train_start; a schedule changes it."""
+
+    def on_train_start(self):
+        for group in self.optimizers().param_groups:
+            group["lr"], group["weight_decay"] = 0.05, 0.01
+        with torch.no_grad():
+            self.head.weight += 0.1 * torch.randn_like(self.head.weight)
+
+    def on_train_epoch_end(self):
+        for group in self.optimizers().param_groups:
+            group["lr"] *= 0.5
+
+
 class Prototypes(Classifier):
     """Class means that are gathered in each validation, and used in the next epoch."""
 
