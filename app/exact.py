@@ -121,5 +121,6 @@ def _as_for_workers(loader: DataLoader) -> DataLoader:
     if not loader.num_workers:
         return loader
     view = copy.copy(loader)
+    vars(view)["in_order"] = True  # else the clock would decide which batch comes next
     vars(view)["worker_init_fn"] = functools.partial(start_worker, loader.worker_init_fn, loader.collate_fn)
     return view

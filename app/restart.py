@@ -75,8 +75,8 @@ class Restart:
         own = self._known["own"] if self._same_ranks else {}  # of this rank, where it differs from the first one's
         checkpoint = restored(checkpoint | own, self._known["notes"] if own else self.meta["notes"])
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank has its own
-        revive.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
         self.later = revive.take_out(checkpoint["state_dict"], self.trainer.lightning_module, to_come)
+        revive.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
         self.loaded = checkpoint
         revive.settle_searches(self.trainer, self.meta["searched"])
         self.groups = [[{name: value for name, value in group.items() if name != "params"} for group in
@@ -145,6 +145,7 @@ class Restart:
     def _undo_hooks(self) -> None:
         """Give back what a hook that begins training has set, as it did in the run that this one goes on with."""
         model, state = self.trainer.lightning_module, self.loaded["state_dict"] | self.later
+        revive.prune_again(model, self.later)
         revive.adapt(model, state)
         if lacks := self.later.keys() - model.state_dict().keys():
             raise ValueError(

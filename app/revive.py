@@ -1,17 +1,28 @@
 """What has to be made again before a state can be given back: late buffers, a search's result, what a hook has made."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
+from pytorch_lightning.callbacks.spike import SpikeDetection
 from pytorch_lightning.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from app import graph
 from app.held import roots
 from app.partial import has_values
 from app.plain import decoded, encoded
+
+# Lightning 2.6 looks for this metric by another name than its own when it loads such a callback's state.
+SpikeDetection.running = property(lambda callback: callback.running_mean)
 
 SEARCHES = {LearningRateFinder: "_attr_name", BatchSizeFinder: "_batch_arg_name"}
 NAMES = "lr", "learning_rate"
@@ -45,10 +56,46 @@ def to_come(trainer: Trainer) -> set[str]:
 
 
 def take_out(state: dict[str, Any], model: nn.Module, names: set[str]) -> dict[str, Any]:
-    """Take what is of the parts `names` out of a state that a model without them is to load, and return it."""
+    """Take what is of the parts `names` out of a state that a model without them is to load, and return it.
+
+    So it does with what torch.nn.utils.prune makes of a weight; `prune_again` does the same, once the optimizers have
+    their parameters.
+    """
     present = model.state_dict()
     later = [name for name in state if name not in present and name.partition(".")[0] in names]
-    return {name: state.pop(name) for name in later}
+    pruned = [name.removesuffix("_mask") for name in _masks(state) if name not in present]
+    taken = {name: state.pop(name) for name in (*later, *(f"{one}_mask" for one in pruned))}
+    for name in pruned:
+        taken[f"{name}_orig"] = state[name] = state.pop(f"{name}_orig")
+    return taken
+
+
+def prune_again(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Have the weights pruned of which `state` has the masks."""
+    present = model.state_dict()
+    for name in _masks(state):
+        if name not in present:
+            path, _, last = name.removesuffix("_mask").rpartition(".")
+            owner = model.get_submodule(path)
+            prune.custom_from_mask(owner, last, state[name].to(getattr(owner, last).device))
+
+
+def _masks(state: Mapping[str, Any]) -> list[str]:
+    """Return the names of the masks of pruned weights."""
+    return [name for name in state if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in state]
+
+
+@contextmanager
+def pruned_as_it_is(trainer: Trainer) -> Iterator[None]:
+    """Have ModelPruning leave a state as it is: in what it makes of it for others, masks are missing."""
+    callbacks = [one for one in trainer.callbacks if isinstance(one, ModelPruning) and one._make_pruning_permanent]
+    for callback in callbacks:
+        callback._make_pruning_permanent = False
+    try:
+        yield
+    finally:
+        for callback in callbacks:
+            callback._make_pruning_permanent = True
 
 
 def searched(trainer: Trainer) -> dict[str, Any]:

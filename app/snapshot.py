@@ -71,7 +71,8 @@ class Snapshot:
     def lightnings(self, kind: str = "") -> tuple[dict[str, Any], dict]:
         """Return what Lightning saves, as others can read it too; and what of it was of another type."""
         notes: dict[tuple, tuple] = {}
-        state = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        with revive.pruned_as_it_is(self.trainer):
+            state = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         later = {LATER: state.pop(LATER)} if kind == "validation" else {}
         return plain(state, notes, self._cannot_be_saved) | later, notes
 

@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor, nn
 
-from app.graph import FEW, GENERATORS, attributes, walk
+from app.graph import FEW, GENERATORS, attributes, closure, walk
 from app.plain import NotPlain, decoded, encoded
 
 SMALL = 1 << 16  # elements of what a dataset may change; a longer one is its data
@@ -61,7 +61,10 @@ class State:
         owners = dict(walk(self.roots(), self.skip, code=False))
         held = _owned(owners.values())
         for (path, name), value in saved.items():
-            if (owner := owners.get(path)) is not None:
+            owner = owners.get(path)
+            if owner is not None and not (
+                isinstance(owner, nn.Module) and name in (*owner._parameters, *owner._buffers)
+            ):
                 _set(owner, name, decoded(value), held)
         self.touched |= saved.keys()
 
@@ -71,11 +74,9 @@ class State:
         owners = list(walk(self.roots(), self.skip, code=False))
         owned = _owned(owner for _, owner in owners)
         for path, owner in owners:
-            if _container(owner) or isinstance(
-                owner, (*GENERATORS, *self.skip, types.FunctionType, types.MethodType, type)
-            ):
+            if _container(owner) or isinstance(owner, (*GENERATORS, *self.skip, types.MethodType, type)):
                 continue
-            small = isinstance(owner, (torch.utils.data.Dataset, LightningDataModule))
+            small = isinstance(owner, (torch.utils.data.Dataset, LightningDataModule, types.FunctionType))
             for name, value in attributes(owner).items():
                 if _is_plain(value) and not (small and _size(value) > SMALL) and not _of_modules(value, owned):
                     found[path, name] = value
@@ -176,7 +177,7 @@ def _same(now: Any, value: Any, held: set[int]) -> Any:
 @torch.no_grad()
 def _set(owner: Any, name: str, value: Any, held: set[int]) -> None:
     """Set an attribute: in place where it can be, as others may hold the same list, array or tensor."""
-    now = getattr(owner, "__dict__", {}).get(name)
+    now = (closure(owner) if isinstance(owner, types.FunctionType) else getattr(owner, "__dict__", {})).get(name)
     if type(now) is type(value):
         if isinstance(now, (list, deque)) and getattr(now, "maxlen", None) == getattr(value, "maxlen", None):
             if len(now) == len(value):
@@ -202,7 +203,9 @@ def _set(owner: Any, name: str, value: Any, held: set[int]) -> None:
         if _same(now, value, held) is now:
             return
         value = value.to(now.device)
-    if hasattr(owner, "__dict__"):
+    if isinstance(owner, types.FunctionType):
+        owner.__closure__[owner.__code__.co_freevars.index(name)].cell_contents = value
+    elif hasattr(owner, "__dict__"):
         owner.__dict__[name] = value
     else:
         object.__setattr__(owner, name, value)

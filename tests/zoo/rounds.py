@@ -105,7 +105,11 @@ def result(job: Job) -> dict[str, dict]:
     folder, configuration = job.folder, job.configuration
     state = torch.load(folder / "output/model/model.pt", weights_only=True)
     about = json.loads((folder / "output/model/model.json").read_text())
-    own = [path for path in folder.rglob("*") if path.is_file() and users(path.relative_to(folder).parts[0])]
+    own = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and users(path.relative_to(folder).parts[0]) and path.suffix != ".sagemaker-ignore"
+    ]
     return {
         "weights": {name: digest(value) for name, value in state.items()},
         "metrics": compared(about.pop("metrics"), configuration),
@@ -117,7 +121,7 @@ def result(job: Job) -> dict[str, dict]:
 
 
 def users(name: str) -> bool:
-    """Return whether a file or folder of a job is its user's; what begins with a dot is what a kill may leave."""
+    """Return whether a file or folder of a job is its user's; a kill may leave hidden ones, and those to be ignored."""
     return name not in ("output", "log", "job.json", "hooks", "sent") and not name.startswith(".")
 
 
@@ -292,7 +296,7 @@ def interrupted(folder: Path, reference: Reference, round: Round, tries: int = 3
 
 
 def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) -> Interruption:
-    """Draw the signal, to whom it goes and when, in this part of the run: at a hook, or at a time, the start included."""
+    """Draw the signal, to whom it goes and when, in this part of the run: at a hook, or at a time."""
     kind = draw.choice(["SIGTERM", "SIGKILL"])
     if ranks == 1:
         whom = "self" if kind == "SIGTERM" else "all"
@@ -304,7 +308,9 @@ def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) ->
     if draw.random() < 0.8:
         rank, hook = draw.randrange(ranks), draw.randint(1, max(1, int(reference.hooks * part)))
         return Interruption(kind, whom, f"hook {rank} {hook} {draw.uniform(0, 0.004):.5f}")
-    return Interruption(kind, "all" if whom == "self" else whom, f"time {draw.uniform(0, reference.seconds * part):.3f}")
+    return Interruption(
+        kind, "all" if whom == "self" else whom, f"time {draw.uniform(0, reference.seconds * part):.3f}"
+    )
 
 
 def interrupt(job: Job, one: Interruption, draw: random.Random) -> bool:

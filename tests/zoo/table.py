@@ -249,6 +249,7 @@ for kind in ("dict", "list", "min_size", "max_size", "max_size_cycle"):
         made("streaming.SeveralData", mode=kind, num_workers=1 if kind == "dict" else 0),
         ranks=(1, 2) if kind == "dict" else (1,))  # fmt: skip
 add("an iterator of the module's own", "streaming.OwnIterator")
+add("itertools.cycle in the module", "streaming.OwnCycle")
 
 subject = "Modules that remember"
 for kind, name in {
