@@ -153,6 +153,7 @@ class Restart:
                 "this one does not; give another folder, or move the checkpoints away to start anew"
             )
         model.load_state_dict(state, strict=False)
+        revive.tickets(self.trainer, self.meta["tickets"])
         if self.same_rates:
             revive.restore_groups(self.trainer, self.groups)
         self.loaded, self.later = None, {}

@@ -1,6 +1,6 @@
 """What has to be made again before a state can be given back: late buffers, a search's result, what a hook has made."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,6 +83,25 @@ def prune_again(model: nn.Module, state: Mapping[str, Any]) -> None:
 def _masks(state: Mapping[str, Any]) -> list[str]:
     """Return the names of the masks of pruned weights."""
     return [name for name in state if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in state]
+
+
+def tickets(trainer: Trainer, shared: Collection[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+    """Return which of the first weights that ModelPruning keeps, and resets to, are by now those that are trained.
+
+    Lightning 2.6 does not copy them, where both are on one device. Those that are `shared` are made so again.
+    """
+    found = []
+    for number, callback in enumerate(trainer.callbacks):
+        layers = (getattr(callback, "_original_layers", None) or {}) if isinstance(callback, ModelPruning) else {}
+        for layer in layers.values():
+            for place, name in layer["names"]:
+                trained = getattr(callback._parameters_to_prune[place][0], f"{name}_orig", None)
+                first = getattr(layer["data"], name)
+                if isinstance(trained, Tensor) and (number, place) in shared:
+                    first.data = trained.data
+                if isinstance(trained, Tensor) and first.data_ptr() == trained.data_ptr():
+                    found.append((number, place))
+    return found
 
 
 @contextmanager
