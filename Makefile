@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-fast soak mutants lint format build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-fast soak mutants zoo lint format build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -29,6 +29,9 @@ soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders an
 
 mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and print what no test finds: an hour or two
 	$(BIN)/python tests/mutants.py $(FLAGS)
+
+zoo: $(VENV)/ready  ## interrupt user code of 200 kinds at random moments (FLAGS="run --help" lists its flags)
+	$(BIN)/python -m tests.zoo $(FLAGS)
 
 lint: $(VENV)/ready  ## check style and imports, and the shell scripts where shellcheck is installed
 	$(BIN)/ruff check .

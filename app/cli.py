@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
@@ -200,7 +201,8 @@ class CLI(LightningCLI):
         if sys.stdout.isatty() and self.environment.current_host == Environment.current_host:
             self.parser.callback_keys.remove("progress")
         else:
-            trainer.enable_progress_bar = False
+            given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+            trainer.enable_progress_bar = any(isinstance(one, ProgressBar) for one in given)
         if trainer.enable_checkpointing is False:
             self.parser.callback_keys.remove("checkpoint")
         if trainer.strategy == "smddp":

@@ -180,9 +180,10 @@ class Watch:
 @contextmanager
 def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
     """Have an iterator of the loader, and its workers, which are made meanwhile, draw so."""
-    given = loader.worker_init_fn
+    given, in_order = loader.worker_init_fn, getattr(loader, "in_order", True)
     roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
     before = None
+    vars(loader)["in_order"] = True  # else the clock would decide which batch comes next
     if loader.num_workers:
         vars(loader)["worker_init_fn"] = functools.partial(start_worker, given, loader.collate_fn, plan)
     else:
@@ -191,7 +192,7 @@ def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
         with held_back(loader):
             yield
     finally:
-        vars(loader)["worker_init_fn"] = given
+        vars(loader).update(worker_init_fn=given, in_order=in_order)
         if before:
             _DatasetKind.create_fetcher = staticmethod(before)
 

@@ -61,6 +61,7 @@ class Snapshot:
             "run": self.run, "loggers": loggers,
             "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
             "made": trainer.fit_loop._last_train_dl_reload_epoch, "searched": revive.searched(trainer),
+            "tickets": revive.tickets(trainer),
         }  # fmt: skip
         if kind == "epoch":
             loops.end_as_lightning_does(state["loops"]["fit_loop"])
@@ -73,7 +74,8 @@ class Snapshot:
     def lightnings(self, kind: str = "") -> tuple[dict[str, Any], dict]:
         """Return what Lightning saves, as others can read it too; and what of it was of another type."""
         notes: dict[tuple, tuple] = {}
-        state = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        with revive.pruned_as_it_is(self.trainer):
+            state = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         later = {LATER: state.pop(LATER)} if kind == "validation" else {}
         return plain(state, notes, self._cannot_be_saved) | later, notes
 
