@@ -33,7 +33,7 @@ def has_state(one: Any) -> bool:
         return False
     try:
         inspect.signature(saves).bind()
-    except TypeError:
+    except (TypeError, ValueError):
         return False
     return True
 
@@ -183,17 +183,18 @@ class Watch:
 @contextmanager
 def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
     """Have an iterator of the loader, and its workers, which are made meanwhile, draw so."""
-    given = loader.worker_init_fn
+    given, in_order = loader.worker_init_fn, getattr(loader, "in_order", True)
     roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
     before = None
     if loader.num_workers:
         vars(loader)["worker_init_fn"] = functools.partial(start_worker, given, loader.collate_fn, plan)
+        vars(loader)["in_order"] = True  # which batches were seen is known by their number alone
     else:
         before = Fetchers(plan, roots).install()
     try:
         yield
     finally:
-        vars(loader)["worker_init_fn"] = given
+        vars(loader)["worker_init_fn"], vars(loader)["in_order"] = given, in_order
         if before:
             _DatasetKind.create_fetcher = staticmethod(before)
 
