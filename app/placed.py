@@ -209,6 +209,12 @@ class _Turns:
         self.epoch, self.turn, self.drawn = 0, -1, 0
         self.begun = 0  # iterations, in this run and in those before it
         self.told: Mapping[str, Any] | None = None
+        if self.again and getattr(loader, "persistent_workers", False) and rank_zero_only.rank == 0:
+            print(
+                f"persistent_workers: those of {self.name} begin anew with each epoch, so that one can be resumed; so "
+                "does what it counts in them",
+                flush=True,
+            )
         self.over = self.proves = False
         self.now: dict | None = None
         self.why, self.proved = "", False
