@@ -263,7 +263,7 @@ class _Turns:
     def _has_no_state(self, none: bool) -> None:
         if none:
             self.stateful, self.again = False, True
-            self.ahead = not self.loader.num_workers
+            self.ahead = not getattr(self.loader, "num_workers", 0)
 
     @property
     def _workers_stay(self) -> bool:
@@ -301,10 +301,18 @@ class _Turns:
         elif length:
             done = min(done, length)
         self._begin(turn, done)
-        if self.stateful and counts_only(self.loader):
+        if self.stateful and (counts_only(self.loader) or (self.begun == 1 and not self._can_be_saved())):
             self._has_no_state(True)
             self.begun = self.earlier
             self._draw_again(0)
+
+    def _can_be_saved(self) -> bool:
+        """Return whether a checkpoint can hold the loader's state."""
+        try:
+            encoded(self.loader.state_dict())
+        except NotPlain:
+            return False
+        return True
 
     def _load(self, told: Mapping[str, Any], done: int) -> None:
         """Have the loader go where it was."""
