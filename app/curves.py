@@ -238,6 +238,18 @@ def _replace(files: AbstractFileSystem, path: str, content: bytes) -> None:
     os.replace(aside, path)
 
 
+def events(content: bytes) -> Iterator[tuple[str, int, Any]]:
+    """Yield tag, step and value of all that a file's content shows as curves; what is no number stays bytes."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    for record, _ in _records(content):
+        event = Event.FromString(record[HEAD.size : -TAIL])
+        for value in event.summary.value:
+            if not value.tag.startswith("_hparams_/"):  # it has the moment at which the run began
+                number = value.simple_value if value.HasField("simple_value") else value.SerializeToString()
+                yield value.tag, event.step, number
+
+
 def _records(content: bytes) -> Iterator[tuple[bytes, float]]:
     """Yield each whole record of a file, and when it was written."""
     from tensorboard.compat.proto.event_pb2 import Event  # here: half a second that only a resumed run is worth

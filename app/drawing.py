@@ -6,9 +6,6 @@ every way of going through a loader, of torch's class, of a library's or of a us
 
 import functools
 import inspect
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ from app.graph import walk
 from app.keys import Found, Key, Keys, number_of, seed_all, unseeded
 from app.plain import decoded, encoded
 from app.state import State
-from app.stop import SIGNALS
+from app.workers import end_with_the_loader, held_back
 
 
 def has_state(one: Any) -> bool:
@@ -186,33 +183,23 @@ def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
     given, in_order = loader.worker_init_fn, getattr(loader, "in_order", True)
     roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
     before = None
+    vars(loader)["in_order"] = True  # else the clock would decide which batch comes next
     if loader.num_workers:
         vars(loader)["worker_init_fn"] = functools.partial(start_worker, given, loader.collate_fn, plan)
-        vars(loader)["in_order"] = True  # which batches were seen is known by their number alone
     else:
         before = Fetchers(plan, roots).install()
     try:
-        yield
+        with held_back(loader):
+            yield
     finally:
-        vars(loader)["worker_init_fn"], vars(loader)["in_order"] = given, in_order
+        vars(loader).update(worker_init_fn=given, in_order=in_order)
         if before:
             _DatasetKind.create_fetcher = staticmethod(before)
 
 
 def start_worker(also: Callable[[int], None] | None, collate: Callable, plan: Plan, worker: int) -> None:
-    """Begin a data worker: a signal ends it only if it comes from the process whose worker it is.
-
-    torchrun and SageMaker signal whole groups of processes; a worker that goes first takes the last batch with it.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    parent = os.getppid()
-
-    def wait() -> None:
-        while signal.sigwaitinfo(SIGNALS).si_pid != parent:
-            pass
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()
+    """Begin a data worker."""
+    end_with_the_loader()
     unseeded.begin(torch.initial_seed())
     generators.without_entropy(unseeded.bits)
     if also:

@@ -1,6 +1,7 @@
 """What the user's objects hold and no Lightning checkpoint has: plain state, generators, modes, an optimizer beside."""
 
-from collections.abc import Mapping
+import io
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,7 @@ class Held:
         self.first: set = set()
         self.settings: dict[str, Any] = {}
         self.boxes: dict[tuple[str, str], list] = {}
-        self.said: set[tuple[str, str]] = set()
+        self.said: set = set()
 
     def mark(self) -> None:
         """Take all that is there now for what was there from the beginning."""
@@ -50,8 +51,9 @@ class Held:
         self.boxes = {key: what for key, (_, *what) in self.state.boxes().items()}
         self.settings = self._settings()
 
-    def told(self) -> dict[str, Any]:
-        """Return what has changed since, encoded."""
+    def told(self, loaders: bool = True) -> dict[str, Any]:
+        """Return what has changed since, encoded; without what the loaders say, it can be asked before they begin."""
+        self._warn_of_iterators()
         model, loop = self.trainer.lightning_module, self.trainer.fit_loop
         settings = {name: value for name, value in self._settings().items() if self.settings.get(name, value) != value}
         plain = self.state.changed()
@@ -64,7 +66,7 @@ class Held:
             "settings": settings,
             "eval": [name for name, module in model.named_modules() if not module.training],
             "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-            "loaders": loop._combined_loader.states(loop._data_fetcher, within=self.within),
+            "loaders": loop._combined_loader.states(loop._data_fetcher, within=self.within) if loaders else None,
         }
 
     def _say_what_is_lost(self) -> None:
@@ -111,6 +113,18 @@ class Held:
             module.training = name not in idle
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
+
+    def _warn_of_iterators(self) -> None:
+        """Say, once of each, which iterators are half gone through: no checkpoint can hold where they are."""
+        for path, one in graph.walk(roots(self.trainer), code=False):
+            half = isinstance(one, Iterator) and graph.library(type(one)) and not isinstance(one, io.IOBase)
+            if half and not has_state(one) and path not in self.said and self.trainer.is_global_zero:
+                print(
+                    f"warning: {path} is a {type(one).__name__}, and no checkpoint can hold how far it is: once it is "
+                    "interrupted, this run is not exact; keep a loader with state_dict(), or an index",
+                    flush=True,
+                )
+            self.said |= {path} if half else set()
 
     def lacking(self, told: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Return the attributes that there were and that are no plain values, and that are not there now."""

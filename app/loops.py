@@ -12,6 +12,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
+from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.loop import _Loop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
@@ -84,6 +85,7 @@ class FitLoop(_Loaders, _FitLoop):
         self.resume.snapshot.held.mark()
         self.restart.make_again(self.resume.snapshot.held)
         self.restart.restore(self.resume.snapshot.held)  # what hooks have begun anew goes on
+        self.resume.proof.look_at(self.restart.lost(self.resume.snapshot.held))
         self.restart.go_on_logging()
         if super().done:  # what is left is the end of an epoch
             self.resume.cut = not self.epoch_loop._num_ready_batches_reached()
@@ -150,6 +152,18 @@ class ValidationLoop(_Loaders, _EvaluationLoop):
         found = super().run()
         held.state.touch()
         return found
+
+
+def next_batch(trainer: Trainer) -> Any:
+    """Return the batch that would come next, as training_step would get it; StopIteration if there is none."""
+    fetcher, module = trainer.fit_loop._data_fetcher, trainer.lightning_module
+    if isinstance(fetcher, _DataLoaderIterDataFetcher) or fetcher.done:
+        raise StopIteration
+    trainer.training = True
+    batch, *_ = next(fetcher)
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
 def begin_anew(loop: dict[str, Any]) -> None:

@@ -8,14 +8,14 @@ import pickle
 import types
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app.graph import FEW, GENERATORS, attributes, walk
+from app.graph import FEW, GENERATORS, attributes, closure, walk
 from app.plain import NotPlain, decoded, encoded
 
 SMALL = 1 << 16  # elements of what is compared in whole; of a longer one, which is mostly data, some
@@ -94,22 +94,26 @@ class State:
     def restore(self, saved: Mapping[tuple[str, str], Any], touch: bool = True) -> None:
         """Give back what was `changed`; with `touch`, it has changed from now on, whatever is there at a `mark`."""
         owners = dict(walk(self.roots(), self.skip, code=False))
+        held = _owned(owners.values())
         for (path, name), value in saved.items():
-            if (owner := owners.get(path)) is not None:
-                _set(owner, name, decoded(value))
+            owner = owners.get(path)
+            if owner is not None and not (
+                isinstance(owner, nn.Module) and name in (*owner._parameters, *owner._buffers)
+            ):
+                _set(owner, name, decoded(value), held)
         if touch:
             self.touched |= saved.keys()
 
     def _values(self) -> dict[tuple[str, str], Any]:
         """Return all plain values, by where they are."""
         found = {}
-        for path, owner in walk(self.roots(), self.skip, code=False):
-            if _container(owner) or isinstance(
-                owner, (*GENERATORS, *self.skip, types.FunctionType, types.MethodType, type)
-            ):
+        owners = list(walk(self.roots(), self.skip, code=False))
+        owned = _owned(owner for _, owner in owners)
+        for path, owner in owners:
+            if _container(owner) or isinstance(owner, (*GENERATORS, *self.skip, types.MethodType, type)):
                 continue
             for name, value in attributes(owner).items():
-                if _is_plain(value):
+                if _is_plain(value) and not _of_modules(value, owned):
                     found[path, name] = value
         return found
 
@@ -125,6 +129,19 @@ def _kept(value: Any) -> Any:
 
 
 CONTAINERS = (list, tuple, dict, deque, set)
+
+
+def _owned(owners: Iterable[Any]) -> set[int]:
+    """Return the ids of the parameters and buffers of all modules among objects."""
+    modules = [one for one in owners if isinstance(one, nn.Module)]
+    return {id(one) for module in modules for one in (*module._parameters.values(), *module._buffers.values())}
+
+
+def _of_modules(value: Any, owned: set[int]) -> bool:
+    """Return whether a value is nothing but parameters and buffers that modules have, as an LSTM's list of its own."""
+    if isinstance(value, Tensor):
+        return id(value) in owned
+    return isinstance(value, (list, tuple)) and bool(value) and all(_of_modules(one, owned) for one in value)
 
 
 def _container(value: Any) -> bool:
@@ -225,15 +242,35 @@ def _feed(value: Any, update: Callable[[bytes], None]) -> None:
 
 
 @torch.no_grad()
-def _set(owner: Any, name: str, value: Any) -> None:
+def _same(now: Any, value: Any, held: set[int]) -> Any:
+    """Return the tensor that is there with what `value` holds, as others may hold it, too; else `value`.
+
+    What is in `held` belongs to a module, or was given a value already: it stays as it is.
+    """
+    if not isinstance(now, Tensor) or not isinstance(value, Tensor) or not now.is_leaf:
+        return value
+    if (now.shape, now.dtype, now.layout) != (value.shape, value.dtype, value.layout):
+        return value
+    if id(now) in held:
+        return now if digest(now) == digest(value) else value
+    held.add(id(now))
+    return now.copy_(value)
+
+
+@torch.no_grad()
+def _set(owner: Any, name: str, value: Any, held: set[int]) -> None:
     """Set an attribute: in place where it can be, as others may hold the same list, array or tensor."""
-    now = getattr(owner, "__dict__", {}).get(name)
+    now = (closure(owner) if isinstance(owner, types.FunctionType) else getattr(owner, "__dict__", {})).get(name)
     if type(now) is type(value):
         if isinstance(now, (list, deque)) and getattr(now, "maxlen", None) == getattr(value, "maxlen", None):
+            if len(now) == len(value):
+                value = [_same(*both, held) for both in zip(now, value, strict=True)]
             now.clear()
             now.extend(value)
             return
         if isinstance(now, (dict, set)):
+            if isinstance(now, dict):
+                value = {key: _same(now.get(key), one, held) for key, one in value.items()}
             now.clear()
             now.update(value)
             return
@@ -246,14 +283,12 @@ def _set(owner: Any, name: str, value: Any) -> None:
             now[...] = value
             return
     if isinstance(now, Tensor) and isinstance(value, Tensor):
-        if now.shape == value.shape and now.dtype == value.dtype and now.layout == value.layout and not now.is_leaf:
-            now = None
-        elif now.shape == value.shape and now.dtype == value.dtype and now.layout == value.layout:
-            now.copy_(value)
+        if _same(now, value, held) is now:
             return
-        if now is not None:
-            value = value.to(now.device)
-    if hasattr(owner, "__dict__"):
+        value = value.to(now.device)
+    if isinstance(owner, types.FunctionType):
+        owner.__closure__[owner.__code__.co_freevars.index(name)].cell_contents = value
+    elif hasattr(owner, "__dict__"):
         owner.__dict__[name] = value
     else:
         object.__setattr__(owner, name, value)

@@ -4,6 +4,7 @@ Each is one way in which a run that is interrupted may come to other weights. ST
 "validation STEP", are where the model sends its own process a signal.
 """
 
+import itertools
 import os
 import random
 import signal
@@ -33,6 +34,8 @@ def interrupt(place: str) -> None:
             os.environ.pop(name)
             os.kill(os.getpid(), number)
             time.sleep(0.1)  # for the thread that hears it
+    if os.environ.get("FAIL_AT") == place:
+        raise RuntimeError("as it was told")
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
@@ -76,6 +79,14 @@ class Lazily(Points):
         if self.generator is None:
             self.generator = np.random.default_rng(3)
         return float(self.generator.random())
+
+
+class Timed(Points):
+    """Points that depend on the time."""
+
+    def noise(self) -> float:
+        """Return a number that nobody can return again."""
+        return time.time() % 1
 
 
 class Growing(Points):
@@ -188,6 +199,7 @@ DATASETS = {
     "module": OfModule,
     "lazily": Lazily,
     "growing": Growing,
+    "timed": Timed,
     "stream": Stream,
     "saved": Saved,
 }
@@ -235,6 +247,34 @@ class Validated(Data):
     def val_dataloader(self):
         """Return a loader that draws."""
         return DataLoader(Points(np.random.default_rng(4)), 10)
+
+
+class Uneven(Data):
+    """With a last batch that is smaller."""
+
+    def train_dataloader(self):
+        """Return a loader of 12, 12, 12 and 4."""
+        return self.one(12)
+
+
+class Named(Data):
+    """With names of its own.
+
+    Args:
+        samples: Samples of a batch.
+        processes: Number of data workers.
+        times: What the noise is multiplied by.
+    """
+
+    def __init__(self, samples: int = 4, processes: int = 0, times: int = 4) -> None:
+        super().__init__(workers=processes)
+        self.samples, self.times = samples, times
+
+    def train_dataloader(self):
+        """Return a loader."""
+        loader = self.one(self.samples)
+        loader.dataset.level *= self.times
+        return loader
 
 
 # Modules --------------------------------------------------------------------------------------------------------------
@@ -287,6 +327,37 @@ class Augmented(Model):
     def on_after_batch_transfer(self, batch, dataloader_idx):
         """Add noise."""
         return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
+
+
+class Augmenting(Model):
+    """Draws on the way to the device, while it trains."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        """Add noise."""
+        noise = 0.1 * torch.randn_like(batch[0]) if self.trainer.training and self.training else 0
+        return batch[0] + noise, batch[1]
+
+
+class Adversarial(Model):
+    """Trains two parts by turns, by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        """Return nothing."""
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+        for scheduler in self.lr_schedulers():
+            scheduler.step()
+
+    def configure_optimizers(self):
+        """Return two, of which the rates change."""
+        optimizers = [torch.optim.SGD(self.body.parameters(), 0.05), torch.optim.Adam(self.head.parameters(), 0.01)]
+        return optimizers, [torch.optim.lr_scheduler.StepLR(one, 3) for one in optimizers]
 
 
 class EvalMode(Model):
@@ -403,6 +474,18 @@ class Remembering(Model):
         assert type(checkpoint["best"]["loss"]) is np.float64 and type(checkpoint["best"]["all"]) is np.ndarray
 
 
+class Cycling(Model):
+    """Keeps an iterator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signs = itertools.cycle([1.0, 1.1, 0.9, 1.2, 1.3])
+
+    def loss(self, batch):
+        """Return the loss, weighed."""
+        return super().loss(batch) * next(self.signs)
+
+
 class Measured(Model):
     """Keeps metrics with wrappers, and resets some as the best-known template does."""
 
@@ -482,6 +565,16 @@ class Accumulating(Model):
         if (batch_idx + 1) % 4 == 0:
             self.optimizers().step()
             self.optimizers().zero_grad()
+
+
+class Compiled(Model):
+    """Is compiled, as a whole network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = nn.Linear(2, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 33), nn.Softmax(1), nn.Dropout(0.1)
+        self.body, self.head = nn.Sequential(*layers), nn.Linear(33, 1)
+        self.body.compile()
 
 
 class Unsavable(Model):

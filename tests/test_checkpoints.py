@@ -22,7 +22,7 @@ from app.folder import Folder, Writer, choose
 
 
 def state(step: int) -> dict:
-    return {"weights": torch.full((100,), float(step)), checkpoints.KEY: {"version": 3}}
+    return {"weights": torch.full((100,), float(step)), checkpoints.KEY: {"loggers": [{"version": 3}]}}
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_what_is_written_is_read(folder: Folder):
     assert torch.equal(read(path)["weights"], torch.full((100,), 30.0))
     assert examine(path) == (30, 210)
     assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))  # by whoever knows torch alone
-    assert Folder(folder.path, 3).version() == 3
+    assert Folder(folder.path, 3).loggers() == [{"version": 3}]
     assert (folder.path / "last.ckpt").samefile(path)
 
 
@@ -143,6 +143,7 @@ def leftover(path: Path, draw: random.Random) -> None:
 MUTATIONS = [cut, flip, zero, grow, empty, delete, rename, link, become, take, name, mark, foreign, leftover]
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
     """Whatever is chosen is whole; whatever is not is named; where none is left, it is an error, and no start anew."""
     draw, outcomes = random.Random(4), {"whole": 0, "error": 0, "start": 0}
@@ -262,6 +263,7 @@ for step in range(int(sys.argv[2]), 10**9):
 """
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
     draw, step = random.Random(2), 1
     for _ in range(4):

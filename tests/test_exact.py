@@ -69,6 +69,7 @@ def test_ranks_take_each_sample_once():
     assert [loader.sizes(0, batch) for batch in range(len(loader))] == [[4, 4, 4]] * 3 + [[3, 2, 2]]
 
 
+@pytest.mark.slow
 def test_any_sampler_that_draws_is_exact():
     data = TensorDataset(torch.arange(30))
     samplers = [

@@ -24,26 +24,30 @@ FLAGS = [
 class Run:
     """A job in a folder, started as often as it takes."""
 
+    program = PROGRAM
+
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder, self.flags = folder, [*FLAGS, *flags]
         folder.mkdir(parents=True, exist_ok=True)
 
-    def start(self, **variables: str) -> int:
+    def start(self, *more: str, **variables: str) -> int:
         """Run it, and return its exit status."""
         log = self.folder / "log"
         before = len(log.read_text()) if log.exists() else 0
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | variables
         with log.open("a") as output:
-            process = warm.start(["python", PROGRAM, *self.flags], self.folder, environment, output.fileno())
+            process = warm.start(
+                ["python", self.program, *self.flags, *more], self.folder, environment, output.fileno()
+            )
         try:
             return process.wait(LIMIT)
         finally:
             process.kill()
             self.said = log.read_text()[before:]
 
-    def finish(self) -> dict[str, torch.Tensor]:
+    def finish(self, *more: str, **variables: str) -> dict[str, torch.Tensor]:
         """Run it to its end, and return its weights."""
-        assert self.start() == 0, self.said[-3000:]
+        assert self.start(*more, **variables) == 0, self.said[-3000:]
         return torch.load(self.folder / "output/model/model.pt", weights_only=True)
 
 
@@ -59,6 +63,7 @@ def check(folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
     for place in at:
         assert run.start(STOP_AT=place) == 143, run.said[-3000:]
     assert not same(expected, run.finish())
+    assert "\nresumed at step " in run.said and "warning: resumed" not in run.said, run.said
     return run.said
 
 
@@ -69,6 +74,8 @@ CODE = {
     "with workers": [WORKERS],
     "the number of steps is asked for": ["--model=strangers.Estimated", WORKERS],
     "drawn on the way to the device": ["--model=strangers.Augmented", WORKERS],
+    "two optimizers, by hand": ["--model=strangers.Adversarial"],
+    "accumulated gradients": ["--trainer.accumulate_grad_batches=3"],
     "eval mode": ["--model=strangers.EvalMode"],
     "unfrozen": ["--model=strangers.Unfrozen"],
     "a numpy scalar in a schedule": ["--model=strangers.NumpyCosine"],
@@ -199,6 +206,11 @@ def test_before_the_first_step(tmp_path: Path):
         assert not same(alone.finish(), run.finish()) and "resuming from step 0: " in run.said
 
 
+@pytest.mark.soak
+def test_a_compiled_network_and_batches_of_several_sizes(tmp_path: Path):
+    check(tmp_path, "--model=strangers.Compiled", "--data=strangers.Uneven", at=("1:1", "2:2"))
+
+
 def test_averaged_weights(tmp_path: Path):
     """Stopped in each epoch, of which the last gathers the statistics of batch norm; and started again when done."""
     alone, run = (Run(tmp_path / name, *CODE["averaged weights"]) for name in ("alone", "run"))
@@ -235,6 +247,22 @@ def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
     assert run.said.count("--trainer.strategy=ddp_spawn: runs as ddp, which computes the same\n") == 1
     given = {"class_path": "DDPStrategy", "init_args": {"start_method": "fork"}}
     assert not same(expected, Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(given)}").finish())
+
+
+def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
+    """But no other number: neither another batch of all ranks, nor what happens to be as large as a rank's batch."""
+    run = Run(tmp_path, "--data=strangers.Named", "--data.processes=1")
+    run.flags += ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    assert run.start(STOP_AT="1:2") == 143
+    run.flags[-2:] = ["--trainer.devices=1"]
+    for flag, says in {"--data.samples=6": "--data.samples was 4, is 6", "--data.times=8": "--data.times was 4, is 8",
+                       "--data.times=1": "--data.times was 4, is 1"}.items():  # fmt: skip
+        run.flags.append(flag)
+        assert run.start() == 1 and f"is of another run: {says}; go on" in run.said
+        run.flags.pop()
+    run.flags += ["--data.samples=8", "--data.processes=2"]
+    run.finish()
+    assert "resuming from step" in run.said and "2 ranks saved it, these are 1" in run.said
 
 
 def test_not_exact_is_as_lightning_does(tmp_path: Path):

@@ -1,0 +1,47 @@
+"""What torch.compile makes of an input's shape does not depend on the shapes before it."""
+
+import json
+import os
+from pathlib import Path
+
+import warm
+from containers import ROOT
+
+PROGRAM = """
+import json
+import torch
+from app.kernels import of_their_own_shapes
+
+made = []
+
+def backend(graph, inputs):
+    made.append([list(map(str, one.shape)) for one in inputs if isinstance(one, torch.Tensor)])
+    return graph
+
+{prepare}
+function = torch.compile(lambda values, times: values.sum() * times, backend=backend)
+for size in [12, 12, 4, 12, 7]:
+    function(torch.rand(size), 1)
+shapes = [one[0] for one in made]
+for times in range(2, 9):
+    function(torch.rand(12), times)
+print(json.dumps([shapes, len(made) - len(shapes)]))
+"""
+
+
+def graphs(folder: Path, prepare: str) -> tuple[list, int]:
+    """Return the shapes that graphs are made for, and how many more there are for other numbers."""
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = warm.run(["python", "-c", PROGRAM.format(prepare=prepare)], folder, variables)
+    assert run.returncode == 0, run.stdout
+    return tuple(json.loads(run.stdout.splitlines()[-1]))
+
+
+def test_each_shape_has_a_kernel_of_its_own(tmp_path: Path):
+    """And numbers, which are others in each step, do not."""
+    shapes, more = graphs(tmp_path, "of_their_own_shapes()")
+    assert shapes == [["12"], ["4"], ["7"]] and more <= 2
+
+
+def test_torchs_own_choice_depends_on_what_came_before(tmp_path: Path):
+    assert graphs(tmp_path, "")[0] == [["12"], ["4"]]  # of which the second is for 7, too, and for 12 from then on

@@ -1,0 +1,97 @@
+"""Data workers, however they are started: a signal to the whole group costs no batch, and none is left behind."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import warm
+from containers import ROOT
+
+pytestmark = pytest.mark.slow
+
+SOURCE = """
+import time
+from torch.utils.data import Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        time.sleep(0.1)
+        return index
+"""
+PROGRAM = """
+import signal
+import sys
+from torch.utils.data import DataLoader
+from app.exact import exact
+from numbers_of_mine import Numbers
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+    loader, _ = exact(DataLoader(Numbers(), 2, num_workers=2, multiprocessing_context=sys.argv[1]), 7, "train")
+    loader.exactly.begin(0, 0, 0)
+    print("begins", flush=True)
+    print([batch.tolist() for batch in loader if not print("a batch", flush=True)], flush=True)
+"""
+CASES = [
+    pytest.param(method, when, marks=() if few else pytest.mark.soak)
+    for method, when, few in [("fork", "begins", False), ("fork", "a batch", False), ("spawn", "begins", True),
+                              ("spawn", "a batch", False), ("forkserver", "begins", False),
+                              ("forkserver", "a batch", True)]
+]  # fmt: skip
+LIMIT = 120  # seconds
+
+
+class Loading:
+    """A process that goes through a loader with two workers."""
+
+    def __init__(self, folder: Path, method: str) -> None:
+        (folder / "numbers_of_mine.py").write_text(SOURCE)
+        (folder / "program.py").write_text(PROGRAM)
+        self.log, self.method = folder / "log", method
+        with self.log.open("w") as log:
+            environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}"}
+            self.process = warm.start(["python", folder / "program.py", method], folder, environment, log.fileno())
+
+    @property
+    def said(self) -> str:
+        """What it has said."""
+        return self.log.read_text()
+
+    def below(self) -> list[psutil.Process]:
+        """Return the processes that it has started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def until(self, when: str) -> None:
+        """Wait until the first worker starts, or there is a batch."""
+        end = time.monotonic() + LIMIT
+        while when not in self.said or not any("resource_tracker" not in one.cmdline()[-1] for one in self.below()):
+            assert self.process.poll() is None and time.monotonic() < end, self.said
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("method", "when"), CASES)
+def test_a_signal_to_the_group_costs_no_batch(tmp_path: Path, method, when):
+    loading = Loading(tmp_path, method)
+    loading.until(when)
+    for process in [*loading.below(), loading.process]:
+        process.send_signal(signal.SIGTERM)
+    assert loading.process.wait(LIMIT) == 0, loading.said
+    assert "heard" in loading.said and "[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]" in loading.said
+
+
+@pytest.mark.parametrize(("method", "when"), CASES)
+def test_no_worker_outlives_its_loader(tmp_path: Path, method, when):
+    loading = Loading(tmp_path, method)
+    loading.until(when)
+    below = loading.below()
+    loading.process.kill()
+    _, left = psutil.wait_procs(below, LIMIT)
+    for process in left:
+        process.kill()
+    assert below and not left
