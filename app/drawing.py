@@ -30,7 +30,7 @@ def has_state(one: Any) -> bool:
         return False
     try:
         inspect.signature(saves).bind()
-    except TypeError:
+    except (TypeError, ValueError):
         return False
     return True
 

@@ -2,13 +2,11 @@
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
@@ -19,10 +17,9 @@ from pytorch_lightning.utilities.combined_loader import (
     _shutdown_workers_and_reset_iterator,
 )
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
-from app import generators
+from app import digest, generators
 from app.drawing import has_state
 from app.exact import counts_only, data_of, divided, draws_again, keeps_workers, knows_its_end, order_of, plan
 from app.keys import number_of, seed_all
@@ -31,19 +28,9 @@ from app.resident import ResidentLoader
 from app.state import State
 
 
-def digest_of(batch: Any) -> bytes:
-    """Return what tells a batch from another one: kinds, shapes and some 256 elements of each array, text, numbers."""
-    hashed = hashlib.blake2b(digest_size=8)
-    for one in tree_leaves(batch):
-        if isinstance(one, np.ndarray) and one.dtype.kind in "biufc":
-            one = torch.from_numpy(np.ascontiguousarray(one))
-        if isinstance(one, torch.Tensor) and one.layout == torch.strided and not one.is_quantized:
-            flat = one.detach().reshape(-1)
-            hashed.update(f"{one.dtype} {tuple(one.shape)} {flat[:: 1 + len(flat) // 256].tolist()}".encode())
-        else:
-            plain = isinstance(one, (str, bytes, int, float, bool, type(None)))
-            hashed.update((repr(one) if plain else type(one).__qualname__).encode())
-    return hashed.digest()
+def digest_of(batch: Any) -> int:
+    """Return what tells a batch from another one."""
+    return digest.folded(map(int, digest.parts(batch)))
 
 
 class Drawn(CombinedLoader):
@@ -209,6 +196,12 @@ class _Turns:
         self.epoch, self.turn, self.drawn = 0, -1, 0
         self.begun = 0  # iterations, in this run and in those before it
         self.told: Mapping[str, Any] | None = None
+        if self.again and getattr(loader, "persistent_workers", False) and rank_zero_only.rank == 0:
+            print(
+                f"persistent_workers: those of {self.name} begin anew with each epoch, so that one can be resumed; so "
+                "does what it counts in them",
+                flush=True,
+            )
         self.over = self.proves = False
         self.now: dict | None = None
         self.why, self.proved = "", False
@@ -257,7 +250,7 @@ class _Turns:
     def _has_no_state(self, none: bool) -> None:
         if none:
             self.stateful, self.again = False, True
-            self.ahead = not self.loader.num_workers
+            self.ahead = not getattr(self.loader, "num_workers", 0)
 
     @property
     def _workers_stay(self) -> bool:
@@ -295,10 +288,18 @@ class _Turns:
         elif length:
             done = min(done, length)
         self._begin(turn, done)
-        if self.stateful and counts_only(self.loader):
+        if self.stateful and (counts_only(self.loader) or (self.begun == 1 and not self._can_be_saved())):
             self._has_no_state(True)
             self.begun = self.earlier
             self._draw_again(0)
+
+    def _can_be_saved(self) -> bool:
+        """Return whether a checkpoint can hold the loader's state."""
+        try:
+            encoded(self.loader.state_dict())
+        except NotPlain:
+            return False
+        return True
 
     def _load(self, told: Mapping[str, Any], done: int) -> None:
         """Have the loader go where it was."""

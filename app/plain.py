@@ -163,19 +163,20 @@ def _together(values: Sequence) -> tuple[tuple, Any] | None:
     """
     kinds = set(map(type, values))
     kind = kinds.pop()
-    if kinds or not values:
+    if kinds:
         return None
     if kind in SCALARS:
         return ("plain",), list(values)
     first = values[0]
-    if kind is np.ndarray and first.dtype.kind in "biufc" and len({(one.dtype, one.shape) for one in values}) == 1:
-        return ("arrays", first.shape), encoded(np.concatenate(values, axis=None) if first.size else np.array(values))
-    if kind is Tensor and first.layout == torch.strided and not first.is_quantized:
+    if kind is np.ndarray and first.size and first.dtype.kind in "biufc":
+        if len({(one.dtype, one.shape) for one in values}) == 1:
+            return ("arrays", first.shape), encoded(np.concatenate(values, axis=None))
+    elif kind is Tensor and first.layout == torch.strided and not first.is_quantized:
         if len({(one.dtype, one.shape, one.device) for one in values}) == 1:
             return ("tensors",), torch.stack(tuple(values)).detach().to("cpu", copy=True)
     elif issubclass(kind, np.generic) and len({one.dtype for one in values}) == 1:
         return ("scalars",), encoded(np.array(values))
-    elif issubclass(kind, tuple) and len(set(map(len, values))) == 1:
+    elif issubclass(kind, tuple) and len(first) and len(set(map(len, values))) == 1:
         named = (kind.__module__, kind.__qualname__) if hasattr(kind, "_fields") and kind is not tuple else ()
         parts = [_together(part) for part in zip(*values, strict=True)]
         if all(parts) and (kind is tuple or (named and _known(*named) is kind)):

@@ -13,6 +13,7 @@ def data(dataset: str = "points", *options: str) -> list[str]:
 
 
 TWO, STAYS, STATE = "workers=2", "persistent=true", "stateful=true"
+RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 AGENT = ["--model=streams.Agent", "--data=streams.OfModel"]
 CASES = {
     "buffered": data("buffered"),
@@ -69,6 +70,9 @@ CASES = {
     "reloaded": [*data("counted"), "--trainer.reload_dataloaders_every_n_epochs=1"],
     "a dataset that hides where it is": data("hidden"),
     "a dataset that hides where it is, workers": data("hidden", TWO),
+    "buffered, ranks": [*data("buffered", TWO), *RANKS],
+    "stateful stream, ranks": [*data("resumable", STATE, TWO), *RANKS],
+    "litdata, ranks": ["--data=streams.Streamed", "--data.workers=2", *RANKS],
     "a long list": [*data("ordered"), "--trainer.callbacks=streams.Shuffling"],
     "generator, short epochs": [*data("generator"), "--trainer.limit_train_batches=4"],
 }
@@ -76,8 +80,8 @@ FEW = ["buffered, workers", "stateful stream, workers", "litdata, workers", "cyc
        "curriculum by steps, workers that stay", "dataloader_iter, two a step", "replay, live"]  # fmt: skip
 
 
-LAST = {"unseeded, workers": 19, "max_size": 19, "dataloader_iter, two a step": 4, "generator, short epochs": 3,
-        "a dataset that hides where it is": 4}  # fmt: skip
+LAST = {"unseeded, workers": 19, "max_size": 19, "dataloader_iter, two a step": 4, "litdata, ranks": 4,
+        "generator, short epochs": 3, "a dataset that hides where it is": 4}  # fmt: skip
 """The last batches of epochs, where it is not the tenth; short epochs have 7."""
 
 
