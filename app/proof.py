@@ -73,8 +73,9 @@ class Proof:
         self.changes: list[str] = []  # what was otherwise, of the settings and of the machine
         self.expected: deque[Step] = deque()  # what was noted after the checkpoint
         self.begun = False  # whether the first of it was reached
-        self.untold = False  # whether there is a verdict to come
+        self.untold, self.trained = False, False  # whether there is a verdict to come, and a batch was trained on
         self.steps, self.last, self.announced = 0, 0, False  # what was alike so far
+        self.latest: Place = -1, -1  # of what was noted
         self.difference: Difference | None = None
         self.now: Batch | None = None
         self.waiting: list[Batch] = []  # whose digests are on a GPU
@@ -94,14 +95,16 @@ class Proof:
         trainer = self.trainer
         run, machine, known = meta.get("journal"), causes.machine(trainer), []
         self.run = run if isinstance(run, bytes) and len(run) == 16 else self.gather(os.urandom(16))[0]
-        self.saves.append(self._place())
+        epoch, batch = self._place()
+        self.saves.append((epoch, batch))
+        self.latest = epoch, batch - 1
         if run and comparable and meta["world_size"] == trainer.world_size:
             self.step, self.untold = meta["step"], True
             known, before, problem = read(self.folder.path, run, trainer.global_rank, trainer.world_size)
             self._warn(problem and f"{problem}; what comes after is not compared with it")
             self.changes = causes.changed(same.changed(meta["run"], flags), before, machine)
-            self.expected = deque(step for step in known if step.place >= self._place())
-            self.begun = bool(self.expected) and self.expected[0].place == self._place()
+            self.expected = deque(step for step in known if step.place >= (epoch, batch))
+            self.begun = bool(self.expected) and self.expected[0].place == (epoch, batch)
         self.journal = Journal(self.folder.path, self.run, trainer.global_rank, trainer.world_size, machine)
         self.journal.begin(known)
 
@@ -131,7 +134,7 @@ class Proof:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not now.losses and isinstance(loss, Tensor):
             now.losses.append(digest.bits(loss))
-        self.now = None
+        self.now, self.trained = None, True
         if not self.waiting and not self.copied:
             parts = now.parts
             if all(type(part) is int for part in parts):
@@ -174,7 +177,7 @@ class Proof:
         if not self.run:
             return
         self.settle()
-        if self.untold:
+        if self.untold and self.trained:
             self.tell()
         if kind in ("batch", "validation"):
             self._announce(kind)
@@ -183,8 +186,8 @@ class Proof:
     @property
     def resumes(self) -> list[dict[str, Any]]:
         """What came of each interruption; of the last one, as far as this rank knows."""
-        now = [self._verdict(self.steps, self.announced, self.difference)] if self.untold else []
-        return [*self.told, *now]
+        known = self.untold and (self.trained or self.difference)
+        return [*self.told, *([self._verdict(self.steps, self.announced, self.difference)] if known else [])]
 
     def check(self) -> None:
         """Tell what is known if some rank has found a difference; all ranks call it."""
@@ -200,6 +203,8 @@ class Proof:
         verdict = self._verdict(steps, announced, min((one for *_, one in told if one), default=None))
         self.told.append(verdict)
         self.expected.clear()
+        if verdict["identical"] is False:  # what was noted of later steps is that of another run, on all ranks
+            self.journal.forget_after(self.latest)
         line = f"resumed at step {self.step}: {verdict['said']}"
         if verdict["identical"] is False and self.strict:
             raise ValueError(f"--resume.strict: {line}")
@@ -239,6 +244,7 @@ class Proof:
         """Write a step down, and compare it with what was expected; `numbers` are its parts."""
         step = _step(batch, numbers)
         self.journal.add(step)
+        self.latest = step.place
         if not self.untold or self.difference or not self.expected:
             return
         first = self.expected[0]
@@ -250,7 +256,6 @@ class Proof:
             told = causes.likely(self.trainer, what[1:], self.changes)
             self.difference = Difference(step.place, self.trainer.global_rank, step.step, what[0], told)
             self.expected.clear()
-            self.journal.forget_after(step.place)
         elif first.loss:
             self.steps += step.step != self.last
             self.last = step.step

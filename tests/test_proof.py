@@ -207,6 +207,16 @@ def test_what_no_run_can_carry_on_is_told_with_its_cause(tmp_path: Path, flags, 
     assert re.search(words, verdict), verdict
 
 
+def test_what_came_otherwise_is_what_the_next_one_is_compared_with(tmp_path: Path):
+    """Not what was before it, of which some steps were not done again yet."""
+    run = Broken(tmp_path, "--resume.every_n_steps=100")
+    run.kill("1:8")
+    assert run.start(BREAK="a step is not seeded", KILL_AT="1:3") == -signal.SIGKILL
+    assert "warning: resumed at step 10: step 11 is not that" in run.verdicts[0]
+    run.finish(BREAK="a step is not seeded")
+    assert run.verdicts == ["resumed at step 10: the next 3 steps are those of the interrupted run, bit for bit"]
+
+
 def test_strict_ends_the_job(tmp_path: Path):
     """Each time, until it is left out; and no checkpoint is written from there on."""
     run = Broken(tmp_path, "--data.dataset=timed", SAVES)
