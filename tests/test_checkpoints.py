@@ -22,7 +22,7 @@ from app.folder import Folder, Writer, choose
 
 
 def state(step: int) -> dict:
-    return {"weights": torch.full((100,), float(step)), checkpoints.KEY: {"version": 3}}
+    return {"weights": torch.full((100,), float(step)), checkpoints.KEY: {"loggers": [{"version": 3}]}}
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_what_is_written_is_read(folder: Folder):
     assert torch.equal(read(path)["weights"], torch.full((100,), 30.0))
     assert examine(path) == (30, 210)
     assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))  # by whoever knows torch alone
-    assert Folder(folder.path, 3).version() == 3
+    assert Folder(folder.path, 3).loggers() == [{"version": 3}]
     assert (folder.path / "last.ckpt").samefile(path)
 
 
