@@ -16,8 +16,8 @@ from pathlib import Path
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Seconds from the signal to the end of a process that gets to no batch's end, as where another rank hangs, or twice as
-# long as its last batch took; and of one that is writing its checkpoint. The launchers kill after 100, the toolkit's hook
-# after 110, SageMaker after 120.
+# long as its last batch took; and of one that is writing its checkpoint. The launchers kill after 100, the toolkit's
+# hook after 110, SageMaker after 120.
 WAIT, WAIT_FOR_WRITING = 25.0, 90.0
 NAME = re.compile(r"step-(\d{9,})\.ckpt")
 """The name of a checkpoint to resume from, with the number of optimizer steps that are in it."""
