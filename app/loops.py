@@ -52,8 +52,10 @@ class FitLoop(_Loaders, _FitLoop):
 
     @property
     def done(self) -> bool:
-        """Whether all is done: an epoch that a limit has cut off is to be ended as it was, too."""
-        return not (self.resume.trains and self.restart.within) and super().done
+        """Whether all is done: an epoch of which all batches are, or that a limit has cut off, is still to be ended."""
+        ends = self.resume.trains and self.restart.within
+        ends = ends and (self.epoch_loop._is_training_done or self.trainer.should_stop)
+        return not ends and super().done
 
     def setup_data(self) -> None:
         """Have the training data made, in a run that goes on as of the epoch that it was made in."""

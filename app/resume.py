@@ -247,6 +247,8 @@ class Resume(Callback):
         """Return whether any rank was told to stop."""
         minutes = (time.monotonic() - self.saved_at) / 60
         due = self.every_n_minutes and minutes >= max(self.every_n_minutes, self.stall / 60 / SHARE)
+        if self.stop:
+            self.stop.batch_ended()
         asked = (self.stop and self.stop.number) or 0
         due = bool(due) and not self.writer.busy
         self.agreement.agree(asked, due, self.divergence.found(), now, self.proof.doubt)

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Seconds from the signal to the end of a process that gets to no batch's end, as where another rank hangs; and of
-# one that is writing its checkpoint. The launchers kill after 100, the toolkit's hook after 110, SageMaker after 120.
+# Seconds from the signal to the end of a process that gets to no batch's end, as where another rank hangs, or twice as
+# long as its last batch took; and of one that is writing its checkpoint. The launchers kill after 100, the toolkit's
+# hook after 110, SageMaker after 120.
 WAIT, WAIT_FOR_WRITING = 25.0, 90.0
 NAME = re.compile(r"step-(\d{9,})\.ckpt")
 """The name of a checkpoint to resume from, with the number of optimizer steps that are in it."""
@@ -65,6 +66,7 @@ class Stop:
         self.folder, self.tell = folder, tell
         self.number: int | None = None  # the first signal that came
         self.training = self.writing = False
+        self.ended, self.took = 0.0, 0.0  # when the last batch came to its end, and the seconds since the one before
         self.pid = os.getpid()
 
     def __enter__(self) -> "Stop":
@@ -83,6 +85,11 @@ class Stop:
         self.pid = 0  # its children have nothing to forget, and its thread nothing to do
         os.close(self.pipe)
 
+    def batch_ended(self) -> None:
+        """Note how long a batch took."""
+        now = time.monotonic()
+        self.took, self.ended = now - self.ended if self.ended else 0.0, now
+
     def _forget(self) -> None:
         """In a child, such as a data worker: it shares the pipe, and its signals are not ours."""
         if self.pid == os.getppid():
@@ -99,12 +106,13 @@ class Stop:
             self.number = read[0] if read[0] in SIGNALS else None
         if not self.training:
             self.leave("it came while nothing was being trained")
-        for seconds, waits in ((WAIT, False), (WAIT_FOR_WRITING - WAIT, True)):
+        wait = min(max(WAIT, 2 * self.took), WAIT_FOR_WRITING)
+        for seconds, waits in ((wait, False), (WAIT_FOR_WRITING - wait, True)):
             if waits is self.writing or not waits:
                 time.sleep(seconds)
         if self.pid:
             faulthandler.dump_traceback()
-            self.leave("no batch came to its end any more, so there is no newer checkpoint")
+            self.leave(f"no batch came to its end within {wait:.0f} s, so there is no newer checkpoint")
 
     def leave(self, why: str) -> None:
         """End this process now."""

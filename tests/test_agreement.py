@@ -4,7 +4,10 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import ranks
+import warm
+from containers import ROOT
 from torch import distributed
 
 from app.agreement import Agreement
@@ -32,3 +35,26 @@ def heard(before: int) -> list[int]:
 def test_it_is_heard_at_the_next_call(tmp_path: Path):
     ended = ranks.run(heard, 300, folder=tmp_path)
     assert [one.value for one in ended] == [[2, 2], [2, 2]], [one.error for one in ended]
+
+
+WAITING = """
+import os, signal, sys, time
+from pathlib import Path
+from app import stop
+stop.WAIT = 0.2
+with stop.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as heard:
+    heard.training, heard.took = True, float(sys.argv[1])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(3)
+    print("the batch is done", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("took", "ended"), [("0.01", 143), ("30", 0)])
+def test_a_batch_that_takes_long_is_no_rank_that_hangs(tmp_path: Path, took, ended):
+    run = warm.run(["python", "-c", WAITING, took], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
+    assert run.returncode == ended, run.stdout
+    line = (
+        "interrupted, resume from step 0: SIGTERM; no batch came to its end within 0 s, so there is no newer checkpoint"
+    )
+    assert ("the batch is done" in run.stdout) is (ended == 0) and (line in run.stdout) is (ended == 143)
