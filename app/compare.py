@@ -23,6 +23,8 @@ STEP = ("batch", "learning rate", "loss")
 """What is known of a step, in the order in which one leads to the next."""
 WRITTEN = ("number", "saved_at", "made", "journal", "resumes")
 """Of what is ours in a checkpoint: when and by which processes it was written."""
+TRIES = ("begun", "workers")
+"""Of what a checkpoint says of a loader: how often it was begun, each process counted, and by how many workers."""
 PASSING = {"time_elapsed", "retired", "resumes"}
 """Of what callbacks and model.json say: Lightning's Timer's seconds, how many checkpoints ago a model was the best one,
 and what came of earlier interruptions."""
@@ -101,6 +103,10 @@ def _last(folder: Path) -> dict[str, Any]:
     """Return what in the newest checkpoint is the job's state."""
     checkpoint = read(folder / f"step-{newest_step(folder):09d}.ckpt")
     ours = {name: value for name, value in checkpoint[KEY].items() if name not in WRITTEN}
+    for rank in ours.get("ranks", ()):
+        for loader in rank["held"]["loaders"]["loaders"]:
+            for name in TRIES:
+                loader.pop(name, None)
     return checkpoint | {KEY: ours}
 
 

@@ -66,12 +66,13 @@ class Drilled(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write down from where this process goes on."""
-        self.variables = variables.states(_objects(trainer))
+        self.variables = variables.states(_objects(trainer), roots(trainer))
         self._write(trainer, "start", step=trainer.global_step, workers=self.found_workers)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write down what has changed of what no checkpoint has."""
-        self._write(trainer, "end", changed=variables.changed(self.variables, variables.states(_objects(trainer))))
+        now = variables.states(_objects(trainer), roots(trainer))
+        self._write(trainer, "end", changed=variables.changed(self.variables, now))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Note the batch as the step gets it, and the learning rates with which it is done."""

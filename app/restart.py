@@ -79,6 +79,9 @@ class Restart:
         self.within = self.kind != "epoch"
         if not self.within:
             loops.begin_anew(checkpoint["loops"]["fit_loop"])
+        for callback in self.trainer.checkpoint_callbacks:  # Lightning saves it, and does not load it
+            if hasattr(callback, "current_score"):
+                callback.current_score = checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
         self.trainer.should_stop = self.meta["should_stop"]
         self.trainer._checkpoint_connector._ckpt_path = str(path)
         self.trainer._checkpoint_connector._loaded_checkpoint = checkpoint

@@ -1,4 +1,4 @@
-"""What a user's code keeps where no checkpoint looks: variables of modules and closures, iterators (app/graph.py)."""
+"""What a user's code keeps where no checkpoint looks: variables of modules, of some closures, iterators."""
 
 import operator
 import pickle
@@ -14,16 +14,24 @@ COUNTERS = ("builtins", "itertools")  # the modules whose iterators tell where t
 LONG = 10_000  # elements that an iterator has before it; one that goes through more is not looked at
 
 
-def states(roots: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return what tells the value of each variable from another one, by its name; what cannot be told is left out."""
+def states(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return what tells the value of each variable from another one, by its name; what cannot be told is left out.
+
+    Args:
+        roots: The objects from which a user's code is reached, by name.
+        saved: Those of them of which a checkpoint has what functions have closed over.
+    """
     found: dict[str, bytes] = defaultdict(bytes)  # functions that are made by one line have the same names
+    known = {id(one) for _, one in graph.walk(saved, code=False)}
     held = set()
     for path, one in graph.walk(roots):
         if isinstance(one, types.FunctionType):
             for name, value in graph.of_function(one):
+                held.add(id(value))
+                if id(one) in known and name in one.__code__.co_freevars and not _is_counter(value):
+                    continue
                 owner = one.__module__ if name in one.__globals__ else f"{one.__module__}.{one.__qualname__}"
                 found[f"{owner}.{name}"] += _state(value)
-                held.add(id(value))
         elif _is_counter(one) and id(one) not in held:
             found[path] += _state(one)
     return {name: state for name, state in found.items() if state}

@@ -3,7 +3,6 @@
 import itertools
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -155,16 +154,28 @@ def made_of(iterator):
 
 
 def test_variables_that_change_are_named():
-    count = made_of(itertools.count())
-    objects = {"dataset": SimpleNamespace(), "collate_fn": counted, "count": count, "still": made_of(iter([1, 2]))}
+    objects = {"collate_fn": counted, "count": made_of(itertools.count()), "still": made_of(iter([1, 2]))}
     objects |= {"endless": made_of(one for one in [1, 2]), "long": made_of(iter(range(10**9)))}
-    before = variables.states(objects)
+    before = variables.states(objects, objects)
     counted([1, 2])
     for name in ("count", "endless", "long"):
         objects[name]()
-    assert variables.changed(before, variables.states(objects)) == [
-        "test_compare.SEEN", "test_compare.made_of.<locals>.<lambda>.iterator",
-    ]  # fmt: skip
+    named = ["test_compare.SEEN", "test_compare.made_of.<locals>.<lambda>.iterator"]
+    assert variables.changed(before, variables.states(objects, objects)) == named
+
+
+def test_what_a_function_has_closed_over_is_named_where_no_checkpoint_has_it():
+    total = 0
+
+    def add():
+        nonlocal total
+        total += 1
+
+    before = [variables.states({"add": add}, saved) for saved in ({}, {"add": add})]
+    add()
+    after = [variables.states({"add": add}, saved) for saved in ({}, {"add": add})]
+    assert variables.changed(before[0], after[0]) == [f"test_compare.{add.__qualname__}.total"]
+    assert variables.changed(before[1], after[1]) == []
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (1, 2)])

@@ -59,10 +59,10 @@ INEXACT = {
         "Model", "FromTheSystem", "kill-in-epoch",
         "DIFFERENT, first in the batch of step 1 (epoch 0, batch 0)", "two runs left alone differ, too",
     ),
-    "a closure": (
-        "Model", "Closure", "stop-in-epoch",
+    "a variable of a module, in a batch": (
+        "Model", "Joined", "stop-in-epoch",
         "DIFFERENT, first in the batch of step 7 (epoch 1, batch 2)",
-        "inexact.Closure.__init__.<locals>.collate.count, which changes while the run trains",
+        "inexact.CALLS, which changes while the run trains, and which no checkpoint has; make a sample a function",
     ),
     "a variable of a module": (
         "Counting", "Data", "kill-at-epoch-end",
