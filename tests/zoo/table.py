@@ -191,7 +191,7 @@ add("ThroughputMonitor", callbacks=("callbacks_used.Throughput",), ignored=("tra
 add("BatchSizeFinder", callbacks=(callback("BatchSizeFinder", max_trials=2, steps_per_trial=1, init_val=3),))
 add("LearningRateFinder", callbacks=(callback("LearningRateFinder", num_training_steps=8),))
 add("LearningRateFinder at milestones", callbacks=("callbacks_used.FineTuneLearningRateFinder",))
-add("BatchSizeFinder at milestones", callbacks=("callbacks_used.FineTuneBatchSizeFinder",))
+add("BatchSizeFinder in on_train_epoch_start", callbacks=("callbacks_used.FineTuneBatchSizeFinder",))
 add("configure_callbacks, LambdaCallback, RichProgressBar", "callbacks_used.WithLambda")
 add("OnExceptionCheckpoint", callbacks=(callback("OnExceptionCheckpoint", dirpath="exceptions"),))
 add("progress bars", callbacks=("callbacks_used.LitProgressBar", callback("ModelSummary", max_depth=-1)))
