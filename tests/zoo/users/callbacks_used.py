@@ -85,7 +85,7 @@ class FineTuneLearningRateFinder(LearningRateFinder):
 
 
 class FineTuneBatchSizeFinder(BatchSizeFinder):
-    """Lightning's documentation; without later milestones, as Lightning 2.6 trains nothing in the epochs after these."""
+    """Lightning's documentation; without later milestones, after which Lightning 2.6 trains nothing."""
 
     def __init__(self, milestones: tuple = ()):
         super().__init__(max_trials=2, steps_per_trial=1)
