@@ -152,6 +152,8 @@ def _restored_result(trainer: Trainer, saved: Mapping[str, Any], device: torch.d
     metric = _ResultMetric(meta, saved["is_tensor"]).to(device)
     if saved["is_tensor"]:
         _restore(metric, saved["state"], device)
+        for name, value in saved["state"]["states"].items():  # of the type that the precision has made it
+            metric._defaults[name] = metric._defaults[name].to(value.dtype)
     else:
         metric.value = attrgetter(saved["metric_attribute"])(trainer.lightning_module)
     metric.has_reset = saved["has_reset"]

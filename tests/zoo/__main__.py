@@ -35,10 +35,10 @@ def launchers(configuration) -> list[str]:
     return [name for name, ranks in LAUNCHERS.items() if ranks in configuration.ranks]
 
 
-def planned(configuration, rounds: int, seed: int, done: set[tuple[str, str, int]]) -> dict[str, list[int]]:
-    """Return the seeds of the rounds that are to be done, by launcher."""
-    ways, plan = launchers(configuration), {}
-    for number in range(rounds):
+def planned(ways: list[str], configuration, rounds: int, seed: int, done: set[tuple]) -> dict[str, list[int]]:
+    """Return the seeds of the rounds that are to be done, by launcher; `ways` take turns."""
+    plan: dict[str, list[int]] = {}
+    for number in range(rounds if ways else 0):
         way = ways[number % len(ways)]
         if (configuration.name, way, seed + number) not in done:
             plan.setdefault(way, []).append(seed + number)
@@ -85,12 +85,15 @@ def run(given: argparse.Namespace) -> int:
             for seed in seeds:
                 place = Path(folder, str(seed))
                 round = rounds.Round(configuration.name, way, seed)
-                add(rounds.interrupted(place, reference, round, given.interruptions), place)
+                moments = rounds.draws(round, reference, given.interruptions)
+                add(rounds.interrupted(place, reference, round, moments), place)
                 shutil.rmtree(place, ignore_errors=True)
 
     chosen = [c for c in CONFIGURATIONS.values() if re.search(given.only, c.name) and given.subject in c.subject]
-    work = [(c, way, seeds) for c in chosen for way, seeds in planned(c, given.rounds, given.seed, done).items()]
-    work = [piece for piece in work if given.launcher in piece[1]]
+    work = []
+    for one in chosen:
+        ways = [way for way in launchers(one) if re.search(given.launcher, way)]
+        work += [(one, way, seeds) for way, seeds in planned(ways, one, given.rounds, given.seed, done).items()]
     with ThreadPoolExecutor(given.jobs) as pool:
         for _ in pool.map(one, work):
             pass
@@ -123,7 +126,7 @@ def main() -> None:
     doing.add_argument("--results", default="results/zoo.jsonl")
     doing.add_argument("--only", default="", help="configurations in whose name this is found, a regular expression")
     doing.add_argument("--subject", default="")
-    doing.add_argument("--launcher", default="", help="process, lightning, torchrun, or a part of these")
+    doing.add_argument("--launcher", default="", help="which launchers, a regular expression")
     doing.add_argument("--folder", default=None, help="where the jobs' folders are made")
     doing.add_argument("--keep", default=None, help="a folder for the jobs that ended wrong")
     commands.add_parser("list")

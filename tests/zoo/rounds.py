@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -256,36 +257,22 @@ def left_alone(folder: Path, configuration: Configuration, launcher: str) -> Ref
     return Reference(seconds, int((folder / "hooks").read_text()), result(job), job.said)
 
 
-def interrupted(folder: Path, reference: Reference, round: Round, tries: int = 3) -> Round:
-    """Interrupt a job up to `tries` times, let it end, and say what came of it."""
-    draw = random.Random(f"{round.seed} {round.configuration} {round.launcher}")
-    configuration = CONFIGURATIONS[round.configuration]
-    round.every = draw.choice([3, 5, 1000])
-    job, began, said = Job(folder, configuration, round.launcher, round.every), time.monotonic(), []
+def interrupted(folder: Path, reference: Reference, round: Round, interruptions: Iterable[Interruption]) -> Round:
+    """Interrupt a job, each time that it is started again, let it end, and say what came of it."""
+    job = Job(folder, CONFIGURATIONS[round.configuration], round.launcher, round.every)
+    began, said = time.monotonic(), ""
     try:
-        for number in range(tries):
-            one = drawn(draw, LAUNCHERS[round.launcher], reference, 0.8 / (number + 1))
-            if not interrupt(job, one, draw):
+        for one in interruptions:
+            came = interrupt(job, one)
+            said += job.said
+            if not came:
                 break
             round.interruptions.append(one)
-            said.append(job.said)
             if wrong := faults(job, one, round.launcher):
                 round.outcome, round.detail = wrong
                 return round
         status = job.wait(job.start())
-        said.append(job.said)
-        plainly = NOT_EXACT.search("\n".join(said))
-        line = plainly.group(0) if plainly else ""
-        if status is None:
-            round.outcome, round.detail = "hung", job.said[-1500:]
-        elif status != 0:
-            round.outcome, round.detail = (
-                ("said", line) if line else ("crashed", f"status {status}: {job.said[-1500:]}")
-            )
-        elif other := differences(reference.result, result(job)):
-            round.outcome, round.detail = ("said", line) if line else ("wrong", "; ".join(other))
-        else:
-            round.outcome, round.detail = "identical", line
+        round.outcome, round.detail = judged(job, reference, status, said + job.said)
         return round
     except FileNotFoundError as error:
         round.outcome, round.detail = "lost", f"{error}: {job.said[-1000:]}"
@@ -293,6 +280,37 @@ def interrupted(folder: Path, reference: Reference, round: Round, tries: int = 3
     finally:
         round.seconds = float(f"{time.monotonic() - began:.2f}")
         job.end()
+
+
+def judged(job: Job, reference: Reference, status: int | None, said: str) -> tuple[str, str]:
+    """Return outcome and detail of a job that has come to its end, having `said` so much since its first start."""
+    plainly = NOT_EXACT.search(said)
+    line = plainly.group(0) if plainly else ""
+    if status is None:
+        return "hung", job.said[-1500:]
+    if status != 0:
+        return ("said", line) if line else ("crashed", f"status {status}: {job.said[-1500:]}")
+    if not line and (lost := forgotten(said)):
+        return "lost", lost
+    if other := differences(reference.result, result(job)):
+        return ("said", line) if line else ("wrong", "; ".join(other))
+    return "identical", line
+
+
+def forgotten(said: str) -> str:
+    """Return what is wrong with the steps from which a job went on: the one that it said, or a later one, is right."""
+    for promise in re.finditer(r"^interrupted, resume from step (\d+):", said, re.MULTILINE):
+        later = [int(step) for step in re.findall(r"^resuming from step (\d+):", said[promise.end() :], re.MULTILINE)]
+        if int(promise[1]) > max(later, default=0):
+            return f"{promise[0]} and then it went on from {later}"
+    return ""
+
+
+def draws(round: Round, reference: Reference, tries: int) -> Iterator[Interruption]:
+    """Yield up to so many interruptions that the seed of a round decides, the earlier ones over more of the run."""
+    draw = random.Random(f"{round.seed} {round.configuration} {round.launcher}")
+    round.every = draw.choice([3, 5, 1000])
+    return (drawn(draw, LAUNCHERS[round.launcher], reference, 0.8 / (number + 1)) for number in range(tries))
 
 
 def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) -> Interruption:
@@ -313,7 +331,7 @@ def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) ->
     )
 
 
-def interrupt(job: Job, one: Interruption, draw: random.Random) -> bool:
+def interrupt(job: Job, one: Interruption) -> bool:
     """Start a job and interrupt it; return whether it was, before its end."""
     how, *numbers = one.moment.split()
     number = getattr(signal, one.signal)

@@ -1,6 +1,6 @@
 """The configurations: a name, and the file of flags that a job of it is given."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 LIGHTNING = "pytorch_lightning.callbacks."
@@ -27,11 +27,8 @@ class Configuration:
     """Numbers of ranks with which it makes sense."""
     ignored: tuple[str, ...] = ()
     """Beginnings of the names of metrics and curves that a clock decides, not the training."""
-    quick: bool = False
-    """Whether `make test` has it, too."""
     program: str = ""
     """The user's own program, which is run in place of ours."""
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 def made(path: str, **arguments: Any) -> dict[str, Any]:
@@ -56,7 +53,6 @@ def add(
     more: dict[str, Any] | None = None,
     ranks: tuple[int, ...] = (1,),
     ignored: tuple[str, ...] = (),
-    quick: bool = False,
     program: str = "",
     **trainer: Any,
 ) -> None:
@@ -70,7 +66,7 @@ def add(
         flags["trainer"]["callbacks"] = [callback(one) if isinstance(one, str) else one for one in callbacks]
     flags |= more or {}
     assert name not in CONFIGURATIONS, name
-    CONFIGURATIONS[name] = Configuration(name, subject, flags, ranks, ignored, quick, program)
+    CONFIGURATIONS[name] = Configuration(name, subject, flags, ranks, ignored, program)
 
 
 RANKS = (1, 2, 3)
@@ -78,7 +74,7 @@ WORKERS = made("basics.BlobsData", num_workers=2)
 MONITORED = {"checkpoint": {"monitor": "val_loss"}}
 
 subject = "Lightning's examples"
-add("the control", quick=True, ranks=RANKS)
+add("the control", ranks=RANKS)
 add("the control, with data workers and a best model", data=WORKERS, more=MONITORED, ranks=RANKS)
 add("autoencoder", "vision.LitAutoEncoder", "vision.MNISTDataModule", ranks=RANKS)
 add("image classifier", "vision.ImageClassifier", made("vision.MNISTDataModule", num_workers=1), more=MONITORED,
@@ -102,7 +98,7 @@ add("CutMix and MixUp in collate_fn", "vision.ImageClassifier",
     made("vision.MNISTDataModule", num_workers=1, cutmix=True))  # fmt: skip
 add("mixup in training_step", "vision.Mixup", "vision.MNISTDataModule", ranks=(1, 2))
 add("augmentation in on_after_batch_transfer", "vision.AugmentedOnDevice",
-    made("vision.MNISTDataModule", num_workers=1), quick=True)  # fmt: skip
+    made("vision.MNISTDataModule", num_workers=1))  # fmt: skip
 add("noise in on_before_batch_transfer", "vision.ImageClassifier", made("vision.NoiseFromDataModule", num_workers=1))
 add("generators in the module", "vision.NoisyModule", "vision.MNISTDataModule", ranks=(1, 2))
 add("variational autoencoder", "vision.VAE", "vision.MNISTDataModule")
@@ -144,7 +140,7 @@ add("schedule by the epoch", made("schedules.Scheduled", schedule="restarts", in
 add("schedule every 3 steps", made("schedules.Scheduled", schedule="exponential", frequency=3))
 add("ReduceLROnPlateau", "schedules.Plateau", max_epochs=5, limit_train_batches=6)
 add("ReduceLROnPlateau by the step", made("schedules.Plateau", monitor="train_loss", interval="step"))
-add("estimated_stepping_batches", "schedules.EstimatedOneCycle", WORKERS, quick=True, ranks=(1, 2))
+add("estimated_stepping_batches", "schedules.EstimatedOneCycle", WORKERS, ranks=(1, 2))
 add("numpy's cosine after a warm-up", "schedules.NumpyCosine")
 add("a schedule in the manner of timm", "schedules.TimmScheduled", max_epochs=5, limit_train_batches=6)
 add("Noam", "schedules.Noam")
@@ -179,7 +175,7 @@ add("LearningRateMonitor, ModelSummary", "schedules.EstimatedOneCycle",
 add("GradientAccumulationScheduler",
     callbacks=(callback("GradientAccumulationScheduler", scheduling={"0": 1, "1": 3, "2": 2}),))  # fmt: skip
 add("StochasticWeightAveraging", callbacks=(callback("StochasticWeightAveraging", swa_lrs=0.05, swa_epoch_start=2),),
-    max_epochs=5, limit_train_batches=7, quick=True)  # fmt: skip
+    max_epochs=5, limit_train_batches=7)  # fmt: skip
 add("EMAWeightAveraging", callbacks=(callback("EMAWeightAveraging", decay=0.8),), ranks=(1, 2))
 add("WeightAveraging from a step on", callbacks=("callbacks_used.EMAFromLater",), more=MONITORED)
 add("WeightAveraging by the epoch", callbacks=("callbacks_used.SWAByEpoch",), max_epochs=5, limit_train_batches=6)
@@ -191,7 +187,7 @@ add("ThroughputMonitor", callbacks=("callbacks_used.Throughput",), ignored=("tra
 add("BatchSizeFinder", callbacks=(callback("BatchSizeFinder", max_trials=2, steps_per_trial=1, init_val=3),))
 add("LearningRateFinder", callbacks=(callback("LearningRateFinder", num_training_steps=8),))
 add("LearningRateFinder at milestones", callbacks=("callbacks_used.FineTuneLearningRateFinder",))
-add("BatchSizeFinder at milestones", callbacks=("callbacks_used.FineTuneBatchSizeFinder",))
+add("BatchSizeFinder in on_train_epoch_start", callbacks=("callbacks_used.FineTuneBatchSizeFinder",))
 add("configure_callbacks, LambdaCallback, RichProgressBar", "callbacks_used.WithLambda")
 add("OnExceptionCheckpoint", callbacks=(callback("OnExceptionCheckpoint", dirpath="exceptions"),))
 add("progress bars", callbacks=("callbacks_used.LitProgressBar", callback("ModelSummary", max_depth=-1)))
@@ -201,7 +197,7 @@ add("SpikeDetection", callbacks=("callbacks_used.Spikes",))
 subject = "Callbacks of one's own"
 add("stateful callbacks of the documentation",
     callbacks=tuple(callback("callbacks_used.Counter", what=what) for what in ("epochs", "batches")))  # fmt: skip
-add("Enum, dataclass, arrays in a callback", callbacks=("callbacks_used.PhaseController",), quick=True, ranks=(1, 2))
+add("Enum, dataclass, arrays in a callback", callbacks=("callbacks_used.PhaseController",), ranks=(1, 2))
 add("dropout by the epoch", callbacks=("callbacks_used.DropoutSchedule",))
 add("an average that is not saved", callbacks=("callbacks_used.ModelEma",))
 add("an average in on_save_checkpoint", callbacks=("callbacks_used.SavedEma",), more=MONITORED)
@@ -230,7 +226,7 @@ KINDS = ("shuffle", "sequential", "random", "replacement", "random-generator", "
 for kind in KINDS:
     limits = {"limit_train_batches": 10} if kind == "infinite" else {}
     ranks = (1, 2) if kind in ("weighted", "set-epoch", "numpy-workers", "persistent", "batch-sampler") else (1,)
-    add(f"loader: {kind}", data=made("sampling.SampledData", kind=kind), quick=kind == "numpy-workers", ranks=ranks,
+    add(f"loader: {kind}", data=made("sampling.SampledData", kind=kind), ranks=ranks,
         **limits)  # fmt: skip
 add("loader: one-batch", data=made("sampling.SampledData", kind="one-batch"), max_epochs=30)
 add("DistributedSampler of one's own", data="sampling.OwnDistributedData", ranks=(2, 3), use_distributed_sampler=False)
@@ -265,7 +261,7 @@ for kind, name in {
     "Sparse": "sparse, complex and passing buffers", "UsesData": "a pass over the data at the start",
     "Curricular": "a curriculum by the module", "AccumulatesInModule": "accumulation set by the module",
 }.items():  # fmt: skip
-    add(name, f"remembering.{kind}", quick=kind == "Baggage", ranks=(1, 2) if kind in ("Baggage", "LoRA") else (1,))
+    add(name, f"remembering.{kind}", ranks=(1, 2) if kind in ("Baggage", "LoRA") else (1,))
 
 subject = "Metrics"
 add("MetricCollection, AUROC, confusion matrix", "measuring.Collected", ranks=(1, 2))

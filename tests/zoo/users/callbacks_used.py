@@ -85,9 +85,9 @@ class FineTuneLearningRateFinder(LearningRateFinder):
 
 
 class FineTuneBatchSizeFinder(BatchSizeFinder):
-    """Lightning's documentation: the batch size is looked for again at milestones."""
+    """Lightning's documentation; without later milestones, after which Lightning 2.6 trains nothing."""
 
-    def __init__(self, milestones: tuple = (1,)):
+    def __init__(self, milestones: tuple = ()):
         super().__init__(max_trials=2, steps_per_trial=1)
         self.milestones = milestones
 
