@@ -154,7 +154,8 @@ def export(cli: CLI, environment: Environment) -> None:
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     source = cli.model if cli.datamodule is None else cli.datamodule
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):
-        metrics |= cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
+        for found in cli.trainer.test(cli.model, cli.datamodule, verbose=False)[:1]:  # none with limit_test_batches=0
+            metrics |= found
     superfluous = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:
         config = cli.parser.dump(cli.config, skip_none=False)

@@ -37,6 +37,9 @@ FOUND = [
         names=("code/here: logs cannot be written there",),
         fails=True,
     ),
+    # Numbers that nobody expects.
+    mutated_jobs.Case("no test", {"trainer.limit_test_batches": "0"}, fails=False),
+    mutated_jobs.Case("logs in years", {"logger.flush_secs": str(2**63 - 1)}, fails=False),
 ]
 
 
