@@ -45,14 +45,9 @@ class Logger(TensorBoardLogger):
     ) -> None:
         if flush_secs < 1:  # TensorBoard's thread would take a whole core
             raise ValueError(f"--logger.flush_secs: found {flush_secs}, allowed is 1 or more")
-<<<<<<< ours
-        super().__init__(save_dir, name=name, version=version, flush_secs=flush_secs)
-        self.every, self.due = flush_secs, 0.0
-=======
         # Of TensorBoard's thread, whose timer does not take any number; a day is as good as never.
         super().__init__(save_dir, name=name, version=version, flush_secs=min(flush_secs, 24 * 3600))
-        self.every, self.due, self.goes_on = flush_secs, 0.0, False
->>>>>>> theirs
+        self.every, self.due = flush_secs, 0.0
 
     @property
     @rank_zero_experiment
