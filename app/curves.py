@@ -143,8 +143,8 @@ def prepare(loggers: Iterable[Any], told: Sequence[Mapping[str, Any]]) -> None:
     """Have loggers that have written nothing yet write where those of a run of before did, which have `told`."""
     loggers = list(loggers)
     for logger in loggers:
-        if isinstance(logger, CSVLogger):
-            kind = type(logger)
+        kind = type(logger)
+        if isinstance(logger, CSVLogger) and kind.experiment is CSVLogger.experiment:  # it writes as Lightning does
             logger.__class__ = type(kind.__name__, (OfRows, kind), {"__module__": kind.__module__})
     for logger, before in _both(loggers, told):
         if getattr(logger, "_version", "") is None:
