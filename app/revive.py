@@ -52,7 +52,7 @@ def to_come(trainer: Trainer) -> set[str]:
     """Return the names that hooks before training may give to parts of the model."""
     owners = [one for one in (trainer.lightning_module, *trainer.callbacks) if not graph.library(type(one))]
     hooks = [getattr(type(one), name) for one in owners for name in ("on_fit_start", "on_train_start")]
-    return {name for hook in hooks for name in hook.__code__.co_names}
+    return {name for hook in hooks for name in getattr(getattr(hook, "__code__", None), "co_names", ())}
 
 
 def take_out(state: dict[str, Any], model: nn.Module, names: set[str]) -> dict[str, Any]:
