@@ -130,6 +130,7 @@ add("sparse embedding, negative samples", "language.Word2Vec", "language.TokensD
 subject = "Reinforcement learning"
 add("a stream that depends on the weights", "reinforcement.OnPolicy", None)
 add("prioritized replay in arrays", "reinforcement.ValueLearner")
+add("a dataset that the module appends to", "reinforcement.Collector", None)
 
 subject = "Schedules"
 for kind in ("step", "multistep", "constant", "linear", "exponential", "polynomial", "cosine", "restarts", "lambda",
@@ -212,6 +213,9 @@ add("should_stop within an epoch", callbacks=("callbacks_used.StopInTheMiddle",)
 add("the rest of an epoch skipped", callbacks=("callbacks_used.SkipEpochsRest",))
 add("gradients' norms and histograms", callbacks=("callbacks_used.GradientNorms",))
 add("samples kept from the start on", callbacks=("callbacks_used.ImagePredictionLogger",))
+add("batches that grow", callbacks=("callbacks_used.GrowingBatches",), reload_dataloaders_every_n_epochs=1)
+add("max_epochs that grows", callbacks=("callbacks_used.MoreEpochs",))
+add("snapshots of weights in a list", callbacks=("callbacks_used.Snapshots",))
 add("own files of weights", callbacks=("callbacks_used.OwnCheckpoint",))
 add("clipping by the percentile of a list", callbacks=("callbacks_used.AdaptiveClipping",))
 add("pretraining in on_fit_start: fit called twice", callbacks=("callbacks_used.Pretraining",))
@@ -259,7 +263,8 @@ for kind, name in {
     "LoRA": "LoRA: strict_loading=False", "DeletesBackbone": "weights deleted in on_save_checkpoint",
     "FromPretrained": "weights from a file", "OddHyperparameters": "hyperparameters of any kind",
     "Sparse": "sparse, complex and passing buffers", "UsesData": "a pass over the data at the start",
-    "Curricular": "a curriculum by the module", "AccumulatesInModule": "accumulation set by the module",
+    "Curricular": "a curriculum by the module", "MonteCarlo": "dropout in the validation",
+    "StochasticDepth": "stochastic depth, shared weights", "AccumulatesInModule": "accumulation set by the module",
 }.items():  # fmt: skip
     add(name, f"remembering.{kind}", ranks=(1, 2) if kind in ("Baggage", "LoRA") else (1,))
 
@@ -290,6 +295,7 @@ add("val_check_interval beyond epochs", val_check_interval=7, check_val_every_n_
 add("check_val_every_n_epoch", check_val_every_n_epoch=2, max_epochs=4)
 add("a sanity check of all", num_sanity_val_steps=-1, more=MONITORED)
 add("detect_anomaly, deterministic, profiler", detect_anomaly=True, deterministic=True, profiler="simple")
+add("no validation", limit_val_batches=0, ranks=(1, 2))
 add("no logger, bar and sanity check", logger=False, enable_progress_bar=False, num_sanity_val_steps=0)
 DDP = made("pytorch_lightning.strategies.DDPStrategy", gradient_as_bucket_view=True, static_graph=True)
 add("DDP: a static graph, gradients as views", ranks=(2, 3), accumulate_grad_batches=2, strategy=DDP)

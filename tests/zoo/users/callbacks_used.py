@@ -406,3 +406,34 @@ class Pretraining(Callback):
             enable_progress_bar=False, enable_model_summary=False,
         ).fit(first, BlobsData(size=12))  # fmt: skip
         pl_module.backbone.load_state_dict(first.backbone.state_dict())
+
+
+class GrowingBatches(Callback):
+    """Doubles the data module's batch size by the epoch; with reload_dataloaders_every_n_epochs=1."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.datamodule.hparams.batch_size = min(16, trainer.datamodule.hparams.batch_size * 2)
+
+
+class MoreEpochs(Callback):
+    """Trains longer while the loss falls, by the trainer's own max_epochs."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        falls = trainer.callback_metrics["train_loss_epoch"] < 2.0
+        if trainer.current_epoch == trainer.max_epochs - 1 and falls and trainer.max_epochs < 5:
+            trainer.fit_loop.max_epochs += 1
+
+
+class Snapshots(Callback):
+    """Keeps the weights of each epoch in a list, and begins the next one with their mean."""
+
+    def __init__(self):
+        self.weights = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.weights.append({name: value.clone() for name, value in pl_module.state_dict().items()})
+        mean = {
+            name: torch.stack([one[name] for one in self.weights]).float().mean(0).to(value.dtype)
+            for name, value in self.weights[-1].items()
+        }
+        pl_module.load_state_dict(mean)

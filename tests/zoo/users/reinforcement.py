@@ -193,3 +193,39 @@ class ValueLearner(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+class ReplayDataset(torch.utils.data.Dataset):
+    """A map-style dataset over a list that the module appends to while it trains."""
+
+    def __init__(self):
+        self.memory = [(torch.tensor([k / 9, 1.0]), torch.tensor(k % 3)) for k in range(8)]
+
+    def __len__(self):
+        return len(self.memory)
+
+    def __getitem__(self, index):
+        return self.memory[index]
+
+
+class Collector(LightningModule):
+    """Each step adds a sample that depends on the weights; an epoch draws from what there is, with replacement."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 16), nn.Dropout(0.1), nn.Linear(16, 3))
+        self.dataset = ReplayDataset()
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self.net(x)
+        new = (logits.detach()[0, :2] + 0.1 * torch.randn(2)).clamp(-2, 2)
+        self.dataset.memory.append((new, logits.detach()[0].argmax()))
+        return nn.functional.cross_entropy(logits, y)
+
+    def train_dataloader(self):
+        sampler = torch.utils.data.RandomSampler(self.dataset, replacement=True, num_samples=36)
+        return DataLoader(self.dataset, batch_size=4, sampler=sampler)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)

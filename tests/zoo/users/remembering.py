@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -452,3 +453,46 @@ class Initialized(Classifier):
         super().__init__(lr=lr)
         if init_from:
             self.load_state_dict(torch.load(init_from, weights_only=True))
+
+
+class MonteCarlo(Classifier):
+    """Dropout in the validation, too: several passes that draw, and whose spread sets the rate of the next epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.spreads, self.temperature = [], 1.0
+
+    def training_step(self, batch, batch_idx):
+        self.temperature *= 0.98
+        logits = F.gumbel_softmax(self(batch[0]), tau=self.temperature)
+        return F.nll_loss((logits + 1e-6).log(), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.backbone[3].train()
+        passes = torch.stack([self(batch[0]).softmax(1) for _ in range(4)])
+        self.backbone[3].eval()
+        self.spreads.append(passes.std(0).mean().item())
+        self.log("val_loss", F.nll_loss(passes.mean(0).log(), batch[1]))
+
+    def on_validation_epoch_end(self):
+        if not self.trainer.sanity_checking:
+            for group in self.optimizers().param_groups:
+                group["lr"] = 0.01 * (1 + sum(self.spreads) / len(self.spreads))
+        self.spreads.clear()
+
+
+class StochasticDepth(Classifier):
+    """Blocks are skipped by Python's random, more of them with each step; blocks share their weights."""
+
+    def forward(self, x):
+        x = self.backbone(x)
+        block = nn.functional.linear
+        for depth in range(3):
+            if not self.training or random.random() > 0.1 * depth + self.global_step / 200:
+                x = x + 0.1 * torch.tanh(block(x, self.shared.weight))
+        return self.head(x)
+
+    def __init__(self):
+        super().__init__()
+        self.shared = nn.Linear(16, 16)
+        self.alias = self.shared
