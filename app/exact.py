@@ -79,19 +79,19 @@ def reached(trainer: Trainer) -> int | None:
     return loader.course.reached(*position(trainer)) if loader is not None and loader.course else None
 
 
-def order_of(loader: Any) -> dict[str, Any]:
+def order_of(loader: Any, stateful: bool) -> dict[str, Any]:
     """Return the objects that decide the order of an epoch, of a loader that does not save their state itself."""
-    if isinstance(loader, ResidentLoader) or has_state(loader):
+    if isinstance(loader, ResidentLoader) or stateful:
         return {}
     if not isinstance(loader, DataLoader):
         return {"loader": loader}
     return {name: getattr(loader, name, None) for name in ("sampler", "batch_sampler")}
 
 
-def data_of(loader: Any) -> dict[str, Any]:
+def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
     """Return the objects that draw samples as they were when an iteration began: those that workers have copies of, or
     that are drawn from again."""
-    if not isinstance(loader, DataLoader) or (has_state(loader) and not _of(loader, "torchdata")):
+    if not isinstance(loader, DataLoader) or (stateful and not _of(loader, "torchdata")):
         return {}  # of a library's loader, that may be part of its state
     if divided(loader) is not None and not loader.num_workers:
         return {}

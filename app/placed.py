@@ -1,7 +1,6 @@
 """All loaders of an epoch together: they begin where training is, whatever they are."""
 
 import contextlib
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -184,8 +183,9 @@ class _Turns:
         self.stateful, self.again = has_state(loader), draws_again(loader)
         # Of these, a batch may lie ahead that could not be drawn once more.
         self.ahead = self.stateful or (self.again and not getattr(loader, "num_workers", 0))
-        self.order = State(functools.partial(order_of, loader), (Dataset,) if isinstance(loader, DataLoader) else ())
-        self.data = State(functools.partial(data_of, loader))
+        skip = (Dataset,) if isinstance(loader, DataLoader) else ()
+        self.order = State(lambda: order_of(loader, self.stateful), skip)
+        self.data = State(lambda: data_of(loader, self.stateful))
         # A generator, which is gone through once, in all epochs.
         self.once = isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools")
         self.given = 0  # batches that it gave
@@ -251,6 +251,8 @@ class _Turns:
         if none:
             self.stateful, self.again = False, True
             self.ahead = not getattr(self.loader, "num_workers", 0)
+            self.first = self.order.kept(), self.data.kept()  # nothing has been drawn since the epoch began
+            self.before, self.kept = self.first
 
     @property
     def _workers_stay(self) -> bool:
