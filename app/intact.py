@@ -3,6 +3,7 @@
 What cannot be found again, such as an attribute of a class that was renamed, would otherwise be missing without a word.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,7 +27,9 @@ def fingerprint(state: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
     for part in ("optimizer_states", "lr_schedulers"):
         found |= dict(_leaves(part, state[part]))
     callbacks = _leaves("callbacks", state.get("callbacks", {}))
-    found |= {name: value for name, value in callbacks if isinstance(value, Tensor) and value.is_floating_point()}
+    numbers = {name: value for name, value in callbacks if isinstance(value, Tensor) and value.is_floating_point()}
+    # ModelCheckpoint's are by file, in a folder that may have moved.
+    found |= {re.sub(r"(?<=\.best_k_models\.).*/", "", name): value for name, value in numbers.items()}
     for part in KEPT:
         found |= dict(_leaves(part, known[part]))
     for part in HELD:

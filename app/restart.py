@@ -157,7 +157,9 @@ class Restart:
 
     def _undo_hooks(self) -> None:
         """Give back what a hook that begins training has set, as it did in the run that this one goes on with."""
-        model, state = self.trainer.lightning_module, self.loaded["state_dict"] | self.later
+        # Lightning's WeightAveraging saves its average in the model's place, and the model beside it.
+        saved = self.loaded.get("current_model_state", self.loaded["state_dict"])
+        model, state = self.trainer.lightning_module, saved | self.later
         revive.prune_again(model, self.later)
         revive.adapt(model, state)
         if lacks := self.later.keys() - model.state_dict().keys():
