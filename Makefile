@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-fast soak mutants lint format build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-fast soak mutants zoo lint format build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -18,17 +18,20 @@ train: $(VENV)/ready  ## train on the embedded data, by the SageMaker toolkit, w
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR) SAGEMAKER_BASE_DIR=$(CURDIR)/output/ml \
 	SAGEMAKER_PROGRAM=app/train_multi_node.py SAGEMAKER_TRAINING_MODULE=app.toolkit:main ./entrypoint.sh train
 
-test: $(VENV)/ready  ## run all tests, two side by side; those of the image need a Docker engine
-	$(BIN)/python -m pytest -n 2 $(FLAGS)
+test: $(VENV)/ready  ## run all tests, three side by side; those of the image need a Docker engine
+	$(BIN)/python -m pytest -n 3 $(FLAGS)
 
 test-fast: $(VENV)/ready  ## run the tests that take no process, no container and no time: at each save
-	$(BIN)/python -m pytest -m "not slow and not docker" $(FLAGS)
+	$(BIN)/python -m pytest -n 2 -m "not slow and not docker" $(FLAGS)
 
 soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders and mutated jobs: an hour
 	$(BIN)/python -m pytest -n 2 -m soak $(FLAGS)
 
 mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and print what no test finds: an hour or two
 	$(BIN)/python tests/mutants.py $(FLAGS)
+
+zoo: $(VENV)/ready  ## interrupt user code of 200 kinds at random moments (FLAGS="run --help" lists its flags)
+	$(BIN)/python -m tests.zoo $(FLAGS)
 
 lint: $(VENV)/ready  ## check style and imports, and the shell scripts where shellcheck is installed
 	$(BIN)/ruff check .

@@ -6,6 +6,9 @@ import torch
 from pytorch_lightning import Trainer
 from torch import distributed
 
+SAME, UNSURE, OTHER = 0, 1, 2
+"""Of a run that goes on: all that is known was done again alike, there is more to come, something was not alike."""
+
 
 class Agreement:
     """All ranks call everything here alike, at the same moments of their training."""
@@ -15,6 +18,7 @@ class Agreement:
         self.is_first = trainer.is_global_zero
         self.group = distributed.new_group(backend="gloo") if self.world_size > 1 else None
         self.asked, self.due, self.diverged = 0, False, False
+        self.doubt = UNSURE
         self.told: tuple[torch.Tensor, Any] | None = None  # what is on its way between the ranks
 
     def gather(self, told: Any) -> list:
@@ -25,19 +29,19 @@ class Agreement:
             distributed.all_gather_object(everyone, told, group=self.group)
         return everyone
 
-    def agree(self, asked: int, due: bool, diverged: bool = False, now: bool = False) -> None:
-        """Set `asked`, the number of a signal that any rank was sent, `due`, whether the first rank's is true, and
-        `diverged`, whether any rank's is.
+    def agree(self, asked: int, due: bool, diverged: bool = False, now: bool = False, doubt: int = 0) -> None:
+        """Set `asked`, the number of a signal that any rank was sent, `due`, whether the first rank's is true,
+        `diverged`, whether any rank's is, and `doubt`, the greatest.
 
         What the ranks said the last time, or say now. It is sent while the next step is computed, so that no step waits
         for it, and at every call, so that none depends on how long others took.
         """
         if not self.group:
-            self.asked, self.due, self.diverged = asked, due, diverged
+            self.asked, self.due, self.diverged, self.doubt = asked, due, diverged, doubt
             return
         self.settle()
         due = due and self.is_first and not self.due
-        flags = torch.tensor([max(asked, self.asked), due, diverged or self.diverged], dtype=torch.int64)
+        flags = torch.tensor([max(asked, self.asked), due, diverged or self.diverged, doubt], dtype=torch.int64)
         work = distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self.group, async_op=True)
         self.told = flags, work
         if now:
@@ -48,5 +52,5 @@ class Agreement:
         if self.told:
             flags, work = self.told
             work.wait()
-            self.asked, due, diverged = flags.tolist()
+            self.asked, due, diverged, self.doubt = flags.tolist()
             self.due, self.diverged, self.told = bool(due), bool(diverged), None

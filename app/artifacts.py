@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -22,14 +22,16 @@ def save(
     revision: str,
     config: str,
     best: str = "",
+    resumes: Sequence[Mapping] = (),
 ) -> Path:
     """Write model.pt, model.json and config.yaml, and return the path of model.pt.
 
     model.pt is the state dict of `model.network`, or of the whole module if it has none of that name, on the CPU;
     `torch.load(..., weights_only=True)` reads it. model.json says what it is and how to feed it: class path, the
-    module's hyperparameters, classes, input shape, normalisation, metrics, versions, revision. `config`, the
-    text of config.yaml, is what all flags came to; `--config` reads it. `best` is the name of the best model's file
-    whose weights these are, "" for those of the last step; model.json says so as well.
+    module's hyperparameters, classes, input shape, normalisation, metrics, versions, revision, and of each of the
+    `resumes` whether it went on as before (app/proof.py). `config`, the text of config.yaml, is what all flags came to;
+    `--config` reads it. `best` is the name of the best model's file whose weights these are, "" for those of the last
+    step; model.json says so as well.
     """
     network = getattr(model, "network", model)
     network = network if isinstance(network, nn.Module) else model
@@ -57,6 +59,7 @@ def save(
             "pytorch_lightning": pl.__version__,
         },
         "revision": revision,
+        "resumes": list(resumes),
     }
     _write(
         {

@@ -8,7 +8,8 @@ from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
 
 from app.exact import exact, of_class
-from app.keys import seed_all
+from app.generators import without_entropy
+from app.keys import seed_all, unseeded
 from app.placed import Drawn, Placed
 
 
@@ -28,6 +29,7 @@ class Chance(Callback):
         if stage != "fit":
             return
         self.seed = trainer.strategy.broadcast(torch.initial_seed() if self.seed is None else self.seed)
+        without_entropy(unseeded.bits)
         connector = trainer._data_connector
         lightnings = type(connector)._prepare_dataloader
 
@@ -55,7 +57,8 @@ class Chance(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Seed dropout and the like."""
-        seed_all("step", self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
+        step = trainer.fit_loop.epoch_loop.batch_idx  # a step that draws batches itself is told of another one
+        seed_all("step", self.seed, trainer.current_epoch, step, trainer.global_rank)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn after the last batch."""

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from app import choice, curves, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
+from app import choice, curves, drilled, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
 from app.best import BestModel
 from app.chance import Chance
 from app.curves import Logger
@@ -129,6 +130,8 @@ class CLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what cannot be, and read -1 devices as all there are, on a CPU too."""
         limits.check(self.config, self.environment)
+        if self.environment.drill:
+            drilled.redirect(self.config, self.environment)
         name = self.config.model.class_path
         if self.config.data is None and not choice.has_own_data(name):
             raise ValueError(
@@ -198,7 +201,8 @@ class CLI(LightningCLI):
         if sys.stdout.isatty() and self.environment.current_host == Environment.current_host:
             self.parser.callback_keys.remove("progress")
         else:
-            trainer.enable_progress_bar = False
+            given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+            trainer.enable_progress_bar = any(isinstance(one, ProgressBar) for one in given)
         if trainer.enable_checkpointing is False:
             self.parser.callback_keys.remove("checkpoint")
         if trainer.strategy == "smddp":
@@ -216,5 +220,6 @@ class CLI(LightningCLI):
         self.trainer_defaults["callbacks"] = [world, chance]
         with mistakes.naming("--trainer", vars(self.config.trainer)):
             made = super().instantiate_trainer(**kwargs)
+        made.callbacks.sort(key=lambda one: one is not chance)  # what others draw in their hooks is seeded before
         curves.prepare(made.loggers, resume.folder.loggers() if resume.enabled else ())
         return made

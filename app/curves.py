@@ -45,7 +45,8 @@ class Logger(TensorBoardLogger):
     ) -> None:
         if flush_secs < 1:  # TensorBoard's thread would take a whole core
             raise ValueError(f"--logger.flush_secs: found {flush_secs}, allowed is 1 or more")
-        super().__init__(save_dir, name=name, version=version, flush_secs=flush_secs)
+        # Of TensorBoard's thread, whose timer does not take any number; a day is as good as never.
+        super().__init__(save_dir, name=name, version=version, flush_secs=min(flush_secs, 24 * 3600))
         self.every, self.due = flush_secs, 0.0
 
     @property
@@ -236,6 +237,18 @@ def _replace(files: AbstractFileSystem, path: str, content: bytes) -> None:
     aside = Path(f"{path}.aside")
     aside.write_bytes(content)
     os.replace(aside, path)
+
+
+def events(content: bytes) -> Iterator[tuple[str, int, Any]]:
+    """Yield tag, step and value of all that a file's content shows as curves; what is no number stays bytes."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    for record, _ in _records(content):
+        event = Event.FromString(record[HEAD.size : -TAIL])
+        for value in event.summary.value:
+            if not value.tag.startswith("_hparams_/"):  # it has the moment at which the run began
+                number = value.simple_value if value.HasField("simple_value") else value.SerializeToString()
+                yield value.tag, event.step, number
 
 
 def _records(content: bytes) -> Iterator[tuple[bytes, float]]:

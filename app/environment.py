@@ -16,6 +16,7 @@ from app import job_config
 # SDK 3's ModelTrainer ships the job's source and its own drivers as channels: they are no training data.
 CODE_CHANNELS = {"code", "sm_drivers"}
 GROUPS = "SM_INSTANCE_GROUPS_DICT"
+DRILL = "SAGEMAKER_LIGHTNING_DRILL"
 RANKS = {"RANK": "rank", "LOCAL_RANK": "local rank"}  # torchrun sets both, Lightning the second
 
 
@@ -58,6 +59,8 @@ class Environment:
     """Ranks of this node and of all, where torchrun started this process."""
     watch: Path | None = None
     """Where this node's watch (app/watch.py) listens to its ranks, if there is one."""
+    drill: Mapping | None = None
+    """What app/drill.py asks of a run that it drills (app/drilled.py)."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -87,6 +90,7 @@ class Environment:
             peer_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_PEER_TIMEOUT", cls.peer_timeout),
             torchrun=_torchrun(variables),
             watch=watch(variables),
+            drill=_json(variables, DRILL, dict, None),
         )
 
     @property
@@ -128,6 +132,20 @@ def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
 def watch(variables: Mapping[str, str] = os.environ) -> Path | None:
     """Return the socket on which this node's watch listens to its ranks, None where there is none; apart, too."""
     return Path(variables["SAGEMAKER_LIGHTNING_WATCH"]) if "SAGEMAKER_LIGHTNING_WATCH" in variables else None
+
+
+def drilled(variables: Mapping[str, str], base: Path, asked: Mapping) -> dict[str, str]:
+    """Return `variables` for a run whose model, logs and checkpoints go below `base`, which takes the place of /opt/ml,
+    whatever launches it; `asked` becomes its `Environment.drill`."""
+    moved = {
+        "SAGEMAKER_BASE_DIR": str(base),
+        "SM_MODEL_DIR": str(base / "model"),
+        "SM_OUTPUT_DATA_DIR": str(base / "output/data"),
+        "SM_CHECKPOINT_DIR": str(base / "checkpoints"),
+    }
+    others = ("SM_OUTPUT_DIR", "SAGEMAKER_LIGHTNING_WATCH")  # of the job, if any, in which this is run
+    kept = {name: value for name, value in variables.items() if name not in others}
+    return kept | moved | {DRILL: json.dumps(asked)}
 
 
 def place(variables: Mapping[str, str] = os.environ) -> str:

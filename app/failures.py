@@ -66,11 +66,14 @@ def explain(kind: str, message: str) -> str:
 
 @contextmanager
 def reported(
-    failure_file: Path | None, place: str = "", tell: Callable[[str], None] = lambda line: None
+    failure_file: Path | None,
+    place: str = "",
+    tell: Callable[[str], None] = lambda line: None,
+    also: Callable[[], str] = lambda: "",
 ) -> Iterator[None]:
     """Turn an exception of the block into one line, `failure_file` and exit status 1; `place` names host and rank.
 
-    Whoever else has to know is told by `tell`.
+    Whoever else has to know is told by `tell`; what `also` returns is said, too, if the error does not say it.
     A user's mistake, which this application raises as ValueError, is the line alone; for anything else there is the
     traceback, too, of which the failure file gets the end.
     """
@@ -79,7 +82,8 @@ def reported(
     except Exception as error:
         trace = "" if _is_mistake(error) else traceback.format_exc()
         reason = explain(type(error).__name__, str(error)) if trace else _shortened(" ".join(str(error).split()), 900)
-        line = f"error: {reason}{place and f' [{place}]'}"
+        more = also()
+        line = f"error: {reason}{f' ({more})' if more and more not in reason else ''}{place and f' [{place}]'}"
         print(trace + line, file=sys.stderr, flush=True)
         tell(line)
         if failure_file:

@@ -1,8 +1,9 @@
 """Generators of random numbers that a user's objects hold: found, seeded, saved and restored."""
 
+import functools
 import random
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,22 @@ def reseed(found: Mapping[str, Any], number: int) -> None:
             generator.manual_seed(seed)
         else:
             generator.bit_generator.state = type(generator.bit_generator)(seed).state
+
+
+def without_entropy(bits: Callable[[int], int]) -> None:
+    """Have what is made without a seed be seeded with what `bits` returns, told a number of bits; for good.
+
+    numpy asks the operating system by that name, for whatever it makes; random.SystemRandom stays what it is.
+    """
+    np.random.bit_generator.randbits = bits
+    plain = getattr(random.Random.seed, "__wrapped__", random.Random.seed)
+
+    @functools.wraps(plain)
+    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+        plain(self, bits(128) if a is None else a, version)
+
+    random.Random.seed = seed
+    random.seed = random._inst.seed
 
 
 def state_of(generator: Any) -> Any:

@@ -76,8 +76,7 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
         yield "self", value.__self__
         yield "func", value.__func__
     elif isinstance(value, types.FunctionType):
-        if code:
-            yield from _of_function(value)
+        yield from (of_function(value) if code else attributes(value).items())
     elif isinstance(value, type):
         if code and not library(value):
             yield from ((name, one) for name, one in vars(value).items() if not name.startswith("__") or callable(one))
@@ -92,11 +91,14 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return what an object of a user's holds, without what is a library's own."""
+    """Return what an object of a user's holds, without what is a library's own; of a function, what it closed over."""
     own = _own(type(value))
     if isinstance(value, Metric):
         own = own | value._defaults.keys()  # its states
-    held = {name: one for name, one in getattr(value, "__dict__", {}).items() if name not in own}
+    if isinstance(value, types.FunctionType):
+        return {} if (value.__module__ or "").partition(".")[0] in LIBRARIES else closure(value)
+    held = {name: one for name, one in getattr(value, "__dict__", {}).items()
+            if name not in own or isinstance(one, types.FunctionType)}  # fmt: skip
     for kind in type(value).__mro__:
         for name in () if isinstance(slots := vars(kind).get("__slots__", ()), str) else slots:
             if name not in own and name not in ("__dict__", "__weakref__") and hasattr(value, name):
@@ -119,13 +121,15 @@ def _own(kind: type) -> frozenset[str]:
     return frozenset(names)
 
 
-def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def closure(function: types.FunctionType) -> dict[str, Any]:
+    """Return the variables that a function has closed over, by name."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}  # without those not filled
+
+
+def of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a function has closed over, its defaults, and what it reads of its module."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
+    yield from closure(function).items()
     yield "defaults", function.__defaults__ or ()
     yield "kwdefaults", function.__kwdefaults__ or {}
     if (function.__module__ or "").partition(".")[0] not in LIBRARIES:

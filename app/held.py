@@ -1,16 +1,17 @@
 """What the user's objects hold and no Lightning checkpoint has: plain state, generators, modes, an optimizer beside."""
 
-from collections.abc import Mapping
+import io
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, LightningDataModule, Trainer
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from torch import nn
 
 from app import generators, graph
-from app.exact import has_state
-from app.plain import decoded, encoded
+from app.drawing import has_state
+from app.plain import NotPlain, decoded, encoded
 from app.state import State
 
 
@@ -40,32 +41,62 @@ class Held:
         self.within = False  # whether an epoch is half done
         self.first: set = set()
         self.settings: dict[str, Any] = {}
+        self.boxes: dict[tuple[str, str], list] = {}
+        self.said: set = set()
 
     def mark(self) -> None:
         """Take all that is there now for what was there from the beginning."""
         self.state.mark()
         self.first = self.state.objects()
+        self.boxes = {key: what for key, (_, *what) in self.state.boxes().items()}
         self.settings = self._settings()
 
-    def told(self) -> dict[str, Any]:
-        """Return what has changed since, encoded."""
+    def told(self, loaders: bool = True) -> dict[str, Any]:
+        """Return what has changed since, encoded; without what the loaders say, it can be asked before they begin."""
+        self._warn_of_iterators()
         model, loop = self.trainer.lightning_module, self.trainer.fit_loop
         settings = {name: value for name, value in self._settings().items() if self.settings.get(name, value) != value}
+        plain = self.state.changed()
+        self._say_what_is_lost()
         return {
-            "plain": self.state.changed(),
+            "plain": plain,
             "made": sorted(self.state.objects() - self.first),
             "generators": {path: encoded(generators.state_of(one)) for path, one in self._generators().items()},
             "stateful": {path: encoded(one.state_dict()) for path, one in self._stateful().items()},
             "settings": settings,
             "eval": [name for name, module in model.named_modules() if not module.training],
             "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-            "loaders": loop._combined_loader.states(loop._data_fetcher, within=self.within),
+            "loaders": loop._combined_loader.states(loop._data_fetcher, within=self.within) if loaders else None,
         }
+
+    def _say_what_is_lost(self) -> None:
+        """Say, once, what lists and the like hold that has changed and no checkpoint can hold."""
+        lost = {key: why for key, why in self.state.unsaved.items() if key not in self.said}
+        for key, (value, *what) in self.state.boxes().items():
+            if key not in self.said and self.boxes.get(key) != what:
+                try:
+                    encoded(value)
+                except NotPlain as error:
+                    if error.kind.partition(".")[0] not in graph.LIBRARIES:
+                        lost[key] = f"holds a {error.kind}"
+        self.said |= lost.keys()
+        owners = dict(graph.walk(roots(self.trainer), code=False)) if lost and self.trainer.is_global_zero else {}
+        for (path, name), why in lost.items():
+            if path in owners:
+                kind = type(owners[path])
+                print(
+                    f"{kind.__module__}.{kind.__qualname__}.{name} {why}, which no checkpoint can hold: a run that "
+                    "goes on begins without it; keep numbers, text, arrays, tensors, tuples and dataclasses there",
+                    flush=True,
+                )
 
     def restore(self, told: Mapping[str, Any], wholly: bool) -> None:
         """Give it back, as far as it is there; if not wholly, plain values only."""
         model = self.trainer.lightning_module
-        self.state.restore(told["plain"])
+        # What says that something was made is not true where that is missing, as in a dataset that makes it once.
+        lacking = {path for path, _ in self.lacking(told) if path in self._data()}
+        plain = {key: value for key, value in told["plain"].items() if key[0] not in lacking or type(value) is not bool}
+        self.state.restore(plain)
         if not wholly:
             return
         for path, one in self._generators().items():
@@ -83,10 +114,30 @@ class Held:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)
 
+    def _warn_of_iterators(self) -> None:
+        """Say, once of each, which iterators are half gone through: no checkpoint can hold where they are."""
+        for path, one in graph.walk(roots(self.trainer), code=False):
+            half = isinstance(one, Iterator) and graph.library(type(one)) and not isinstance(one, io.IOBase)
+            if half and not has_state(one) and path not in self.said and self.trainer.is_global_zero:
+                print(
+                    f"warning: {path} is a {type(one).__name__}, and no checkpoint can hold how far it is: once it is "
+                    "interrupted, this run is not exact; keep a loader with state_dict(), or an index",
+                    flush=True,
+                )
+            self.said |= {path} if half else set()
+
     def lacking(self, told: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Return the attributes that there were and that are no plain values, and that are not there now."""
         now = self.state.objects()
         return [tuple(one) for one in told["made"] if tuple(one) not in now]
+
+    def _data(self) -> set[str]:
+        """Return the paths of the user's datasets, transforms and the like, which no hook of Lightning's makes."""
+        return {
+            path
+            for path, one in graph.walk(roots(self.trainer), code=False)
+            if not isinstance(one, (LightningModule, LightningDataModule, Callback))
+        }
 
     def _settings(self) -> dict[str, Any]:
         """Return what a callback may change of the trainer."""

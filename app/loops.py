@@ -12,6 +12,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
+from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.loop import _Loop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
@@ -58,8 +59,11 @@ class FitLoop(_Loaders, _FitLoop):
 
     def setup_data(self) -> None:
         """Have the training data made, in a run that goes on as of the epoch that it was made in."""
+        before = self._combined_loader
         with self.restart.as_of_the_data(self):
             super().setup_data()
+        if before not in (None, self._combined_loader):
+            self.restart.taken = True  # what was saved was said by loaders that are no more
 
     def run(self) -> None:
         """Train; if all was trained before, do only what comes at the end."""
@@ -83,6 +87,7 @@ class FitLoop(_Loaders, _FitLoop):
         self.resume.snapshot.held.mark()
         self.restart.make_again(self.resume.snapshot.held)
         self.restart.restore(self.resume.snapshot.held)  # what hooks have begun anew goes on
+        self.resume.proof.look_at(self.restart.lost(self.resume.snapshot.held))
         self.restart.go_on_logging()
         if super().done:  # what is left is the end of an epoch
             self.resume.cut = not self.epoch_loop._num_ready_batches_reached()
@@ -114,7 +119,11 @@ class EpochLoop(_TrainingEpochLoop):
         done = self.batch_progress.current.ready
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
         states = self.restart.take_states() if self.resume.trains else None
-        self.trainer.fit_loop._combined_loader.begin(data_fetcher, epoch, done, states)
+        trains = self.resume.trains and self.resume.enabled
+        loader = self.trainer.fit_loop._combined_loader
+        done = loader.begin(data_fetcher, epoch, done, states, proves=trains)
+        if trains:
+            self.resume.placed(loader.why)
         data_fetcher.fetched += done  # it tells by this which batch is the last one
         data_fetcher._start_profiler = self._on_before_fetch
         data_fetcher._stop_profiler = self._on_after_fetch
@@ -145,6 +154,18 @@ class ValidationLoop(_Loaders, _EvaluationLoop):
         found = super().run()
         held.state.touch()
         return found
+
+
+def next_batch(trainer: Trainer) -> Any:
+    """Return the batch that would come next, as training_step would get it; StopIteration if there is none."""
+    fetcher, module = trainer.fit_loop._data_fetcher, trainer.lightning_module
+    if isinstance(fetcher, _DataLoaderIterDataFetcher) or fetcher.done:
+        raise StopIteration
+    trainer.training = True
+    batch, *_ = next(fetcher)
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
 def begin_anew(loop: dict[str, Any]) -> None:

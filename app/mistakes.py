@@ -45,7 +45,7 @@ def explain_all(parser: ArgumentParser, args: list[str]) -> str:
             continue
         above = [word for other, others, _ in given if other != flag and _covers(other, flag) for word in others]
         if said := _wrong_file(flag, words) or _said(parser, [*above, *words]):
-            wrong.setdefault(flag, f"{said if said.startswith('-') else f'{flag}: {said}'}{source}")
+            wrong.setdefault(flag, f"{said if said.startswith(('-', f'{flag}: ')) else f'{flag}: {said}'}{source}")
     rest = [word for flag, words, _ in given if not any(_covers(other, flag) for other in wrong) for word in words]
     said = _said(parser, rest, whole=True)
     if said and not any(_covers(said.partition(":")[0], flag) for flag in wrong):

@@ -8,7 +8,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from app import generators
-from app.keys import Found, Key, Keys, seed_all
+from app.keys import Key, Keys, seed_all
 from app.resident import Course, Division
 
 
@@ -67,14 +67,8 @@ class Batches(Sampler):
         (epoch, turn, start), order = self.at, self.begun
         self.at, self.begun = (epoch, turn, 0), None
         seed = (*self.seed, epoch, turn) if turn else (*self.seed, epoch)
-        roots = {"dataset": self.loader.dataset, "collate_fn": self.loader.collate_fn}
-        found = None if self.loader.num_workers else Found(roots)
         for places, indices in self._drawn(epoch, turn, start, order):
-            if self.alone and found:
-                Keys(indices, seed, places, found)
-                yield indices[0]
-            else:
-                yield Key(indices[0], seed, places[0]) if self.alone else Keys(indices, seed, places, found)
+            yield Key(indices[0], seed, places[0]) if self.alone else Keys(indices, seed, places)
 
     def _drawn(self, epoch: int, turn: int, start: int, order: list | None) -> Iterator[tuple[list, list]]:
         """Yield the places and the indices of each batch."""

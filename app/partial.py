@@ -29,10 +29,10 @@ def copied(data: Any) -> Any:
     return apply_to_collection(data, Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
-def of_rank(trainer: Trainer, gather: Callable[[Any], list], held: Held) -> dict[str, Any]:
+def of_rank(trainer: Trainer, gather: Callable[[Any], list], held: Held, loaders: bool = True) -> dict[str, Any]:
     """Return what only this rank knows: buffers that differ between the ranks, or that no state dict has; the states of
-    torchmetrics; the sums of what was logged; what the user's objects hold. All ranks call it; `gather` gives each
-    what all say."""
+    torchmetrics; the sums of what was logged; what the user's objects hold, with what the `loaders` say. All ranks call
+    it; `gather` gives each what all say."""
     buffers = dict(_buffers(trainer))
     told = gather({name: digest(buffer) for name, buffer in buffers.items()})
     alike = {name for name, digest in told[0].items() if all(other.get(name) == digest for other in told)}
@@ -40,7 +40,7 @@ def of_rank(trainer: Trainer, gather: Callable[[Any], list], held: Held) -> dict
     buffers = {name: buffer for name, buffer in buffers.items() if name not in alike or name not in kept}
     metrics = {name: _state(metric) for name, metric in _metrics(trainer)}
     results = {key: _result(metric) for key, metric in trainer.fit_loop.epoch_loop._results.items()}
-    return copied({"buffers": buffers, "metrics": metrics, "results": results}) | {"held": held.told()}
+    return copied({"buffers": buffers, "metrics": metrics, "results": results}) | {"held": held.told(loaders)}
 
 
 def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tensor] | None:
@@ -152,6 +152,8 @@ def _restored_result(trainer: Trainer, saved: Mapping[str, Any], device: torch.d
     metric = _ResultMetric(meta, saved["is_tensor"]).to(device)
     if saved["is_tensor"]:
         _restore(metric, saved["state"], device)
+        for name, value in saved["state"]["states"].items():  # of the type that the precision has made it
+            metric._defaults[name] = metric._defaults[name].to(value.dtype)
     else:
         metric.value = attrgetter(saved["metric_attribute"])(trainer.lightning_module)
     metric.has_reset = saved["has_reset"]

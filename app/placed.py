@@ -1,5 +1,6 @@
 """All loaders of an epoch together: they begin where training is, whatever they are."""
 
+import contextlib
 import functools
 import itertools
 import time
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning_fabric.utilities.data import sized_len
+from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.combined_loader import (
     _SUPPORTED_MODES,
@@ -17,12 +19,18 @@ from pytorch_lightning.utilities.combined_loader import (
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 
-from app import generators
-from app.exact import divided, drawn_from, has_state
+from app import digest, generators
+from app.drawing import has_state
+from app.exact import counts_only, data_of, divided, draws_again, keeps_workers, knows_its_end, order_of, plan
 from app.keys import number_of, seed_all
-from app.plain import decoded, encoded
+from app.plain import NotPlain, decoded, encoded
 from app.resident import ResidentLoader
 from app.state import State
+
+
+def digest_of(batch: Any) -> int:
+    """Return what tells a batch from another one."""
+    return digest.folded(map(int, digest.parts(batch)))
 
 
 class Drawn(CombinedLoader):
@@ -32,6 +40,10 @@ class Drawn(CombinedLoader):
     """Returns what decides the draws of this validation."""
 
     def __iter__(self) -> "Drawn":
+        for loader in self.flattened:
+            if divided(loader) is None:  # all validations draw alike, in new workers
+                _shutdown_workers_and_reset_iterator(loader)
+                plan(loader, 0, 0)
         seed_all("loaders", *self.key())
         return super().__iter__()
 
@@ -52,49 +64,74 @@ class Placed(CombinedLoader):
     rank: int = 0
     turns: "list[_Turns]"
     placed = False
+    drawn = 0
+    """Batches of the epoch that were drawn."""
+    why = ""
+    """Why no run can go on within an epoch, if it cannot."""
 
     def prepare(self) -> None:
-        """Take note of what samplers, and loaders without positions, hold before anything is drawn of them."""
-        skipped = [() if divided(loader) is None else (Dataset,) for loader in self.flattened]
-        both = zip(self.flattened, skipped, strict=True)
-        self.held = [State(functools.partial(drawn_from, loader), skip) for loader, skip in both]
-        for held in self.held:
-            held.mark()
+        """Take note of what the loaders hold before anything is drawn of them."""
+        mode = self._mode if len(self.flattened) > 1 else ""
+        self.turns = [
+            _Turns(loader, (*self.seed, number) if number else self.seed, mode)
+            for number, loader in enumerate(self.flattened)
+        ]
 
-    def begin(self, fetcher: Any, epoch: int, done: int, states: Mapping[str, Any] | None = None) -> None:
-        """Have an epoch begin, or go on, after so many batches; `states` is what `states` returned."""
-        told = states["loaders"] if states else []
-        for held, state in zip(self.held, told, strict=False):
-            held.restore(state["held"])
-        self.before = [held.changed() for held in self.held]
+    def begin(
+        self, fetcher: Any, epoch: int, done: int, states: Mapping[str, Any] | None = None, proves: bool = False
+    ) -> int:
+        """Have an epoch begin, or go on, after so many batches, and return their number.
+
+        Args:
+            fetcher: Lightning's, which asks for the batches.
+            epoch: The epoch.
+            done: Batches that steps have had.
+            states: What `states` returned.
+            proves: Whether it has to be known if what was drawn can be drawn again.
+        """
         ahead = decoded(states["ahead"]) if states else []
-        self.place, self.placed = (epoch, done + len(ahead), [state["own"] for state in told]), True
+        if done and states and states["why"] and rank_zero_only.rank == 0:
+            print(f"{states['why']}: the rest of this epoch is not what it would have been", flush=True)
+        if done and states and isinstance(fetcher, _DataLoaderIterDataFetcher):  # a step may draw any number
+            done = states["drawn"]
+        self.place, self.placed = (epoch, done + len(ahead)), True
+        told = states["loaders"] if states else []
+        for turns, one in itertools.zip_longest(self.turns, told[: len(self.turns)]):
+            turns.prepare(epoch, one, proves)
         given = getattr(fetcher, "prefetch_batches", 0)
         if ahead:
             fetcher.prefetch_batches = 0
         iter(fetcher)
         if ahead:
             fetcher.prefetch_batches, fetcher.batches, fetcher.fetched = given, ahead, len(ahead)
+        for turns in self.turns:
+            turns.settle()
+        self.why = next(filter(None, (turns.why for turns in self.turns)), "") or self._unsaved(fetcher)
+        return done
+
+    def _unsaved(self, fetcher: Any) -> str:
+        """Return why what Lightning has fetched ahead of a loader that saves its state cannot be saved, too."""
+        if any(turns.stateful for turns in self.turns):
+            try:
+                encoded(getattr(fetcher, "batches", []))
+            except NotPlain as error:
+                return f"a batch holds a {error.kind}, which no checkpoint can hold"
+        return ""
 
     def __iter__(self) -> "Placed":
         kind = _SUPPORTED_MODES[self._mode]["iterator"]
         if not self.placed:
             self._iterator = kind(self.flattened, self._limits)  # which has a length
             return self
-        epoch, done, states = self.place
-        many = len(self.flattened) > 1
-        self.turns = [
-            _Turns(loader, (*self.seed, number) if number else self.seed, epoch, self._mode, many)
-            for number, loader in enumerate(self.flattened)
-        ]
+        epoch, done = self.place
         self._iterator = kind(self.turns, self._limits)
-        for number, turns in enumerate(self.turns):
-            turns.go_to(done, states[number] if number < len(states) else None)
-        self._iterator.iterators = [turns.iterator for turns in self.turns]
         self._iterator._idx = self.drawn = done
+        for turns in self.turns:
+            turns.go_to(done)
+        self._iterator.iterators = [turns.iterator for turns in self.turns]
         if isinstance(self._iterator, _MaxSizeCycle):
             self._iterator._consumed = [turns.turn > 0 for turns in self.turns]
-        self.place, self.epoch = (epoch, 0, ()), epoch
+        self.place, self.epoch = (epoch, 0), epoch
         return self
 
     def __next__(self) -> Any:
@@ -117,22 +154,65 @@ class Placed(CombinedLoader):
     def states(self, fetcher: Any, within: bool) -> dict[str, Any]:
         """Return what has to be known to go on: within an epoch, it is drawn again, from what was there before it.
 
-        Of a loader that saves its own state, that is one batch ahead where Lightning has fetched one: it is saved, too.
+        Of a loader that saves its own state, that is one batch ahead where Lightning has fetched one: it is saved, too,
+        and so is one that was drawn from what the training changes, such as a replay buffer.
         """
-        held = self.before if within else [held.changed() for held in self.held]
-        own = [encoded(loader.state_dict()) if has_state(loader) else None for loader in self.flattened]
-        ahead = getattr(fetcher, "batches", []) if within and any(state is not None for state in own) else []
-        loaders = [{"held": one, "own": state} for one, state in zip(held, own, strict=True)]
-        return {"loaders": loaders, "ahead": encoded(ahead)}
+        ahead = getattr(fetcher, "batches", []) if within and any(turns.ahead for turns in self.turns) else []
+        try:
+            ahead = encoded(ahead)
+        except NotPlain:
+            ahead = []
+        return {
+            "loaders": [turns.states(within) for turns in self.turns],
+            "ahead": ahead,
+            "drawn": self.drawn,
+            "why": self.why,
+        }
 
 
 class _Turns:
-    """One of the loaders of an epoch, which may begin again before the longest of them has ended."""
+    """One of the loaders of an epoch, which may begin again before the longest of them has ended.
 
-    def __init__(self, loader: Any, seed: tuple, epoch: int, mode: str, many: bool) -> None:
-        self.loader, self.seed, self.epoch, self.mode, self.many = loader, seed, epoch, mode, many
-        self.turn, self.drawn = -1, 0
+    Args:
+        loader: The loader.
+        seed: Decides what it draws.
+        mode: How the loaders are combined, "" if there is one.
+    """
+
+    def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
+        self.loader, self.seed, self.mode = loader, seed, mode
+        self.stateful, self.again = has_state(loader), draws_again(loader)
+        # Of these, a batch may lie ahead that could not be drawn once more.
+        self.ahead = self.stateful or (self.again and not getattr(loader, "num_workers", 0))
+        self.order = State(functools.partial(order_of, loader), (Dataset,) if isinstance(loader, DataLoader) else ())
+        self.data = State(functools.partial(data_of, loader))
+        # A generator, which is gone through once, in all epochs.
+        self.once = isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools")
+        self.given = 0  # batches that it gave
+        self.order.mark()
+        self.data.mark()
+        self.first = self.order.kept(), self.data.kept()
+        self.kept: dict = {}  # the data's plain state when the iteration began, or the workers that still are
+        self.epoch, self.turn, self.drawn = 0, -1, 0
+        self.begun = 0  # iterations, in this run and in those before it
+        self.told: Mapping[str, Any] | None = None
+        if self.again and getattr(loader, "persistent_workers", False) and rank_zero_only.rank == 0:
+            print(
+                f"persistent_workers: those of {self.name} begin anew with each epoch, so that one can be resumed; so "
+                "does what it counts in them",
+                flush=True,
+            )
+        self.over = self.proves = False
+        self.now: dict | None = None
+        self.why, self.proved = "", False
         self.iterator: Iterator = iter(())
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        own = type(self.loader).__module__.partition(".")[0] not in ("torch", "torchdata")
+        kind = type(self.loader if own else getattr(self.loader, "dataset", self.loader))
+        return f"{kind.__module__}.{kind.__qualname__}"
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -141,63 +221,188 @@ class _Turns:
         self._begin(self.turn + 1, 0)
         return self.iterator
 
-    def go_to(self, done: int, state: Any) -> None:
-        """Begin after so many batches."""
+    def prepare(self, epoch: int, told: Mapping[str, Any] | None, proves: bool) -> None:
+        """Have an epoch begin, or go on from what was `told`: give back what was there when it began."""
+        self.epoch, self.turn, self.drawn, self.told, self.proves = epoch, -1, 0, told, proves
+        if told:
+            self.begun = told["begun"]
+            self._has_no_state(self.stateful and told["own"] is None)
+            self.order.restore(self.order.all(self.first[0]) | told["order"], touch=False)
+            if self.again or getattr(self.loader, "num_workers", 0):
+                if told["within"] or not self.again:
+                    self.now = self.data.all(self.first[1]) | told["now"]
+                self.data.restore(self.data.all(self.first[1]) | told["data"], touch=False)
+            self._set_source(told["source"])
+        self.before, self.source, self.earlier = self.order.kept(), self._source(), self.begun
+        if self.again or not self._workers_stay:
+            self.kept = self.data.kept()
+
+    def _source(self) -> Any:
+        """Return the state of a dataset that saves it, whose loader does not."""
+        dataset = getattr(self.loader, "dataset", None)
+        with contextlib.suppress(NotPlain):
+            return encoded(dataset.state_dict()) if self.again and has_state(dataset) else None
+
+    def _set_source(self, state: Any) -> None:
         if state is not None:
-            self.loader.load_state_dict(decoded(state))
-            self._begin(0, done, skip=False)
+            self.loader.dataset.load_state_dict(decoded(state))
+
+    def _has_no_state(self, none: bool) -> None:
+        if none:
+            self.stateful, self.again = False, True
+            self.ahead = not getattr(self.loader, "num_workers", 0)
+
+    @property
+    def _workers_stay(self) -> bool:
+        return keeps_workers(self.loader) and getattr(self.loader, "_iterator", None) is not None
+
+    def settle(self) -> None:
+        """Have the data be as it is now, once workers have copies of it as it was, or what was drawn is drawn again."""
+        if self.now is not None:
+            self.data.restore(self.now, touch=False)
+            self.now = None
+
+    def states(self, within: bool) -> dict[str, Any]:
+        """Return what `prepare` has to be told."""
+        return {
+            "order": self.order.changed(self.before if within else None),
+            "data": self.data.changed(self.kept if within or self._workers_stay else None),
+            "own": encoded(self.loader.state_dict()) if self.stateful else None,
+            "now": self.data.changed(), "source": self.source if within else self._source(), "given": self.given,
+            "begun": self.earlier if self.again and within else self.begun, "over": self.over, "within": within,
+            "workers": getattr(self.loader, "num_workers", 0),
+        }  # fmt: skip
+
+    def go_to(self, done: int) -> None:
+        """Begin after so many batches."""
+        if self.stateful and self.told:
+            self._load(self.told, done)
             return
         length, turn = sized_len(self.loader), 0
-        if length and self.mode == "max_size_cycle" and self.many and done:
+        if self.again:
+            self._draw_again(done)
+            return
+        if length and self.mode == "max_size_cycle" and done:
             turn, done = divmod(done - 1, length)
             done += 1
         elif length:
             done = min(done, length)
         self._begin(turn, done)
+        if self.stateful and (counts_only(self.loader) or (self.begun == 1 and not self._can_be_saved())):
+            self._has_no_state(True)
+            self.begun = self.earlier
+            self._draw_again(0)
 
-    def _begin(self, turn: int, start: int, skip: bool = True) -> None:
-        self.turn = turn
+    def _can_be_saved(self) -> bool:
+        """Return whether a checkpoint can hold the loader's state."""
+        try:
+            encoded(self.loader.state_dict())
+        except NotPlain:
+            return False
+        return True
+
+    def _load(self, told: Mapping[str, Any], done: int) -> None:
+        """Have the loader go where it was."""
+        workers = getattr(self.loader, "num_workers", 0)
+        if workers != told["workers"]:
+            raise ValueError(
+                f"--data: {self.name} saved its state with {told['workers']} data workers, now there are {workers}; go "
+                f"on with num_workers={told['workers']}"
+            )
+        self.loader.load_state_dict(decoded(told["own"]))
+        if told["within"]:
+            self.begun -= 1
+            self._begin(0, done, loaded=True)
+            return
+        if not told["over"]:  # the iteration was left, and another one begun
+            plan(self.loader, self.begun - 1, 0)
+            iter(self.loader)
+        self._begin(0, 0, loaded=True, after=told["over"] and knows_its_end(self.loader))
+
+    def _draw_again(self, done: int) -> None:
+        """Draw what was drawn, and leave it out."""
+        if self.once:
+            done = self.told["given"] if self.told else 0
+        if self.proves and not self.proved and not self.once:
+            self._prove(done)
+        else:
+            self._begin(0, 0)
+        began = time.monotonic()
+        for _ in range(done):
+            if next(self.iterator, self) is self and self.mode == "max_size_cycle":
+                self._begin(self.turn + 1, 0)
+                next(self.iterator, None)
+        if done and rank_zero_only.rank == 0:
+            print(
+                f"the training data has no positions ({self.name}): the {done} batches before this one were drawn "
+                f"again, in {time.monotonic() - began:.1f} s",
+                flush=True,
+            )
+
+    def _prove(self, done: int) -> None:
+        """Draw the first batch twice, to learn whether it is the same; generators made on the way are seeded then."""
+        self.proved = True
+        if done and getattr(self.loader, "num_workers", 0):
+            self._begin(0, 0)
+            return
+        order, data = self.order.all(), self.data.all()
+        self._begin(0, 0)
+        drawn = digest_of(next(self.iterator, self.name))
+        self.order.restore(order, touch=False)
+        self.data.restore(data, touch=False)
+        self._set_source(self.source)
+        self.begun -= 1  # it is the same iteration
+        self._begin(0, 0)
+        first = next(self.iterator, self.name)
+        if first is not self.name:
+            self.iterator = itertools.chain([first], self.iterator)
+        if drawn != digest_of(first):
+            self.why = f"{self.name} draws other batches each time"
+
+    def _begin(self, turn: int, start: int, loaded: bool = False, after: bool = False) -> None:
+        """Begin an iteration, after `start` batches; `loaded` if the loader knows that, `after` if it knows an end."""
+        self.turn, self.over = turn, False
+        self.begun += 1
         if isinstance(self.loader, ResidentLoader):
             self.iterator = iter(self.loader)  # it asks itself where training is
             return
-        workers = getattr(self.loader, "persistent_workers", False)  # those that stay were seeded in the first epoch
         if (exactly := divided(self.loader)) is not None:
             for earlier in range(self.drawn, turn):  # what counts its epochs counts these
                 exactly.begin(self.epoch, earlier, 0)
             self.drawn = turn + 1
             exactly.begin(self.epoch, turn, start)
-            self._seed("workers", 0 if workers else self.epoch, 0 if workers else turn)
+            stay = keeps_workers(self.loader)  # those were seeded in the first epoch
+            self._seed("workers", 0 if stay else self.epoch, 0 if stay else turn)
             self.iterator = iter(self.loader)
             return
-        if isinstance(self.loader, DataLoader) and not has_state(self.loader):
+        if isinstance(self.loader, DataLoader) and not self.stateful:
             _shutdown_workers_and_reset_iterator(self.loader)
+        plan(self.loader, self.begun - 1 - after, start if loaded else 0)
         self._seed("order", self.epoch, turn)
-        self.iterator = self._others(0 if skip else start)
-        began = time.monotonic()
-        for _ in range(start if skip else 0):
-            if next(self.iterator, self) is self and self.mode == "max_size_cycle" and self.many:
-                self._begin(self.turn + 1, 0)
-                next(self.iterator, None)
-        if start and skip and rank_zero_only.rank == 0:
-            print(
-                f"the training data has no positions ({type(getattr(self.loader, 'dataset', self.loader)).__name__}): "
-                f"the {start} batches before this one were drawn again, in {time.monotonic() - began:.1f} s",
-                flush=True,
-            )
+        self.iterator = self._others(start if loaded else 0, loaded and not start)
 
-    def _others(self, first: int) -> Iterator:
-        """Go through a loader that knows no positions."""
-        found = generators.find({"loader": self._inside()})
+    def _others(self, first: int, ended: bool) -> Iterator:
+        """Go through a loader that knows no positions; one that has `ended` has to be begun twice."""
+        found = (
+            {} if self.stateful and isinstance(self.loader, DataLoader) else generators.find({"loader": self._inside()})
+        )
         generators.reseed(found, number_of("order", *self.seed, self.epoch, self.turn))
         batches, key = iter(self.loader), (self.epoch, self.turn)
+        if self.once:
+            first, key = self.given, ("once",)
 
         def drawn() -> Iterator:
+            nonlocal batches
             for number in itertools.count(first):
                 generators.reseed(found, seed_all("draw", *self.seed, *key, number))
-                try:
-                    batch = next(batches)
-                except StopIteration:
+                batch = next(batches, self)
+                if batch is self and ended and number == first:
+                    batches = iter(self.loader)
+                    batch = next(batches, self)
+                if batch is self:
+                    self.over = True
                     return
+                self.given += 1
                 yield batch
 
         return drawn()

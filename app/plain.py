@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -24,6 +24,10 @@ SEQUENCES = {"set": set, "frozenset": frozenset}
 NOTE, VALUE = "#", "value"
 """The keys of a dict that stands for a value of another type."""
 DATA = torch.utils.data.Dataset, torch.utils.data.Sampler, torch.utils.data.DataLoader  # never made from a file
+
+
+MANY = 256
+"""Elements from which on a list is looked at for what its elements have in common."""
 
 
 class NotPlain(TypeError):
@@ -124,6 +128,8 @@ def encoded(value: Any, path: tuple = ()) -> Any:
     if kind is list and set(map(type, value)) <= set(SCALARS):  # long ones, fast
         return value.copy()
     if kind in (list, tuple):
+        if len(value) > MANY and (found := _together(value)):
+            return {NOTE: ("together", kind.__name__, found[0]), VALUE: found[1]}
         return kind(encoded(one, (*path, place)) for place, one in enumerate(value))
     if kind in (dict, OrderedDict) and NOTE not in value:
         return kind((_key(key, path), encoded(one, (*path, key))) for key, one in value.items())
@@ -141,10 +147,55 @@ def decoded(value: Any) -> Any:
         return kind(decoded(one) for one in value)
     if kind not in (dict, OrderedDict):
         return value.clone() if isinstance(value, Tensor) else value
+    if NOTE in value and value[NOTE][0] == "together":
+        return {"list": list, "tuple": tuple}[value[NOTE][1]](_apart(value[NOTE][2], value[VALUE]))
     if NOTE in value:
         note, held = value[NOTE], decoded(value[VALUE])
         return dict(held) if note[0] == "dict" else raised(note, held)
     return kind((key, decoded(one)) for key, one in value.items())
+
+
+def _together(values: Sequence) -> tuple[tuple, Any] | None:
+    """Return what very many values have in common, and all of them as few arrays; None of those that differ.
+
+    A replay buffer of 100,000 steps, each of two arrays and three numbers, is encoded and written in half a second of a
+    core; one by one, that takes eleven.
+    """
+    kinds = set(map(type, values))
+    kind = kinds.pop()
+    if kinds:
+        return None
+    if kind in SCALARS:
+        return ("plain",), list(values)
+    first = values[0]
+    if kind is np.ndarray and first.size and first.dtype.kind in "biufc":
+        if len({(one.dtype, one.shape) for one in values}) == 1:
+            return ("arrays", first.shape), encoded(np.concatenate(values, axis=None))
+    elif kind is Tensor and first.layout == torch.strided and not first.is_quantized:
+        if len({(one.dtype, one.shape, one.device) for one in values}) == 1:
+            return ("tensors",), torch.stack(tuple(values)).detach().to("cpu", copy=True)
+    elif issubclass(kind, np.generic) and len({one.dtype for one in values}) == 1:
+        return ("scalars",), encoded(np.array(values))
+    elif issubclass(kind, tuple) and len(first) and len(set(map(len, values))) == 1:
+        named = (kind.__module__, kind.__qualname__) if hasattr(kind, "_fields") and kind is not tuple else ()
+        parts = [_together(part) for part in zip(*values, strict=True)]
+        if all(parts) and (kind is tuple or (named and _known(*named) is kind)):
+            return ("rows", named, [note for note, _ in parts]), [held for _, held in parts]
+    return None
+
+
+def _apart(note: tuple, held: Any) -> Iterable:
+    """Return the values that `_together` took."""
+    what, *more = note
+    if what == "plain":
+        return held
+    if what == "tensors":
+        return [one.clone() for one in held]
+    if what == "rows":
+        rows = zip(*(_apart(*part) for part in zip(more[1], held, strict=True)), strict=True)
+        return [raised(("named", *more[0]), row) for row in rows] if more[0] else list(rows)
+    array = decoded(held)
+    return list(array.reshape(-1, *more[0]) if what == "arrays" else array)
 
 
 def plain(

@@ -1,18 +1,19 @@
 """Going on from a checkpoint: which one, whether it is of this run, and what in it Lightning does not restore."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from pytorch_lightning import Trainer
 
-from app import best, checkpoints, curves, loops, partial, revive, same
+from app import best, checkpoints, curves, intact, loops, partial, revive, same
 from app.agreement import Agreement
 from app.chance import Chance
 from app.exact import divided, position
 from app.folder import Folder, choose
 from app.held import Held
-from app.plain import restored
+from app.plain import plain, restored
 
 
 class Restart:
@@ -35,6 +36,9 @@ class Restart:
         self.meta: Mapping[str, Any] = {}  # what is ours in it
         self.kind = ""  # "batch", "validation" or "epoch": when it was taken; "" once training goes on
         self.within = False  # whether it was taken within an epoch, which has not come to its end yet
+        self.saved: dict[str, int] = {}  # digests of what is in it
+        self.loaded: dict[str, Any] | None = None  # the checkpoint, until training goes on
+        self.later: dict[str, Any] = {}  # weights of parts of the model that a hook makes
         self.taken, self.averaging = False, None  # whether the loaders' states were taken, and an average goes on
 
     def load(self, host: str, flags: Mapping[str, object]) -> bool:
@@ -50,8 +54,9 @@ class Restart:
             return False
         checkpoint = checkpoints.read(path)
         self.meta = checkpoint.pop(checkpoints.KEY)
+        to_come = revive.to_come(self.trainer)
         self.flags, self.name = flags, path.name
-        self._is_the_same(same.differences(self.trainer, flags, self.meta["run"], self.other_settings))
+        self._is_the_same(same.differences(self.trainer, flags, self.meta["run"], self.other_settings, to_come))
         self.step, self.kind, self.chance.seed = self.meta["step"], self.meta["kind"], self.meta["seed"]
         if self.trainer.is_global_zero:
             how = "" if self._same_ranks else (
@@ -59,16 +64,24 @@ class Restart:
                 "out or taken twice, but the run is no longer bit-identical to one without an interruption"
             )  # fmt: skip
             print(f"resuming from step {self.step}: {path}{how}", flush=True)
+        scaling = json.loads(self.meta["run"]["flags"]).get("--lr_scaling") == flags.get("--lr_scaling")
+        self.same_rates = self._same_ranks and scaling and not self.other_settings
         own = self._known["own"] if self._same_ranks else {}  # of this rank, where it differs from the first one's
+        self.saved = intact.fingerprint(checkpoint | own, self._known) if self._same_ranks else {}
         checkpoint = restored(checkpoint | own, self._known["notes"] if own else self.meta["notes"])
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank has its own
+        self.later = revive.take_out(checkpoint["state_dict"], self.trainer.lightning_module, to_come)
         revive.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
+        self.loaded = checkpoint
         revive.settle_searches(self.trainer, self.meta["searched"])
         self.groups = [[{name: value for name, value in group.items() if name != "params"} for group in
                         state["param_groups"]] for state in checkpoint["optimizer_states"]]  # fmt: skip
         self.within = self.kind != "epoch"
         if not self.within:
             loops.begin_anew(checkpoint["loops"]["fit_loop"])
+        for callback in self.trainer.checkpoint_callbacks:  # Lightning saves it, and does not load it
+            if hasattr(callback, "current_score"):
+                callback.current_score = checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
         self.trainer.should_stop = self.meta["should_stop"]
         self.trainer._checkpoint_connector._ckpt_path = str(path)
         self.trainer._checkpoint_connector._loaded_checkpoint = checkpoint
@@ -134,11 +147,37 @@ class Restart:
             return
         if self.averaging is None:
             self.averaging = revive.go_on_averaging(self.trainer, self.groups, self.kind)
+        if wholly and self.loaded:
+            self._undo_hooks()
         partial.restore_job(self.trainer, self.meta["shown"])
         if self._same_ranks:
             partial.restore_rank(self.trainer, self._known, mid_epoch=self.kind != "epoch")
         partial.restore_gradients(self.trainer, self.meta["ranks"])
         held.restore(self._known["held"], wholly)
+
+    def _undo_hooks(self) -> None:
+        """Give back what a hook that begins training has set, as it did in the run that this one goes on with."""
+        model, state = self.trainer.lightning_module, self.loaded["state_dict"] | self.later
+        revive.prune_again(model, self.later)
+        revive.adapt(model, state)
+        if lacks := self.later.keys() - model.state_dict().keys():
+            raise ValueError(
+                f"--resume.dirpath={self.folder.path}: step {self.step} is of another run: its model has {min(lacks)}, "
+                "this one does not; give another folder, or move the checkpoints away to start anew"
+            )
+        model.load_state_dict(state, strict=False)
+        revive.tickets(self.trainer, self.meta["tickets"])
+        if self.same_rates:
+            revive.restore_groups(self.trainer, self.groups)
+        self.loaded, self.later = None, {}
+
+    def lost(self, held: Held) -> list[str]:
+        """Return the names of what the checkpoint knows and is not there again; all ranks call it."""
+        if not self.saved:
+            return []
+        known = partial.of_rank(self.trainer, self.agreement.gather, held, loaders=False)
+        now = intact.fingerprint(plain(intact.state_of(self.trainer), {}, str, copies=False), known)
+        return intact.lost(self.saved, now)
 
     def go_on_logging(self) -> None:
         """Have the loggers forget what is going to be logged again; to be called when only that is to come."""

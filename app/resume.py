@@ -16,11 +16,13 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
+from torch import Tensor
 
 from app import best, checkpoints, divergence, kernels, loops, same, stop
-from app.agreement import Agreement
+from app.agreement import UNSURE, Agreement
 from app.chance import Chance
 from app.folder import Folder, Writer
+from app.proof import Proof
 from app.restart import Restart
 from app.snapshot import Snapshot
 from app.stop import Interrupted, Stop
@@ -42,6 +44,7 @@ class Resume(Callback):
         exact: Whether an interrupted run goes on where it was. If not, it is trained and saved as Lightning does, with
             any strategy, and begins anew.
         other_settings: Whether another learning rate, gradient clipping or precision may be given than before.
+        strict: Whether a run that goes on otherwise than before it was interrupted is ended.
     """
 
     stop: Stop | None = None
@@ -49,7 +52,7 @@ class Resume(Callback):
 
     def __init__(
         self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3, exact: bool = True,
-        other_settings: bool = False,
+        other_settings: bool = False, strict: bool = False,
     ) -> None:  # fmt: skip
         for flag, value, least in (("every_n_minutes", every_n_minutes, 0), ("every_n_steps", every_n_steps, 0),
                                    ("keep", keep, 1)):  # fmt: skip
@@ -59,13 +62,15 @@ class Resume(Callback):
             raise ValueError(f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3")
         self.folder = Folder(Path(dirpath), keep, started=time.time())
         self.writer = Writer(self.folder)
-        self.exact = exact
+        self.exact, self.strict = exact, strict
         self.every_n_minutes, self.every_n_steps, self.other_settings = every_n_minutes, every_n_steps, other_settings
         self.before: dict[str, Any] | None = None  # the state before the validation that is running
         self.common: int | None = None  # batches of a validation that all ranks have
         self.stall = 0.0  # seconds that training waited for the last checkpoint
+        self.why = ""  # why no run could go on within an epoch
         self.saved_step, self.due = 0, False  # of the last checkpoint, and whether one waits for the end of a step
         self.cut = False  # whether a limit has ended an epoch before its last batch
+        self.proof: Proof | None = None  # what compares a run that goes on with what it was
 
     def attach(self, chance: Chance, host: str, flags: Mapping[str, object], torchrun: bool, enabled: bool) -> None:
         """Learn what is known before training.
@@ -102,7 +107,8 @@ class Resume(Callback):
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self.agreement, self.divergence = Agreement(trainer), divergence.of(trainer)
         self.restart = Restart(trainer, self.folder, self.chance, self.agreement, self.other_settings)
-        self.snapshot = Snapshot(trainer, self.agreement, self.chance)
+        self.proof = Proof(trainer, self.folder, self.agreement.gather, self.strict)
+        self.snapshot = Snapshot(trainer, self.agreement, self.chance, self.proof)
         loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = checkpoints.VerifiedIO()
@@ -114,8 +120,14 @@ class Resume(Callback):
         if self.trainer.state.fn == TrainerFn.FITTING and self.enabled and not self.loaded:
             self.loaded = True
             if self.restart.load(self.host, self.flags):
+                self.proof.told = list(self.restart.meta.get("resumes", ()))
                 return
         lightnings(path, weights_only=True)
+
+    @property
+    def resumes(self) -> list[dict[str, Any]]:
+        """What came of each interruption of this run: of what was done again, what was as before."""
+        return self.proof.resumes if self.proof else []
 
     @property
     def trains(self) -> bool:
@@ -129,6 +141,7 @@ class Resume(Callback):
             self.snapshot.run = self.restart.meta["run"] if self.restart.meta else same.described(trainer, self.flags)
             if why := checkpoints.unreadable(self.snapshot.lightnings()[0]):
                 raise ValueError(f"a checkpoint of this run could not be read again: {why}")
+            self.proof.start(self.restart.meta, self.flags, comparable=not self.other_settings)
         if self.stop and self.exact:
             self.stop.training = True
 
@@ -136,6 +149,8 @@ class Resume(Callback):
         """Have the last checkpoint on the disk."""
         if self.exact:
             self.agreement.settle()
+        if self.proof:
+            self.proof.finish()
         self.writer.wait()
         self.writer.check("the training is done, and")
         best.age(trainer, keep=0)
@@ -145,6 +160,25 @@ class Resume(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Have the last checkpoint on the disk."""
         self.writer.wait()
+        if self.proof:
+            self.proof.close()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Have the batch noted."""
+        if self.enabled:
+            self.proof.batch(batch, batch_idx)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Have the loss noted."""
+        if self.enabled:
+            self.proof.loss(loss)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Have the step noted, and compared with that of before an interruption."""
+        if self.enabled:
+            self.proof.end(outputs)
 
     def batch_ended(self, done: bool, accumulates: bool) -> None:
         """Save if it is time; stop if it was asked for.
@@ -158,10 +192,16 @@ class Resume(Callback):
         stops = self._agree(now=done)
         self.due |= self.agreement.due
         self.due |= bool(self.every_n_steps) and step % self.every_n_steps == 0 and step != self.saved_step
-        if stops or done or (self.due and not accumulates):
+        if done or ((stops or (self.due and not accumulates)) and not self.why):
             self._save("batch", last=stops or done)
         if stops and not done:
-            self._interrupt()
+            self._interrupt("batch")
+
+    def placed(self, why: str) -> None:
+        """Learn, when an epoch begins, why no run could go on within it, on any rank."""
+        before, self.why = self.why, next(filter(None, self.agreement.gather(why)), "")
+        if self.why and not before and self.trainer.is_global_zero:
+            print(f"{self.why}: checkpoints are saved at epochs' ends only, and a stop goes back there", flush=True)
 
     def epoch_ended(self, done: bool) -> None:
         """Save; stop if it was asked for and there is more to come."""
@@ -169,12 +209,12 @@ class Resume(Callback):
         if not self.cut:
             self._save("epoch", last=stops or done)
         if stops:
-            self._interrupt()
+            self._interrupt("epoch")
 
     def before_validation(self) -> None:
         """Keep a copy of the state: callbacks may exchange the weights for their average while it runs."""
         self.divergence.check(self.trainer)
-        self.before = self.snapshot.take("validation") if self.enabled else {}
+        self.before = self.snapshot.take("validation") if self.enabled and not self.why else {}
         if self._agree():
             self._interrupt_validation()
 
@@ -191,6 +231,7 @@ class Resume(Callback):
         """Stop if it was asked for; the whole validation is run again."""
         self.validated += 1
         if self.before is not None and self.validated <= (self.common or 0) and self._agree():
+            trainer.fit_loop.epoch_loop.val_loop._on_evaluation_model_train()  # as the next batch would have it
             self._interrupt_validation()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -198,8 +239,9 @@ class Resume(Callback):
         self.before = None
 
     def _interrupt_validation(self) -> None:
-        self._save("validation", last=True)
-        self._interrupt()
+        if not self.why:
+            self._save("validation", last=True)
+        self._interrupt("validation")
 
     def _agree(self, now: bool = False) -> bool:
         """Return whether any rank was told to stop."""
@@ -208,18 +250,25 @@ class Resume(Callback):
         if self.stop:
             self.stop.batch_ended()
         asked = (self.stop and self.stop.number) or 0
-        self.agreement.agree(asked, bool(due) and not self.writer.busy, self.divergence.found(), now)
+        due = bool(due) and not self.writer.busy
+        self.agreement.agree(asked, due, self.divergence.found(), now, self.proof.doubt)
         if self.agreement.diverged:
             self.divergence.check(self.trainer)
+        if self.proof.untold and self.agreement.doubt != UNSURE:
+            self.proof.tell()
         return bool(self.agreement.asked)
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, kind: str) -> None:
         """Leave, all ranks alike."""
+        self.proof.finish(kind)
+        self.writer.wait()  # for the checkpoint before, if there is none of this step
         number, (whole, why) = self.agreement.asked, self.agreement.gather((self.folder.whole[-1:], self.writer.why))[0]
         step = whole[0] if whole else 0
         saved = f"{self.folder.file(step)} is whole" if whole else "there is no checkpoint"
         if why:
             saved += f", as that of step {self.trainer.global_step} could not be written ({why})"
+        if self.why and step < self.trainer.global_step:
+            saved += f"; {self.why}, so that it goes back to an epoch's end"
         child = self.trainer.local_rank > 0
         self.stop.tell(stop.words(step, f"{Signals(number).name}; {saved}"), not child)
         # Lightning, which started the other ranks of this node, takes a status of theirs for a crash and kills all.
@@ -231,11 +280,13 @@ class Resume(Callback):
         if kind != "validation":  # of that, the state was looked at before
             self.divergence.check(self.trainer)
         if self.enabled:
+            self.proof.check()
             state = self.snapshot.whole(self.before) if kind == "validation" else self.snapshot.take(kind)
             if self.stop:
                 self.stop.writing = last
             if self.trainer.local_rank == 0:
                 self.writer.write(state, state[checkpoints.KEY]["step"], state[checkpoints.KEY]["number"])
+            self.proof.saved(kind)
             if last:
                 self.writer.wait()
         best.age(self.trainer, self.folder.keep)

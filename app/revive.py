@@ -1,16 +1,28 @@
 """What has to be made again before a state can be given back: late buffers, a search's result, what a hook has made."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
+from pytorch_lightning.callbacks.spike import SpikeDetection
 from pytorch_lightning.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
+from app import graph
 from app.held import roots
 from app.partial import has_values
 from app.plain import decoded, encoded
+
+# Lightning 2.6 looks for this metric by another name than its own when it loads such a callback's state.
+SpikeDetection.running = property(lambda callback: callback.running_mean)
 
 SEARCHES = {LearningRateFinder: "_attr_name", BatchSizeFinder: "_batch_arg_name"}
 NAMES = "lr", "learning_rate"
@@ -34,6 +46,75 @@ def adapt(model: nn.Module, state: Mapping[str, Any]) -> None:
             owner._parameters[last].data = value.to(owner._parameters[last].device, copy=True)
         elif now is None and not hasattr(owner, last):
             owner.register_buffer(last, value.clone())
+
+
+def to_come(trainer: Trainer) -> set[str]:
+    """Return the names that hooks before training may give to parts of the model."""
+    owners = [one for one in (trainer.lightning_module, *trainer.callbacks) if not graph.library(type(one))]
+    hooks = [getattr(type(one), name) for one in owners for name in ("on_fit_start", "on_train_start")]
+    return {name for hook in hooks for name in getattr(getattr(hook, "__code__", None), "co_names", ())}
+
+
+def take_out(state: dict[str, Any], model: nn.Module, names: set[str]) -> dict[str, Any]:
+    """Take what is of the parts `names` out of a state that a model without them is to load, and return it.
+
+    So it does with what torch.nn.utils.prune makes of a weight; `prune_again` does the same, once the optimizers have
+    their parameters.
+    """
+    present = model.state_dict()
+    later = [name for name in state if name not in present and name.partition(".")[0] in names]
+    pruned = [name.removesuffix("_mask") for name in _masks(state) if name not in present]
+    taken = {name: state.pop(name) for name in (*later, *(f"{one}_mask" for one in pruned))}
+    for name in pruned:
+        taken[f"{name}_orig"] = state[name] = state.pop(f"{name}_orig")
+    return taken
+
+
+def prune_again(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Have the weights pruned of which `state` has the masks."""
+    present = model.state_dict()
+    for name in _masks(state):
+        if name not in present:
+            path, _, last = name.removesuffix("_mask").rpartition(".")
+            owner = model.get_submodule(path)
+            prune.custom_from_mask(owner, last, state[name].to(getattr(owner, last).device))
+
+
+def _masks(state: Mapping[str, Any]) -> list[str]:
+    """Return the names of the masks of pruned weights."""
+    return [name for name in state if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in state]
+
+
+def tickets(trainer: Trainer, shared: Collection[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+    """Return which of the first weights that ModelPruning keeps, and resets to, are by now those that are trained.
+
+    Lightning 2.6 does not copy them, where both are on one device. Those that are `shared` are made so again.
+    """
+    found = []
+    for number, callback in enumerate(trainer.callbacks):
+        layers = (getattr(callback, "_original_layers", None) or {}) if isinstance(callback, ModelPruning) else {}
+        for layer in layers.values():
+            for place, name in layer["names"]:
+                trained = getattr(callback._parameters_to_prune[place][0], f"{name}_orig", None)
+                first = getattr(layer["data"], name)
+                if isinstance(trained, Tensor) and (number, place) in shared:
+                    first.data = trained.data
+                if isinstance(trained, Tensor) and first.data_ptr() == trained.data_ptr():
+                    found.append((number, place))
+    return found
+
+
+@contextmanager
+def pruned_as_it_is(trainer: Trainer) -> Iterator[None]:
+    """Have ModelPruning leave a state as it is: in what it makes of it for others, masks are missing."""
+    callbacks = [one for one in trainer.callbacks if isinstance(one, ModelPruning) and one._make_pruning_permanent]
+    for callback in callbacks:
+        callback._make_pruning_permanent = False
+    try:
+        yield
+    finally:
+        for callback in callbacks:
+            callback._make_pruning_permanent = True
 
 
 def searched(trainer: Trainer) -> dict[str, Any]:
@@ -94,7 +175,12 @@ def go_on_averaging(trainer: Trainer, groups: list[list[dict]], kind: str) -> bo
             updated, callback._latest_update_epoch = callback._latest_update_epoch, trainer.current_epoch
             callback.on_train_epoch_start(trainer, model)
             callback._latest_update_epoch = updated
-            for optimizer, saved in zip(trainer.optimizers, groups, strict=True):
-                for group, values in zip(optimizer.param_groups, saved, strict=True):
-                    group.update(values)
+            restore_groups(trainer, groups)
     return True
+
+
+def restore_groups(trainer: Trainer, groups: list[list[dict]]) -> None:
+    """Give the optimizers' groups of parameters their learning rates and the like back."""
+    for optimizer, saved in zip(trainer.optimizers, groups, strict=False):
+        for group, values in zip(optimizer.param_groups, saved, strict=False):
+            group.update(values)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -30,11 +30,15 @@ def described(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
 
 
 def differences(
-    trainer: Trainer, flags: Mapping[str, object], before: Mapping[str, Any], cures: bool = False
+    trainer: Trainer,
+    flags: Mapping[str, object],
+    before: Mapping[str, Any],
+    cures: bool = False,
+    to_come: Collection[str] = (),
 ) -> list[str]:
     """Return what differs between this run and that of a checkpoint, which `described` it where it began.
 
-    `cures` says whether CURES may differ.
+    `cures` says whether CURES may differ; `to_come` are parts of the model that a hook makes before training.
     """
     now = described(trainer, flags)
     changed = _changed(before, flags)
@@ -46,7 +50,7 @@ def differences(
     shapes = [before["shapes"], now["shapes"]]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         was, is_ = (each.get(name, "absent") for each in shapes)
-        if was != is_:
+        if was != is_ and None not in (was, is_) and not (is_ == "absent" and name.partition(".")[0] in to_come):
             found.append(f"the model's {name} was {was}, is {is_}")
     return found
 
@@ -94,11 +98,18 @@ def _line(flag: str, was: Any, is_: Any) -> str:
     return f"{flag} was {was}, is {is_}"
 
 
-def _shapes(state: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Return the shapes of weights and buffers; [] of what gets its shape from the first batch."""
+def changed(before: Mapping[str, Any], flags: Mapping[str, object]) -> list[tuple[str, str, str]]:
+    """Return each flag of the trainer, the model and the data that had another value in the run that `described` told
+    of, that value, and the one it has now."""
+    found = sorted(_changed(before, flags).items())
+    return [(flag, str(was), str(is_)) for flag, (was, is_) in found if re.match(r"--(trainer|model|data)\b", flag)]
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, list[int] | None]:
+    """Return the shapes of weights and buffers; None of what gets its shape from the first batch."""
     lazy = torch.nn.parameter.UninitializedTensorMixin
     return {
-        name: [] if isinstance(value, lazy) else list(value.shape)
+        name: None if isinstance(value, lazy) else list(value.shape)
         for name, value in state.items()
         if isinstance(value, torch.Tensor)
     }

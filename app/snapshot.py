@@ -12,6 +12,7 @@ from app.chance import Chance
 from app.exact import reached
 from app.held import Held
 from app.plain import NotPlain, plain
+from app.proof import Proof
 from app.state import digest
 
 COMMON = {"epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "optimizer_states",
@@ -29,10 +30,11 @@ class Snapshot:
         trainer: Lightning's trainer.
         agreement: What all ranks say to each other.
         chance: What knows the seed of all.
+        proof: What knows what came of earlier interruptions.
     """
 
-    def __init__(self, trainer: Trainer, agreement: Agreement, chance: Chance) -> None:
-        self.trainer, self.agreement, self.chance = trainer, agreement, chance
+    def __init__(self, trainer: Trainer, agreement: Agreement, chance: Chance, proof: Proof) -> None:
+        self.trainer, self.agreement, self.chance, self.proof = trainer, agreement, chance, proof
         self.held = Held(trainer)
         self.run: Mapping[str, Any] = {}  # what `same.described`
 
@@ -59,10 +61,11 @@ class Snapshot:
             "run": self.run, "loggers": loggers,
             "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
             "made": trainer.fit_loop._last_train_dl_reload_epoch, "searched": revive.searched(trainer),
+            "tickets": revive.tickets(trainer),
         }  # fmt: skip
         if kind == "epoch":
             loops.end_as_lightning_does(state["loops"]["fit_loop"])
-        return state | {checkpoints.KEY: ours}
+        return state | {checkpoints.KEY: ours | {"journal": self.proof.run, "resumes": self.proof.resumes}}
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a validation with all of it copied."""
@@ -71,7 +74,8 @@ class Snapshot:
     def lightnings(self, kind: str = "") -> tuple[dict[str, Any], dict]:
         """Return what Lightning saves, as others can read it too; and what of it was of another type."""
         notes: dict[tuple, tuple] = {}
-        state = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        with revive.pruned_as_it_is(self.trainer):
+            state = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
         later = {LATER: state.pop(LATER)} if kind == "validation" else {}
         return plain(state, notes, self._cannot_be_saved) | later, notes
 

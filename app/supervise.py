@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +62,7 @@ class Supervisor:
     def run(self, command: list[str], cwd: Path, variables: Mapping[str, str] | None = None) -> Ended:
         """Run `command` in a process group of its own and return when all that it started has ended."""
         self.starting = True
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans become ours, in a container and behind an init
+        adopt_orphans()
         self.others = {child.pid for child in psutil.Process().children()}
         self.child = subprocess.Popen(command, cwd=cwd, env=variables, stderr=subprocess.PIPE, start_new_session=True)
         kept = bytearray()
@@ -111,16 +111,28 @@ class Supervisor:
                 process.kill()
 
     def _left(self) -> list[psutil.Process]:
-        """Return the living processes that the program started, in whatever group, the program's own included."""
-        ours = [child for child in psutil.Process().children() if child.pid not in self.others]
-        left = []
-        for process in [*ours, *(below for child in ours for below in _below(child))]:
-            with suppress(psutil.NoSuchProcess, ChildProcessError):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    left.append(process)
-                elif process.pid != self.child.pid and process.ppid() == os.getpid():  # an orphan that is ours to bury
-                    os.waitpid(process.pid, os.WNOHANG)
-        return left
+        return living(self.child.pid, self.others)
+
+
+def adopt_orphans() -> None:
+    """Have processes below this one become its children when their parents end: in a container, and behind an init."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def living(program: int, others: Container[int]) -> list[psutil.Process]:
+    """Return the living processes that a program started, in whatever group, itself included.
+
+    `program` is the PID of this process's child, `others` are those of its children that have nothing to do with it.
+    """
+    ours = [child for child in psutil.Process().children() if child.pid not in others]
+    left = []
+    for process in [*ours, *(below for child in ours for below in _below(child))]:
+        with suppress(psutil.NoSuchProcess, ChildProcessError):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                left.append(process)
+            elif process.pid != program and process.ppid() == os.getpid():  # an orphan that is ours to bury
+                os.waitpid(process.pid, os.WNOHANG)
+    return left
 
 
 def _below(process: psutil.Process) -> list[psutil.Process]:

@@ -30,12 +30,14 @@ import torch
 from jsonargparse import Namespace
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts, hyperparameters, lifeline, mistakes, rendezvous, starting, threads
+from app import artifacts, hyperparameters, journal, lifeline, mistakes, rendezvous, starting, threads
 from app.cli import CLI
+from app.drilled import Drilled
 from app.environment import Environment, failure_file, place, watch
 from app.failures import reported, write
 from app.files import check_writable
 from app.progress import StartProgress
+from app.resume import Resume
 from app.stop import Interrupted, Stop
 
 
@@ -44,7 +46,8 @@ def main(args: list[str] | None = None) -> None:
     starting.doing("reading flags and data")
     lifeline.end_with_the_launcher(os.environ)
     line = lifeline.Lifeline(watch(), place())
-    with reported(failure_file(), place(), tell=line.failed):
+    known: list[Resume] = []  # one, when the flags are read
+    with reported(failure_file(), place(), tell=line.failed, also=partial(went_otherwise, known)):
         environment = Environment.read()
         with Stop(environment.checkpoint_dir, partial(stopped, line)) as stop:
             rendezvous.forget_absent_interface(environment, os.environ)
@@ -58,6 +61,9 @@ def main(args: list[str] | None = None) -> None:
             cli.trainer.callbacks += [line, StartProgress()]
             resume = cli.config_init.resume
             resume.stop, stop.folder = stop, resume.folder.path
+            known.append(resume)
+            if environment.drill:
+                cli.trainer.callbacks.append(Drilled(environment.drill, resume))
             if cli.trainer.is_global_zero and failure_file():
                 warn_of_lost_folders(cli.config, environment)
             for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:
@@ -75,6 +81,12 @@ def main(args: list[str] | None = None) -> None:
                     )
                 export(cli, environment)
         line.done()
+
+
+def went_otherwise(known: list[Resume]) -> str:
+    """Return what has to be said of a run that fails and has not gone on, after an interruption, as it was before."""
+    found = [one for resume in known for one in resume.resumes if one["identical"] is False]
+    return f"resumed at step {found[0]['step']}: {found[0]['said'].partition(';')[0]}" if found else ""
 
 
 def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
@@ -142,12 +154,14 @@ def export(cli: CLI, environment: Environment) -> None:
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     source = cli.model if cli.datamodule is None else cli.datamodule
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):
-        metrics |= cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
+        for found in cli.trainer.test(cli.model, cli.datamodule, verbose=False)[:1]:  # none with limit_test_batches=0
+            metrics |= found
     superfluous = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:
         config = cli.parser.dump(cli.config, skip_none=False)
         about = environment.revision, config, Path(best).name
-        path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, *about)
+        resumes = cli.config_init.resume.resumes
+        path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, *about, resumes)
         print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
         print(f"model: {path}")
         print(f"logs: {logs(cli, environment)}")
@@ -172,7 +186,7 @@ def uploaded_checkpoints(cli: CLI, environment: Environment) -> list[Path]:
     if output == Environment.output_data_dir or folder != output / "checkpoints":
         return []
     files = [path for _, path in cli.config_init.resume.folder.named()] + cli.config_init.checkpoint.files()
-    return [path for path in files if path.parent.resolve() == folder.resolve()]
+    return [path for path in files + journal.files(folder) if path.parent.resolve() == folder.resolve()]
 
 
 def say_once(record: logging.LogRecord) -> bool:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -23,11 +24,15 @@ INTERVAL = 60 * inspect.signature(Resume).parameters["every_n_minutes"].default 
 
 
 class Stalls(Callback):
-    """The seconds of each step, of each checkpoint for which training waits, and of processors that it takes."""
+    """The seconds of each step, of what is noted of it, of each checkpoint for which training waits, and of processors
+    that it takes."""
 
     def __init__(self, resume, waits: bool) -> None:
         self.steps, self.saves, self.work, self.resume, self.waits = [], [], [], resume, waits
         self.save, resume._save = resume._save, self._timed
+        self.notes = [0.0]
+        for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end"):
+            setattr(resume, hook, partial(self._noted, getattr(resume, hook)))
 
     def _timed(self, state, last) -> None:
         began, work = _now(), time.process_time()
@@ -37,8 +42,14 @@ class Stalls(Callback):
         self.saves.append(_now() - began)
         self.work.append(time.process_time() - work)
 
+    def _noted(self, note, *args) -> None:
+        began = time.perf_counter()  # of this process: what it asks of a GPU is waited for by nobody
+        note(*args)
+        self.notes[-1] += time.perf_counter() - began
+
     def on_train_batch_start(self, *_) -> None:
         """Start the clock."""
+        self.notes.append(0.0)
         self.began = _now()
 
     def on_train_batch_end(self, *_) -> None:
@@ -67,6 +78,8 @@ def main() -> None:
     # A second of the writer's is taken from the training, of which every processor has a share.
     cost = median(background.saves[:-1]) + median(waiting.work) / os.cpu_count()
     print(f"  at the default interval, {INTERVAL:.0f} s, all in all: {cost / INTERVAL:.4f} of the training's time")
+    notes = median(background.notes[2:])
+    print(f"what is noted of a step takes {notes * 1e6:.0f} us, {notes / step:.6f} of it")
     two, four = agreement(2) / step, agreement(4) / step
     print(f"an agreement, once a second, takes {two:.5f} of a step with 2 ranks, {four:.5f} with 4")
     print(f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} ({fresh:.1f} s), n=3")

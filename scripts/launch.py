@@ -13,7 +13,9 @@ the first = is the key, all after it the value. A channel may have options after
     NAME=s3://BUCKET/PREFIX[,mode=File|FastFile][,distribution=FullyReplicated|ShardedByS3Key][,group=NAME]
 
 group is one of --instance-group (as often as there are groups for it); the first mode and distribution are the default.
---dry-run prints the request as JSON and starts nothing.
+--dry-run prints the request as JSON and starts nothing. --drill runs the job's first steps on this machine before it
+is started, left alone and interrupted (app/drill.py), and starts it only if all of them end alike; with channels, give
+--drill-data=NAME=FOLDER.
 
 Checked before anything costs: the request against SageMaker's service model, flags against each other, the
 hyperparameters against the application's own parser, that the input data, the buckets and the image are there and in
@@ -27,10 +29,12 @@ Needs boto3 (`make env` installs it into .venv), and AWS credentials to launch.
 import argparse
 import json
 import sys
+from pathlib import Path
 
 import aws
 import launch_checks
 import launch_contradictions
+import launch_drill
 import launch_follow
 import launch_hyperparameters
 import launch_request
@@ -93,13 +97,15 @@ def parser() -> argparse.ArgumentParser:
     add("--keep-alive", type=positive, metavar="SECONDS", help="keep the instances for the next job (a warm pool)")
     add = found.add_argument_group("this command").add_argument
     add("--dry-run", action="store_true", help="print the request as JSON, start nothing")
+    add("--drill", action="store_true", help="interrupt its first steps here before, in the image or in this checkout")
+    add("--drill-data", action="append", default=[], metavar="NAME=FOLDER", help="a channel's data for it; repeated")
     add("--no-follow", action="store_true", help="start the job and leave")
     add("--poll", type=positive, default=10, metavar="SECONDS", help="between two looks (default: %(default)s)")
     add(
         "--check-hyperparameters",
         choices=("local", "image", "no"),
         default="local",
-        help="by the parser of this checkout, of --image with docker, or not (default: %(default)s)",
+        help="by this checkout's parser, by that of --image with docker, or not (default: %(default)s); --drill, too",
     )
     return found
 
@@ -117,6 +123,10 @@ def main() -> None:
         notes += launch_checks.check(request, region, dry_run=args.dry_run)
         for note in notes:
             print(f"not checked: {note}", file=sys.stderr)
+        if args.drill:
+            data = launch_request.pairs("--drill-data", args.drill_data)
+            data = {name: str(Path(folder).absolute()) for name, folder in data.items()}
+            launch_drill.run(request, args.check_hyperparameters, data)
         if args.dry_run:
             print(json.dumps(request, indent=2))
             return

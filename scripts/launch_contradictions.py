@@ -31,6 +31,7 @@ def check_flags(args: argparse.Namespace) -> None:
             max_wait and max_wait < args.max_run,
             f"--max-wait: found {max_wait}, allowed is --max-run ({args.max_run}) or more: waiting and running count",
         ),
+        (args.drill_data and not args.drill, "--drill-data: found without --drill; give both or neither"),
         (args.keep_alive and args.spot, "--keep-alive: not allowed with --spot; leave one of them out"),
         (args.keep_alive and args.instance_group, "--keep-alive: not allowed with --instance-group; leave one out"),
         (

@@ -190,7 +190,7 @@ def pytest_sessionstart(session):
 def pytest_unconfigure(config):
     """Sweep, and wait until that is done."""
     if hasattr(config, "sweeper"):
-        config.sweeper.stdin.write(sweeper.DONE if config.came_to_its_end else "")
+        config.sweeper.stdin.write(f"{sweeper.DONE if config.came_to_its_end else ''}\n")
         config.sweeper.stdin.close()
         config.sweeper.wait(timeout=120)
         del os.environ[sweeper.VARIABLE]

@@ -1,4 +1,4 @@
-"""Two lanes of tests side by side (`make test`): which tests keep to one lane, in which order, and who runs alone.
+"""Lanes of tests side by side (`make test`): which tests keep to one lane, in which order, and who runs alone.
 
 pytest-xdist's own `loadgroup` is `load` under pytest 9.2, which no longer lets a plugin change `item.nodeid`.
 """
@@ -12,23 +12,24 @@ from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
-# They share the Docker engine, an image's tag, networks, /opt/ml of SDK 2's local mode, or look for orphans.
-ENGINE = {
-    "test_clients_docker", "test_clients_sdk2", "test_clients_sdk3", "test_container", "test_nodes", "test_readme",
-    "test_rehearsal", "test_rehearsal_clients", "test_rehearsal_processes", "test_scripts", "test_launch",
-}  # fmt: skip
+# Files of one lane share a network (the SDKs' local mode has one name for it), an image's tag, or look for orphans.
+SHARED = {
+    "local mode": {"test_clients_docker", "test_clients_sdk2", "test_clients_sdk3", "test_readme"},
+    "image": {"test_container", "test_launch", "test_nodes", "test_scripts"},
+    "rehearsal": {"test_rehearsal", "test_rehearsal_clients", "test_rehearsal_processes"},
+}
 TABLE = Path(__file__).with_name("durations.json")
 LOCKS = Path(tempfile.gettempdir())
 
 
 def lane(nodeid: str) -> str:
-    """Return the unit of work that a test belongs to: its file, or all that share the engine."""
+    """Return the unit of work that a test belongs to: its file, or those that it shares something with."""
     name = Path(nodeid.partition("::")[0]).stem
-    return "engine" if name in ENGINE else name
+    return next((lane for lane, names in SHARED.items() if name in names), name)
 
 
 class Lanes(LoadScopeScheduling):
-    """Gives a worker one file at a time, the longest first; the engine's files are one unit."""
+    """Gives a worker one lane at a time, the one that takes longest first."""
 
     def _split_scope(self, nodeid: str) -> str:
         return lane(nodeid)

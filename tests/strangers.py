@@ -4,6 +4,7 @@ Each is one way in which a run that is interrupted may come to other weights. ST
 "validation STEP", are where the model sends its own process a signal.
 """
 
+import itertools
 import os
 import random
 import signal
@@ -33,6 +34,8 @@ def interrupt(place: str) -> None:
             os.environ.pop(name)
             os.kill(os.getpid(), number)
             time.sleep(0.1)  # for the thread that hears it
+    if os.environ.get("FAIL_AT") == place:
+        raise RuntimeError("as it was told")
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
@@ -76,6 +79,14 @@ class Lazily(Points):
         if self.generator is None:
             self.generator = np.random.default_rng(3)
         return float(self.generator.random())
+
+
+class Timed(Points):
+    """Points that depend on the time."""
+
+    def noise(self) -> float:
+        """Return a number that nobody can return again."""
+        return time.time() % 1
 
 
 class Growing(Points):
@@ -188,6 +199,7 @@ DATASETS = {
     "module": OfModule,
     "lazily": Lazily,
     "growing": Growing,
+    "timed": Timed,
     "stream": Stream,
     "saved": Saved,
 }
@@ -317,6 +329,37 @@ class Augmented(Model):
         return batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]
 
 
+class Augmenting(Model):
+    """Draws on the way to the device, while it trains."""
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        """Add noise."""
+        noise = 0.1 * torch.randn_like(batch[0]) if self.trainer.training and self.training else 0
+        return batch[0] + noise, batch[1]
+
+
+class Adversarial(Model):
+    """Trains two parts by turns, by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        """Return nothing."""
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+        for scheduler in self.lr_schedulers():
+            scheduler.step()
+
+    def configure_optimizers(self):
+        """Return two, of which the rates change."""
+        optimizers = [torch.optim.SGD(self.body.parameters(), 0.05), torch.optim.Adam(self.head.parameters(), 0.01)]
+        return optimizers, [torch.optim.lr_scheduler.StepLR(one, 3) for one in optimizers]
+
+
 class EvalMode(Model):
     """Has a frozen part from an epoch's start on."""
 
@@ -429,6 +472,18 @@ class Remembering(Model):
     def on_load_checkpoint(self, checkpoint):
         """Expect them."""
         assert type(checkpoint["best"]["loss"]) is np.float64 and type(checkpoint["best"]["all"]) is np.ndarray
+
+
+class Cycling(Model):
+    """Keeps an iterator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signs = itertools.cycle([1.0, 1.1, 0.9, 1.2, 1.3])
+
+    def loss(self, batch):
+        """Return the loss, weighed."""
+        return super().loss(batch) * next(self.signs)
 
 
 class Measured(Model):

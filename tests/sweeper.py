@@ -1,4 +1,5 @@
-"""Leaves nothing of a run of the tests, however it ended: waits for the end of its standard input, and sweeps.
+"""Leaves nothing of a run of the tests, however it ended: waits for its last line, or for the end of its input, and
+sweeps.
 
     python tests/sweeper.py RUN IMAGE       started by tests/conftest.py, which holds the other end of the pipe
 
@@ -65,7 +66,7 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the terminal, or the group, that ends the run
         signal.signal(number, signal.SIG_IGN)
     folder = sys.stdin.readline().strip()
-    ended = sys.stdin.read() == DONE
+    ended = sys.stdin.readline().strip() == DONE  # not to its end: a forked data worker may hold the pipe, too
     end_processes(sys.argv[1])
     if folder and not ended:
         remove_containers(sys.argv[2], folder)

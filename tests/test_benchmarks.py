@@ -33,9 +33,9 @@ def cold(line: list[str]) -> subprocess.CompletedProcess:
     return subprocess.run(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
 
 
-# The longer ones, and what shows nothing that the others do not, are part of the soak.
+# One here; the others are part of the soak.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.soak) if name in ("original", "data") else name for name in ROWS]
+    "name", [name if name == "step" else pytest.param(name, marks=pytest.mark.soak) for name in ROWS]
 )
 def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
     line = [sys.executable, "-m", f"benchmarks.{name}", "--n=1", *FLAGS.get(name, [])]

@@ -143,6 +143,7 @@ def leftover(path: Path, draw: random.Random) -> None:
 MUTATIONS = [cut, flip, zero, grow, empty, delete, rename, link, become, take, name, mark, foreign, leftover]
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
     """Whatever is chosen is whole; whatever is not is named; where none is left, it is an error, and no start anew."""
     draw, outcomes = random.Random(4), {"whole": 0, "error": 0, "start": 0}
@@ -262,6 +263,7 @@ for step in range(int(sys.argv[2]), 10**9):
 """
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
     draw, step = random.Random(2), 1
     for _ in range(4):

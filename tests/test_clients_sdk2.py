@@ -68,6 +68,7 @@ def test_two_instances_from_and_to_s3(client: Client, image: str, cifar: Path, b
     assert list(unpacked(bucket.download(keys["output.tar.gz"], tmp_path / "output.tar.gz")).glob("data/tensorboard/*"))
 
 
+@pytest.mark.soak  # with a source, below, and by SDK 3
 def test_hyperparameters_of_every_kind(client: Client, image: str, tmp_path: Path):
     job = {"image_uri": image, "instance_count": 1, "hyperparameters": KNOWN, "output_path": f"file://{tmp_path}/out"}
     run = client.run("sdk2_estimator.py", job)
@@ -103,6 +104,7 @@ def test_hyperparameters_beside_a_source(client: Client, image: str, bucket, tmp
     assert "slow.Model" in (unpacked(tmp_path / "out/model.tar.gz") / "model.json").read_text()
 
 
+@pytest.mark.soak
 def test_a_model_that_is_written_slowly(client: Client, image: str, tmp_path: Path):
     """Local mode stops all containers when the first one ends: no host may end before the model is there."""
     job = {"image_uri": image, "instance_count": 2, "hyperparameters": SHORT | {"model": "slow.Model"}}
@@ -133,7 +135,7 @@ def test_what_the_client_sends_for_a_distribution(client: Client):
 
 @pytest.mark.parametrize(
     ("distribution", "warns"),
-    [({"torch_distributed": ON}, False), ({"pytorchddp": ON}, True)],
+    [pytest.param({"torch_distributed": ON}, False, marks=pytest.mark.soak), ({"pytorchddp": ON}, True)],
     ids=["torch_distributed", "pytorchddp"],
 )
 def test_a_plain_pytorch_script_on_two_instances(client: Client, image: str, tmp_path: Path, distribution, warns):
@@ -147,6 +149,7 @@ def test_a_plain_pytorch_script_on_two_instances(client: Client, image: str, tmp
     assert list(torch.load(unpacked(tmp_path / "out/model.tar.gz") / "model.pt", weights_only=True)) == ["weight"]
 
 
+@pytest.mark.soak  # an archive of the job's is above
 def test_a_source_that_the_client_sends_to_s3(client: Client, image: str, bucket, tmp_path: Path):
     """A script with arguments of every kind; what becomes of them is the toolkit's own doing."""
     client.local_code(False)

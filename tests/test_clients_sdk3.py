@@ -48,6 +48,7 @@ def test_hyperparameters_of_every_kind(trained):
     assert state_in(artifacts)
 
 
+@pytest.mark.soak  # by SDK 2
 def test_unknown_hyperparameters(trained):
     """They arrive as they were meant, the job fails, and the client says so."""
     said, artifacts = trained(1, hyperparameters=UNKNOWN)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CLASSES
-from containers import ROOT, build, build_variables, docker
+from conftest import CLASSES, write_cifar
+from containers import DOCKER, ROOT, build, build_variables, docker
 from torchvision.models import resnet18
 
 pytestmark = pytest.mark.docker
@@ -250,12 +250,24 @@ def test_the_program_is_a_build_argument(image: str, tag: str, tmp_path: Path):
     assert "MEMBER: 2/2" in done.stdout
 
 
+@pytest.mark.soak  # one build argument is tried above
 def test_lightning_bolts_is_a_build_argument(image: str, tag: str):
     run = build(tag, **build_variables(), LIGHTNING_BOLTS="0.7.0")
     assert run.returncode == 0, run.stdout[-3000:]
     code = "from pl_bolts.datamodules import CIFAR10DataModule as D; print('classes', D('/tmp').num_classes)"
     assert "classes 10" in docker("run", "--rm", tag, "python", "-W", "ignore", "-c", code).stdout
     assert "No module named 'pl_bolts'" in docker("run", "--rm", image, "python", "-c", "import pl_bolts").stdout
+
+
+def test_a_job_is_drilled_in_the_image(image: str, tmp_path):
+    """docs/drill.md has the command."""
+    page = (ROOT / "docs/drill.md").read_text()
+    (command,) = re.findall(r"^```sh\n(docker run .*?)^```$", page, re.MULTILINE | re.DOTALL)
+    command = command.replace("docker run", f"{DOCKER} run").replace(" sagemaker-lightning ", f" {image} ")
+    write_cifar(tmp_path / "cifar10")
+    (tmp_path / "hyperparameters.json").write_text('{"data.batch_size": 4, "data.val_split": 20}')
+    done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "identical: 1 interruptions" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_compiler_is_a_build_argument(image: str, tag: str):
@@ -272,6 +284,7 @@ def test_an_installer_with_another_checksum_is_not_run(tag: str):
     assert docker("image", "inspect", tag).returncode != 0
 
 
+@pytest.mark.soak
 def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
     """As the fixture's was built by BuildKit. Every instruction; of the packages only the toolkit: disk and minutes."""
     environment = (source / "environment.yml").read_text()

@@ -100,6 +100,7 @@ def train_prepared() -> list[list[int]]:
     return model.seen
 
 
+@pytest.mark.slow
 def test_on_two_nodes_of_two_ranks_data_is_prepared_once_a_node_and_read_once(tmp_path):
     ended = ranks.run(train_prepared, nodes=[2, 2], folder=tmp_path)
     assert not any(rank.error for rank in ended), ended[0].said
@@ -223,6 +224,7 @@ def test_lightning_sees_each_epochs_own_order_also_after_a_checkpoint(cifar, tmp
     assert first.seen + second.seen == whole.seen
 
 
+@pytest.mark.slow
 def test_digits_are_scikit_learns_and_every_split_is_apart():
     from sklearn.datasets import load_digits
 
@@ -307,6 +309,7 @@ def test_the_split_is_that_of_lightning_bolts(bolts, cifar, tmp_path, val_split,
         assert ours.sets[split].labels.tolist() == theirs["labels"][theirs[split]].tolist()
 
 
+@pytest.mark.slow
 def test_the_class_of_lightning_bolts_trains(bolts, tmp_path):
     write_cifar(tmp_path)
     program = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.environment import Environment, failure_file
+from app.environment import Environment, drilled, failure_file
 
 FULL = {
     "SM_HOSTS": '["algo-1", "algo-10", "algo-2"]',
@@ -29,6 +29,7 @@ FULL = {
     "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "11",
     "SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12.5",
     "SAGEMAKER_LIGHTNING_WATCH": "/l",
+    "SAGEMAKER_LIGHTNING_DRILL": '{"m": 1}',
     "LOCAL_WORLD_SIZE": "2",
     "WORLD_SIZE": "6",
     "SM_INSTANCE_GROUPS_DICT": '{"g": {"hosts": ["algo-1", "algo-10", "algo-2"]}}',
@@ -63,6 +64,7 @@ def test_full(tmp_path):
         peer_timeout=12.5,
         torchrun=(2, 6),
         watch=Path("/l"),
+        drill={"m": 1},
     )
     defaults = Environment()
     assert all(
@@ -101,6 +103,16 @@ def test_checkpoint_dir(tmp_path):
     (tmp_path / "checkpointconfig.json").write_text(json.dumps({"LocalPath": "/elsewhere"}))
     assert Environment.read(variables).checkpoint_dir == Path("/elsewhere")
     assert Environment.read(variables | {"SM_CHECKPOINT_DIR": "/g"}).checkpoint_dir == Path("/g")
+
+
+def test_a_drill_has_folders_of_its_own(tmp_path):
+    """Whatever the job that it is run in says, which keeps its own."""
+    moved = drilled(FULL, tmp_path, {"steps": 4})
+    environment = Environment.read(moved)
+    folders = environment.model_dir, environment.output_data_dir, environment.checkpoint_dir, environment.log_dir
+    assert all(folder.is_relative_to(tmp_path) for folder in folders)
+    assert failure_file(moved) is None and environment.watch is None and environment.drill == {"steps": 4}
+    assert environment.channels == Environment.read(FULL).channels
 
 
 def test_the_least_number_of_seconds():

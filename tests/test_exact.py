@@ -69,6 +69,7 @@ def test_ranks_take_each_sample_once():
     assert [loader.sizes(0, batch) for batch in range(len(loader))] == [[4, 4, 4]] * 3 + [[3, 2, 2]]
 
 
+@pytest.mark.slow
 def test_any_sampler_that_draws_is_exact():
     data = TensorDataset(torch.arange(30))
     samplers = [
@@ -122,7 +123,7 @@ def test_what_has_no_positions_is_said():
     assert exact(mine, 7) == (mine, "Mine goes through its samples in a way of its own")
     assert exact([1, 2], 7) == ([1, 2], "list goes through its samples in a way of its own")
     with pytest.raises(ValueError, match="a Mine cannot be shared out among 2 ranks"):
-        exact(mine, 7, rank=0, world_size=2)
+        exact(Mine(TensorDataset(torch.arange(3))), 7, rank=0, world_size=2)
 
 
 def test_a_dataset_that_fetches_whole_batches_still_does():

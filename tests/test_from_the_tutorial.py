@@ -71,6 +71,7 @@ def test_a_flag_without_its_group_is_told_its_group(name):
         Parsed(Environment(), [f"--{name}=1"])
 
 
+@pytest.mark.slow
 def test_the_new_flags_parse():
     named = {flag for text in ROWS.values() for flag in re.findall(r"`(--[\w.]+(?:=[\w.-]+)?)`", text)}
     for flag in named:

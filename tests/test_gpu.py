@@ -48,6 +48,7 @@ def rehearse(*flags: str) -> subprocess.CompletedProcess:
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=900)
 
 
+@pytest.mark.soak
 def test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing(cifar, tmp_path):
     flags = [f"--out={tmp_path}", f"--data_dir={cifar}", "--commit=abc"]
     done = rehearse(*flags)
@@ -72,6 +73,16 @@ def test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing(cifar
     content = json.loads(file.read_text())
     assert content["parts"]["step"]["records"] == kept and content["parts"]["similarity"]["records"]
     assert report.text(Results.read(file)) in again.stdout  # the table comes from the file alone
+
+
+@pytest.mark.slow
+def test_a_part_of_a_rehearsal(tmp_path):
+    done = rehearse(f"--out={tmp_path}", "--commit=abc", "--parts=similarity")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (file,) = tmp_path.glob("gpu-*.json")
+    (part,) = json.loads(file.read_text())["parts"].values()
+    assert part["status"] == "complete" and part["records"][0].keys() >= FIELDS["similarity"]
+    assert report.text(Results.read(file)) in done.stdout
 
 
 # What a part may do ---------------------------------------------------------------------------------------------------
@@ -104,6 +115,7 @@ def hanging(folder: Path) -> dict:
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_a_measurement_that_fails_costs_a_line_and_the_others_go_on(results, tmp_path):
     works = {"a": value, "b": failing, "c": leaving, "d": crashing, "e": value}
     tasks = [Task(setting, number, work) for number in (1, 2) for setting, work in works.items()]
@@ -121,6 +133,7 @@ def test_a_measurement_that_fails_costs_a_line_and_the_others_go_on(results, tmp
     assert Results.read(results.path).parts["part"]["status"] == "complete"
 
 
+@pytest.mark.slow
 def test_a_part_that_overruns_keeps_what_it_measured_and_leaves_nothing_behind(results, tmp_path):
     tasks = [Task("a", 1, value), Task("b", 1, partial(hanging, tmp_path)), Task("c", 1, value)]
     list(runner.run("part", tasks[:1], results, 60, tmp_path / "log"))

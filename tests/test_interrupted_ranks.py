@@ -145,6 +145,7 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
     assert re.match(r"interrupted, resume from step 12: SIGTERM; no batch came to its end", job.failure)
 
 
+@pytest.mark.soak  # two ranks above, two hosts in tests/test_rehearsal_processes.py
 @pytest.mark.docker
 def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
     """One is told to stop and both do, at the same step; one is lost and the other ends; both go on, and end alike."""

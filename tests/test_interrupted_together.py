@@ -4,6 +4,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
 import ranks
 import torch
 
@@ -52,6 +53,7 @@ def interrupted() -> tuple:
     return torch.equal(model.weights, alone.weights), model.count == alone.count, model.loaded
 
 
+@pytest.mark.slow
 def test_each_rank_has_its_own(tmp_path: Path):
     ended = ranks.run(interrupted, folder=tmp_path)
     assert [one.value for one in ended] == [

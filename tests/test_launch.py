@@ -570,6 +570,52 @@ def test_hyperparameters_are_checked_by_the_images_parser(launch, image):
         docker("rmi", IMAGE)
 
 
+DOCKERS = """#!/bin/sh
+echo "$@" >>"$RECORD"
+for word in "$@"; do
+    case "$word" in *:/opt/ml/input/config:ro) cat "${word%%:*}/hyperparameters.json" >>"$RECORD" ;; esac
+done
+case "$*" in *app.drill*) exit "$DRILLED";; esac
+"""
+
+
+@pytest.mark.parametrize("drilled", [0, 1])
+def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
+    """In the image, with what the job is sent, and what stands for its data."""
+    stub = tmp_path / "docker"
+    stub.write_text(DOCKERS)
+    stub.chmod(0o755)
+    (tmp_path / "some").mkdir()
+    variables = {"DOCKER": str(stub), "RECORD": str(tmp_path / "record"), "DRILLED": str(drilled)}
+    flags = ["--check-hyperparameters=image", "--env=A=b", DATA, "--drill", "--drill-data=training=some"]
+    done = launch(*NEEDED, *flags, "--dry-run", "trainer.max_epochs=3", **variables)
+    line, sent = (tmp_path / "record").read_text().splitlines()[1:]
+    assert line.endswith(
+        f"--volume {tmp_path}/some:/opt/ml/input/data/training:ro --env A=b {IMAGE} python -m app.drill -- train"
+    )
+    assert line.startswith("run --rm ") and json.loads(sent) == {"trainer.max_epochs": "3"}
+    if drilled:
+        assert done.returncode == 1 and "the job is not exact, or cannot be drilled" in done.stderr and not done.stdout
+    else:
+        assert request_of(done)["HyperParameters"] == {"trainer.max_epochs": "3"}
+
+
+def test_a_drill_needs_the_data_here(launch):
+    done = launch(*NEEDED, UNCHECKED, "--dry-run", DATA, "--drill", "--drill-data=other=.")
+    assert (
+        done.returncode == 1 and "--drill-data: found none for the channel training, which is at s3://" in done.stderr
+    )
+    done = launch(*NEEDED, UNCHECKED, "--dry-run", "--drill-data=training=.")
+    assert done.returncode == 1 and "--drill-data: found without --drill" in done.stderr
+
+
+def test_a_job_that_fails_is_drilled_in_this_checkout(launch):
+    """By the toolkit, as the job would be."""
+    done = launch(*NEEDED, UNCHECKED, "--dry-run", "--drill", "trainer.max_steps=0", "trainer.accelerator=cpu")
+    assert done.returncode == 1 and not done.stdout
+    assert "the command, left alone, fails with exit status 1: error: --trainer" in done.stderr, done.stderr
+
+
 def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
     flags = ["--trainer.max_epochs=1", "--data.batch_size=256"]
     flags += ["--trainer.accelerator=cpu", "--progress.every_n_seconds=0"]

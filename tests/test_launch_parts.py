@@ -13,7 +13,8 @@ import launch_follow
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:1"
 FLAGS = {"image": IMAGE, "spot": True, "checkpoints": "s3://b/c", "max_run": 100, "keep_alive": None, "subnet": None}
-FLAGS |= {"instance_group": None, "instance_type": None, "instance_count": None, "security_group": None}
+FLAGS |= {"instance_group": None, "instance_type": None, "instance_count": None, "security_group": None, "drill": False}
+FLAGS |= {"drill_data": []}
 
 
 @pytest.mark.parametrize("max_wait", [None, 100, 101, 200])

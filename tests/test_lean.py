@@ -12,6 +12,8 @@ from pytorch_lightning.trainer.connectors.logger_connector.result import _Metada
 
 from app import lean
 
+pytestmark = pytest.mark.slow
+
 FAULTS = """
 import resource, sys, torch
 from app import memory

@@ -388,6 +388,7 @@ def fuzz(folder: Path, seeds: range) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_mutated_parts_are_merged_rightly_or_refused(tmp_path):
     found = fuzz(tmp_path, range(40))
     assert found["merged"] > 3 and found["refused"] > 15

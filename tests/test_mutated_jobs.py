@@ -21,6 +21,7 @@ def server():
     return mutated_jobs.server()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_mutated_job_ends_as_it_must(server, tmp_path: Path, case: mutated_jobs.Case):
     assert mutated_jobs.check(server, case, tmp_path / "ml") == [], case
@@ -36,6 +37,9 @@ FOUND = [
         names=("code/here: logs cannot be written there",),
         fails=True,
     ),
+    # Numbers that nobody expects.
+    mutated_jobs.Case("no test", {"trainer.limit_test_batches": "0"}, fails=False),
+    mutated_jobs.Case("logs in years", {"logger.flush_secs": str(2**63 - 1)}, fails=False),
 ]
 
 
@@ -52,6 +56,7 @@ def test_a_seed_gives_the_same_jobs_again():
     ]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_seen(server, tmp_path: Path):
     """A run that should have failed, a line that names something else, and a success without a model."""
     right = mutated_jobs.Case("right", dict(mutated_jobs.BASE), fails=True)

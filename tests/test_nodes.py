@@ -84,8 +84,8 @@ DISTRIBUTION = {
 @pytest.mark.parametrize(
     ("hosts", "ranks", "program", "more"),
     [
-        (["algo-1", "algo-2"], 2, LAUNCHERS[0], {}),
-        (["algo-1", "algo-10", "algo-2", "algo-3"], 1, LAUNCHERS[1], {}),
+        pytest.param(["algo-1", "algo-2"], 2, LAUNCHERS[0], {}, marks=pytest.mark.soak),
+        pytest.param(["algo-1", "algo-10", "algo-2", "algo-3"], 1, LAUNCHERS[1], {}, marks=pytest.mark.soak),
         (["algo-1", "algo-2", "algo-3"], 2, LAUNCHERS[0], DISTRIBUTION),
     ],
     ids=["2 nodes of 2 ranks, Lightning", "4 nodes, torchrun", "a group of 2 nodes of 2 ranks, torchrun"],
@@ -137,6 +137,7 @@ def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
     assert (tmp_path / "algo-1/model/model.pt").is_file()
 
 
+@pytest.mark.soak  # beside tests/test_peers.py and a local rank that is killed
 def test_the_main_node_is_killed(image: str, tmp_path: Path):
     with job(image, tmp_path, 2, LONG) as nodes:
         nodes.start()
@@ -146,7 +147,7 @@ def test_the_main_node_is_killed(image: str, tmp_path: Path):
         assert nodes.failure("algo-2").startswith("error: lost algo-1: its connection broke off; last heard ")
 
 
-@pytest.mark.parametrize("program", LAUNCHERS)
+@pytest.mark.parametrize("program", [LAUNCHERS[0], pytest.param(LAUNCHERS[1], marks=pytest.mark.soak)])
 def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
     with job(image, tmp_path, 2, LONG | {"trainer.devices": 2}, SAGEMAKER_PROGRAM=program) as nodes:
         nodes.start()
@@ -171,6 +172,7 @@ def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
         assert "the network of this one (algo-3) is most likely cut" in nodes.failure("algo-3")
 
 
+@pytest.mark.soak  # beside tests/test_peers.py
 def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
     given = LONG | {"model.fail_at": 3, "model.fail_rank": 1}
     with job(image, tmp_path, 2, given) as nodes:
@@ -181,7 +183,7 @@ def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
         assert "algo-2" in nodes.failure("algo-1")
 
 
-@pytest.mark.parametrize("program", LAUNCHERS)
+@pytest.mark.parametrize("program", [pytest.param(LAUNCHERS[0], marks=pytest.mark.soak), LAUNCHERS[1]])
 def test_a_node_is_told_to_stop(image: str, tmp_path: Path, program: str):
     with job(image, tmp_path, 2, LONG, SAGEMAKER_PROGRAM=program) as nodes:
         nodes.start()

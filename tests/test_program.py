@@ -132,6 +132,7 @@ def test_why_pip_could_not(case):
     assert requirements.explain(log, "2").startswith(says)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False], ids=["the job's program", "the image's"])
 @pytest.mark.parametrize("given", [True, False], ids=["PIP_LOG", ""])
 def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, given):
@@ -149,6 +150,7 @@ def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, given)
     assert ("PIP_LOG" in os.environ) == given
 
 
+@pytest.mark.slow
 def test_of_a_source_that_is_a_package_setup_py_is_named(job: Job):
     job.write("code/setup.py", "raise RuntimeError('no luck')\n")
     job.write("code/train.py", "")

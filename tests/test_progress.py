@@ -3,6 +3,7 @@
 import re
 from types import SimpleNamespace
 
+import pytest
 import torch
 from pytorch_lightning import Trainer
 
@@ -34,6 +35,7 @@ def train(tmp_path, capsys, every_n_seconds: float, **settings) -> list[str]:
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")]
 
 
+@pytest.mark.slow
 def test_a_line_after_each_validation(tmp_path, capsys):
     lines = train(tmp_path, capsys, every_n_seconds=1000)
     matches = [LINE.fullmatch(line) for line in lines]
@@ -43,11 +45,13 @@ def test_a_line_after_each_validation(tmp_path, capsys):
     assert lines[-1].endswith("left=0:00:00")
 
 
+@pytest.mark.slow
 def test_a_line_whenever_the_seconds_are_over(tmp_path, capsys):
     steps = [re.search(r"step=(\d+)", line)[1] for line in train(tmp_path, capsys, every_n_seconds=0)]
     assert steps == ["1", "2", "3", "4", "4", "5", "6", "7", "8", "8"]
 
 
+@pytest.mark.slow
 def test_the_rate_counts_images_and_time_left_counts_steps(tmp_path, capsys, monkeypatch):
     """With a clock that moves on by one second whenever it is read."""
     clock = iter(range(1000))
@@ -72,6 +76,7 @@ def test_the_rate_is_that_of_all_ranks(capsys, monkeypatch):
     assert "images/s=7.5 " in capsys.readouterr().out  # 5 images on each of 3 ranks in 2 seconds
 
 
+@pytest.mark.slow
 def test_epochs_shorter_than_the_interval_and_no_validation(tmp_path, capsys, monkeypatch):
     """With the same clock: a step takes a second, an epoch is one step."""
     clock = iter(range(1000))
@@ -106,6 +111,7 @@ class StopAfter(progress.Callback):
         trainer.should_stop = trainer.global_step >= self.steps
 
 
+@pytest.mark.slow
 def test_ranks_other_than_zero_print_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Trainer, "is_global_zero", False)
     assert not train(tmp_path, capsys, every_n_seconds=0)

@@ -32,6 +32,9 @@ def checkout(tmp_path_factory) -> Path:
     example = folder / "examples/spot.json"
     example.write_text(example.read_text().replace('"sagemaker-lightning"', '"sagemaker-lightning-test"'))
     write_cifar(folder / "cifar10")
+    config = folder / "output/ml/input/config"  # of `make train`; `docker run` trains its 20 epochs, below
+    config.mkdir(parents=True)
+    (config / "hyperparameters.json").write_text('{"trainer.max_epochs": "2"}')
     return folder
 
 
@@ -63,7 +66,7 @@ def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
         assert "scores.npy: float32 [2000, 10]" in done.stdout
     elif "--help" not in text and "--dry-run" not in text and language == "sh":
         assert "model.pt" in done.stdout
-    if text == "make train\n" or "make build" in text:
+    if "make build" in text:
         assert float(re.search(r"test_acc=(\S+)", done.stdout)[1]) >= 0.95
     if text == "make train\n":
         assert (checkout / "output/ml/model/model.pt").is_file()

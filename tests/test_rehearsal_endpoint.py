@@ -24,6 +24,8 @@ from environments import python_of
 from rehearsal import LIMIT, ROLE, Rehearsal, run, run_command
 from test_rehearsal_clients import Person
 
+pytestmark = pytest.mark.slow
+
 LOOPBACK, BRIDGE = "127.0.0.1", "127.0.0.2"  # the latter's place is taken by an address of the loopback, too
 CREATE = "SageMaker.CreateTrainingJob"
 

@@ -348,6 +348,7 @@ def small_stack() -> Iterator[None]:
     sys.setrecursionlimit(before)
 
 
+@pytest.mark.slow
 def test_folders_deeper_than_pythons_stack(host, small_stack):
     for place in PLACES:
         deep(host / place, 300)

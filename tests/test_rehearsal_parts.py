@@ -775,6 +775,7 @@ def test_what_the_end_leaves(s3, tmp_path, flush):
     assert keys(s3) == (["run/a"] if flush else [])
 
 
+@pytest.mark.slow
 def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
     """Nothing of the file is there, nor of an upload in parts."""
     found = uploader(s3, tmp_path)
@@ -796,6 +797,7 @@ def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
     assert found.notes == [] and not found.seen["b"].uploaded
 
 
+@pytest.mark.slow
 def test_many_small_files(s3, tmp_path):
     found = uploader(s3, tmp_path, markers=True)
     found.start()

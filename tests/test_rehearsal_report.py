@@ -14,7 +14,7 @@ from environments import python_of
 from records import attempt, interrupted, job, many, points
 
 from scripts.rehearsal import charts, goodput, markup, report
-from scripts.rehearsal.record import Record
+from scripts.rehearsal.record import PROVED, Record
 
 HOSTILE = "</script></style><img src=x onerror=alert(1)> & [red]x[/red]"
 
@@ -226,12 +226,21 @@ def test_text_of_jobs_is_escaped(tmp_path: Path):
     record.transitions[0].message = f"message {HOSTILE}"
     record.interruptions[0].why = f"why {HOSTILE}"
     for one in record.attempts:
-        one.instances[0].host = f"host {HOSTILE}"
+        one.instances[0].host, one.proved = f"host {HOSTILE}", f"proved {HOSTILE}"
         one.points = [replace(point, values={f"loss {HOSTILE}": 1.0, f"{HOSTILE}/s": 2.0}) for point in one.points]
     found = page(record, tmp_path)
     assert not all_having(found, "img") + all_having(found, "script")
-    for place in ("name", "failure", "note", "request", "message", "why", "host", "loss"):
+    for place in ("name", "failure", "note", "request", "message", "why", "host", "loss", "proved"):
         assert f"{place} {HOSTILE}" in found.text, place
+
+
+def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
+    """As its log says it (app/proof.py); of a program that says nothing, there is no column."""
+    record, said = interrupted(), "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."
+    assert "went on" not in page(record, tmp_path).text
+    record.attempts[1].proved = PROVED.search(said)[1]
+    text = page(record, tmp_path).text
+    assert "went on" in text and "step 33 is not that of the interrupted run: ..." in text
 
 
 def test_charts_by_name(tmp_path: Path):
@@ -365,6 +374,7 @@ def test_ticks(low: float, high: float, options: dict, expected: list[float]):
 LIVE = (ROOT / "tests/rehearsal_live.py").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", re.findall(r"^def check_(\w+)", LIVE, re.MULTILINE))
 def test_terminal(name: str):
     line = [python_of("rehearsal"), "tests/rehearsal_live.py", name]

@@ -74,6 +74,7 @@ def test_an_interface_that_is_there_or_that_the_user_named_stays():
         assert variables == {"NCCL_SOCKET_IFNAME": variable}
 
 
+@pytest.mark.slow
 def test_a_name_that_never_resolves_is_named():
     # .invalid never resolves (RFC 6761); the first host does.
     with pytest.raises(ValueError, match=r"host algo-2.invalid: its name did not resolve within [123] s \(.*TIMEOUT"):

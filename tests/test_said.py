@@ -10,6 +10,7 @@ from conftest import Job
 from app import train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["app/train_multi_node.py", "app/train_torchrun.py"])
 def test_a_mistake_of_two_ranks_is_not_followed_by_how_they_were_ended(job: Job, program):
     job.write("input/data/training/data_batch_1", "<html>")

@@ -36,6 +36,7 @@ def test_the_rows_are_the_articles():
             assert (part.start, part.stop) == (round(host * total / hosts), round((host + 1) * total / hosts))
 
 
+@pytest.mark.slow
 def test_so_have_weighted_hosts():
     draw = random.Random(2)
     for total, hosts in cases(60):

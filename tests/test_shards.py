@@ -53,6 +53,7 @@ def fit(sizes: list[int], options: dict, epochs: int = 2, ckpt_path: str | None 
     return {"seen": model.seen, "val": model.validated}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "sizes", "options", "steps", "left_out"),
     [
@@ -98,6 +99,7 @@ def fit_and_keep(sizes: list[int]):
     return model.batches, model.gradients
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_one_process_on_the_samples_of_all_nodes(tmp_path: Path):
     """19 and 30 images, on two ranks each: the second batch has 5 + 4 and 5 + 5."""
     ended = ranks.run(fit_and_keep, [21, 32], nodes=[2, 2], folder=tmp_path)
@@ -115,6 +117,7 @@ def test_the_gradient_is_that_of_one_process_on_the_samples_of_all_nodes(tmp_pat
             torch.testing.assert_close(rank.value[1][batch], one, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_mid_epoch_where_it_stopped(tmp_path: Path):
     options = {"batch_size": 5}
     whole = ranks.run(fit, [24, 44], options, 3, nodes=[1, 1], folder=tmp_path)
@@ -184,6 +187,7 @@ ONE_STEP = ["--data.val_split=10", "--trainer.limit_train_batches=1", "--trainer
 FOUR = ["data_batch_1", "data_batch_3"], ["data_batch_2", "data_batch_4", "data_batch_5", "test_batch"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [[1, 1], [2, 2]])
 def test_a_job_with_a_sharded_channel(tmp_path: Path, nodes):
     """The file of the test images is on the second host only."""
@@ -211,6 +215,7 @@ LACKING = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second", "says"), LACKING.values(), ids=LACKING.keys())
 def test_what_a_node_lacks_is_one_line_on_every_rank(tmp_path: Path, first, second, says):
     folders = write_shards(tmp_path, first, second)
@@ -223,6 +228,7 @@ def test_what_a_node_lacks_is_one_line_on_every_rank(tmp_path: Path, first, seco
         assert "Traceback" not in rank.said.partition("error: ")[0]
 
 
+@pytest.mark.slow
 def test_a_damaged_test_file_on_one_of_two_hosts_that_have_it(tmp_path: Path):
     folders = write_shards(tmp_path, [*FOUR[0], "test_batch"], FOUR[1])
     (folders[1] / "cifar-10-batches-py/test_batch").write_bytes(b"nothing")
@@ -232,6 +238,7 @@ def test_a_damaged_test_file_on_one_of_two_hosts_that_have_it(tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [(), ("--data=CIFAR10DataModule",)])
 def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -37,6 +37,7 @@ def test_a_slow_one_says_what_it_does_and_what_follows():
     assert said(code, first=0.1) == "starting: one (0 s so far)\nstarting: two (0 s so far)\n"
 
 
+@pytest.mark.slow
 def test_it_is_said_again():
     code = "starting.begin('one'); time.sleep(1); starting.done(); time.sleep(0.3); print('END', file=sys.stderr)"
     lines = said(code, first=0.05, later=0.05).splitlines()

@@ -24,26 +24,30 @@ FLAGS = [
 class Run:
     """A job in a folder, started as often as it takes."""
 
+    program = PROGRAM
+
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder, self.flags = folder, [*FLAGS, *flags]
         folder.mkdir(parents=True, exist_ok=True)
 
-    def start(self, **variables: str) -> int:
+    def start(self, *more: str, **variables: str) -> int:
         """Run it, and return its exit status."""
         log = self.folder / "log"
         before = len(log.read_text()) if log.exists() else 0
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | variables
         with log.open("a") as output:
-            process = warm.start(["python", PROGRAM, *self.flags], self.folder, environment, output.fileno())
+            process = warm.start(
+                ["python", self.program, *self.flags, *more], self.folder, environment, output.fileno()
+            )
         try:
             return process.wait(LIMIT)
         finally:
             process.kill()
             self.said = log.read_text()[before:]
 
-    def finish(self) -> dict[str, torch.Tensor]:
+    def finish(self, *more: str, **variables: str) -> dict[str, torch.Tensor]:
         """Run it to its end, and return its weights."""
-        assert self.start() == 0, self.said[-3000:]
+        assert self.start(*more, **variables) == 0, self.said[-3000:]
         return torch.load(self.folder / "output/model/model.pt", weights_only=True)
 
 
@@ -59,6 +63,7 @@ def check(folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
     for place in at:
         assert run.start(STOP_AT=place) == 143, run.said[-3000:]
     assert not same(expected, run.finish())
+    assert "\nresumed at step " in run.said and "warning: resumed" not in run.said, run.said
     return run.said
 
 
@@ -69,6 +74,8 @@ CODE = {
     "with workers": [WORKERS],
     "the number of steps is asked for": ["--model=strangers.Estimated", WORKERS],
     "drawn on the way to the device": ["--model=strangers.Augmented", WORKERS],
+    "two optimizers, by hand": ["--model=strangers.Adversarial"],
+    "accumulated gradients": ["--trainer.accumulate_grad_batches=3"],
     "eval mode": ["--model=strangers.EvalMode"],
     "unfrozen": ["--model=strangers.Unfrozen"],
     "a numpy scalar in a schedule": ["--model=strangers.NumpyCosine"],

@@ -31,6 +31,7 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, how):
     assert living(mark) == []
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_listen_is_killed(tmp_path):
     supervisor, mark = Supervisor(), f"deaf-{uuid.uuid4().hex}"
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"

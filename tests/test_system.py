@@ -36,6 +36,7 @@ def lines(said: str) -> list[str]:
     return [LINE.fullmatch(line)[1] for line in found]
 
 
+@pytest.mark.slow
 def test_one_rank_of_every_host_writes(tmp_path: Path):
     ended = ranks.run(fit, 0, "../logs", nodes=[2, 2], folder=tmp_path)
     assert not any(rank.error for rank in ended), ended[0].said
@@ -89,6 +90,7 @@ def test_flags_and_what_the_environment_says(tmp_path: Path, monkeypatch):
     assert (callback.every_n_seconds, callback.host) == (7.0, "algo-2")
 
 
+@pytest.mark.slow
 def test_on_s3(bucket, tmp_path: Path):
     ended = ranks.run(
         fit, 0, bucket.uri("logs"), nodes=[1, 1], folder=tmp_path, variables=lambda node: bucket.variables

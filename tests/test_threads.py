@@ -184,6 +184,7 @@ print(alone, shared, used())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU libgomp does not spin")
 def test_waiting_threads_spin_only_while_nobody_else_wants_the_cpu():
     """Seconds of the processor that waiting took: spinning takes milliseconds each time, sleeping next to nothing."""

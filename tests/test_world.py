@@ -17,6 +17,8 @@ from app.environment import Environment
 from app.resident import ResidentLoader
 from app.world import World
 
+pytestmark = pytest.mark.slow
+
 BATCH = 12  # the global batch
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # float32 sums in another order; without the weights it is 1e-2 and more
 

@@ -102,7 +102,7 @@ def start(
         if reading is not None:
             closed.callback(os.close, output)
         process = SERVER.Process(
-            target=_begin, args=([str(word) for word in argv], str(folder), dict(variables), _Descriptor(output))
+            target=_begin, args=([str(word) for word in argv], str(folder), dict(variables), _Descriptor(output), notes)
         )
         process.start()
     return Started(process, os.fdopen(reading, encoding="utf-8", errors="replace") if reading is not None else None)
@@ -158,8 +158,10 @@ class _Descriptor:
         return duplicate.detach()
 
 
-def _begin(argv: list[str], folder: str, variables: dict[str, str], output: int) -> None:
-    """Become the process that is asked for, in a child of the server."""
+def _begin(argv: list[str], folder: str, variables: dict[str, str], output: int, noted: str) -> None:
+    """Become the process that is asked for, in a child of the server, which another test may have started."""
+    global notes
+    notes = noted
     for number in (1, 2):
         os.dup2(output, number)
     if output > 2:

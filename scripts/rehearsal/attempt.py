@@ -179,6 +179,8 @@ class Attempt:
             for text in container.lines():
                 if resumed := record.RESUMED.search(text):
                     self.kept.resumed = int(resumed[1])
+                if proved := record.PROVED.search(text):
+                    self.kept.proved = proved[1]
                 if point := job.logs.line(host, text):
                     self.kept.points.append(point)
                     job.wishes.messages.put(None)

@@ -13,6 +13,7 @@ ENDED = ("Completed", "Failed", "Stopped")
 
 # A line of progress is one with `step=`; each of its name=value pairs is a point of that name's curve.
 RESUMED = re.compile(r"\bresuming from step (\d{1,15})(?!\d)")
+PROVED = re.compile(r"\bresumed at step \d{1,15}: ([^\n]{1,1000})")
 STEP = re.compile(r"(?:^|\s)step=(\d{1,15})(?!\d)")
 PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/]*)=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|nan|-?inf)(?=[\s/,;]|$)")
 
@@ -54,6 +55,7 @@ class Attempt:
     instances: list[Instance] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     resumed: int | None = None  # the step that its log says it went on from
+    proved: str = ""  # what its log says of how it went on
 
 
 @dataclass
@@ -125,6 +127,7 @@ class Record:
             request=mask.request,
             transitions=[replace(one, message=mask.text(one.message)) for one in self.transitions],
             interruptions=[replace(one, why=mask.text(one.why)) for one in self.interruptions],
+            attempts=[replace(one, proved=mask.text(one.proved)) for one in self.attempts],
             notes=[mask.text(one) for one in self.notes],
             failure=self.failure and mask.text(self.failure),
         )

@@ -126,6 +126,7 @@ def _lines(record: Record, goodput: Goodput, names: Sequence[str], *, over_time:
 def _attempts(record: Record, goodput: Goodput) -> list[Element]:
     """Return the table of attempts."""
     columns = ["attempt", "hosts", "from step", "to step", "kept to", *PHASES, "restored", "exit status"]
+    told = any(attempt.proved for attempt in record.attempts)
     rows = []
     for attempt, row in zip(record.attempts, goodput.rows, strict=True):
         steps = ["–" if step is None else f"{step:,}" for step in (row.first_step, row.last_step, row.kept_step)]
@@ -134,9 +135,19 @@ def _attempts(record: Record, goodput: Goodput) -> list[Element]:
         exits = Counter(_exit(one.exit_status, one.reclaimed) for one in attempt.instances)
         words = ", ".join(f"{words} × {count}" if count > 1 else words for words, count in exits.items())
         megabytes = f"{restored / 1e6:,.1f} MB" if restored else "–"
-        rows.append([str(row.number), str(len(attempt.instances)), *steps, *seconds, megabytes, words])
+        rows.append(
+            [
+                str(row.number),
+                str(len(attempt.instances)),
+                *steps,
+                *seconds,
+                megabytes,
+                words,
+                *([attempt.proved] if told else []),
+            ]
+        )
     caption = "Phases are instance time, summed over hosts: two hosts for 10 s are 20 s."
-    return _table(caption, columns, rows, words=["exit status"])
+    return _table(caption, [*columns, "went on"] if told else columns, rows, words=["exit status", "went on"])
 
 
 def _exit(status: int | None, reclaimed: bool) -> str:

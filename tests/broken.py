@@ -1,0 +1,101 @@
+"""interruptible.py with one mechanism of ours that BREAK names broken, as a mistake in it might: it does nothing.
+
+What makes a resumed run exact is in many places. In each test, it is a run that goes on which has the mistake.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable
+
+import interruptible
+import torch
+from pytorch_lightning.callbacks import StochasticWeightAveraging
+from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
+
+from app import generators, intact, journal, partial, placed, revive
+from app.chance import Chance
+from app.exact import Batches
+from app.held import Held
+from app.placed import Placed
+from app.state import State
+
+begin, next_batch, order, of_rank = Placed.begin, Placed.__next__, Batches._order, partial.of_rank
+
+
+def nothing(*_, **__) -> None:
+    """Do nothing."""
+
+
+def from_the_first(self, fetcher, epoch, done, states=None) -> None:
+    """Have an epoch begin at its first batch."""
+    begin(self, fetcher, epoch, 0, states)
+
+
+def without_states(self, fetcher, epoch, done, states=None) -> None:
+    """Have an epoch begin as if loaders and samplers held nothing."""
+    begin(self, fetcher, epoch, done)
+
+
+def as_it_was(self) -> object:
+    """Return the next batch, with whatever there is to be drawn on its way."""
+    state = torch.get_rng_state()
+    found = next_batch(self)
+    torch.set_rng_state(state)
+    return found
+
+
+def not_skipped(self, done, state) -> None:
+    """Begin without leaving out what was seen."""
+    self._begin(0, 0)
+
+
+def another_order(self, epoch, turn) -> list:
+    """Return the order of another epoch."""
+    return order(self, epoch + 1, turn)
+
+
+def of_modes(self, told, wholly=True) -> None:
+    """Restore all but the modes of modules and what is trained."""
+    model = self.trainer.lightning_module
+    modes, trained = [one.training for one in model.modules()], [one.requires_grad for one in model.parameters()]
+    restore(self, told, wholly)
+    for one, mode in zip(model.modules(), modes, strict=True):
+        one.training = mode
+    for one, gradient in zip(model.parameters(), trained, strict=True):
+        one.requires_grad_(gradient)
+
+
+restore = Held.restore
+MISTAKES: dict[str, Callable[[], None]] = {
+    "the loaders begin at the first batch": lambda: setattr(Placed, "begin", from_the_first),
+    "the order is that of another epoch": lambda: setattr(Batches, "_order", another_order),
+    "generators are not seeded": lambda: setattr(generators, "reseed", nothing),
+    "generators are not restored": lambda: setattr(generators, "restore", nothing),
+    "what is drawn on the way is not seeded": lambda: setattr(Placed, "__next__", as_it_was),
+    "a step is not seeded": lambda: setattr(Chance, "on_train_batch_start", nothing),
+    "what objects hold is not restored": lambda: setattr(State, "restore", nothing),
+    "what samplers hold is not restored": lambda: setattr(Placed, "begin", without_states),
+    "modes are not restored": lambda: setattr(Held, "restore", of_modes),
+    "schedulers are not restored": lambda: setattr(_CheckpointConnector, "restore_lr_schedulers", nothing),
+    "optimizers are not restored": lambda: setattr(_CheckpointConnector, "restore_optimizers", nothing),
+    "weights are not restored": lambda: setattr(_CheckpointConnector, "restore_model", nothing),
+    "buffers and metrics are not restored": lambda: setattr(partial, "restore_rank", nothing),
+    "an average is not restored": lambda: setattr(StochasticWeightAveraging, "_load_average_model_state", nothing),
+    "an average does not go on": lambda: setattr(revive, "go_on_averaging", nothing),
+    "hooks are not run again": lambda: setattr(revive, "make_again", nothing),
+    "what was seen is not skipped": lambda: setattr(placed._Turns, "go_to", not_skipped),
+}
+
+
+def main() -> None:
+    """Train, with the mistake."""
+    journal.SHARE = 1.0  # the tests' steps are short, and are killed after a few
+    with contextlib.suppress(KeyError):
+        MISTAKES[os.environ["BREAK"]]()
+    if os.environ.get("BLIND"):
+        intact.lost = lambda *_: []
+    interruptible.main()
+
+
+if __name__ == "__main__":
+    main()

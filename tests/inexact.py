@@ -1,0 +1,179 @@
+"""Code of users' that no checkpoint can bring back, in as many ways as the drill tells apart; and some that fails."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from pytorch_lightning import Callback, LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+CALLS = 0  # of a function that counts
+
+
+class Points(Dataset):
+    """Points."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int):
+        return torch.tensor([index / 32, 1.0]) + 0.1 * torch.randn(2), torch.tensor([index % 2.0])
+
+
+class Urandom(Points):
+    """Points with noise from the system."""
+
+    def __getitem__(self, index: int):
+        inputs, labels = super().__getitem__(index)
+        return inputs + os.urandom(1)[0] / 2560, labels
+
+
+class Data(LightningDataModule):
+    """A loader for training and one for validation."""
+
+    points = Points
+    collate = None
+
+    def train_dataloader(self):
+        """Return a loader that shuffles."""
+        return DataLoader(self.points(), 4, shuffle=True, collate_fn=self.collate)
+
+    def val_dataloader(self):
+        """Return a loader in order."""
+        return DataLoader(Points(), 8)
+
+
+class FromTheSystem(Data):
+    """Draws from the system."""
+
+    points = Urandom
+
+
+def collate(samples):
+    """Join samples, and count in a variable of the module."""
+    global CALLS
+    CALLS += 1
+    inputs, labels = torch.utils.data.default_collate(samples)
+    return inputs + CALLS / 10, labels
+
+
+class Joined(Data):
+    """Joins samples by a function that counts."""
+
+    collate = staticmethod(collate)
+
+
+class Model(LightningModule):
+    """A regression."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+    def training_step(self, batch, batch_idx):
+        """Return the loss."""
+        loss = nn.functional.mse_loss(self.layers(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        """Log the loss."""
+        self.log("val_loss", nn.functional.mse_loss(self.layers(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        """Return Adam."""
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+
+class Counting(Model):
+    """Counts its steps in a variable of the module."""
+
+    def training_step(self, batch, batch_idx):
+        """Return the loss, which gets smaller as the steps are counted."""
+        global CALLS
+        CALLS += 1
+        return super().training_step(batch, batch_idx) / CALLS
+
+
+class Rate(Model):
+    """Has a rate that counts by itself."""
+
+    def configure_optimizers(self):
+        """Return Adam and a schedule."""
+        optimizer, calls = super().configure_optimizers(), iter(range(1000))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + next(calls)))
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
+class Metric(Model):
+    """Logs a metric of its own, which no step depends on."""
+
+    def on_train_epoch_end(self):
+        """Log how often this process has trained an epoch."""
+        global CALLS
+        CALLS += 1
+        self.log("epochs_seen", float(CALLS))
+
+
+class Rows(Model):
+    """Writes a file of its own."""
+
+    def training_step(self, batch, batch_idx):
+        """Return the loss, and add a row."""
+        loss = super().training_step(batch, batch_idx)
+        with Path("losses.csv").open("a") as file:
+            file.write(f"{self.global_step},{loss.item()}\n")
+        return loss
+
+
+class ReadsItsFile(Model):
+    """Counts its steps in a file."""
+
+    def training_step(self, batch, batch_idx):
+        """Return the loss, which gets smaller as the file gets longer."""
+        with Path("steps").open("a") as file:
+            file.write("x")
+        return super().training_step(batch, batch_idx) / Path("steps").stat().st_size
+
+
+class Failing(Model):
+    """Fails."""
+
+    def training_step(self, batch, batch_idx):
+        """Raise."""
+        raise RuntimeError("the third moon is in the wrong house")
+
+
+class FailsOnResume(Model):
+    """Fails when it goes on."""
+
+    def on_load_checkpoint(self, checkpoint):
+        """Raise."""
+        raise RuntimeError("no such moon")
+
+
+class Hanging(Model):
+    """Does what an event loop in the same process does to signals, and then waits for ever."""
+
+    def on_train_start(self):
+        """Take the signals."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, lambda *_: time.sleep(10_000))
+
+
+class Deaf(Model):
+    """Hears no signals."""
+
+    def on_train_start(self):
+        """Ignore them."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+class Elsewhere(Callback):
+    """Writes to a folder of its own."""
+
+    def __init__(self, dirpath: str) -> None:
+        self.dirpath = dirpath

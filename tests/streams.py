@@ -1,0 +1,535 @@
+"""Loaders and datasets of other kinds than a DataLoader over a map-style dataset, as users of them write them."""
+
+import itertools
+import os
+import random
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import torch
+from pytorch_lightning import Callback, LightningDataModule
+from pytorch_lightning.utilities import CombinedLoader
+from strangers import SAMPLES, Estimated, Model, Points, interrupt
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
+
+
+def sample(index: int, noise: float):
+    """Return an input and a label."""
+    return torch.tensor([index / SAMPLES, 1.0 + noise]), torch.tensor([index % 2.0])
+
+
+def noise() -> float:
+    """Return a number drawn from what belongs to the process."""
+    return float(torch.rand(()) + np.random.rand() + random.random())
+
+
+# Streams --------------------------------------------------------------------------------------------------------------
+
+
+class Buffered(IterableDataset):
+    """A stream that is shuffled in a buffer; each worker has its part."""
+
+    def __init__(self) -> None:
+        self.random, self.level = random.Random(3), 0.0
+
+    def indices(self):
+        """Yield the indices of this worker, in an order that all workers draw alike."""
+        order = list(range(SAMPLES))
+        self.random.shuffle(order)
+        info = get_worker_info()
+        return order[info.id :: info.num_workers] if info else order
+
+    def __iter__(self):
+        buffer = []
+        for index in self.indices():
+            buffer.append(index)
+            if len(buffer) > 8:
+                yield sample(buffer.pop(random.randrange(8)), noise())
+        random.shuffle(buffer)
+        for index in buffer:
+            yield sample(index, self.level + noise())
+
+
+class Sized(Buffered):
+    """One that knows its length."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class Counted(IterableDataset):
+    """A stream that knows its length, and shuffles by its epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self):
+        self.epoch += 1
+        for index in np.random.default_rng(self.epoch).permutation(SAMPLES):
+            yield sample(int(index), noise())
+
+
+class Unseeded(Buffered):
+    """One that shuffles with a generator without a seed."""
+
+    def indices(self):
+        """Return the indices."""
+        return np.random.default_rng().permutation(SAMPLES).tolist()
+
+
+class Resumable(IterableDataset):
+    """A stream that saves where it is, but not what it draws with; each worker has its part."""
+
+    def __init__(self) -> None:
+        self.at, self.epoch, self.generator = 0, 0, np.random.default_rng(2)
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        if not self.at:
+            self.epoch += 1
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()[first::step]
+        for index in order[self.at :]:
+            self.at += 1
+            yield sample(index, noise() + self.generator.random())
+        self.at = 0
+
+    def state_dict(self):
+        """Return where it is."""
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        """Go there."""
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+class Walk:
+    """An iterator that saves where it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == SAMPLES:
+            raise StopIteration
+        self.at += 1
+        return sample(self.at, noise())
+
+    def state_dict(self):
+        """Return where it is."""
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        """Go there."""
+        self.at = state["at"]
+
+
+class Walked(IterableDataset):
+    """A stream whose iterator saves where it is."""
+
+    def __iter__(self):
+        return Walk()
+
+
+class Hidden(IterableDataset):
+    """A stream of a library's kind, which goes on where it was, and can say and be told where that is."""
+
+    def __init__(self) -> None:
+        self.walks = [Walk()]
+
+    def __iter__(self):
+        yield from itertools.islice(self.walks[0], 20)
+        if self.walks[0].at == SAMPLES:
+            self.walks[0].at = 0
+
+    def state_dict(self):
+        """Return where it is."""
+        return self.walks[0].state_dict()
+
+    def load_state_dict(self, state):
+        """Go there."""
+        self.walks[0].load_state_dict(state)
+
+
+class Remembered(Points):
+    """A dataset that has a state, which counts its samples."""
+
+    def state_dict(self):
+        """Return the count."""
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        """Go on counting."""
+        self.seen = state["seen"]
+
+
+# Generators that are made on the way ----------------------------------------------------------------------------------
+
+
+class Lazy(Points):
+    """Points with a generator that the first sample makes."""
+
+    def __init__(self, make) -> None:
+        super().__init__()
+        self.make, self.rng = make, None
+
+    def noise(self) -> float:
+        """Return a number drawn."""
+        if self.rng is None:
+            self.rng = self.make()
+        return self.rng.random()
+
+
+class Late(Points):
+    """Points with a generator that a rare sample makes."""
+
+    def __getitem__(self, index: int):
+        inputs, labels = super().__getitem__(index)
+        if index == 33:
+            if not hasattr(self, "rare"):
+                self.rare = np.random.default_rng(9)
+            inputs = inputs + self.rare.random()
+        return inputs, labels
+
+
+class Local(Points):
+    """Points that draw from a generator made for each of them."""
+
+    def noise(self) -> float:
+        """Return a number drawn."""
+        return np.random.default_rng().random() + random.Random().random() + np.random.RandomState().rand()
+
+
+class LazyCollate:
+    """Joins samples, with noise from a generator that the first batch makes."""
+
+    rng = None
+
+    def __call__(self, samples):
+        if self.rng is None:
+            self.rng = random.Random(4)
+        inputs, labels = torch.utils.data.default_collate(samples)
+        return inputs + self.rng.random(), labels
+
+
+def give_generator(worker: int) -> None:
+    """Give the worker's dataset a generator, as PyTorch's documentation of worker_init_fn does."""
+    info = get_worker_info()
+    info.dataset.generator = np.random.default_rng(info.seed)
+
+
+class Growing(Points):
+    """Points that get harder as they are seen."""
+
+    def noise(self) -> float:
+        """Return a number that counts."""
+        return self.seen / 100
+
+
+class Flagged(Points):
+    """Points with a flag that says that their generator is made."""
+
+    ready = False
+
+    def noise(self) -> float:
+        """Return a number drawn."""
+        if not self.ready:
+            self.rng, self.ready = np.random.default_rng(1), True
+        return self.rng.random()
+
+
+class Ordered(Points):
+    """Points in an order that is long, and shuffled in its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order, self.weights = list(range(70_000)), np.zeros(70_000)
+
+    def __getitem__(self, index: int):
+        inputs, labels = super().__getitem__(self.order[index] % SAMPLES)
+        return inputs + self.weights[index], labels
+
+
+# Loaders --------------------------------------------------------------------------------------------------------------
+
+
+class Unsteady:
+    """A loader of its own that asks the operating system for its order."""
+
+    def __iter__(self):
+        for _ in range(10):
+            yield torch.tensor([[random.SystemRandom().random(), 1.0]] * 4), torch.ones(4, 1)
+
+
+class Steady:
+    """A loader of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(7)
+
+    def __iter__(self):
+        for index in self.rng.permutation(10):
+            yield torch.full((4, 2), index / 10 + noise()) + torch.randn(4, 2), torch.ones(4, 1)
+
+
+class Keeping(Steady):
+    """A loader of its own that saves where it is."""
+
+    def __init__(self) -> None:
+        self.at = self.epoch = 0
+
+    def __iter__(self):
+        if not self.at:
+            self.epoch += 1
+        while self.at < 10:
+            self.at += 1
+            yield torch.full((4, 2), self.at / 10 + self.epoch + noise()), torch.ones(4, 1)
+        self.at = 0
+
+    def state_dict(self):
+        """Return where it is."""
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        """Go there."""
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+DATASETS = {
+    "points": Points, "buffered": Buffered, "sized": Sized, "counted": Counted, "unseeded": Unseeded,
+    "resumable": Resumable, "walked": Walked, "hidden": Hidden, "remembered": Remembered, "late": Late, "local": Local,
+    "growing": Growing, "flagged": Flagged, "ordered": Ordered,
+    "lazy": lambda: Lazy(lambda: np.random.default_rng(3)),
+    "lazy without seed": lambda: Lazy(np.random.default_rng),
+    "lazy random": lambda: Lazy(random.Random),
+}  # fmt: skip
+LOADERS = {"unsteady": Unsteady, "steady": Steady, "keeping": Keeping, "generator": lambda: iter(Steady())}
+
+
+class Data(LightningDataModule):
+    """One loader, or several.
+
+    Args:
+        dataset: Which dataset, or which loader; with + between them, several.
+        mode: How several are combined; "" for a list.
+        workers: Number of data workers.
+        persistent: Whether they stay.
+        stateful: Whether the loader is torchdata's.
+        every: Steps between two snapshots of the state in its workers.
+        init: Whether worker_init_fn makes a generator.
+        collate: Whether samples are joined by a function that makes a generator.
+    """
+
+    def __init__(self, dataset: str = "points", mode: str = "", workers: int = 0, persistent: bool = False,
+                 stateful: bool = False, every: int = 1, init: bool = False,
+                 collate: bool = False) -> None:  # fmt: skip
+        super().__init__()
+        self.names, self.mode = dataset.split("+"), mode
+        self.kind, self.options = DataLoader, {"num_workers": workers, "persistent_workers": persistent}
+        if stateful:
+            self.kind, self.options["snapshot_every_n_steps"] = StatefulDataLoader, every
+        if init:
+            self.options["worker_init_fn"] = give_generator
+        if collate:
+            self.options["collate_fn"] = LazyCollate()
+
+    def one(self, name: str, size: int):
+        """Return a loader."""
+        if name in LOADERS:
+            return LOADERS[name]()
+        dataset = DATASETS[name]()
+        shuffle = {} if isinstance(dataset, IterableDataset) else {"shuffle": True}
+        return self.kind(dataset, size, **shuffle, **self.options)
+
+    def train_dataloader(self):
+        """Return the loaders."""
+        loaders = [self.one(name, 4 + 6 * number) for number, name in enumerate(self.names)]
+        if len(loaders) == 1:
+            return loaders[0]
+        return CombinedLoader(loaders, self.mode) if self.mode else loaders
+
+
+class Streamed(LightningDataModule):
+    """litdata's loader of samples in a folder, which are written there once.
+
+    Args:
+        workers: Number of data workers.
+        folder: Where the samples are.
+    """
+
+    def __init__(self, workers: int = 0, folder: str = "samples") -> None:
+        super().__init__()
+        self.workers, self.folder = workers, Path(folder)
+
+    def prepare_data(self) -> None:
+        """Write the samples."""
+        if not (self.folder / "index.json").exists():
+            from litdata.streaming import Cache
+
+            cache = Cache(str(self.folder), chunk_size=7)
+            for index in range(SAMPLES):
+                cache[index] = index
+            cache.done()
+            cache.merge()
+
+    def train_dataloader(self):
+        """Return the loader."""
+        from litdata import StreamingDataLoader, StreamingDataset
+
+        dataset = StreamingDataset(str(self.folder), shuffle=True, transform=lambda index: sample(index, noise()))
+        return StreamingDataLoader(dataset, batch_size=4, num_workers=self.workers)
+
+
+# Modules and callbacks ------------------------------------------------------------------------------------------------
+
+
+class Both(Model):
+    """Trains on the batches of several loaders."""
+
+    def training_step(self, batch, batch_idx):
+        """Return the loss."""
+        interrupt(f"{self.current_epoch}:{batch_idx}")
+        return sum(self.loss(one) for one in batch if one is not None)
+
+
+class Drawing(Model):
+    """Draws its batches itself, so many for a step."""
+
+    def __init__(self, each: int = 1) -> None:
+        super().__init__()
+        self.each = each
+
+    def training_step(self, dataloader_iter):
+        """Return the loss."""
+        interrupt(f"{self.current_epoch}:{self.trainer.fit_loop.epoch_loop.batch_idx}")
+        return sum(self.loss(next(dataloader_iter)[0]) for _ in range(self.each))
+
+
+class Ahead(Model):
+    """Draws its batches itself, one ahead."""
+
+    batch = None
+
+    def training_step(self, dataloader_iter):
+        """Return the loss."""
+        interrupt(f"{self.current_epoch}:{self.trainer.fit_loop.epoch_loop.batch_idx}")
+        now = self.batch or next(dataloader_iter)[0]
+        try:
+            self.batch = next(dataloader_iter)[0]
+        except StopIteration:
+            self.batch = None
+        return self.loss(now)
+
+
+class Shuffling(Callback):
+    """Shuffles what the dataset holds, and counts in it."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        """Shuffle it."""
+        random.shuffle(trainer.train_dataloader.dataset.order)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        """Count."""
+        trainer.train_dataloader.dataset.weights[batch_idx] += 1
+
+
+class OfModel(LightningDataModule):
+    """Has the model's loaders."""
+
+    def train_dataloader(self):
+        """Return them."""
+        return self.trainer.lightning_module.train_dataloader()
+
+
+class Step:
+    """A step of an agent."""
+
+    def __init__(self, *parts) -> None:
+        self.parts = parts
+
+    def __iter__(self):
+        return iter(self.parts)
+
+
+class Memory:
+    """A replay buffer."""
+
+    def __init__(self, size: int) -> None:
+        self.steps = deque(maxlen=size)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def sample(self, size: int):
+        """Return steps at random."""
+        places = np.random.choice(len(self.steps), size)
+        return [self.steps[place] for place in places]
+
+
+class Replay(IterableDataset):
+    """Steps from a replay buffer, as in Lightning's examples of reinforcement learning.
+
+    Args:
+        memory: The buffer.
+        live: Whether each is drawn when it is asked for, and not all of an epoch at its beginning.
+    """
+
+    def __init__(self, memory: Memory, live: bool) -> None:
+        self.memory, self.live = memory, live
+
+    def __iter__(self):
+        drawn = itertools.repeat(None, SAMPLES) if self.live else self.memory.sample(SAMPLES)
+        for step in drawn:
+            state, reward, _ = step or self.memory.sample(1)[0]
+            yield torch.from_numpy(state), torch.tensor([reward])
+
+
+class Agent(Model):
+    """Learns from a replay buffer that it fills.
+
+    Args:
+        size: Steps that the buffer holds.
+        live: Whether they are drawn from it as it is filled.
+        objects: Whether steps are objects of a class.
+    """
+
+    def __init__(self, size: int = 50, live: bool = False, objects: bool = False) -> None:
+        super().__init__()
+        self.memory, self.live, self.kind = Memory(size), live, Step if objects else lambda *parts: parts
+        for _ in range(size):
+            self.play()
+
+    def play(self) -> None:
+        """Add a step."""
+        self.memory.steps.append(self.kind(np.random.rand(2).astype(np.float32), float(np.random.rand()), False))
+
+    def train_dataloader(self):
+        """Return steps."""
+        return DataLoader(Replay(self.memory, self.live), 4)
+
+    def training_step(self, batch, batch_idx):
+        """Return the loss."""
+        self.play()
+        return super().training_step(batch, batch_idx)
+
+
+class Steps(Callback):
+    """Makes the dataset harder, step by step."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        """Set the dataset's level."""
+        trainer.train_dataloader.dataset.level += 0.1
+
+
+__all__ = ["Both", "Estimated", "Model", "Points", "nn", "Dataset"]

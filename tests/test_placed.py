@@ -1,0 +1,216 @@
+"""Training loaders of every kind, left at any batch and begun again by a new process, give the batches they would have.
+
+A process is played by new loaders, and by Lightning's fetcher, which may be one batch ahead.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import streams
+import torch
+from pytorch_lightning.loops.fetchers import _PrefetchDataFetcher
+from pytorch_lightning.trainer.states import RunningStage
+from pytorch_lightning.utilities import CombinedLoader
+from torch.utils.data import DataLoader, IterableDataset
+
+from app.chance import Chance
+from app.keys import seed_all, unseeded
+
+EPOCHS = 3
+
+
+def begin(make, limit: int = 0) -> tuple[CombinedLoader, _PrefetchDataFetcher]:
+    """Set up the loaders of a process."""
+    torch.manual_seed(5)
+    chance, trainer = Chance(7), SimpleNamespace(global_rank=0, world_size=1)
+    both = made if isinstance(made := make(), CombinedLoader) else CombinedLoader(made, "max_size_cycle")
+    both.flattened = [chance._exact(trainer, one, RunningStage.TRAINING) for one in both.flattened]
+    both.limits = limit or None
+    chance.together(trainer, both, "train")
+    fetcher = _PrefetchDataFetcher()
+    fetcher.setup(both)
+    iter(fetcher)
+    return both, fetcher
+
+
+def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int, int, str]]:
+    """Return (epoch, batch, what it holds) of all epochs, by processes that are stopped before some of the batches."""
+    stops, seen = list(stops), []
+    both, fetcher = begin(make, limit)
+    epoch, done, states = 0, 0, None
+    while epoch < EPOCHS:
+        done = both.begin(fetcher, epoch, done, states, proves)
+        fetcher.fetched += done
+        states, within = None, False
+        while not fetcher.done and not within:
+            try:
+                batch = next(fetcher)[0]
+            except StopIteration:
+                break
+            seen.append((epoch, done, str(batch)))
+            done += 1
+            within = stops[:1] == [(epoch, done)] and not fetcher.done
+        if not within:
+            epoch, done = epoch + 1, 0
+        if stops[:1] == [(epoch, done)]:
+            stops.pop(0)
+            states = both.states(fetcher, within)
+            both.reset()
+            both, fetcher = begin(make, limit)
+    assert not stops
+    return seen
+
+
+def made(dataset: str, mode: str = "", **options):
+    return lambda: streams.Data(dataset, mode, **options).train_dataloader()
+
+
+STATE, TWO = {"stateful": True}, {"workers": 2}
+KINDS = {
+    "a buffer": made("buffered"),
+    "a buffer in workers": made("buffered", **TWO, persistent=True),
+    "a stream that counts": made("counted"),
+    "without seeds, in workers": made("unseeded", **TWO),
+    "a dataset with a state": made("hidden"),
+    "a state": made("resumable", **STATE),
+    "a state in workers": made("resumable", **STATE, **TWO),
+    "a state in workers that stay": made("resumable", **STATE, **TWO, persistent=True),
+    "few snapshots": made("resumable", **STATE, **TWO, every=4),
+    "a state of an iterator": made("walked", **STATE, **TWO),
+    "a stateful loader without a state": made("counted", **STATE),
+    "a stateful loader without a state, in workers": made("buffered", **STATE, **TWO, persistent=True),
+    "a state of a dataset": made("remembered", **STATE, **TWO, persistent=True),
+    "a loader of its own": made("steady"),
+    "a loader of its own with a state": made("keeping"),
+    "a generator": made("generator"),
+    "lazy": made("lazy"),
+    "lazy in workers": made("lazy", **TWO, persistent=True),
+    "late in workers": made("late", **TWO),
+    "local in workers": made("local", **TWO),
+    "lazily joined": made("points", collate=True),
+    "the shortest": made("points+buffered", "min_size"),
+    "the longest": made("counted+points+steady", "max_size", **TWO),
+    "the longest, and others again": made("points+counted+buffered", "max_size_cycle"),
+    "a cycle of states": made("counted+resumable+points", "max_size_cycle", **STATE, **TWO),
+}
+FEW = ["a buffer", "a state in workers that stay", "a stateful loader without a state", "lazy in workers",
+       "a generator", "the longest, and others again"]  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [0, 3])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in FEW else pytest.mark.soak) for kind in KINDS])
+def test_any_batch(kind, limit):
+    alone = train(KINDS[kind], limit=limit)
+    later = (2, 0) if alone[-1][0] == 2 else (1, 0)
+    for stops in ([(0, 2)], [(1, 0)], [(0, 2), (1, 1), later] if later[0] == 2 else [(0, 2), later]):
+        assert train(KINDS[kind], stops, limit) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_litdata(tmp_path, monkeypatch, workers):
+    """Its loader says where it is, and counts its epochs; what samples draw in its workers is no part of that."""
+    monkeypatch.chdir(tmp_path)
+    streams.Streamed().prepare_data()
+    make = lambda: streams.Streamed(workers).train_dataloader()  # noqa: E731
+    for limit in (0, 7):
+        alone = train(make, limit=limit)
+        assert len(alone) == 3 * (limit or 10) and len({batch for _, _, batch in alone}) == len(alone)
+        for stops in ([(0, 3)], [(1, 0)], [(0, 5), (1, 2), (2, 0)]):
+            assert train(make, stops, limit) == alone
+
+
+def test_what_is_not_the_same_when_drawn_again_is_told():
+    class Timed(IterableDataset):
+        ticks = iter(range(1000))
+
+        def __iter__(self):
+            yield from (float(next(self.ticks)) for _ in range(12))
+
+    def why(make) -> str:
+        both, fetcher = begin(make)
+        both.begin(fetcher, 0, 0, proves=True)
+        return both.why
+
+    assert why(lambda: streams.Unsteady()) == "streams.Unsteady draws other batches each time"
+    assert why(lambda: DataLoader(Timed(), 4)).endswith("Timed draws other batches each time")
+    assert why(lambda: [streams.Steady(), streams.Unsteady()]) == "streams.Unsteady draws other batches each time"
+    for same in (streams.Steady, made("buffered"), made("points"), made("resumable", **STATE)):
+        assert why(same) == ""
+
+
+def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():
+    class Thing:
+        pass
+
+    def make():
+        return streams.StatefulDataLoader(streams.Resumable(), 4, collate_fn=lambda samples: Thing())
+
+    both, fetcher = begin(make)
+    both.begin(fetcher, 0, 0)
+    assert both.why.endswith("Thing, which no checkpoint can hold") and both.why.startswith(
+        "a batch holds a test_placed."
+    )
+
+
+def test_states_are_taken_only_when_they_are_asked_for():
+    class Counting(streams.Keeping):
+        asked = 0
+
+        def state_dict(self):
+            Counting.asked += 1
+            return super().state_dict()
+
+    train(Counting)
+    assert Counting.asked == 1  # once, whether a checkpoint can hold it
+    train(Counting, [(0, 2)])
+    assert Counting.asked == 3
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_not_needed():
+    class Odd(streams.Keeping):
+        def state_dict(self):
+            return super().state_dict() | {"odd": self}
+
+    assert train(Odd, [(0, 2), (1, 1)]) == train(Odd)
+
+
+def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
+    import random
+
+    import numpy as np
+
+    from app.generators import without_entropy
+
+    without_entropy(unseeded.bits)
+
+    def made() -> list[float]:
+        seed_all("sample", 1)
+        makers = (np.random.default_rng, random.Random, np.random.RandomState, np.random.default_rng)
+        return [float(make().random()) for make in makers]
+
+    numbers = made()
+    assert numbers == made() and len(set(numbers)) == 4
+    assert random.SystemRandom().random() != random.SystemRandom().random()
+    unseeded.end()
+    assert np.random.default_rng().random() != np.random.default_rng().random()
+
+
+def test_a_dataset_in_a_worker_is_that_of_the_beginning_of_its_epoch():
+    """What a callback changes meanwhile is seen by the workers of the next epoch, also if it is resumed within one."""
+
+    def levels(stop: int) -> list[float]:
+        both, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))
+        both.begin(fetcher, 0, 0)
+        assert both.flattened[0].worker_init_fn is None
+        both.flattened[0].dataset.level = 5.0
+        seen = [next(fetcher)[0] for _ in range(stop)]
+        states = both.states(fetcher, True)
+        both.reset()
+        both, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))
+        both.begin(fetcher, 0, stop, states)
+        assert both.flattened[0].dataset.level == 5.0
+        seen += [next(fetcher)[0] for _ in range(5 - stop)]
+        return str(seen)
+
+    assert levels(1) == levels(4)

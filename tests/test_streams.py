@@ -1,0 +1,125 @@
+"""Loaders that go their own way, and what datasets hold: a stopped run ends with the weights of one left alone."""
+
+import pytest
+from test_strangers import Run, check
+
+pytestmark = pytest.mark.slow
+
+DATA = "--data=streams.Data"
+
+
+def data(dataset: str = "points", *options: str) -> list[str]:
+    return [DATA, f"--data.dataset={dataset}", *(f"--data.{option}" for option in options)]
+
+
+TWO, STAYS, STATE = "workers=2", "persistent=true", "stateful=true"
+RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+AGENT = ["--model=streams.Agent", "--data=streams.OfModel"]
+CASES = {
+    "buffered": data("buffered"),
+    "buffered, workers": data("buffered", TWO),
+    "unseeded": data("unseeded"),
+    "unseeded, workers": data("unseeded", TWO),
+    "counted": data("counted"),
+    "sized, rate": [*data("sized"), "--model=streams.Estimated"],
+    "sized, rate, workers": [*data("sized", TWO), "--model=streams.Estimated"],
+    "stateful stream": data("resumable", STATE),
+    "stateful stream, workers": data("resumable", STATE, TWO),
+    "stateful stream, workers that stay": data("resumable", STATE, TWO, STAYS),
+    "stateful stream, few snapshots": data("resumable", STATE, TWO, "every=4"),
+    "stateful iterator": data("walked", STATE),
+    "stateful iterator, workers": data("walked", STATE, TWO),
+    "stateful loader, buffered": data("buffered", STATE),
+    "stateful loader, buffered, workers": data("buffered", STATE, TWO),
+    "stateful dataset": data("remembered", STATE),
+    "stateful dataset, workers": data("remembered", STATE, TWO),
+    "stateful dataset, workers that stay": data("remembered", STATE, TWO, STAYS),
+    "stateful stream, short epochs": [*data("resumable", STATE, TWO), "--trainer.limit_train_batches=7"],
+    "stateful dataset, short epochs": [*data("remembered", STATE), "--trainer.limit_train_batches=7"],
+    "litdata": ["--data=streams.Streamed"],
+    "litdata, workers": ["--data=streams.Streamed", "--data.workers=2"],
+    "litdata, short epochs": ["--data=streams.Streamed", "--data.workers=2", "--trainer.limit_train_batches=7"],
+    "a loader of its own": data("steady"),
+    "a loader that keeps its state": data("keeping"),
+    "list": [*data("points+counted"), "--model=streams.Both"],
+    "min_size": [*data("points+buffered", "mode=min_size"), "--model=streams.Both", "--trainer.max_epochs=8"],
+    "max_size": [*data("counted+points+steady", "mode=max_size", TWO), "--model=streams.Both"],
+    "max_size_cycle": [*data("points+counted+buffered", "mode=max_size_cycle"), "--model=streams.Both"],
+    "cycle of states": [*data("points+resumable", STATE, TWO), "--model=streams.Both"],
+    "lazy": data("lazy"),
+    "lazy, workers": data("lazy", TWO),
+    "lazy, workers that stay": data("lazy", TWO, STAYS),
+    "lazy without seed": data("lazy without seed"),
+    "lazy without seed, workers": data("lazy without seed", TWO),
+    "lazy random, workers": data("lazy random", TWO),
+    "late": data("late", TWO, STAYS),
+    "local": data("local"),
+    "local, workers": data("local", TWO),
+    "lazy collate": data("points", "collate=true", TWO),
+    "worker_init_fn": data("points", "init=true", TWO),
+    "flagged": data("flagged"),
+    "curriculum by steps": [*data("points", TWO), "--trainer.callbacks=streams.Steps"],
+    "curriculum by steps, workers that stay": [*data("points", TWO, STAYS), "--trainer.callbacks=streams.Steps"],
+    "curriculum of a stream": [*data("buffered", TWO), "--trainer.callbacks=streams.Steps"],
+    "dataloader_iter": ["--model=streams.Drawing", *data()],
+    "dataloader_iter, two a step": ["--model=streams.Drawing", "--model.each=2", *data("points", TWO)],
+    "dataloader_iter, ahead": ["--model=streams.Ahead", *data()],
+    "replay": AGENT,
+    "replay, live": [*AGENT, "--model.live=true"],
+    "replay of 100,000": [*AGENT, "--model.size=100000"],
+    "reloaded": [*data("counted"), "--trainer.reload_dataloaders_every_n_epochs=1"],
+    "a dataset that hides where it is": data("hidden"),
+    "a dataset that hides where it is, workers": data("hidden", TWO),
+    "buffered, ranks": [*data("buffered", TWO), *RANKS],
+    "stateful stream, ranks": [*data("resumable", STATE, TWO), *RANKS],
+    "litdata, ranks": ["--data=streams.Streamed", "--data.workers=2", *RANKS],
+    "a long list": [*data("ordered"), "--trainer.callbacks=streams.Shuffling"],
+    "generator, short epochs": [*data("generator"), "--trainer.limit_train_batches=4"],
+}
+FEW = ["buffered, workers", "stateful stream, workers", "litdata, workers", "cycle of states", "lazy, workers",
+       "curriculum by steps, workers that stay", "dataloader_iter, two a step", "replay, live"]  # fmt: skip
+
+
+LAST = {"unseeded, workers": 19, "max_size": 19, "dataloader_iter, two a step": 4, "litdata, ranks": 4,
+        "generator, short epochs": 3, "a dataset that hides where it is": 4}  # fmt: skip
+"""The last batches of epochs, where it is not the tenth; short epochs have 7."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in FEW else pytest.mark.soak) for case in CASES])
+def test_exact(tmp_path, case):
+    last = LAST.get(case, 6 if "short epochs" in case else 9)
+    check(tmp_path, *CASES[case], at=("2:2", "5:1") if case == "min_size" else ("0:3", f"1:{last}", "2:1"))
+
+
+def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path):
+    run = Run(tmp_path, *data("unsteady"), "--resume.every_n_steps=1")
+    assert run.start(STOP_AT="1:3") == 143
+    said = "streams.Unsteady draws other batches each time"
+    assert run.said.count(f"{said}: checkpoints are saved at epochs' ends only, and a stop goes back there\n") == 1
+    assert f"step-000000010.ckpt is whole; {said}, so that it goes back to an epoch's end" in run.said
+    assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
+    run.finish()
+    assert "resuming from step 10:" in run.said
+
+
+def test_what_workers_change_is_said(tmp_path):
+    run = Run(tmp_path, *data("growing", TWO), "--trainer.max_epochs=2")
+    run.finish()
+    assert run.said.count("Growing.seen changes in the data workers, where no checkpoint sees it") == 1
+    run = Run(tmp_path / "without", *data("points", TWO), "--data.dataset=buffered", "--trainer.max_epochs=2")
+    run.finish()
+    assert "changes in the data workers" not in run.said
+
+
+def test_what_no_checkpoint_can_hold_is_said(tmp_path):
+    run = Run(tmp_path, *AGENT, "--model.objects=true", "--trainer.max_epochs=2")
+    run.finish()
+    assert run.said.count("streams.Memory.steps holds a streams.Step, which no checkpoint can hold") == 1
+
+
+def test_another_number_of_workers_cannot_go_on_with_their_state(tmp_path):
+    run = Run(tmp_path, *data("resumable", STATE, TWO))
+    assert run.start(STOP_AT="1:3") == 143
+    run.flags.append("--data.workers=1")
+    assert run.start() == 1
+    assert "error: --data: streams.Resumable saved its state with 2 data workers, now there are 1; go on" in run.said

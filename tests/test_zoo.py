@@ -1,0 +1,81 @@
+"""User code of many kinds, interrupted at random moments: a handful here, all of it in the soak (docs/zoo.md)."""
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+from containers import ROOT
+from zoo import report, rounds
+from zoo.__main__ import RIGHT, launchers
+from zoo.table import CONFIGURATIONS
+
+SEED = int(os.environ.get("ZOO_SEED", 1))
+
+QUICK = {
+    "padded sequences": "process",  # an LSTM keeps its weights in a list, too
+    "gradients accumulated by hand": "process",
+    "a teacher made in on_fit_start": "process",
+    "rate and weights set in on_train_start": "process",
+    "configure_callbacks, LambdaCallback, RichProgressBar": "process",
+    "ModelPruning": "process",
+    "LoRA: strict_loading=False": "lightning-2",
+    "an iterator of the module's own": "process",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "launcher"), QUICK.items())
+def test_a_few(tmp_path, name, launcher):
+    """Stopped within the second epoch, and killed in the epoch's rest, after a checkpoint."""
+    reference = rounds.left_alone(tmp_path / "alone", CONFIGURATIONS[name], launcher)
+    moments = [
+        rounds.Interruption("SIGTERM", "self", f"hook 0 {int(reference.hooks * 0.55)} 0"),
+        rounds.Interruption("SIGKILL", "all", f"hook 0 {int(reference.hooks * 0.2)} 0"),
+    ]
+    done = rounds.interrupted(tmp_path / "run", reference, rounds.Round(name, launcher, 0, every=3), moments)
+    assert [one.status for one in done.interruptions] == [143, -9], done
+    assert done.outcome == ("said" if "iterator" in name else "identical"), done
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("name", "launcher"), [(name, way) for name, one in CONFIGURATIONS.items() for way in launchers(one)]
+)
+def test_all(tmp_path, name, launcher):
+    reference = rounds.left_alone(tmp_path / "alone", CONFIGURATIONS[name], launcher)
+    round = rounds.Round(name, launcher, SEED)
+    done = rounds.interrupted(tmp_path / "run", reference, round, rounds.draws(round, reference, 3))
+    assert done.outcome in RIGHT, done
+
+
+@pytest.mark.slow
+def test_other_weights_are_found(tmp_path):
+    """The zoo itself: a job that is compared with one of another configuration is wrong, in all that differs."""
+    reference = rounds.left_alone(tmp_path / "alone", CONFIGURATIONS["Noam"], "process")
+    done = rounds.interrupted(tmp_path / "run", reference, rounds.Round("the control", "process", SEED), [])
+    assert done.outcome == "wrong"
+    assert [part.partition(":")[0] for part in done.detail.split("; ")][:1] == ["weights"]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page(tmp_path):
+    """They do a round, not the same one again, and make the table."""
+    results, page = tmp_path / "zoo.jsonl", tmp_path / "page.md"
+    (commands,) = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs/zoo.md").read_text(), re.MULTILINE | re.DOTALL)
+    doing, reporting = commands.replace("output/zoo.jsonl", str(results)).splitlines()
+    for rounds_done in (1, 2):
+        line = doing.replace("--rounds=1", f"--rounds={rounds_done} --launcher=process --interruptions=1 --jobs=1")
+        done = subprocess.run(["bash", "-c", line], cwd=ROOT, text=True, stdout=subprocess.PIPE, timeout=300)
+        assert done.returncode == 0, done.stdout
+        assert done.stdout.count("identical the control [") == 1, done.stdout
+    found = [json.loads(row) for row in results.read_text().splitlines()]
+    assert [row["seed"] for row in found if row["configuration"] == "the control"] == [1, 2]
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    line = f'{reporting.removesuffix(chr(34))} --write={page}"'
+    subprocess.run(["bash", "-c", line], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    text = page.read_text()
+    assert "| the control | process | 2 | " in text and "old" not in text
+    assert text.startswith("before\n") and text.endswith("after\n")

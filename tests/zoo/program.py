@@ -1,0 +1,99 @@
+"""What a job of the zoo runs: the application's program, in a process that may interrupt itself.
+
+    python program.py FLAGS              as app/train.py; with --trainer.devices=N, Lightning starts N ranks
+    python program.py torchrun FLAGS     as app/train_torchrun.py
+    python program.py script FILE ...    a program of the user's own
+
+ZOO_AT is `RANK HOOK DELAY SIGNAL WHOM`: when Lightning calls its HOOK-th hook in this rank, and DELAY seconds later,
+SIGNAL is sent to WHOM: "self", "root" (the process that was started) or "all". So moments are spread over training,
+validation and saving, and not over the start, which takes longer than these small runs; ZOO_COUNT is a file for the
+number of hooks at the end, ZOO_SENT one that says that the signal was sent.
+"""
+
+import contextlib
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+hooks = 0
+
+
+def main() -> None:
+    """Be the program that the command line names."""
+    os.environ.setdefault("ZOO_ROOT", str(os.getpid()))
+    mode, rest = (sys.argv[1], sys.argv[2:]) if sys.argv[1] in ("torchrun", "script") else ("train", sys.argv[1:])
+    if mode == "torchrun":
+        from app import train_torchrun
+
+        inner = train_torchrun.command
+        train_torchrun.command = lambda environment, args, gpus, program, *more: inner(
+            environment, args, gpus, Path(__file__).resolve(), *more
+        )
+        train_torchrun.main(rest)
+        return
+    count_hooks()
+    if mode == "script":
+        sys.argv = rest
+        runpy.run_path(rest[0], run_name="__main__")
+        return
+    from app import train_multi_node
+
+    train_multi_node.main()
+
+
+def count_hooks() -> None:
+    """Count the hooks that Lightning calls, and interrupt at the one that is asked for."""
+    from pytorch_lightning.trainer import call
+
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    at = os.environ.get("ZOO_AT", "").split()
+    mine = bool(at) and int(at[0]) == rank
+    last = int(at[1]) if mine else 0
+    process = os.getpid()
+
+    def counted(function):
+        def called(*args, **kwargs):
+            global hooks
+            hooks += 1
+            if hooks == last and os.getpid() == process:
+                threading.Thread(target=interrupt, args=(float(at[2]), int(at[3]), at[4]), daemon=True).start()
+            return function(*args, **kwargs)
+
+        return called
+
+    call._call_callback_hooks = counted(call._call_callback_hooks)
+    call._call_lightning_module_hook = counted(call._call_lightning_module_hook)
+    if (file := os.environ.get("ZOO_COUNT")) and rank == 0:
+        import atexit
+
+        atexit.register(lambda: os.getpid() == process and Path(file).write_text(str(hooks)))
+
+
+def interrupt(delay: float, number: int, whom: str) -> None:
+    """Send a signal; SIGKILL to all is as the host's end: none of them does anything any more."""
+    time.sleep(delay)
+    root = psutil.Process(int(os.environ["ZOO_ROOT"]))
+    Path(os.environ["ZOO_SENT"]).write_text(f"{hooks} {time.time()}")
+    if whom == "self":
+        os.kill(os.getpid(), number)
+        return
+    chosen = [root, *(root.children(recursive=True) if whom == "all" else [])]
+    if number == signal.SIGKILL:
+        for process in chosen:
+            if process.pid != os.getpid():
+                with contextlib.suppress(psutil.Error):
+                    process.suspend()
+    # By another process: data workers heed a SIGTERM of their parent's.
+    subprocess.run(["kill", f"-{number}", *(str(process.pid) for process in chosen)], stderr=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The table of the documentation, from the lines of JSON that rounds have left."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zoo.table import CONFIGURATIONS
+
+BEGIN, END = "<!-- begin: python -m tests.zoo report -->", "<!-- end -->"
+OUTCOMES = ("identical", "said", "wrong", "lost", "hung", "crashed")
+
+
+def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return totals and a table of configurations below each subject."""
+    rows = list(rows)
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_name.setdefault(row["configuration"], []).append(row)
+    lines = [totals(rows), ""]
+    subject = ""
+    for configuration in CONFIGURATIONS.values():
+        if configuration.name not in by_name:
+            continue
+        if configuration.subject != subject:
+            subject = configuration.subject
+            lines += ["", f"**{subject}**", "", "| configuration | launched as | rounds | interruptions | outcome |"]
+            lines += ["| --- | --- | --- | --- | --- |"]
+        lines.append(line(configuration.name, by_name[configuration.name]))
+    return "\n".join(lines)
+
+
+def line(name: str, rows: list[Mapping[str, Any]]) -> str:
+    """Return the row of a configuration."""
+    counts = Counter(row["outcome"] for row in rows)
+    if set(counts) == {"identical"}:
+        outcome = "identical"
+    else:
+        outcome = ", ".join(f"{counts[one]} {one}" for one in OUTCOMES if counts[one])
+        said = sorted({row["detail"].strip() for row in rows if row["outcome"] == "said"})
+        outcome += "".join(f": `{one}`" for one in said)
+    launched = ", ".join(sorted({row["launcher"] for row in rows}))
+    return f"| {name} | {launched} | {len(rows)} | {sum(len(row['interruptions']) for row in rows)} | {outcome} |"
+
+
+def totals(rows: list[Mapping[str, Any]]) -> str:
+    """Return what all rounds came to, in a sentence."""
+    signals = Counter(one["signal"] for row in rows for one in row["interruptions"])
+    counts = Counter(row["outcome"] for row in rows)
+    several = sum(len(row["interruptions"]) for row in rows if row["launcher"] != "process")
+    commits = ", ".join(sorted({row["commit"] for row in rows}))
+    return (
+        f"{len({row['configuration'] for row in rows})} configurations, {len(rows)} jobs, {sum(signals.values())} "
+        f"interruptions ({signals['SIGTERM']} stops, {signals['SIGKILL']} kills; {several} of jobs of two or three "
+        f"ranks), on {commits}: {', '.join(f'{counts[one]} {one}' for one in OUTCOMES)}."
+    )
+
+
+def write(page: Path, text: str) -> None:
+    """Put the table into a page, between its marks."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
