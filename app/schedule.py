@@ -50,6 +50,11 @@ def configured(trainer: Trainer, optimizer: Optimizer, scheduler: LambdaLR | One
                 "--lr_scheduler=Triangle: the run has no end; allowed is one with --trainer.max_epochs or max_steps"
             )
         scheduler.steps = int(steps)
+    if isinstance(scheduler, OneCycleLR) and scheduler.total_steps < trainer.estimated_stepping_batches < float("inf"):
+        raise ValueError(
+            f"--lr_scheduler: OneCycleLR has {scheduler.total_steps} steps, and the run "
+            f"{trainer.estimated_stepping_batches}; allowed is --lr_scheduler.total_steps of as many or more"
+        )
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

@@ -73,6 +73,14 @@ def test_it_is_stepped_after_each_batch(tmp_path):
     assert found == pytest.approx([0, 1, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
 
 
+def test_a_cycle_that_is_shorter_than_the_run_is_refused_at_its_start(tmp_path):
+    flags = ["--lr_scheduler=OneCycleLR", "--lr_scheduler.max_lr=2", "--lr_scheduler.total_steps=9"]
+    with pytest.raises(
+        ValueError, match=r"^--lr_scheduler: OneCycleLR has 9 steps, and the run 10; allowed is .* more$"
+    ):
+        rates(tmp_path, *flags)
+
+
 def test_so_is_torchs_one_cycle(tmp_path):
     found = rates(tmp_path, "--lr_scheduler=OneCycleLR", "--lr_scheduler.max_lr=2", "--lr_scheduler.total_steps=10")
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
