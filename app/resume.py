@@ -254,7 +254,7 @@ class Resume(Callback):
         self.agreement.agree(asked, due, self.divergence.found(), now, self.proof.doubt)
         if self.agreement.diverged:
             self.divergence.check(self.trainer)
-        if self.proof.untold and self.agreement.doubt != UNSURE:
+        if self.proof.untold and self.proof.trained and self.agreement.doubt != UNSURE:
             self.proof.tell()
         return bool(self.agreement.asked)
 

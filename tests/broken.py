@@ -26,14 +26,15 @@ def nothing(*_, **__) -> None:
     """Do nothing."""
 
 
-def from_the_first(self, fetcher, epoch, done, states=None) -> None:
+def from_the_first(self, fetcher, epoch, done, states=None, proves=False) -> int:
     """Have an epoch begin at its first batch."""
     begin(self, fetcher, epoch, 0, states)
+    return done
 
 
-def without_states(self, fetcher, epoch, done, states=None) -> None:
+def without_states(self, fetcher, epoch, done, states=None, proves=False) -> int:
     """Have an epoch begin as if loaders and samplers held nothing."""
-    begin(self, fetcher, epoch, done)
+    return begin(self, fetcher, epoch, done)
 
 
 def as_it_was(self) -> object:
