@@ -114,7 +114,7 @@ def result(job: Job) -> dict[str, dict]:
     return {
         "weights": {name: digest(value) for name, value in state.items()},
         "metrics": compared(about.pop("metrics"), configuration),
-        "model.json": {key: json.dumps(about[key]) for key in about if key not in ("versions", "revision", "resume")},
+        "model.json": {key: json.dumps(about[key]) for key in about if key not in ("versions", "revision", "resumes")},
         "curves": compared(curves(folder), configuration),
         "tables": compared(tables(own), configuration),
         "files": {str(path.relative_to(folder)): "" for path in own if "tfevents" not in path.name},
@@ -195,8 +195,8 @@ def natural(name: str) -> tuple:
 
 # Lines by which a run says plainly that it is not exact, or not supported.
 NOT_EXACT = re.compile(
-    r"^.*(this run is trained and saved as Lightning does|not exact|cannot be resumed|not supported|differs? from the "
-    r"interrupted run|goes back to|begins anew|is not the one).*$",
+    r"^.*(not that of the interrupted run|no checkpoint can hold|no checkpoint sees|not what it would have been|"
+    r"not exact|cannot be resumed|not supported|as Lightning does; interrupted, it begins anew).*$",
     re.MULTILINE,
 )
 
