@@ -91,9 +91,10 @@ def run(given: argparse.Namespace) -> int:
 
     chosen = [c for c in CONFIGURATIONS.values() if re.search(given.only, c.name) and given.subject in c.subject]
     work = []
-    for one in chosen:
-        ways = [way for way in launchers(one) if re.search(given.launcher, way)]
-        work += [(one, way, seeds) for way, seeds in planned(ways, one, given.rounds, given.seed, done).items()]
+    for configuration in chosen:
+        ways = [way for way in launchers(configuration) if re.search(given.launcher, way)]
+        found = planned(ways, configuration, given.rounds, given.seed, done)
+        work += [(configuration, way, seeds) for way, seeds in found.items()]
     with ThreadPoolExecutor(given.jobs) as pool:
         for _ in pool.map(one, work):
             pass
