@@ -19,6 +19,9 @@ def roots(trainer: Trainer) -> dict[str, Any]:
     """Return the objects of the user's in which there may be state, by name."""
     found: dict[str, Any] = {"model": trainer.lightning_module, "datamodule": trainer.datamodule}
     found |= {f"callbacks.{k} {type(one).__name__}": one for k, one in enumerate(trainer.callbacks)}
+    # Of a library's optimizers, state_dict() has all; not the plain attributes of a class of the user's.
+    own = [(k, one) for k, one in enumerate(trainer.optimizers) if not graph.library(type(one))]
+    found |= {f"optimizers.{k}": one for k, one in own}
     for kind, loop in (("train", trainer.fit_loop), ("val", trainer.fit_loop.epoch_loop.val_loop)):
         loaders = () if loop._combined_loader is None else loop._combined_loader.flattened
         for number, loader in enumerate(loaders):

@@ -155,6 +155,10 @@ class Restart:
         partial.restore_gradients(self.trainer, self.meta["ranks"])
         held.restore(self._known["held"], wholly)
 
+    def add_groups(self) -> None:
+        """Add the optimizers' groups of parameters that a hook had added; Lightning restores their state next."""
+        revive.add_groups(self.trainer, self.meta.get("groups", []))
+
     def _undo_hooks(self) -> None:
         """Give back what a hook that begins training has set, as it did in the run that this one goes on with."""
         # Lightning's WeightAveraging saves its average in the model's place, and the model beside it.

@@ -134,6 +134,11 @@ class Resume(Callback):
         """Whether this is the training, and not a search before it, which has callbacks of its own."""
         return any(callback is self for callback in self.trainer.callbacks)
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Have the optimizers ready for the state that Lightning gives them next."""
+        if self.exact:
+            self.restart.add_groups()
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on, a signal is a wish."""
         self.saved_at, self.saved_step = time.monotonic(), trainer.global_step

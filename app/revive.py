@@ -155,6 +155,26 @@ def make_again(trainer: Trainer, lacking: list[tuple[str, str]]) -> None:
                 owner.on_train_epoch_start()
 
 
+def groups(trainer: Trainer) -> list[list[list[str]]]:
+    """Return, for each optimizer with several groups of parameters, the names of each group's parameters."""
+    names = {id(parameter): name for name, parameter in trainer.lightning_module.named_parameters()}
+    return [
+        [[names.get(id(one), "") for one in group["params"]] for group in optimizer.param_groups]
+        if len(optimizer.param_groups) > 1
+        else []
+        for optimizer in trainer.optimizers
+    ]
+
+
+def add_groups(trainer: Trainer, saved: list[list[list[str]]]) -> None:
+    """Add the groups of parameters that a hook had added to an optimizer, so that their state can be loaded."""
+    parameters = dict(trainer.lightning_module.named_parameters())
+    for optimizer, known in zip(trainer.optimizers, saved, strict=False):
+        for group in known[len(optimizer.param_groups) :]:
+            if parameters.keys() >= set(group):
+                optimizer.add_param_group({"params": [parameters[name] for name in group]})
+
+
 def go_on_averaging(trainer: Trainer, groups: list[list[dict]], kind: str) -> bool:
     """Have StochasticWeightAveraging go on; it makes its schedule in a hook that a run within an epoch has behind it.
 

@@ -61,7 +61,7 @@ class Snapshot:
             "run": self.run, "loggers": loggers,
             "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
             "made": trainer.fit_loop._last_train_dl_reload_epoch, "searched": revive.searched(trainer),
-            "tickets": revive.tickets(trainer),
+            "tickets": revive.tickets(trainer), "groups": revive.groups(trainer),
         }  # fmt: skip
         if kind == "epoch":
             loops.end_as_lightning_does(state["loops"]["fit_loop"])

@@ -360,6 +360,42 @@ class Adversarial(Model):
         return optimizers, [torch.optim.lr_scheduler.StepLR(one, 3) for one in optimizers]
 
 
+class SlowlyFollowing(torch.optim.SGD):
+    """Copies the weights slowly; its counter is a plain attribute."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.05, momentum=0.9)
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = super().step(closure)
+        self.steps += 1
+        for parameter in (one for group in self.param_groups for one in group["params"]):
+            slow = self.state[parameter].setdefault("slow", parameter.clone())
+            if self.steps % 4 == 0:
+                parameter.copy_(slow.lerp_(parameter, 0.5))
+        return loss
+
+
+class Following(Model):
+    """Trains with an optimizer of its own."""
+
+    def configure_optimizers(self):
+        return SlowlyFollowing(self.parameters())
+
+
+class Grouping(Model):
+    """Trains its head from the second epoch on only."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.body.parameters(), lr=0.05, momentum=0.9)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.optimizers().optimizer.add_param_group({"params": list(self.head.parameters()), "lr": 0.01})
+
+
 class EvalMode(Model):
     """Has a frozen part from an epoch's start on."""
 

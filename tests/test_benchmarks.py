@@ -80,6 +80,7 @@ def test_accuracy_after_the_same_time_is_compared_with_the_original(cifar):
     assert 0 <= ours <= 1 and 0 <= theirs <= 1 and images >= 32
 
 
+@pytest.mark.soak  # as the zoo's rounds are, of which `make test` has some
 def test_an_interrupted_job_is_compared():
     line = [sys.executable, "-m", "benchmarks.interruptions", "soak", "process", "--rounds=1", "--seed=1"]
     done = warm.run(line, ROOT)

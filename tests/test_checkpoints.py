@@ -5,7 +5,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from containers import ROOT
 
 from app import checkpoints
@@ -268,8 +268,8 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
     draw, step = random.Random(2), 1
     for _ in range(4):
         command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), str(step)]
-        process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
-        process.stdout.readline()
+        process = warm.start(command, tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
+        assert process.stdout.readline() == "writing\n"
         time.sleep(draw.uniform(0.0, 0.3))
         process.kill()
         process.communicate()

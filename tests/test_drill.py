@@ -125,7 +125,7 @@ def test_a_program_that_does_not_train_with_us(desk: Desk):
 
 
 SIGNALS = {
-    "hangs": ("Hanging", "stop-in-epoch", "HUNG: 30 s after SIGTERM it had not ended"),
+    "hangs": ("Hanging", "stop-in-epoch", "HUNG: 15 s after SIGTERM it had not ended"),
     "goes on": ("Deaf", "stop-in-validation", "NOT STOPPED: in spite of SIGTERM it went on to its end"),
     "fails on resume": ("FailsOnResume", "kill-in-validation", "FAILS when it is started again, with exit status 1"),
 }
@@ -133,7 +133,7 @@ SIGNALS = {
 
 @pytest.mark.parametrize(("model", "only", "verdict"), SIGNALS.values(), ids=SIGNALS)
 def test_what_does_not_come_back_is_said(desk: Desk, model, only, verdict):
-    done = desk.train(model, "Data", f"--only={only}", "--timeout=30")
+    done = desk.train(model, "Data", f"--only={only}", "--timeout=15")
     assert done.returncode == 1 and verdict in done.stdout, done.stdout
     assert done.stdout.endswith(f"NOT identical: {only}\n")
 
