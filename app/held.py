@@ -14,6 +14,8 @@ from app.drawing import has_state
 from app.plain import NotPlain, decoded, encoded
 from app.state import State
 
+CHANGED = object()  # in place of a setting as it was at the beginning, of a run that goes on with another one
+
 
 def roots(trainer: Trainer) -> dict[str, Any]:
     """Return the objects of the user's in which there may be state, by name."""
@@ -72,6 +74,20 @@ class Held:
             "loaders": loop._combined_loader.states(loop._data_fetcher, within=self.within) if loaders else None,
         }
 
+    def before_data(self) -> dict[str, Any]:
+        """Return what the data that is made next may depend on, encoded."""
+        return {
+            "plain": self.state.changed(),
+            "generators": {path: encoded(generators.state_of(one)) for path, one in self._generators().items()},
+        }
+
+    def restore_before_data(self, told: Mapping[str, Any]) -> None:
+        """Give it back."""
+        self.state.restore(told["plain"])
+        for path, one in self._generators().items():
+            if path in told["generators"]:
+                generators.restore(one, decoded(told["generators"][path]))
+
     def _say_what_is_lost(self) -> None:
         """Say, once, what lists and the like hold that has changed and no checkpoint can hold."""
         lost = {key: why for key, why in self.state.unsaved.items() if key not in self.said}
@@ -110,7 +126,7 @@ class Held:
                 one.load_state_dict(decoded(told["stateful"][path]))
         for name, value in told["settings"].items():
             setattr(self.trainer, name, value)
-            self.settings.setdefault(name, None)
+            self.settings[name] = CHANGED
         idle, frozen = set(told["eval"]), set(told["frozen"])
         for name, module in model.named_modules():
             module.training = name not in idle

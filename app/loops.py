@@ -59,10 +59,12 @@ class FitLoop(_Loaders, _FitLoop):
 
     def setup_data(self) -> None:
         """Have the training data made, in a run that goes on as of the epoch that it was made in."""
-        before = self._combined_loader
-        with self.restart.as_of_the_data(self):
+        before, snapshot = self._combined_loader, self.resume.snapshot
+        held = snapshot.held.before_data() if before is not None and self.resume.trains else None
+        with self.restart.as_of_the_data(self, snapshot):
             super().setup_data()
         if before not in (None, self._combined_loader):
+            snapshot.before_data = held
             self.restart.taken = True  # what was saved was said by loaders that are no more
 
     def run(self) -> None:
@@ -87,6 +89,7 @@ class FitLoop(_Loaders, _FitLoop):
         self.resume.snapshot.held.mark()
         self.restart.make_again(self.resume.snapshot.held)
         self.restart.restore(self.resume.snapshot.held)  # what hooks have begun anew goes on
+        self.restart.give_back_to_loaders(self)
         self.resume.proof.look_at(self.restart.lost(self.resume.snapshot.held))
         self.restart.go_on_logging()
         if super().done:  # what is left is the end of an epoch

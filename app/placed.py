@@ -76,6 +76,11 @@ class Placed(CombinedLoader):
             for number, loader in enumerate(self.flattened)
         ]
 
+    def give_back(self, states: Mapping[str, Any]) -> None:
+        """Give back what was there at an epoch's end, before the hooks that begin the next one change it."""
+        for turns, told in zip(self.turns, states["loaders"], strict=False):
+            turns.give_back(told)
+
     def begin(
         self, fetcher: Any, epoch: int, done: int, states: Mapping[str, Any] | None = None, proves: bool = False
     ) -> int:
@@ -221,18 +226,26 @@ class _Turns:
         self._begin(self.turn + 1, 0)
         return self.iterator
 
+    def give_back(self, told: Mapping[str, Any], data: str = "now") -> None:
+        """Give back the order's state, and the data's, as it was at the end (`now`) or when an iteration began."""
+        self._has_no_state(self.stateful and told["own"] is None)
+        self.order.restore(self.order.all(self.first[0]) | told["order"], touch=False)
+        if self.again or getattr(self.loader, "num_workers", 0):
+            self.data.restore(self.data.all(self.first[1]) | told[data], touch=False)
+        self._set_source(told["source"])
+
     def prepare(self, epoch: int, told: Mapping[str, Any] | None, proves: bool) -> None:
         """Have an epoch begin, or go on from what was `told`: give back what was there when it began."""
         self.epoch, self.turn, self.drawn, self.told, self.proves = epoch, -1, 0, told, proves
         if told:
             self.begun = told["begun"]
-            self._has_no_state(self.stateful and told["own"] is None)
-            self.order.restore(self.order.all(self.first[0]) | told["order"], touch=False)
+        if told and told["within"]:
+            self.give_back(told, "data")
             if self.again or getattr(self.loader, "num_workers", 0):
-                if told["within"] or not self.again:
-                    self.now = self.data.all(self.first[1]) | told["now"]
-                self.data.restore(self.data.all(self.first[1]) | told["data"], touch=False)
-            self._set_source(told["source"])
+                self.now = self.data.all(self.first[1]) | told["now"]
+        elif told and not self.again and keeps_workers(self.loader):  # they have copies of what was there once
+            self.now = self.data.all()
+            self.data.restore(self.data.all(self.first[1]) | told["data"], touch=False)
         self.before, self.source, self.earlier = self.order.kept(), self._source(), self.begun
         if self.again or not self._workers_stay:
             self.kept = self.data.kept()

@@ -13,6 +13,7 @@ from app.chance import Chance
 from app.exact import divided, position
 from app.folder import Folder, choose
 from app.held import Held
+from app.keys import seed_all
 from app.plain import plain, restored
 
 
@@ -39,6 +40,7 @@ class Restart:
         self.saved: dict[str, int] = {}  # digests of what is in it
         self.loaded: dict[str, Any] | None = None  # the checkpoint, until training goes on
         self.later: dict[str, Any] = {}  # weights of parts of the model that a hook makes
+        self.limits = revive.limits(trainer)  # as the flags have them
         self.taken, self.averaging = False, None  # whether the loaders' states were taken, and an average goes on
 
     def load(self, host: str, flags: Mapping[str, object]) -> bool:
@@ -74,6 +76,7 @@ class Restart:
         revive.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
         self.loaded = checkpoint
         revive.settle_searches(self.trainer, self.meta["searched"])
+        revive.set_limits(self.trainer, self.limits, *self.meta.get("limits", (None, {})))
         self.groups = [[{name: value for name, value in group.items() if name != "params"} for group in
                         state["param_groups"]] for state in checkpoint["optimizer_states"]]  # fmt: skip
         self.within = self.kind != "epoch"
@@ -109,12 +112,26 @@ class Restart:
         return ranks[self.trainer.global_rank if self._same_ranks else 0]
 
     @contextmanager
-    def as_of_the_data(self, loop) -> Iterator[None]:
-        """Let the training data be made as in the epoch in which it was, which it may ask for."""
-        made = self.meta.get("made", 0) if loop._combined_loader is None else 0
-        if made <= 0:
+    def as_of_the_data(self, loop, snapshot) -> Iterator[None]:
+        """Let the training data be made as it was: in its epoch, with its draws, and by what objects held."""
+        epoch, made = self.trainer.current_epoch, self.meta.get("made", -1)
+        every = self.trainer.reload_dataloaders_every_n_epochs
+        if loop._combined_loader is not None:
+            if loop._should_reload_train_dl:
+                seed_all("data", self.chance.seed, epoch)
             yield
             return
+        if made < 0:
+            yield
+            return
+        held = self.meta.get("before_data")
+        if self.kind == "epoch" and every and epoch - made >= every:  # which comes next makes it anew
+            made, held = epoch, self._known["held"]
+        if made:
+            seed_all("data", self.chance.seed, made)
+        if held and self._same_ranks:
+            snapshot.held.restore_before_data(held)
+            snapshot.before_data = {name: held[name] for name in ("plain", "generators")}
         progress = loop.epoch_progress.current
         now, progress.completed = progress.completed, made
         try:
@@ -197,6 +214,11 @@ class Restart:
         """Run the hooks again that made what is no plain value, for an epoch that goes on."""
         if self.kind in ("batch", "validation"):
             revive.make_again(self.trainer, held.lacking(self._known["held"]))
+
+    def give_back_to_loaders(self, loop) -> None:
+        """Give the loaders' samplers and data back what they held at an epoch's end."""
+        if self.meta and self.kind == "epoch":
+            loop._combined_loader.give_back(self._known["held"]["loaders"])
 
     def take_states(self) -> Mapping[str, Any] | None:
         """Return, once, what the loaders said of themselves."""

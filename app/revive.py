@@ -155,6 +155,19 @@ def make_again(trainer: Trainer, lacking: list[tuple[str, str]]) -> None:
                 owner.on_train_epoch_start()
 
 
+def limits(trainer: Trainer) -> dict[str, int | None]:
+    """Return how long is to be trained, which a callback may change."""
+    return {"max_epochs": trainer.fit_loop.max_epochs, "max_steps": trainer.fit_loop.epoch_loop.max_steps}
+
+
+def set_limits(
+    trainer: Trainer, given: Mapping[str, Any], before: Mapping[str, Any] | None, changed: Mapping[str, Any]
+) -> None:
+    """Train as long as a callback had decided when a checkpoint was saved, by a run to which the same was `given`."""
+    if given == before and changed != before:
+        trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = changed.values()
+
+
 def groups(trainer: Trainer) -> list[list[list[str]]]:
     """Return, for each optimizer with several groups of parameters, the names of each group's parameters."""
     names = {id(parameter): name for name, parameter in trainer.lightning_module.named_parameters()}

@@ -35,7 +35,8 @@ class Snapshot:
 
     def __init__(self, trainer: Trainer, agreement: Agreement, chance: Chance, proof: Proof) -> None:
         self.trainer, self.agreement, self.chance, self.proof = trainer, agreement, chance, proof
-        self.held = Held(trainer)
+        self.held, self.limits = Held(trainer), revive.limits(trainer)
+        self.before_data: Mapping[str, Any] | None = None  # what objects held when the training data was made anew
         self.run: Mapping[str, Any] = {}  # what `same.described`
 
     def take(self, kind: str) -> dict[str, Any]:
@@ -61,7 +62,8 @@ class Snapshot:
             "run": self.run, "loggers": loggers,
             "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
             "made": trainer.fit_loop._last_train_dl_reload_epoch, "searched": revive.searched(trainer),
-            "tickets": revive.tickets(trainer), "groups": revive.groups(trainer),
+            "limits": [self.limits, revive.limits(trainer)], "tickets": revive.tickets(trainer),
+            "groups": revive.groups(trainer), "before_data": self.before_data,
         }  # fmt: skip
         if kind == "epoch":
             loops.end_as_lightning_does(state["loops"]["fit_loop"])

@@ -103,6 +103,8 @@ class World(Callback):
         if trainer.world_size == 1 or loader is None or not loss.requires_grad:
             return
         sizes = loader.sizes(trainer.current_epoch, trainer.fit_loop.batch_idx)
+        if len(sizes) != trainer.world_size:
+            return  # a sampler of the user's own shares the data out: its slices are known to nobody
         weight = sizes[trainer.global_rank] * len(sizes) / sum(sizes)
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)

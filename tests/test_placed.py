@@ -57,6 +57,8 @@ def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int
             states = both.states(fetcher, within)
             both.reset()
             both, fetcher = begin(make, limit)
+            if not within:
+                both.give_back(states)
     assert not stops
     return seen
 
