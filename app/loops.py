@@ -86,7 +86,7 @@ class FitLoop(_Loaders, _FitLoop):
         self.restart.place(self)
         self.restart.restore(self.resume.snapshot.held, wholly=False)
         super().on_run_start()
-        self.resume.snapshot.held.mark()
+        self.resume.snapshot.begin(self.restart.added)
         self.restart.make_again(self.resume.snapshot.held)
         self.restart.restore(self.resume.snapshot.held)  # what hooks have begun anew goes on
         self.restart.give_back_to_loaders(self)

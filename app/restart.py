@@ -41,6 +41,7 @@ class Restart:
         self.loaded: dict[str, Any] | None = None  # the checkpoint, until training goes on
         self.later: dict[str, Any] = {}  # weights of parts of the model that a hook makes
         self.limits = revive.limits(trainer)  # as the flags have them
+        self.added = [0, 0]  # epochs and steps that a callback had added to them
         self.taken, self.averaging = False, None  # whether the loaders' states were taken, and an average goes on
 
     def load(self, host: str, flags: Mapping[str, object]) -> bool:
@@ -76,7 +77,9 @@ class Restart:
         revive.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
         self.loaded = checkpoint
         revive.settle_searches(self.trainer, self.meta["searched"])
-        revive.set_limits(self.trainer, self.limits, *self.meta.get("limits", (None, {})))
+        if self.meta.get("limits") == self.limits:  # who gives others means these
+            self.added = self.meta["added"]
+            revive.add_to_limits(self.trainer, self.added)
         self.groups = [[{name: value for name, value in group.items() if name != "params"} for group in
                         state["param_groups"]] for state in checkpoint["optimizer_states"]]  # fmt: skip
         self.within = self.kind != "epoch"

@@ -1,6 +1,6 @@
 """What has to be made again before a state can be given back: late buffers, a search's result, what a hook has made."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -155,17 +155,19 @@ def make_again(trainer: Trainer, lacking: list[tuple[str, str]]) -> None:
                 owner.on_train_epoch_start()
 
 
-def limits(trainer: Trainer) -> dict[str, int | None]:
-    """Return how long is to be trained, which a callback may change."""
-    return {"max_epochs": trainer.fit_loop.max_epochs, "max_steps": trainer.fit_loop.epoch_loop.max_steps}
+def limits(trainer: Trainer) -> list[int]:
+    """Return how long is to be trained, which a callback may change: epochs and steps; -1 for no limit."""
+    epochs = trainer.fit_loop.max_epochs
+    return [-1 if epochs is None else epochs, trainer.fit_loop.epoch_loop.max_steps]
 
 
-def set_limits(
-    trainer: Trainer, given: Mapping[str, Any], before: Mapping[str, Any] | None, changed: Mapping[str, Any]
-) -> None:
-    """Train as long as a callback had decided when a checkpoint was saved, by a run to which the same was `given`."""
-    if given == before and changed != before:
-        trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = changed.values()
+def add_to_limits(trainer: Trainer, added: Sequence[int]) -> None:
+    """Train so many epochs and steps more, or fewer, as a callback had decided."""
+    loop = trainer.fit_loop
+    if added[0]:
+        loop.max_epochs += added[0]
+    if added[1]:
+        loop.epoch_loop.max_steps += added[1]
 
 
 def groups(trainer: Trainer) -> list[list[list[str]]]:

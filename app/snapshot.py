@@ -1,7 +1,7 @@
 """The state of a job at a moment at which nothing is half done: all that is needed to go on from there."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -35,7 +35,8 @@ class Snapshot:
 
     def __init__(self, trainer: Trainer, agreement: Agreement, chance: Chance, proof: Proof) -> None:
         self.trainer, self.agreement, self.chance, self.proof = trainer, agreement, chance, proof
-        self.held, self.limits = Held(trainer), revive.limits(trainer)
+        self.held, self.given = Held(trainer), revive.limits(trainer)
+        self.limits = self.given  # with what hooks that begin training have added
         self.before_data: Mapping[str, Any] | None = None  # what objects held when the training data was made anew
         self.run: Mapping[str, Any] = {}  # what `same.described`
 
@@ -62,12 +63,20 @@ class Snapshot:
             "run": self.run, "loggers": loggers,
             "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
             "made": trainer.fit_loop._last_train_dl_reload_epoch, "searched": revive.searched(trainer),
-            "limits": [self.limits, revive.limits(trainer)], "tickets": revive.tickets(trainer),
+            "limits": self.given, "added": self._added(), "tickets": revive.tickets(trainer),
             "groups": revive.groups(trainer), "before_data": self.before_data,
         }  # fmt: skip
         if kind == "epoch":
             loops.end_as_lightning_does(state["loops"]["fit_loop"])
         return state | {checkpoints.KEY: ours | {"journal": self.proof.run, "resumes": self.proof.resumes}}
+
+    def begin(self, added: Sequence[int]) -> None:
+        """Take what is there now for what a run begins with, but for the epochs and steps that were `added` before."""
+        self.held.mark()
+        self.limits = [now - more for now, more in zip(revive.limits(self.trainer), added, strict=True)]
+
+    def _added(self) -> list[int]:
+        return [now - then for now, then in zip(revive.limits(self.trainer), self.limits, strict=True)]
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a validation with all of it copied."""

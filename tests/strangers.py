@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import signal
+import threading
 import time
 from collections import deque, namedtuple
 
@@ -28,10 +29,13 @@ RANDOM = random.Random(5)
 
 
 def interrupt(place: str) -> None:
-    """Send this process a signal, if it is time."""
+    """Send this process a signal, if it is time: the last checkpoint is on the disk by then, however slow that is."""
     for name, number in (("STOP_AT", signal.SIGTERM), ("KILL_AT", signal.SIGKILL)):
         if os.environ.get(name) == place:
             os.environ.pop(name)
+            for thread in threading.enumerate():
+                if thread.name == "checkpoint":
+                    thread.join()
             os.kill(os.getpid(), number)
             time.sleep(0.1)  # for the thread that hears it
     if os.environ.get("FAIL_AT") == place:
