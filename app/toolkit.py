@@ -89,17 +89,18 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     ended = supervisor.run(command, cwd=cwd, variables=variables)
     watch.ended = True
     if supervisor.grace is None or ended.asked:
-        print(f"{name}: {_how(ended)}", flush=True)
+        print(f"{name}: {_how(ended.status, ended.asked)}", flush=True)
     else:  # by this process, and the reason is another's
         print(f"{name}: was ended, as a rank or another host has failed", flush=True)
     failed = ProgramFailed(name, ended) if ended.status else None
-    puzzled = failed and failed.lost_a_peer
-    verdict = watch.wait_for_verdict() if puzzled else watch.verdict
+    puzzled = failed and not (failed.killed or ended.asked)
+    puzzled = puzzled and (failed.lost_a_peer or (watch.bereft and not watch.known))  # the log alone may mislead
+    verdict = watch.wait_for_verdict() if puzzled else watch.known
     if failed and verdict and verdict.stopped:
         raise _because_of(verdict, ended.asked)
     told = STOPPED.get(ended.status) if supervisor.grace is None else None  # by somebody else than this process
     if failed and (ended.asked or told):
-        raise Interrupted(f"{name} {_how(ended)}", ended.asked or told)
+        raise Interrupted(f"{name} {_how(ended.status, ended.asked)}", ended.asked or told)
     if verdict and (puzzled or not verdict.here or supervisor.grace is not None):
         raise _because_of(verdict)
     if failed:
@@ -170,19 +171,20 @@ class ProgramFailed(Exception):
 
     def __init__(self, name: str, ended: Ended) -> None:
         why, self.trace = failures.last_error(ended.stderr)
-        self.killed = failures.killed_rank(ended.stderr)
-        self.lost_a_peer = why.startswith("lost a peer") and not (self.killed or ended.asked)
-        if self.killed or (ended.status in (-9, 128 + 9) and not self.trace):
-            who = f"{self.killed} was killed by SIGKILL: " if self.killed else ""
-            why = f"{who}most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
-        super().__init__(f"{name} {_how(ended)}: {why or 'nothing on its stderr says why'}")
+        rank, status = failures.ended_rank(ended.stderr)
+        self.killed = rank if status == -signal.SIGKILL else ""
+        self.lost_a_peer = why.startswith(failures.LOST)
+        if self.killed or (status < 0 and not self.trace):
+            why = f"{rank} {_how(status)}{f': {failures.OUT_OF_MEMORY}' if self.killed else ''}"
+        elif ended.status in (-9, 128 + 9) and not (rank or self.trace):  # nor by Lightning, as a rank had ended
+            why = failures.OUT_OF_MEMORY
+        super().__init__(f"{name} {_how(ended.status, ended.asked)}: {why or 'nothing on its stderr says why'}")
 
 
-def _how(ended: Ended) -> str:
-    asked = f" after {Signals(ended.asked).name}" if ended.asked else ""
-    if ended.status < 0:
-        return f"was killed by {Signals(-ended.status).name}{asked}"
-    return f"ended with exit status {ended.status}{asked}"
+def _how(status: int, asked: int | None = None) -> str:
+    """Return how a process ended, and the signal after which it did; `status` is -N if signal N killed it."""
+    after = f" after {Signals(asked).name}" if asked else ""
+    return f"was killed by {Signals(-status).name}{after}" if status < 0 else f"ended with exit status {status}{after}"
 
 
 def _reason(error: BaseException) -> str:
@@ -200,7 +202,7 @@ def _report(error: BaseException) -> str:
         # What a rank says that lost another one, or that was ended for that, is not the reason where that is known.
         said = path.read_text() if path.is_file() else ""
         knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
-        replaced = not said or (knows and said.startswith(("error: lost a peer", "interrupted")))
+        replaced = not said or (knows and said.startswith((f"error: {failures.LOST}", "interrupted")))
         failures.write(path, line, getattr(error, "trace", ""), mode="w" if replaced else "x")
         return path.read_text().splitlines()[0]
     except OSError as unwritable:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import warm
+from environments import python_of
 
-from benchmarks import side_by_side
+from benchmarks import side_by_side, yardstick
 
 pytestmark = pytest.mark.slow
 
@@ -56,6 +57,51 @@ def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):
     monkeypatch.setattr(side_by_side, "_pair", lambda jobs, seconds: rates)
     found = [(row.name, row.ratios) for row in side_by_side.run(2, [1, 2], 0.1)]
     assert found == [("1 job", [1, 1]), ("2 jobs", [3, 3]), ("2 jobs to one", [0.9, 0.9])]
+
+
+def trains(clock) -> None:
+    """Train, so to say."""
+    for _ in range(yardstick.WARMUP + 1):
+        clock.tick(images=4)
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_processor_time_is_counted(real, monkeypatch, capsys):
+    if real:
+        done = warm.run([sys.executable, "-m", "benchmarks.yardstick", "--n=1", "--steps=1"], ROOT)
+        assert done.returncode == 0, done.stdout
+        said = done.stdout
+    else:
+        monkeypatch.setattr(yardstick, "sides", lambda: {"nothing": trains})
+        yardstick.run(n=1, steps=1)
+        said = capsys.readouterr().out
+    rows = re.findall(r"^\| (.+?) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \[.+\] \| (\d+) \| 1 \|$", said, re.MULTILINE)
+    assert len(rows) == (4 if real else 1), said
+    for name, user, kernel, worker, total, _ in rows:
+        assert float(user) + float(kernel) + float(worker) == pytest.approx(float(total), abs=0.02)
+        assert not real or (float(user) > 0 and (float(worker) > 0) == (name in list(yardstick.sides())[:2]))
+
+
+@pytest.mark.soak
+@pytest.mark.root
+def test_a_spot_job_ends_with_the_bits_of_one_left_alone():
+    flags = ["--interruptions=1", "--epochs=2", "--engine=processes"]
+    done = subprocess.run(
+        [python_of("rehearsal"), "-m", "benchmarks.spot", *flags], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^seed 1, of any warned: [01] interruptions, weights the same$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.soak
+def test_the_image_and_a_change_of_it_are_measured(image):
+    done = subprocess.run([sys.executable, "-m", "benchmarks.image", image], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    sizes = {name: float(size) for name, size in re.findall(r"^\| (.+) \| (\d\S*) \|$", done.stdout, re.MULTILINE)}
+    assert sizes["the whole image"] > sizes["all Python packages"] > sizes["torch"] > sizes["application"] > 0
+    assert re.search(
+        r"^a changed line in app/: \S+ s to rebuild, [1-9]\d* kB in new layers$", done.stdout, re.MULTILINE
+    )
 
 
 def test_a_recipe_is_measured(cifar):

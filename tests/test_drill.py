@@ -235,9 +235,19 @@ def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
     assert done.returncode == 2 and done.stdout.count("\n") == 1
 
 
-def test_two_ranks_by_torchrun(desk: Desk):
-    flags = ["--trainer.devices=2", "--model=inexact.Model", "--data=inexact.Data", *FLAGS]
-    program = str(ROOT / "app/train_torchrun.py")
-    done = desk.drill("--only=kill-in-epoch", "--only=stop-in-validation", "--", "python", program, *flags)
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["python", str(ROOT / "app/train_torchrun.py"), "--trainer.devices=2"],
+        pytest.param(
+            [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", str(ROOT / "app/train.py")],
+            marks=pytest.mark.soak,
+        ),
+    ],
+    ids=["ours", "torch's"],
+)
+def test_two_ranks_by_torchrun(desk: Desk, line):
+    flags = ["--model=inexact.Model", "--data=inexact.Data", *FLAGS]
+    done = desk.drill("--only=kill-in-epoch", "--only=stop-in-validation", "--", *line, *flags)
     assert done.returncode == 0, done.stdout
     assert "identical: 2 interruptions; " in done.stdout

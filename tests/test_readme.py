@@ -114,8 +114,3 @@ def test_the_file_tree_is_true():
             "pyproject.toml",
             ".ci/",
         ), name
-
-
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"make ([a-z-]+)", README))))
-def test_a_make_target_of_the_readme_is_there(target):
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
