@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from app.errors import UserError
 from app.peers import LAST_WORDS, LINE, Peers, Verdict
 
 
@@ -42,7 +43,7 @@ class Watch:
         try:
             self._wait(self._open())
         except OSError as error:
-            raise ValueError(
+            raise UserError(
                 f"port {self.peers.port}: cannot be listened on ({error.strerror}); it is the one after MASTER_PORT: "
                 "set that to a port with a free one after it, alike on all hosts"
             ) from None
