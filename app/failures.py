@@ -98,7 +98,8 @@ def reported(
 def _said(error: UserError) -> str:
     """Return what a mistake says, in one line; of a data worker's, torch's text is the traceback that ends with it."""
     said, kind = str(error), type(error).__name__
-    said = said.rpartition(f"{kind}: ")[2] if said.startswith(f"Caught {kind} in ") else said
+    if said.startswith(f"Caught {kind} in "):
+        said = re.split(rf"^[\w.]*\b{kind}: ", said, flags=re.MULTILINE)[-1]
     return " ".join(said.split())
 
 
