@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,9 @@ REFUSED_BY_CLASSES = (
     ValueError, TypeError, ArithmeticError, LookupError, AssertionError, RuntimeError, MisconfigurationException,
 )  # fmt: skip
 """What classes raise that are made with settings which cannot be."""
+
+MISCONFIGURED = (MisconfigurationException,)
+"""What Lightning raises, at whatever time, for whoever chose the settings."""
 
 # Whose checks are for whoever chose the settings: where an error comes out of nobody else's code, a line is enough.
 LIBRARIES = {"jsonargparse", "lightning_fabric", "pytorch_lightning", "torch", *sys.stdlib_module_names}
@@ -91,17 +94,17 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
 
 
 @contextmanager
-def naming(flag: str, settings: Mapping[str, object], checks: Collection[str] = LIBRARIES) -> Iterator[None]:
+def naming(flag: str, settings: Mapping[str, object], kinds: tuple[type, ...] = REFUSED_BY_CLASSES) -> Iterator[None]:
     """Raise what a library has against `settings` as UserError in one line that names their flag.
 
     What comes out of a user's code stays as it is, as its traceback tells more; so does what this application raises.
-    Where not all is about these settings, `checks` are the libraries whose errors may be, if they name one.
+    Where not all is about these settings, `kinds` are the errors that are for whoever chose settings, these or others.
     """
     try:
         yield
-    except REFUSED_BY_CLASSES as error:
+    except kinds as error:
         frames = list(traceback.walk_tb(error.__traceback__))[2:]  # without this one, and the one that entered it
-        found = named(flag, settings, error, frames, checks)
+        found = named(flag, settings, error, frames, kinds)
         if found is error:
             raise
         raise found from None
@@ -131,14 +134,12 @@ def named(
     settings: Mapping[str, object],
     error: Exception,
     frames: list[tuple],
-    checks: Collection[str] = LIBRARIES,
+    kinds: tuple[type, ...] = REFUSED_BY_CLASSES,
 ) -> Exception:
     """Return `error`, which came through `frames`, as UserError that names the flag; itself if there is more to it."""
     names = [frame.f_globals.get("__name__", "") for frame, _ in frames]
-    libraries = [name.partition(".")[0] for name in names if name not in CALLERS]
-    if isinstance(error, UserError) or not names or names[-1] in CALLERS:
-        return error
-    if libraries[-1] not in checks or not LIBRARIES.issuperset(libraries):
+    foreign = {name.partition(".")[0] for name in names if name not in CALLERS}
+    if isinstance(error, UserError) or not names or names[-1] in CALLERS or not foreign <= LIBRARIES:
         return error
     said = " ".join(str(error).split())
     if not isinstance(error, (ValueError, MisconfigurationException)) or not said:
@@ -147,8 +148,8 @@ def named(
     for pattern in (r"\b{}\s*=", r"`{}`", r"\b{}\b"):
         if len(meant := [name for name in given if re.search(pattern.format(re.escape(name)), said)]) == 1:
             return UserError(f"{flag}.{meant[0]}: found {given[meant[0]]!r}, which cannot be: {shortened(said, 600)}")
-    if checks is not LIBRARIES:
-        return UserError(said) if isinstance(error, MisconfigurationException) else error
+    if kinds is not REFUSED_BY_CLASSES:
+        return UserError(said)
     values = [f"{name}={value}" for name, value in given.items() if isinstance(value, (int, float, str))]
     having = f"; found {listed(values, 200)}" if values else ""
     return UserError(f"{flag}: {shortened(said, 500)}{having}")

@@ -73,8 +73,8 @@ def main(args: list[str] | None = None) -> None:
             log_dir = str(getattr(cli.trainer.logger, "save_dir", None) or "://")
             if "://" not in log_dir:
                 check_writable(Path(log_dir), "logs")
-            checks = ["pytorch_lightning", "lightning_fabric"]
-            with wrong_if_it_leaves(left_early), mistakes.naming("--trainer", vars(cli.config.trainer), checks):
+            refused = mistakes.naming("--trainer", vars(cli.config.trainer), mistakes.MISCONFIGURED)
+            with wrong_if_it_leaves(left_early), refused:
                 cli.trainer.fit(cli.model, cli.datamodule)
                 if not cli.trainer.global_step:
                     raise UserError(

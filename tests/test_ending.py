@@ -114,7 +114,7 @@ def test_a_mistake_that_somebodys_code_finds_is_one_line(fit, somebodys, tmp_pat
     [
         (
             "--trainer.val_check_interval=9",
-            "--trainer.check_val_every_n_epoch: found 1, which cannot be: `val_check_int",
+            "--trainer.val_check_interval: found 9, allowed are 1 to 8, the batches of",
         ),
         ("--checkpoint.monitor=nope", "`ModelCheckpoint(monitor='nope')` could not find"),
     ],
