@@ -16,6 +16,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from app.drawing import DrawnWithState, Plan, drawing, has_state
+from app.errors import UserError
 from app.order import Batches
 from app.resident import ResidentLoader
 
@@ -46,7 +47,7 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     iterable = isinstance(loader.dataset, IterableDataset)
     if iterable or (own and (stateful or not (iterates.__module__ or "").startswith("torchdata."))):
         if not iterable and world_size > 1 and not isinstance(sampler, DistributedSampler):
-            raise ValueError(
+            raise UserError(
                 f"--data: a {type(loader).__name__} cannot be shared out among {world_size} ranks; allowed is a "
                 "torch.utils.data.DataLoader, or one with a DistributedSampler"
             )

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
+from app.errors import UserError
+
 FAILURE_REASON_CHARACTERS = 1024  # that much of the failure file SageMaker shows (API reference, FailureReason)
 
 LOST = "lost a peer"
@@ -87,16 +89,16 @@ def reported(
     """Turn an exception of the block into one line, `failure_file` and exit status 1; `place` names host and rank.
 
     Whoever else has to know is told by `tell`; what `also` returns is said, too, if the error does not say it.
-    A user's mistake, which this application raises as ValueError, is the line alone; for anything else there is the
-    traceback, too, of which the failure file gets the end. What comes of the loss of a peer is that loss.
+    A UserError is the line alone. For anything else there is the traceback, too; the failure file gets the end of it.
+    What comes of the loss of a peer is that loss.
     """
     try:
         yield
     except Exception as error:
-        trace = "" if _is_mistake(error) else traceback.format_exc()
+        trace = "" if isinstance(error, UserError) else traceback.format_exc()
         explained = [explain(type(one).__name__, str(one)) for one in _and_what_it_came_of(error)]
         cause = next((line for line in explained if line.startswith(LOST)), explained[0])
-        reason = cause if trace else _shortened(" ".join(str(error).split()), 900)
+        reason = cause if trace else _shortened(_said(error), 900)
         more = also()
         line = f"error: {reason}{f' ({more})' if more and more not in reason else ''}{place and f' [{place}]'}"
         print(trace + line, file=sys.stderr, flush=True)
@@ -116,12 +118,12 @@ def _and_what_it_came_of(error: BaseException | None) -> Iterator[BaseException]
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _is_mistake(error: Exception) -> bool:
-    """Return whether `error` is for the user: raised, on purpose, by this application or Lightning's checks."""
-    if type(error).__name__ == "MisconfigurationException":
-        return True
-    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, ValueError) and Path(innermost.f_code.co_filename).parent == Path(__file__).parent
+def _said(error: UserError) -> str:
+    """Return what a mistake says, in one line; of a data worker's, torch's text is the traceback that ends with it."""
+    said, kind = str(error), type(error).__name__
+    if said.startswith(f"Caught {kind} in "):
+        said = re.split(rf"^[\w.]*\b{kind}: ", said, flags=re.MULTILINE)[-1]
+    return " ".join(said.split())
 
 
 def write(failure_file: Path, line: str, trace: str = "", mode: str = "x") -> None:

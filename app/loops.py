@@ -18,6 +18,8 @@ from pytorch_lightning.loops.loop import _Loop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.utilities import CombinedLoader
 
+from app.errors import UserError
+
 
 def install(trainer: Trainer, resume, restart) -> None:
     """Have the trainer's fit loop, as it is, ask `resume` and, where it begins, `restart`; no signal is Lightning's."""
@@ -62,10 +64,24 @@ class FitLoop(_Loaders, _FitLoop):
         before, snapshot = self._combined_loader, self.resume.snapshot
         held = snapshot.held.before_data() if before is not None and self.resume.trains else None
         with self.restart.as_of_the_data(self, snapshot):
-            super().setup_data()
+            try:
+                super().setup_data()
+            except ValueError:
+                self._check_validation_interval()
+                raise
         if before not in (None, self._combined_loader):
             snapshot.before_data = held
             self.restart.taken = True  # what was saved was said by loaders that are no more
+
+    def _check_validation_interval(self) -> None:
+        """Raise UserError where no validation would ever come, which Lightning refuses by a plain ValueError."""
+        trainer, interval = self.trainer, self.trainer.val_check_interval
+        validates = trainer.limit_val_batches > 0 and trainer.check_val_every_n_epoch is not None
+        if validates and isinstance(interval, int) and interval > self.max_batches:
+            raise UserError(
+                f"--trainer.val_check_interval: found {interval}, allowed are 1 to {self.max_batches}, the batches of "
+                "an epoch; or give --trainer.check_val_every_n_epoch=null, which counts them on through the epochs"
+            ) from None
 
     def run(self) -> None:
         """Train; if all was trained before, do only what comes at the end."""

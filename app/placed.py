@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from app import digest, generators
 from app.drawing import has_state
+from app.errors import UserError
 from app.exact import counts_only, data_of, divided, draws_again, keeps_workers, knows_its_end, order_of, plan
 from app.keys import number_of, seed_all
 from app.plain import NotPlain, decoded, encoded
@@ -320,7 +321,7 @@ class _Turns:
         """Have the loader go where it was."""
         workers = getattr(self.loader, "num_workers", 0)
         if workers != told["workers"]:
-            raise ValueError(
+            raise UserError(
                 f"--data: {self.name} saved its state with {told['workers']} data workers, now there are {workers}; go "
                 f"on with num_workers={told['workers']}"
             )

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from app.errors import UserError
+
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
 READABLE = (*SCALARS, torch.dtype, torch.device, torch.Size, bytearray)
 FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "str": str, "bool": bool}
@@ -78,7 +80,7 @@ def lowered(value: Any) -> tuple[tuple, Any] | None:
 
 
 def raised(note: tuple, value: Any) -> Any:
-    """Return the value that `lowered` took apart; ValueError if this program knows no such thing."""
+    """Return the value that `lowered` took apart; UserError if this program knows no such thing."""
     what, *more = note
     if what == "scalar":
         return np.dtype(more[0]).type(value)
@@ -107,7 +109,7 @@ def raised(note: tuple, value: Any) -> Any:
         made = object.__new__(kind)
         made.__dict__.update(value)
         return made
-    raise ValueError(f"a checkpoint holds a {'.'.join(map(str, more))}, which this program does not have")
+    raise UserError(f"a checkpoint holds a {'.'.join(map(str, more))}, which this program does not have")
 
 
 def _known(module: str, name: str) -> Any:

@@ -21,6 +21,7 @@ from torch import Tensor
 from app import causes, digest, loops, same
 from app.agreement import OTHER, SAME, UNSURE
 from app.digest import Part
+from app.errors import UserError
 from app.exact import position
 from app.folder import Folder
 from app.journal import Journal, Place, Step, read
@@ -198,7 +199,7 @@ class Proof:
             self.tell()
 
     def tell(self) -> None:
-        """Say, once, what came of the comparison; all ranks call it. ValueError where it is to end the job."""
+        """Say, once, what came of the comparison; all ranks call it. UserError where it is to end the job."""
         self.untold = False
         told = self.gather((self.steps, self.announced, self.difference))
         steps, announced = min(steps for steps, *_ in told), all(one for _, one, _ in told)
@@ -209,7 +210,7 @@ class Proof:
             self.journal.forget_after(self.latest)
         line = f"resumed at step {self.step}: {verdict['said']}"
         if verdict["identical"] is False and self.strict:
-            raise ValueError(f"--resume.strict: {line}")
+            raise UserError(f"--resume.strict: {line}")
         if self.trainer.is_global_zero:
             print(f"warning: {line}" if verdict["identical"] is False else line, flush=True)
 

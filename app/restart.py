@@ -10,6 +10,7 @@ from pytorch_lightning import Trainer
 from app import best, checkpoints, curves, intact, loops, partial, revive, same
 from app.agreement import Agreement
 from app.chance import Chance
+from app.errors import UserError
 from app.exact import divided, position
 from app.folder import Folder, choose
 from app.held import Held
@@ -47,7 +48,7 @@ class Restart:
     def load(self, host: str, flags: Mapping[str, object]) -> bool:
         """Hand Lightning the newest checkpoint, and return whether there is any.
 
-        ValueError if it is of a run with other `flags`.
+        UserError if it is of a run with other `flags`.
         """
         # Rank 0 alone writes the best model and reads it.
         callbacks = best.callbacks(self.trainer) if self.trainer.is_global_zero else []
@@ -94,11 +95,11 @@ class Restart:
         return True
 
     def _is_the_same(self, differences: list[str]) -> None:
-        """Raise ValueError if anything differs between this run and that of the checkpoint."""
+        """Raise UserError if anything differs between this run and that of the checkpoint."""
         if not differences:
             return
         more = f" (and {len(differences) - 4} more)" if len(differences) > 4 else ""
-        raise ValueError(
+        raise UserError(
             f"--resume.dirpath={self.folder.path}: {self.name} is of another run: {'; '.join(differences[:4])}{more}; "
             "go on with the same settings, or give another folder, or move the checkpoints away to start anew; "
             "--resume.other_settings=true goes on with another learning rate, gradient clipping or precision"
@@ -150,7 +151,7 @@ class Restart:
             return
         loader = divided(self.trainer.train_dataloader)
         if loader is None or not loader.course or self.meta["reached"] is None:
-            raise ValueError(
+            raise UserError(
                 f"--resume.dirpath={self.folder.path}: step {self.step} was saved within an epoch by "
                 f"{self.meta['world_size']} ranks, and its data cannot be shared out anew among "
                 f"{self.trainer.world_size}; give as many devices and nodes as before"
@@ -187,7 +188,7 @@ class Restart:
         revive.prune_again(model, self.later)
         revive.adapt(model, state)
         if lacks := self.later.keys() - model.state_dict().keys():
-            raise ValueError(
+            raise UserError(
                 f"--resume.dirpath={self.folder.path}: step {self.step} is of another run: its model has {min(lacks)}, "
                 "this one does not; give another folder, or move the checkpoints away to start anew"
             )

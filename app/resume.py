@@ -21,6 +21,7 @@ from torch import Tensor
 from app import best, checkpoints, divergence, kernels, loops, same, stop
 from app.agreement import UNSURE, Agreement
 from app.chance import Chance
+from app.errors import UserError
 from app.folder import Folder, Writer
 from app.proof import Proof
 from app.restart import Restart
@@ -57,9 +58,9 @@ class Resume(Callback):
         for flag, value, least in (("every_n_minutes", every_n_minutes, 0), ("every_n_steps", every_n_steps, 0),
                                    ("keep", keep, 1)):  # fmt: skip
             if not value >= least:  # nan is not
-                raise ValueError(f"--resume.{flag}: found {value}, allowed is {least} or more")
+                raise UserError(f"--resume.{flag}: found {value}, allowed is {least} or more")
         if "://" in dirpath:
-            raise ValueError(f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3")
+            raise UserError(f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3")
         self.folder = Folder(Path(dirpath), keep, started=time.time())
         self.writer = Writer(self.folder)
         self.exact, self.strict = exact, strict
@@ -98,7 +99,7 @@ class Resume(Callback):
                 print("this run is trained and saved as Lightning does; interrupted, it begins anew", flush=True)
             return
         if not supported:
-            raise ValueError(
+            raise UserError(
                 f"--trainer.strategy: found {type(trainer.strategy).__name__}, whose runs cannot be resumed; allowed "
                 "are ddp and its variants, or --resume.exact=false: it trains and saves as Lightning does"
             )
@@ -145,7 +146,7 @@ class Resume(Callback):
         if self.enabled:
             self.snapshot.run = self.restart.meta["run"] if self.restart.meta else same.described(trainer, self.flags)
             if why := checkpoints.unreadable(self.snapshot.lightnings()[0]):
-                raise ValueError(f"a checkpoint of this run could not be read again: {why}")
+                raise UserError(f"a checkpoint of this run could not be read again: {why}")
             self.proof.start(self.restart.meta, self.flags, comparable=not self.other_settings)
         if self.stop and self.exact:
             self.stop.training = True

@@ -9,6 +9,7 @@ from pytorch_lightning import Trainer
 from app import checkpoints, curves, loops, partial, revive
 from app.agreement import Agreement
 from app.chance import Chance
+from app.errors import UserError
 from app.exact import reached
 from app.held import Held
 from app.plain import NotPlain, plain
@@ -91,7 +92,7 @@ class Snapshot:
         return plain(state, notes, self._cannot_be_saved) | later, notes
 
     def _cannot_be_saved(self, found: NotPlain) -> Any:
-        """Return the text that stands for a hyperparameter, which no run needs to go on; else ValueError."""
+        """Return the text that stands for a hyperparameter, which no run needs to go on; else UserError."""
         name = str(found.path[0])
         if name.startswith(HYPER):
             return f"({found.kind})"
@@ -100,7 +101,7 @@ class Snapshot:
         whose = {"state_dict": "state_dict() of", "callbacks": "a callback of", "lr_schedulers": "a scheduler of",
                  LATER: "an optimizer of"}  # fmt: skip
         of = whose.get(name, "on_save_checkpoint() or state_dict() of")
-        raise ValueError(
+        raise UserError(
             f"a checkpoint of this run could not be read again: {found} ({of} {model}); keep numbers, text, tensors, "
             "arrays, lists and dicts there"
         )

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from signal import Signals
 
@@ -18,6 +19,7 @@ from sagemaker_training import environment, errors, files
 
 from app import failures, program, rendezvous, requirements, starting, stop, summary, threads, train_torchrun
 from app.environment import Environment
+from app.errors import UserError
 from app.peers import Verdict
 from app.supervise import STOP_SECONDS, Ended, Stopped, Supervisor
 from app.watch import Watch
@@ -40,11 +42,13 @@ def main() -> None:
         print(_report(error), file=sys.stderr, flush=True)
         os._exit(stop.status(error.number))  # the toolkit knows no way out that is neither a success nor a failure
     except BaseException as error:  # SystemExit, too
+        if not isinstance(error, MEANT):
+            traceback.print_exception(error)
         raise errors.ClientError(_report(error)) from None
 
 
 def _run(supervisor: Supervisor) -> None:
-    """Meet the other hosts, run the program while they live, and raise ValueError or ProgramFailed if it goes wrong."""
+    """Meet the other hosts, run the program while they live, and raise UserError or ProgramFailed if it goes wrong."""
     logging.getLogger("sagemaker-training-toolkit").setLevel(logging.WARNING)  # the summary says it better
     job = environment.Environment()
     given = json.loads(Path(job.input_config_dir, "hyperparameters.json").read_text())
@@ -56,11 +60,12 @@ def _run(supervisor: Supervisor) -> None:
         try:
             _watched(job, here, given, supervisor, watch)
         except BaseException as error:
-            if isinstance(error, Stopped):
-                error = Interrupted(str(error), supervisor.asked)
-            where = "" if isinstance(error, (OtherFailed, Interrupted)) else f"host {here.current_host}: "
-            watch.fail(f"{where}{_reason(error)}", stopped=isinstance(error, Interrupted))
-            raise error from None
+            found = Interrupted(str(error), supervisor.asked) if isinstance(error, Stopped) else error
+            where = "" if isinstance(found, (OtherFailed, Interrupted)) else f"host {here.current_host}: "
+            watch.fail(f"{where}{_reason(found)}", stopped=isinstance(found, Interrupted))
+            if found is error:
+                raise
+            raise found from None
 
 
 def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch: Watch) -> None:
@@ -140,7 +145,7 @@ class OtherFailed(Exception):
         super().__init__(verdict.why)
 
 
-class NoModel(ValueError):
+class NoModel(UserError):
     """The image's own program left as if all were well, and has written no model."""
 
     def __init__(self, missing: str) -> None:
@@ -187,10 +192,14 @@ def _how(status: int, asked: int | None = None) -> str:
     return f"was killed by {Signals(-status).name}{after}" if status < 0 else f"ended with exit status {status}{after}"
 
 
+MEANT = (UserError, ProgramFailed, OtherFailed, Interrupted, errors.ClientError)
+"""What is raised on purpose and says all in one line; of anything else, the traceback is shown as well."""
+
+
 def _reason(error: BaseException) -> str:
     """Return why, in one line; what to do about it, if that is known."""
-    mistake = isinstance(error, (ValueError, ProgramFailed, OtherFailed, Interrupted, errors.ClientError))
-    return " ".join(str(error).split()) if mistake else failures.explain(type(error).__name__, str(error))
+    meant = isinstance(error, MEANT)
+    return " ".join(str(error).split()) if meant else failures.explain(type(error).__name__, str(error))
 
 
 def _report(error: BaseException) -> str:
@@ -203,7 +212,8 @@ def _report(error: BaseException) -> str:
         said = path.read_text() if path.is_file() else ""
         knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
         replaced = not said or (knows and said.startswith((f"error: {failures.LOST}", "interrupted")))
-        failures.write(path, line, getattr(error, "trace", ""), mode="w" if replaced else "x")
+        trace = getattr(error, "trace", "") if isinstance(error, MEANT) else "".join(traceback.format_exception(error))
+        failures.write(path, line, trace, mode="w" if replaced else "x")
         return path.read_text().splitlines()[0]
     except OSError as unwritable:
         print(f"{line}\nerror: {path} could not be written: {unwritable.strerror}", file=sys.stderr, flush=True)

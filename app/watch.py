@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from app import stop
+from app.errors import UserError
 from app.failures import LOST, OUT_OF_MEMORY
 from app.peers import LAST_WORDS, LINE, Peers, Verdict
 
@@ -60,7 +61,7 @@ class Watch:
         try:
             self._wait(self._open())
         except OSError as error:
-            raise ValueError(
+            raise UserError(
                 f"port {self.peers.port}: cannot be listened on ({error.strerror}); it is the one after MASTER_PORT: "
                 "set that to a port with a free one after it, alike on all hosts"
             ) from None

@@ -18,6 +18,7 @@ from containers import ROOT
 from app import checkpoints
 from app.best import BestModel
 from app.checkpoints import examine, read, write
+from app.errors import UserError
 from app.folder import Folder, Writer, choose
 
 
@@ -162,7 +163,7 @@ def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
         capsys.readouterr()
         try:
             path = chosen(place)
-        except ValueError as error:
+        except UserError as error:
             outcomes["error"] += 1
             assert not whole and "--resume.dirpath" in str(error) and "start anew" in str(error)
             assert len(str(error)) < 1000 and "\n" not in str(error)
@@ -212,7 +213,7 @@ def everywhere(folders: list[Folder]) -> list:
         place = folders[number // 2]
         try:
             answers[number] = choose(place, f"algo-{number // 2 + 1}", gather, number % 2 == 0, lambda path: "")
-        except ValueError as error:
+        except UserError as error:
             answers[number] = str(error)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(len(answers))]

@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from containers import ROOT
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from torch.utils.data import DataLoader
 
+from app import toolkit
 from app.environment import place
+from app.errors import UserError
 from app.failures import ended_rank, explain, last_error, reported, write
 
 OF_TORCH = (
@@ -171,7 +175,7 @@ def a_mistake() -> None:
     try:
         raise_lost()
     except RuntimeError as error:
-        raise MisconfigurationException("--trainer.strategy: gloo") from error
+        raise UserError("--trainer.strategy: gloo") from error
 
 
 @pytest.mark.parametrize(
@@ -234,6 +238,86 @@ def test_a_failure_file_that_cannot_be_written():
 
 def test_a_mistake_that_quotes_a_long_value_has_room_in_the_failure_file(tmp_path, capsys):
     with pytest.raises(SystemExit), reported(tmp_path / "failure", "host algo-1, local rank 0"):
-        raise MisconfigurationException(f"You selected an invalid strategy name: {'x' * 3000}")
+        raise UserError(f"You selected an invalid strategy name: {'x' * 3000}")
     line = (tmp_path / "failure").read_text()
     assert len(line) <= 1024 and line.endswith("... [host algo-1, local rank 0]") and line in capsys.readouterr().err
+
+
+def code(file: Path, line: str) -> Callable[[], object]:
+    """Return a function with one line of code, of a module that is in `file`."""
+    names = {"__name__": "app.somebodys", "UserError": UserError}
+    exec(compile(f"def run():\n    {line}\n", str(file), "exec"), names)
+    return names["run"]
+
+
+ACCIDENTS = {
+    "images, labels = 1, 2, 3": "ValueError: too many values to unpack",
+    "dict()['x']": "KeyError: 'x'",
+    "1 / 0": "ZeroDivisionError",
+    "raise ValueError('--flag: found 1, allowed is 2')": "ValueError: --flag: found 1, allowed is 2",
+}
+
+
+@pytest.mark.parametrize("folder", [ROOT / "app", Path("/opt/ml/code")], ids=["app", "code"])
+@pytest.mark.parametrize(("line", "says"), ACCIDENTS.items(), ids=ACCIDENTS)
+def test_an_accident_has_its_traceback_wherever_its_code_is(tmp_path, capsys, folder, line, says):
+    with pytest.raises(SystemExit) as left, reported(tmp_path / "failure", "host algo-1"):
+        code(folder / "model.py", line)()
+    said, failure = capsys.readouterr().err, (tmp_path / "failure").read_text()
+    assert left.value.code == 1
+    assert said.startswith("Traceback (most recent call last)") and f'{folder}/model.py", line 2, in run' in said
+    first = failure.splitlines()[0]
+    assert first.startswith(f"error: {says}") and said.splitlines()[-1] == first
+    assert f'{folder}/model.py", line 2, in run' in failure
+
+
+class Missing(FileNotFoundError, UserError):
+    """A user's own kind of mistake."""
+
+
+@pytest.mark.parametrize("kind", [UserError, Missing])
+@pytest.mark.parametrize("folder", [ROOT / "app", Path("/opt/ml/code")], ids=["app", "code"])
+def test_a_mistake_is_one_line_wherever_its_code_is(tmp_path, capsys, folder, kind):
+    raising = code(folder / "mine.py", "raise kind('--flag: found 1,\\n allowed is 2') from KeyError('x')")
+    raising.__globals__["kind"] = kind
+    with pytest.raises(SystemExit) as left, reported(tmp_path / "failure", "host algo-1"):
+        raising()
+    line = "error: --flag: found 1, allowed is 2 [host algo-1]"
+    assert left.value.code == 1
+    assert capsys.readouterr().err == f"{line}\n" and (tmp_path / "failure").read_text() == line
+
+
+class Picky:
+    """A user's own data set."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise UserError("--data.folder: found UserError: in it")
+
+
+def test_a_mistake_that_a_data_worker_finds_is_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit), reported(None):
+        list(DataLoader(Picky(), num_workers=1))
+    assert capsys.readouterr().err == "error: --data.folder: found UserError: in it\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "traced"),
+    [(ValueError("not enough values"), True), (UserError("sagemaker_program: found x"), False)],
+    ids=["accident", "mistake"],
+)
+def test_an_accident_in_the_toolkits_process_has_its_traceback(tmp_path, capsys, monkeypatch, error, traced):
+    def run(supervisor) -> None:
+        raise error
+
+    monkeypatch.setattr(toolkit, "_run", run)
+    monkeypatch.setattr(toolkit.environment, "output_dir", str(tmp_path))
+    with pytest.raises(toolkit.errors.ClientError) as told:
+        toolkit.main()
+    lines = (tmp_path / "failure").read_text().splitlines()
+    assert lines[0] == str(told.value) and str(error) in lines[0]
+    assert lines[0].startswith("error: ValueError: " if traced else "error: sagemaker_program: ")
+    assert ("in run" in capsys.readouterr().err) == (lines[-1] == "ValueError: not enough values") == traced
+    assert (len(lines) > 1) == traced

@@ -310,7 +310,7 @@ def test_the_rank_that_does_not_is_named(tmp_path: Path, strict):
         "resumed at step 5: step 7 is not that of the interrupted run: on rank 1, the loss differs; likely because of"
     )
     if strict:
-        assert all(one.error.startswith(f"ValueError: --resume.strict: {what}") for one in ended)
+        assert all(one.error.startswith(f"UserError: --resume.strict: {what}") for one in ended)
     else:
         assert not any(one.error for one in ended), [one.error for one in ended]
         assert [one.said.count(f"warning: {what}") for one in ended] == [1, 0]
