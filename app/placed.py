@@ -180,12 +180,13 @@ class _Turns:
 
     def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
         self.loader, self.seed, self.mode = loader, seed, mode
-        self.stateful, self.again = has_state(loader), draws_again(loader)
+        self.own, self.again = has_state(loader), draws_again(loader)  # whether it saves its state; both may be
+        self.stateful = self.own and not self.again
         # Of these, a batch may lie ahead that could not be drawn once more.
         self.ahead = self.stateful or (self.again and not getattr(loader, "num_workers", 0))
         skip = (Dataset,) if isinstance(loader, DataLoader) else ()
-        self.order = State(lambda: order_of(loader, self.stateful), skip)
-        self.data = State(lambda: data_of(loader, self.stateful))
+        self.order = State(lambda: order_of(loader, self.own), skip)
+        self.data = State(lambda: data_of(loader, self.own))
         # A generator, which is gone through once, in all epochs.
         self.once = isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools")
         self.given = 0  # batches that it gave
@@ -238,18 +239,18 @@ class _Turns:
             self.kept = self.data.kept()
 
     def _source(self) -> Any:
-        """Return the state of a dataset that saves it, whose loader does not."""
-        dataset = getattr(self.loader, "dataset", None)
+        """Return the state of a dataset that saves it, whose loader does not; or a loader's, right between epochs."""
+        source = self.loader if self.own else getattr(self.loader, "dataset", None)
         with contextlib.suppress(NotPlain):
-            return encoded(dataset.state_dict()) if self.again and has_state(dataset) else None
+            return encoded(source.state_dict()) if self.again and has_state(source) else None
 
     def _set_source(self, state: Any) -> None:
         if state is not None:
-            self.loader.dataset.load_state_dict(decoded(state))
+            (self.loader if self.own else self.loader.dataset).load_state_dict(decoded(state))
 
     def _has_no_state(self, none: bool) -> None:
         if none:
-            self.stateful, self.again = False, True
+            self.own, self.stateful, self.again = False, False, True
             self.ahead = not getattr(self.loader, "num_workers", 0)
             self.first = self.order.kept(), self.data.kept()  # nothing has been drawn since the epoch began
             self.before, self.kept = self.first
@@ -385,9 +386,7 @@ class _Turns:
 
     def _others(self, first: int, ended: bool) -> Iterator:
         """Go through a loader that knows no positions; one that has `ended` has to be begun twice."""
-        found = (
-            {} if self.stateful and isinstance(self.loader, DataLoader) else generators.find({"loader": self._inside()})
-        )
+        found = {} if self.own and isinstance(self.loader, DataLoader) else generators.find({"loader": self._inside()})
         generators.reseed(found, number_of("order", *self.seed, self.epoch, self.turn))
         batches, key = iter(self.loader), (self.epoch, self.turn)
         if self.once:

@@ -205,11 +205,11 @@ class Proof:
         verdict = self._verdict(steps, announced, min((one for *_, one in told if one), default=None))
         self.told.append(verdict)
         self.expected.clear()
-        if verdict["identical"] is False:  # what was noted of later steps is that of another run, on all ranks
-            self.journal.forget_after(self.latest)
         line = f"resumed at step {self.step}: {verdict['said']}"
         if verdict["identical"] is False and self.strict:
             raise ValueError(f"--resume.strict: {line}")
+        if verdict["identical"] is False:  # what was noted of later steps is that of another run, on all ranks
+            self.journal.forget_after(self.latest)
         if self.trainer.is_global_zero:
             print(f"warning: {line}" if verdict["identical"] is False else line, flush=True)
 
@@ -245,8 +245,12 @@ class Proof:
     def _note(self, batch: Batch, numbers: list[int]) -> None:
         """Write a step down, and compare it with what was expected; `numbers` are its parts."""
         step = _step(batch, numbers)
-        self.journal.add(step)
-        self.latest = step.place
+        self._compare(step)
+        if not (self.strict and self.difference):  # which ends the job: the next attempt is compared with the same
+            self.journal.add(step)
+            self.latest = step.place
+
+    def _compare(self, step: Step) -> None:
         if not self.untold or self.difference or not self.expected:
             return
         first = self.expected[0]

@@ -80,6 +80,7 @@ KINDS = {
     "a stateful loader without a state": made("counted", **STATE),
     "a stateful loader without a state, in workers": made("buffered", **STATE, **TWO, persistent=True),
     "a state of a dataset": made("remembered", **STATE, **TWO, persistent=True),
+    "shards in workers": made("sharded", **TWO),
     "a loader of its own": made("steady"),
     "a loader of its own with a state": made("keeping"),
     "a generator": made("generator"),
@@ -91,6 +92,9 @@ KINDS = {
     "the shortest": made("points+buffered", "min_size"),
     "the longest": made("counted+points+steady", "max_size", **TWO),
     "the longest, and others again": made("points+counted+buffered", "max_size_cycle"),
+    "a dict of states": made("resumable+remembered", "dict", **STATE),
+    "the shortest of states": made("resumable+walked", "min_size", **STATE, **TWO),
+    "the longest of states": made("remembered+resumable+keeping", "max_size", **STATE),
     "a cycle of states": made("counted+resumable+points", "max_size_cycle", **STATE, **TWO),
 }
 FEW = ["a buffer", "a state in workers that stay", "a stateful loader without a state", "lazy in workers",
@@ -118,6 +122,25 @@ def test_litdata(tmp_path, monkeypatch, workers):
         assert len(alone) == 3 * (limit or 10) and len({batch for _, _, batch in alone}) == len(alone)
         for stops in ([(0, 3)], [(1, 0)], [(0, 5), (1, 2), (2, 0)]):
             assert train(make, stops, limit) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "workers", [pytest.param(0, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.soak), 2]
+)
+@pytest.mark.parametrize(
+    "kind", ["all", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("weights", "batches", "parallel"))]
+)
+def test_litdata_of_several_datasets(tmp_path, monkeypatch, workers, kind):
+    """Of several datasets, its state is right between epochs only; so an epoch is drawn again."""
+    monkeypatch.chdir(tmp_path)
+    streams.Mixed().prepare_data()
+    make = lambda: streams.Mixed(workers, kind).train_dataloader()  # noqa: E731
+    alone = train(make)
+    last = max(batch for epoch, batch, _ in alone if epoch == 1)
+    assert len({batch for _, _, batch in alone}) == len(alone)
+    for stops in ([(0, 3)], [(1, 0)], [(0, 5), (1, last), (2, 0)]):
+        assert train(make, stops) == alone
 
 
 def test_what_is_not_the_same_when_drawn_again_is_told():
