@@ -10,11 +10,7 @@ import torch
 from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.utilities import CombinedLoader
-from pytorch_lightning.utilities.combined_loader import (
-    _SUPPORTED_MODES,
-    _MaxSizeCycle,
-    _shutdown_workers_and_reset_iterator,
-)
+from pytorch_lightning.utilities.combined_loader import _SUPPORTED_MODES, _MaxSizeCycle
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 
@@ -25,6 +21,7 @@ from app.keys import number_of, seed_all
 from app.plain import NotPlain, decoded, encoded
 from app.resident import ResidentLoader
 from app.state import State
+from app.workers import end_workers
 
 
 def digest_of(batch: Any) -> int:
@@ -32,7 +29,24 @@ def digest_of(batch: Any) -> int:
     return digest.folded(map(int, digest.parts(batch)))
 
 
-class Drawn(CombinedLoader):
+class Together(CombinedLoader):
+    """Loaders whose workers end when nobody goes through them any more."""
+
+    def leave(self, other: CombinedLoader | None = None) -> None:
+        """End the workers of all loaders but those that another one goes on with."""
+        if self._iterator is not None:
+            self._iterator.reset()
+        for loader in self.flattened:
+            if other is None or not any(loader is one for one in other.flattened):
+                end_workers(loader)
+
+    def reset(self) -> None:
+        """Forget where it was."""
+        self.leave()
+        super().reset()
+
+
+class Drawn(Together):
     """The loaders of a validation: each batch has a seed of its own, also for what is done to it on its way."""
 
     key: Callable[[], tuple]
@@ -41,7 +55,7 @@ class Drawn(CombinedLoader):
     def __iter__(self) -> "Drawn":
         for loader in self.flattened:
             if divided(loader) is None:  # all validations draw alike, in new workers
-                _shutdown_workers_and_reset_iterator(loader)
+                end_workers(loader)
                 plan(loader, 0, 0)
         seed_all("loaders", *self.key())
         return super().__iter__()
@@ -52,7 +66,7 @@ class Drawn(CombinedLoader):
         return found
 
 
-class Placed(CombinedLoader):
+class Placed(Together):
     """The training loaders: they begin where training is, and not before that is known.
 
     Lightning begins its loaders when it sets them up, which may be before a checkpoint is loaded: a module that asks
@@ -146,6 +160,12 @@ class Placed(CombinedLoader):
         """Forget where it was."""
         super().reset()
         self.placed = False
+
+    def leave(self, other: CombinedLoader | None = None) -> None:
+        """End the workers of all loaders but those that another one goes on with."""
+        for turns in self.turns:
+            turns.iterator = iter(())
+        super().leave(other)
 
     def _state_dicts(self) -> list[dict[str, Any]]:
         return []  # Lightning would take the first rank's for all
@@ -247,6 +267,7 @@ class _Turns:
     def _set_source(self, state: Any) -> None:
         if state is not None:
             (self.loader if self.own else self.loader.dataset).load_state_dict(decoded(state))
+            sized_len(self.loader)  # litdata's asks its datasets for their lengths without workers, and leaves them so
 
     def _has_no_state(self, none: bool) -> None:
         if none:
@@ -364,7 +385,7 @@ class _Turns:
 
     def _begin(self, turn: int, start: int, loaded: bool = False, after: bool = False) -> None:
         """Begin an iteration, after `start` batches; `loaded` if the loader knows that, `after` if it knows an end."""
-        self.turn, self.over = turn, False
+        self.turn, self.over, self.iterator = turn, False, iter(())
         self.begun += 1
         if isinstance(self.loader, ResidentLoader):
             self.iterator = iter(self.loader)  # it asks itself where training is
@@ -379,7 +400,7 @@ class _Turns:
             self.iterator = iter(self.loader)
             return
         if isinstance(self.loader, DataLoader) and not self.stateful:
-            _shutdown_workers_and_reset_iterator(self.loader)
+            end_workers(self.loader)
         plan(self.loader, self.begun - 1 - after, start if loaded else 0)
         self._seed("order", self.epoch, turn)
         self.iterator = self._others(start if loaded else 0, loaded and not start)

@@ -90,6 +90,10 @@ CASES = {
     "replay, live": [*AGENT, "--model.live=true"],
     "replay of 100,000": [*AGENT, "--model.size=100000"],
     "reloaded": [*data("counted"), "--trainer.reload_dataloaders_every_n_epochs=1"],
+    "reloaded, workers that stay": [
+        *data("resumable", STATE, TWO, STAYS),
+        "--trainer.reload_dataloaders_every_n_epochs=1",
+    ],
     "a dataset that hides where it is": data("hidden"),
     "a dataset that hides where it is, workers": data("hidden", TWO),
     "buffered, ranks": [*data("buffered", TWO), *RANKS],
