@@ -217,10 +217,12 @@ class _Turns:
         self.epoch, self.turn, self.drawn = 0, -1, 0
         self.begun = 0  # iterations, in this run and in those before it
         self.told: Mapping[str, Any] | None = None
-        if self.again and getattr(loader, "persistent_workers", False) and rank_zero_only.rank == 0:
+        stay = self.again and not self.own and getattr(loader, "persistent_workers", False)
+        if stay and rank_zero_only.rank == 0:
             print(
                 f"persistent_workers: those of {self.name} begin anew with each epoch, so that one can be resumed; so "
-                "does what it counts in them",
+                "does what it counts in them; both stay in torchdata's StatefulDataLoader, with a state_dict() of the "
+                "dataset's",
                 flush=True,
             )
         self.over = self.proves = False

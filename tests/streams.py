@@ -99,7 +99,7 @@ class Measured(IterableDataset):
 
     def __iter__(self):
         for index in range(SAMPLES):
-            yield sample(index, time.perf_counter() if index >= 8 else 0.0)
+            yield sample(index, time.perf_counter() % 1 if index >= 8 else 0.0)
 
 
 class Counted(IterableDataset):
@@ -362,6 +362,14 @@ class Keeping(Steady):
         self.at, self.epoch = state["at"], state["epoch"]
 
 
+class Forgetful(Keeping):
+    """One that forgets which epoch it is in."""
+
+    def load_state_dict(self, state):
+        """Go there."""
+        self.at = state["at"]
+
+
 DATASETS = {
     "points": Points, "buffered": Buffered, "sized": Sized, "counted": Counted, "unseeded": Unseeded,
     "sharded": Sharded, "dated": Dated, "measured": Measured, "resumable": Resumable, "uneven": Uneven,
@@ -371,7 +379,13 @@ DATASETS = {
     "lazy without seed": lambda: Lazy(np.random.default_rng),
     "lazy random": lambda: Lazy(random.Random),
 }  # fmt: skip
-LOADERS = {"unsteady": Unsteady, "steady": Steady, "keeping": Keeping, "generator": lambda: iter(Steady())}
+LOADERS = {
+    "unsteady": Unsteady,
+    "steady": Steady,
+    "keeping": Keeping,
+    "forgetful": Forgetful,
+    "generator": lambda: iter(Steady()),
+}
 
 
 class Data(LightningDataModule):

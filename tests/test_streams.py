@@ -148,12 +148,15 @@ def test_what_a_stream_has_given_is_left_out(tmp_path, ranks):
     assert len(re.findall(rf"{said}\d+\.\d s$", run.said, re.M)) == 1, run.said
 
 
-@pytest.mark.parametrize("dataset", ["dated", "measured"])
-def test_a_stream_that_is_another_one_is_told(tmp_path, dataset):
-    """Twice drawn, its first batch is the same; what comes of it in another process is not."""
-    run = Run(tmp_path, *data(dataset))
+OTHERS = ["dated", *(pytest.param(name, marks=pytest.mark.soak) for name in ("measured", "forgetful"))]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_stream_that_is_another_one_is_told(tmp_path, name):
+    """Drawn twice in a process, its first batch is the same; and the next one is in the checkpoint."""
+    run = Run(tmp_path, *data(name))
     assert run.start(STOP_AT="1:3") == 143
-    said = "resumed at step 14: step 15 is not that of the interrupted run: on rank 0, the batch differs; likely"
+    said = "resumed at step 14: step 16 is not that of the interrupted run: on rank 0, the batch differs; likely"
     assert run.start("--resume.strict=true") == 1
     assert f"\nerror: --resume.strict: {said} " in run.said
     run.finish()
