@@ -100,8 +100,13 @@ def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
 
 
 def draws_again(loader: Any) -> bool:
-    """Return whether a loader can only get to a position by drawing all that was before it again."""
-    return divided(loader) is None and not has_state(loader)
+    """Return whether a loader can only get to a position by drawing all that was before it again.
+
+    So can litdata's of a CombinedStreamingDataset or ParallelStreamingDataset, whose state is right between epochs
+    only: within one, it takes each dataset's samples for shared out evenly among the workers.
+    """
+    several = _of(loader, "litdata") and hasattr(loader.dataset, "_datasets")
+    return divided(loader) is None and (several or not has_state(loader))
 
 
 def counts_only(loader: Any) -> bool:

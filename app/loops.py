@@ -42,9 +42,11 @@ class _Loaders:
 
     @_combined_loader.setter
     def _combined_loader(self, loader: CombinedLoader | None) -> None:
-        vars(self)["_combined_loader"] = loader
+        before, vars(self)["_combined_loader"] = self._combined_loader, loader
         if loader is not None:
             self.restart.chance.together(self.trainer, loader, self.kind)
+        if before not in (None, loader):
+            before.leave(loader)
 
 
 class FitLoop(_Loaders, _FitLoop):

@@ -17,6 +17,7 @@ from torchmetrics import Metric
 
 from app import graph
 from app.held import Held, roots
+from app.plain import decoded, encoded
 from app.state import digest
 
 METADATA = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx",
@@ -56,14 +57,13 @@ def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tens
 
 def of_job(trainer: Trainer) -> dict[str, Any]:
     """Return the newest value of each metric, by where Lightning shows it."""
-    shown = {name: dict(getattr(trainer._logger_connector, name)) for name in SHOWN}
-    return copied(shown)
+    return {name: encoded(dict(getattr(trainer._logger_connector, name))) for name in SHOWN}
 
 
 def restore_job(trainer: Trainer, shown: Mapping[str, Any]) -> None:
     """Give Lightning the newest value of each metric back."""
     for name in SHOWN:
-        setattr(trainer._logger_connector, name, dict(shown[name]))
+        setattr(trainer._logger_connector, name, decoded(shown[name]))
 
 
 @torch.no_grad()
@@ -75,7 +75,7 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
     device = trainer.strategy.root_device
     for name, metric in _metrics(trainer):
         if saved := known["metrics"].get(name):
-            _restore(metric, saved, device)
+            _restore(metric, saved, metric.device)  # a callback's may be on the CPU
     if mid_epoch:
         trainer._logger_connector._first_loop_iter = False  # else the next batch would be taken for the epoch's first
         for key, saved in known["results"].items():

@@ -10,11 +10,7 @@ import torch
 from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.utilities import CombinedLoader
-from pytorch_lightning.utilities.combined_loader import (
-    _SUPPORTED_MODES,
-    _MaxSizeCycle,
-    _shutdown_workers_and_reset_iterator,
-)
+from pytorch_lightning.utilities.combined_loader import _SUPPORTED_MODES, _MaxSizeCycle
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 
@@ -26,6 +22,7 @@ from app.keys import number_of, seed_all
 from app.plain import NotPlain, decoded, encoded
 from app.resident import ResidentLoader
 from app.state import State
+from app.workers import end_workers
 
 
 def digest_of(batch: Any) -> int:
@@ -33,7 +30,24 @@ def digest_of(batch: Any) -> int:
     return digest.folded(map(int, digest.parts(batch)))
 
 
-class Drawn(CombinedLoader):
+class Together(CombinedLoader):
+    """Loaders whose workers end when nobody goes through them any more."""
+
+    def leave(self, other: CombinedLoader | None = None) -> None:
+        """End the workers of all loaders but those that another one goes on with."""
+        if self._iterator is not None:
+            self._iterator.reset()
+        for loader in self.flattened:
+            if other is None or not any(loader is one for one in other.flattened):
+                end_workers(loader)
+
+    def reset(self) -> None:
+        """Forget where it was."""
+        self.leave()
+        super().reset()
+
+
+class Drawn(Together):
     """The loaders of a validation: each batch has a seed of its own, also for what is done to it on its way."""
 
     key: Callable[[], tuple]
@@ -42,7 +56,7 @@ class Drawn(CombinedLoader):
     def __iter__(self) -> "Drawn":
         for loader in self.flattened:
             if divided(loader) is None:  # all validations draw alike, in new workers
-                _shutdown_workers_and_reset_iterator(loader)
+                end_workers(loader)
                 plan(loader, 0, 0)
         seed_all("loaders", *self.key())
         return super().__iter__()
@@ -53,7 +67,7 @@ class Drawn(CombinedLoader):
         return found
 
 
-class Placed(CombinedLoader):
+class Placed(Together):
     """The training loaders: they begin where training is, and not before that is known.
 
     Lightning begins its loaders when it sets them up, which may be before a checkpoint is loaded: a module that asks
@@ -153,6 +167,12 @@ class Placed(CombinedLoader):
         super().reset()
         self.placed = False
 
+    def leave(self, other: CombinedLoader | None = None) -> None:
+        """End the workers of all loaders but those that another one goes on with."""
+        for turns in self.turns:
+            turns.iterator = iter(())
+        super().leave(other)
+
     def _state_dicts(self) -> list[dict[str, Any]]:
         return []  # Lightning would take the first rank's for all
 
@@ -186,12 +206,13 @@ class _Turns:
 
     def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
         self.loader, self.seed, self.mode = loader, seed, mode
-        self.stateful, self.again = has_state(loader), draws_again(loader)
+        self.own, self.again = has_state(loader), draws_again(loader)  # whether it saves its state; both may be
+        self.stateful = self.own and not self.again
         # Of these, a batch may lie ahead that could not be drawn once more.
         self.ahead = self.stateful or (self.again and not getattr(loader, "num_workers", 0))
         skip = (Dataset,) if isinstance(loader, DataLoader) else ()
-        self.order = State(lambda: order_of(loader, self.stateful), skip)
-        self.data = State(lambda: data_of(loader, self.stateful))
+        self.order = State(lambda: order_of(loader, self.own), skip)
+        self.data = State(lambda: data_of(loader, self.own))
         # A generator, which is gone through once, in all epochs.
         self.once = isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools")
         self.given = 0  # batches that it gave
@@ -202,10 +223,12 @@ class _Turns:
         self.epoch, self.turn, self.drawn = 0, -1, 0
         self.begun = 0  # iterations, in this run and in those before it
         self.told: Mapping[str, Any] | None = None
-        if self.again and getattr(loader, "persistent_workers", False) and rank_zero_only.rank == 0:
+        stay = self.again and not self.own and getattr(loader, "persistent_workers", False)
+        if stay and rank_zero_only.rank == 0:
             print(
                 f"persistent_workers: those of {self.name} begin anew with each epoch, so that one can be resumed; so "
-                "does what it counts in them",
+                "does what it counts in them; both stay in torchdata's StatefulDataLoader, with a state_dict() of the "
+                "dataset's",
                 flush=True,
             )
         self.over = self.proves = False
@@ -252,18 +275,19 @@ class _Turns:
             self.kept = self.data.kept()
 
     def _source(self) -> Any:
-        """Return the state of a dataset that saves it, whose loader does not."""
-        dataset = getattr(self.loader, "dataset", None)
+        """Return the state of a dataset that saves it, whose loader does not; or a loader's, right between epochs."""
+        source = self.loader if self.own else getattr(self.loader, "dataset", None)
         with contextlib.suppress(NotPlain):
-            return encoded(dataset.state_dict()) if self.again and has_state(dataset) else None
+            return encoded(source.state_dict()) if self.again and has_state(source) else None
 
     def _set_source(self, state: Any) -> None:
         if state is not None:
-            self.loader.dataset.load_state_dict(decoded(state))
+            (self.loader if self.own else self.loader.dataset).load_state_dict(decoded(state))
+            sized_len(self.loader)  # litdata's asks its datasets for their lengths without workers, and leaves them so
 
     def _has_no_state(self, none: bool) -> None:
         if none:
-            self.stateful, self.again = False, True
+            self.own, self.stateful, self.again = False, False, True
             self.ahead = not getattr(self.loader, "num_workers", 0)
             self.first = self.order.kept(), self.data.kept()  # nothing has been drawn since the epoch began
             self.before, self.kept = self.first
@@ -377,7 +401,7 @@ class _Turns:
 
     def _begin(self, turn: int, start: int, loaded: bool = False, after: bool = False) -> None:
         """Begin an iteration, after `start` batches; `loaded` if the loader knows that, `after` if it knows an end."""
-        self.turn, self.over = turn, False
+        self.turn, self.over, self.iterator = turn, False, iter(())
         self.begun += 1
         if isinstance(self.loader, ResidentLoader):
             self.iterator = iter(self.loader)  # it asks itself where training is
@@ -392,16 +416,14 @@ class _Turns:
             self.iterator = iter(self.loader)
             return
         if isinstance(self.loader, DataLoader) and not self.stateful:
-            _shutdown_workers_and_reset_iterator(self.loader)
+            end_workers(self.loader)
         plan(self.loader, self.begun - 1 - after, start if loaded else 0)
         self._seed("order", self.epoch, turn)
         self.iterator = self._others(start if loaded else 0, loaded and not start)
 
     def _others(self, first: int, ended: bool) -> Iterator:
         """Go through a loader that knows no positions; one that has `ended` has to be begun twice."""
-        found = (
-            {} if self.stateful and isinstance(self.loader, DataLoader) else generators.find({"loader": self._inside()})
-        )
+        found = {} if self.own and isinstance(self.loader, DataLoader) else generators.find({"loader": self._inside()})
         generators.reseed(found, number_of("order", *self.seed, self.epoch, self.turn))
         batches, key = iter(self.loader), (self.epoch, self.turn)
         if self.once:

@@ -253,11 +253,14 @@ def _feed(value: Any, update: Callable[[bytes], None]) -> None:
 def _same(now: Any, value: Any, held: set[int]) -> Any:
     """Return the tensor that is there with what `value` holds, as others may hold it, too; else `value`.
 
-    What is in `held` belongs to a module, or was given a value already: it stays as it is.
+    What was on a GPU is not put into a tensor that is not there yet. What is in `held` belongs to a module, or was
+    given a value already: it stays as it is.
     """
     if not isinstance(now, Tensor) or not isinstance(value, Tensor) or not now.is_leaf:
         return value
     if (now.shape, now.dtype, now.layout) != (value.shape, value.dtype, value.layout):
+        return value
+    if value.device not in (now.device, torch.device("cpu")):
         return value
     if id(now) in held:
         return now if digest(now) == digest(value) else value
@@ -296,7 +299,7 @@ def _set(owner: Any, name: str, value: Any, held: set[int]) -> None:
     if isinstance(now, Tensor) and isinstance(value, Tensor):
         if _same(now, value, held) is now:
             return
-        value = value.to(now.device)
+        value = value.to(now.device) if value.is_cpu else value
     if isinstance(owner, types.FunctionType):
         owner.__closure__[owner.__code__.co_freevars.index(name)].cell_contents = value
     elif hasattr(owner, "__dict__"):

@@ -24,8 +24,11 @@ ROWS = {
     "data": ["data", "memory", "memory of torchvision"],
     "similarity": ["similarity"] * 3,
     "side_by_side": ["1 job"],
-}
+    "proof": ["step, our loader", "step, a DataLoader", "start, our loader", "start, a DataLoader", "start, a stream",
+              "start, resumed"],
+}  # fmt: skip
 FLAGS = {"step": ["--steps=1"], "original": ["--steps=1"], "similarity": ["--rows=300", "--columns=8"]}
+FLAGS["proof"] = ["--steps=1", "--starts=1"]
 FLAGS["side_by_side"] = ["--jobs=1", "--seconds=0.2"]
 
 

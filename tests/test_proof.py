@@ -230,6 +230,16 @@ def test_strict_ends_the_job(tmp_path: Path):
     assert [one["identical"] for one in run.described] == [False]
 
 
+def test_each_strict_attempt_is_compared_with_the_run_that_was_interrupted(tmp_path: Path):
+    """Not with the attempt before, which made the same mistake."""
+    run = Broken(tmp_path, SAVES)
+    run.kill()
+    for _ in range(2):
+        assert run.start("--resume.strict=true", BREAK="a step is not seeded") == 1
+    run.finish("--resume.strict=true")
+    assert run.verdicts[0].endswith("steps are those of the interrupted run, bit for bit"), run.verdicts
+
+
 def test_what_was_set_otherwise_is_told_as_the_cause(tmp_path: Path):
     """Here it is: with another number of threads, sums are added up otherwise."""
     run = Broken(tmp_path, SAVES)
