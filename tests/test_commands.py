@@ -82,6 +82,7 @@ BETWEEN_THE_LINES = {
     "python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1":
         "test_benchmarks.py::test_an_interrupted_job_is_compared",
     "python -m benchmarks.original": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
+    "python -m benchmarks.proof": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
     "python -m benchmarks.scaling predict --step=SECONDS": "test_scaling.py::test_two_cores_are_compared_as_nodes",
     "python -m benchmarks.side_by_side":
         "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",

@@ -67,7 +67,7 @@ FEW = ["the control", "two optimizers, by hand", "accumulated gradients", "an it
 
 def check_killed(folder: Path, flags: list[str]) -> None:
     """What is done again is what was done, whatever code it is."""
-    run = Broken(folder, *flags, "--resume.every_n_steps=2")
+    run = Broken(folder, *flags, "--resume.every_n_steps=6")
     run.kill("1:3" if "--trainer.overfit_batches=4" in flags else "1:7")
     run.finish()
     (verdict,) = run.verdicts
