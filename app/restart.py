@@ -129,19 +129,29 @@ class Restart:
             yield
             return
         held = self.meta.get("before_data")
-        if self.kind == "epoch" and every and epoch - made >= every:  # which comes next makes it anew
-            made, held = epoch, self._known["held"]
+        if anew := self.kind == "epoch" and bool(every) and epoch - made >= every:
+            made, held = epoch, self._known["held"]  # the epoch that comes next has its data made
         if made:
             seed_all("data", self.chance.seed, made)
         if held and self._same_ranks:
             snapshot.held.restore_before_data(held)
             snapshot.before_data = {name: held[name] for name in ("plain", "generators")}
+        snapshot.held.state.mark()
         progress = loop.epoch_progress.current
         now, progress.completed = progress.completed, made
         try:
             yield
         finally:
             progress.completed = now
+        if anew:  # what was saved of the data before is of no use to this, and what objects hold, it may have changed
+            told, known = snapshot.held.before_data(), self._known["held"]
+            kept = {key: value for key, value in known["plain"].items() if not key[0].startswith("train.")}
+            others = {".".join(key) for key in (known["plain"].keys() - kept.keys()) | told["plain"].keys()}
+            others |= {f"generators {path}" for path in told["generators"]} | {"settings val_check_batch"}
+            self.saved = {name: value for name, value in self.saved.items() if name not in others}
+            known.update(plain=kept | told["plain"], generators=told["generators"])
+            known["settings"].pop("val_check_batch", None)  # by the number of batches, which the new data has
+            self.taken = True
 
     def place(self, loop) -> None:
         """Place the training data's loader in an epoch that another number of ranks began."""
@@ -221,7 +231,7 @@ class Restart:
 
     def give_back_to_loaders(self, loop) -> None:
         """Give the loaders' samplers and data back what they held at an epoch's end."""
-        if self.meta and self.kind == "epoch":
+        if self.meta and self.kind == "epoch" and not self.taken:
             loop._combined_loader.give_back(self._known["held"]["loaders"])
 
     def take_states(self) -> Mapping[str, Any] | None:

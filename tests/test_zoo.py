@@ -20,6 +20,8 @@ QUICK = {
     "rate and weights set in on_train_start": "process",
     "configure_callbacks, LambdaCallback, RichProgressBar": "process",
     "ModelPruning": "process",
+    "a pool that grows": "process",
+    "DistributedSampler of one's own": "lightning-2",
     "LoRA: strict_loading=False": "lightning-2",
     "an iterator of the module's own": "process",
 }

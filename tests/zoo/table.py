@@ -233,7 +233,7 @@ for kind in KINDS:
     add(f"loader: {kind}", data=made("sampling.SampledData", kind=kind), ranks=ranks,
         **limits)  # fmt: skip
 add("loader: one-batch", data=made("sampling.SampledData", kind="one-batch"), max_epochs=30)
-add("DistributedSampler of one's own", data="sampling.OwnDistributedData", ranks=(2, 3), use_distributed_sampler=False)
+add("DistributedSampler of one's own", data="sampling.OwnDistributedData", ranks=(2,), use_distributed_sampler=False)
 add("a pool that grows", data="sampling.GrowingData", reload_dataloaders_every_n_epochs=1)
 add("state_dict of a data module", data="sampling.StatefulData")
 add("a fold of k", data=made("sampling.FoldData", fold=1), more=MONITORED)
