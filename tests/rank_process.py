@@ -55,7 +55,7 @@ def main(path: str, name: str, code: str) -> None:
         def launch(name: str) -> subprocess.Popen:
             return _start(Path(path), name, "")
 
-        say(rank=name)
+        say(rank=name, status=f"{name} is there")
         print("connected", flush=True)
         sys.stdin.readline()
         exec(code, {"say": say, "launch": launch, "line": line, "os": os, "signal": signal})

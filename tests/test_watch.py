@@ -159,8 +159,10 @@ def test_a_rank_that_was_told_to_stop_before_it_could_say_so_is_no_reason(watch,
 def test_a_rank_that_its_launcher_takes_with_it(watch, end):
     """The kernel kills it; its line may break before the launcher's, of which other threads live a moment longer."""
     holds_the_line = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
-    code = f"launch({RANK!r})\n{holds_the_line}{end}"
+    code = f"launch({RANK!r})\ninput()\n{holds_the_line}{end}"
     with process(watch.path, OTHER, code) as started:
+        may(started)
+        assert comes(lambda: watch.peers.status == f"{RANK} is there")  # the loop has seen which launcher it has
         may(started)
         assert comes(lambda: watch.dead)
         assert watch.dead == Verdict(AFTER, here=True, doubt=2)
