@@ -7,14 +7,16 @@ given: it is the row of indices which goes to its workers that seeds, sample by 
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from app.compat.lightning_loops import combined_loader, fetcher, is_drawn_by_steps
+from app.compat.torch_data import GivenIndices, MadeIterators
 from app.drawing import DrawnWithState, Plan, drawing, has_state
 from app.order import Batches
 from app.resident import ResidentLoader
@@ -23,8 +25,8 @@ from app.resident import ResidentLoader
 def position(trainer: Trainer) -> tuple[int, int]:
     """Return the epoch that training is in, and how many of its batches are done, or drawn by steps that draw."""
     loop = trainer.fit_loop
-    drawn = isinstance(loop._data_fetcher, _DataLoaderIterDataFetcher)
-    done = loop._combined_loader.drawn if drawn else loop.epoch_loop.batch_progress.current.processed
+    drawn = is_drawn_by_steps(fetcher(trainer))
+    done = combined_loader(trainer).drawn if drawn else loop.epoch_loop.batch_progress.current.processed
     return loop.epoch_progress.current.processed, done
 
 
@@ -138,19 +140,20 @@ def plan(loader: Any, turn: int, done: int) -> None:
         planned.first = tuple((done - worker + workers - 1) // workers * size for worker in range(workers))
 
 
-class Exact(DataLoader):
+class Exact(GivenIndices):
     """What an exact DataLoader's own class has before its class. See `exact`."""
 
     exactly: Batches
     planned: Plan
 
-    @property
-    def _index_sampler(self) -> Any:
+    def indices(self) -> Batches:
+        """Return the batches of keys."""
         return self.exactly
 
-    def _get_iterator(self) -> Any:
+    def make_iterator(self, make: Callable[[], Any]) -> Any:
+        """Return an iterator whose samples are drawn as planned."""
         with drawing(self, self.planned):
-            return DataLoader._get_iterator(self)
+            return make()
 
 
 class ExactInPlaces(Exact):
@@ -160,14 +163,15 @@ class ExactInPlaces(Exact):
     state_dict = load_state_dict = None
 
 
-class Streamed(DataLoader):
+class Streamed(MadeIterators):
     """What a DataLoader without positions has before its class: what it draws is seeded. See `exact`."""
 
     planned: Plan
 
-    def _get_iterator(self) -> Any:
+    def make_iterator(self, make: Callable[[], Any]) -> Any:
+        """Return an iterator whose samples are drawn as planned."""
         with drawing(self, self.planned):
-            iterator = super()._get_iterator()
+            iterator = make()
         self.planned.turn += 1
         return iterator
 

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from app import flags
+from app.compat import jsonargparse_types
 from app.suggestions import REPLACED, choice, closest, find_class, listed, shortened, shown, why_not
 
 REFUSED = (ArgumentError, OSError, ValueError, OverflowError, RecursionError)
@@ -106,8 +107,7 @@ def of_a_component(error: Exception, config: Namespace) -> Exception:
     while first:
         frames += traceback.walk_tb(first.__traceback__)
         error, first = first, first.__cause__ or (None if first.__suppress_context__ else first.__context__)
-    maker = inspect.unwrap(ArgumentParser.instantiate).__code__  # jsonargparse 4.53
-    components = [frame.f_locals.get("component") for frame, _ in frames if frame.f_code is maker]
+    components = jsonargparse_types.components(frame for frame, _ in frames)
     if not components or not isinstance(error, REFUSED_BY_CLASSES):
         return error
     path = ".".join(flags.BARE.sub("", component.dest) for component in components)

@@ -8,17 +8,14 @@ from typing import Any
 
 import torch
 from lightning_fabric.utilities.data import sized_len
-from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.utilities import CombinedLoader
-from pytorch_lightning.utilities.combined_loader import (
-    _SUPPORTED_MODES,
-    _MaxSizeCycle,
-    _shutdown_workers_and_reset_iterator,
-)
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 
 from app import digest, generators
+from app.compat.lightning_loaders import PlaceableLoader, end_workers
+from app.compat.lightning_loops import is_drawn_by_steps
+from app.compat.torch_data import has_iterator
 from app.drawing import has_state
 from app.exact import counts_only, data_of, divided, draws_again, keeps_workers, knows_its_end, order_of, plan
 from app.keys import number_of, seed_all
@@ -41,7 +38,7 @@ class Drawn(CombinedLoader):
     def __iter__(self) -> "Drawn":
         for loader in self.flattened:
             if divided(loader) is None:  # all validations draw alike, in new workers
-                _shutdown_workers_and_reset_iterator(loader)
+                end_workers(loader)
                 plan(loader, 0, 0)
         seed_all("loaders", *self.key())
         return super().__iter__()
@@ -52,7 +49,7 @@ class Drawn(CombinedLoader):
         return found
 
 
-class Placed(CombinedLoader):
+class Placed(PlaceableLoader):
     """The training loaders: they begin where training is, and not before that is known.
 
     Lightning begins its loaders when it sets them up, which may be before a checkpoint is loaded: a module that asks
@@ -70,7 +67,7 @@ class Placed(CombinedLoader):
 
     def prepare(self) -> None:
         """Take note of what the loaders hold before anything is drawn of them."""
-        mode = self._mode if len(self.flattened) > 1 else ""
+        mode = self.mode if len(self.flattened) > 1 else ""
         self.turns = [
             _Turns(loader, (*self.seed, number) if number else self.seed, mode)
             for number, loader in enumerate(self.flattened)
@@ -91,7 +88,7 @@ class Placed(CombinedLoader):
         ahead = decoded(states["ahead"]) if states else []
         if done and states and states["why"] and rank_zero_only.rank == 0:
             print(f"{states['why']}: the rest of this epoch is not what it would have been", flush=True)
-        if done and states and isinstance(fetcher, _DataLoaderIterDataFetcher):  # a step may draw any number
+        if done and states and is_drawn_by_steps(fetcher):  # a step may draw any number
             done = states["drawn"]
         self.place, self.placed = (epoch, done + len(ahead)), True
         told = states["loaders"] if states else []
@@ -118,18 +115,14 @@ class Placed(CombinedLoader):
         return ""
 
     def __iter__(self) -> "Placed":
-        kind = _SUPPORTED_MODES[self._mode]["iterator"]
         if not self.placed:
-            self._iterator = kind(self.flattened, self._limits)  # which has a length
+            self.combine(self.flattened)
             return self
-        epoch, done = self.place
-        self._iterator = kind(self.turns, self._limits)
-        self._iterator._idx = self.drawn = done
+        epoch, self.drawn = self.place
+        self.combine(self.turns)
         for turns in self.turns:
-            turns.go_to(done)
-        self._iterator.iterators = [turns.iterator for turns in self.turns]
-        if isinstance(self._iterator, _MaxSizeCycle):
-            self._iterator._consumed = [turns.turn > 0 for turns in self.turns]
+            turns.go_to(self.drawn)
+        self.go_on(self.drawn, [turns.iterator for turns in self.turns], [turns.turn > 0 for turns in self.turns])
         self.place, self.epoch = (epoch, 0), epoch
         return self
 
@@ -146,9 +139,6 @@ class Placed(CombinedLoader):
         """Forget where it was."""
         super().reset()
         self.placed = False
-
-    def _state_dicts(self) -> list[dict[str, Any]]:
-        return []  # Lightning would take the first rank's for all
 
     def states(self, fetcher: Any, within: bool) -> dict[str, Any]:
         """Return what has to be known to go on: within an epoch, it is drawn again, from what was there before it.
@@ -256,7 +246,7 @@ class _Turns:
 
     @property
     def _workers_stay(self) -> bool:
-        return keeps_workers(self.loader) and getattr(self.loader, "_iterator", None) is not None
+        return keeps_workers(self.loader) and has_iterator(self.loader)
 
     def settle(self) -> None:
         """Have the data be as it is now, once workers have copies of it as it was, or what was drawn is drawn again."""
@@ -378,7 +368,7 @@ class _Turns:
             self.iterator = iter(self.loader)
             return
         if isinstance(self.loader, DataLoader) and not self.stateful:
-            _shutdown_workers_and_reset_iterator(self.loader)
+            end_workers(self.loader)
         plan(self.loader, self.begun - 1 - after, start if loaded else 0)
         self._seed("order", self.epoch, turn)
         self.iterator = self._others(start if loaded else 0, loaded and not start)

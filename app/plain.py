@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from app.compat.torch_modules import keep_metadata
+
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
 READABLE = (*SCALARS, torch.dtype, torch.device, torch.Size, bytearray)
 FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "str": str, "bool": bool}
@@ -218,8 +220,7 @@ def plain(
             made.update(
                 (_key(key, path), plain(one, notes, otherwise, (*path, key), copies)) for key, one in value.items()
             )
-            if isinstance(metadata := getattr(value, "_metadata", None), dict):  # of a module's state
-                made._metadata = metadata
+            keep_metadata(made, value)
             return made
         note, held = lowered(value)
     except NotPlain as error:

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from torch import Tensor
 
 from app import causes, digest, loops, same
 from app.agreement import OTHER, SAME, UNSURE
+from app.compat.lightning_loops import fetcher, is_drawn_by_steps
 from app.digest import Part
 from app.exact import position
 from app.folder import Folder
@@ -104,7 +104,7 @@ class Proof:
             known, before, problem = read(self.folder.path, run, trainer.global_rank, trainer.world_size)
             self._warn(problem and f"{problem}; what comes after is not compared with it")
             self.changes = causes.changed(same.changed(meta["run"], flags), before, machine)
-            if not isinstance(trainer.fit_loop._data_fetcher, _DataLoaderIterDataFetcher):  # its steps have no batch
+            if not is_drawn_by_steps(fetcher(trainer)):  # these steps have no batch
                 self.expected = deque(step for step in known if step.place >= (epoch, batch))
             self.begun = bool(self.expected) and self.expected[0].place == (epoch, batch)
         self.journal = Journal(self.folder.path, self.run, trainer.global_rank, trainer.world_size, machine)

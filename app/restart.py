@@ -10,6 +10,7 @@ from pytorch_lightning import Trainer
 from app import best, checkpoints, curves, intact, loops, partial, revive, same
 from app.agreement import Agreement
 from app.chance import Chance
+from app.compat import lightning_checkpoints
 from app.exact import divided, position
 from app.folder import Folder, choose
 from app.held import Held
@@ -83,8 +84,7 @@ class Restart:
             if hasattr(callback, "current_score"):
                 callback.current_score = checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
         self.trainer.should_stop = self.meta["should_stop"]
-        self.trainer._checkpoint_connector._ckpt_path = str(path)
-        self.trainer._checkpoint_connector._loaded_checkpoint = checkpoint
+        lightning_checkpoints.give(self.trainer, checkpoint, str(path))
         return True
 
     def _is_the_same(self, differences: list[str]) -> None:
@@ -111,7 +111,7 @@ class Restart:
     @contextmanager
     def as_of_the_data(self, loop) -> Iterator[None]:
         """Let the training data be made as in the epoch in which it was, which it may ask for."""
-        made = self.meta.get("made", 0) if loop._combined_loader is None else 0
+        made = self.meta.get("made", 0) if loop.loaders is None else 0
         if made <= 0:
             yield
             return

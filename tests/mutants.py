@@ -142,7 +142,7 @@ def main() -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["torch", "torchvision", "pytorch_lightning", "torchmetrics.classification", "jsonargparse", "pytest"]
     )
-    modules = args.only or [f"app/{path.name}" for path in sorted((ROOT / "app").glob("*.py"))]
+    modules = args.only or [str(path.relative_to(ROOT)) for path in sorted((ROOT / "app").rglob("*.py"))]
     everywhere = []
     for module in modules:
         source = (ROOT / module).read_text()

@@ -1,0 +1,104 @@
+"""How Lightning prepares loaders and combines several of them.
+
+On an upgrade: compare utilities/combined_loader.py (what iter() and next() do in each mode, and
+which attributes say where an iterator is) and `_process_dataloader` of
+trainer/connectors/data_connector.py.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import CombinedLoader
+from pytorch_lightning.utilities.combined_loader import (
+    _SUPPORTED_MODES,
+    _MaxSizeCycle,
+    _shutdown_workers_and_reset_iterator,
+)
+
+
+class PlaceableLoader(CombinedLoader):
+    """A CombinedLoader whose iteration can be begun at any batch, and which has no state for
+    Lightning to save.
+
+    CombinedLoader always begins at the first batch, and what combines its loaders is made in its
+    `__iter__`.
+    """
+
+    @property
+    def mode(self) -> str:
+        """How the loaders are combined, such as "max_size_cycle"."""
+        return self._mode
+
+    def combine(self, iterables: list[Iterable]) -> None:
+        """Make what iterates over `iterables`; from now on it has a length. No iterator is made
+        of them yet.
+        """
+        self._iterator = _SUPPORTED_MODES[self._mode]["iterator"](iterables, self._limits)
+
+    def go_on(self, batch: int, iterators: list[Iterator], ended: list[bool]) -> None:
+        """Have what `combine` made go on with `iterators`.
+
+        Args:
+            batch: The number of the batch that comes next.
+            iterators: One of each iterable, which are there already.
+            ended: Of each iterable, whether it has come to its end before; in "max_size_cycle" it began again then.
+        """
+        self._iterator._idx = batch
+        self._iterator.iterators = iterators
+        if isinstance(self._iterator, _MaxSizeCycle):
+            self._iterator._consumed = ended
+
+    def _state_dicts(self) -> list[dict[str, Any]]:
+        """Lightning would save the first rank's state for all of them
+        (`_FitLoop.on_save_checkpoint`).
+        """
+        return []
+
+
+def flat(loaders: Any) -> list[Any]:
+    """Return the loaders of what `trainer.train_dataloader` or `val_dataloaders` is, one by
+    one; none of None.
+    """
+    return [] if loaders is None else CombinedLoader(loaders).flattened
+
+
+def end_workers(loader: Any) -> None:
+    """End a loader's data workers, so that its next iteration has new ones; nothing if it has
+    none.
+    """
+    _shutdown_workers_and_reset_iterator(loader)
+
+
+def preparing(trainer: Trainer) -> Callable[..., Any]:
+    """Return what prepares each loader now: (loader, shuffle, stage) -> the loader that is used."""
+    return trainer._data_connector._prepare_dataloader
+
+
+def lightnings_preparing(trainer: Trainer) -> Callable[..., Any]:
+    """Return Lightning's own function of that kind, which gives a loader a DistributedSampler
+    where it needs one.
+    """
+    connector = trainer._data_connector
+    return functools.partial(type(connector)._prepare_dataloader, connector)
+
+
+def prepare_by(trainer: Trainer, prepare: Callable[..., Any]) -> None:
+    """Have `prepare` called for each loader in the place of what did so before.
+
+    Strategy.process_dataloader, which is public, is not told for which stage the loader is, and
+    the trainer's state does not say it either: code of a validation may ask for
+    `trainer.num_training_batches`, which sets up those of training.
+    """
+    trainer._data_connector._prepare_dataloader = prepare
+
+
+def prepare_by_lightning(trainer: Trainer) -> bool:
+    """Undo `prepare_by`, and return whether it had been called."""
+    return vars(trainer._data_connector).pop("_prepare_dataloader", None) is not None
+
+
+def share_by_sampler(trainer: Trainer, share: bool) -> None:
+    """Set what Trainer(use_distributed_sampler=...) sets, in a trainer that is made already."""
+    trainer._accelerator_connector.use_distributed_sampler = share

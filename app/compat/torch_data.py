@@ -1,0 +1,81 @@
+"""How torch's DataLoader makes its iterators, asks for indices and fetches samples
+(torch/utils/data).
+
+It has no public way to begin an epoch at a batch, nor to seed each sample; and a class of a user's
+own, or torchdata's, may go through it in its own way. Two methods of DataLoader and one function,
+by which all of them fetch, are the places to do it.
+
+On an upgrade: compare `_get_iterator`, `_index_sampler` and `_DatasetKind` in dataloader.py, the
+fetchers in _utils/fetch.py (`fetch`, `dataset_iter`), who calls `create_fetcher`, and
+`_get_iterator` of torchdata's StatefulDataLoader.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch.utils.data import DataLoader, _DatasetKind
+
+ITERATOR = "_iterator"
+"""The attribute in which a DataLoader keeps an iterator whose workers stay from one epoch to
+the next.
+"""
+
+
+class MadeIterators(DataLoader):
+    """A DataLoader that asks `make_iterator` for its iterators; to be put before the class of
+    one that is there.
+    """
+
+    def make_iterator(self, make: Callable[[], Any]) -> Any:
+        """Return `make()`, which is what the DataLoader itself would have made; to be
+        overridden.
+        """
+        return make()
+
+    def _get_iterator(self) -> Any:
+        return self.make_iterator(super()._get_iterator)
+
+
+class GivenIndices(MadeIterators):
+    """A DataLoader that asks for what `indices` returns, and goes through it as torch's own
+    class does.
+    """
+
+    def indices(self) -> Iterable:
+        """Return what is iterated over in place of the DataLoader's sampler or batch sampler;
+        to be overridden.
+        """
+        raise NotImplementedError
+
+    @property
+    def _index_sampler(self) -> Iterable:
+        return self.indices()
+
+    def _get_iterator(self) -> Any:
+        return self.make_iterator(lambda: DataLoader._get_iterator(self))
+
+
+def has_iterator(loader: Any) -> bool:
+    """Return whether a loader keeps an iterator, with its data workers."""
+    return getattr(loader, ITERATOR, None) is not None
+
+
+def fetcher_maker() -> Callable[..., Any]:
+    """Return what makes a fetcher for each iteration of a DataLoader, in the process that draws
+    samples.
+
+    Called with (kind, dataset, auto_collation, collate_fn, drop_last).
+    """
+    return _DatasetKind.create_fetcher
+
+
+def make_fetchers_by(make: Callable[..., Any]) -> None:
+    """Have `make` make the fetchers from now on, in this process."""
+    _DatasetKind.create_fetcher = staticmethod(make)
+
+
+def has_map(kind: int) -> bool:
+    """Return whether a fetcher of this kind is one of a dataset with indices: it has `fetch`,
+    the other `dataset_iter`.
+    """
+    return kind == _DatasetKind.Map

@@ -1,0 +1,43 @@
+"""The parameters and buffers of one torch.nn.Module, by name; and inner state of schedulers.
+
+`named_parameters` and `named_buffers` leave out those that are None, which are filled later, and
+those that have two names; and a user's module may override them. On an upgrade: see
+`Module.__init__` in torch/nn/modules/module.py.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+LAST_RATES = "_last_lr"
+"""Where a scheduler of torch.optim keeps the learning rates that `get_last_lr` returns; nothing
+public sets them. On an upgrade: see torch/optim/lr_scheduler.py.
+"""
+
+
+def parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Return a module's own parameters, to be read or changed."""
+    return module._parameters
+
+
+def buffers(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return a module's own buffers, to be read or changed."""
+    return module._buffers
+
+
+def keep_metadata(made: dict[str, Any], given: Any) -> None:
+    """Give a copy of a module's state dict the versions of its modules, by which `load_state_dict`
+    knows older states.
+
+    `state_dict()` sets them as an attribute (module.py, `state_dict`), which a copy of the items
+    alone does not have.
+    """
+    if isinstance(metadata := getattr(given, "_metadata", None), dict):
+        made._metadata = metadata
+
+
+def inner_schedulers(scheduler: object) -> list[object]:
+    """Return the schedulers that a SequentialLR or ChainedScheduler is made of; [] of another
+    one.
+    """
+    return getattr(scheduler, "_schedulers", [])
