@@ -81,7 +81,7 @@ def ignore_signals_of_others(trainer: Trainer) -> None:
 
     Lightning broadcasts a tensor in each step and waits for it (added by #20825; its cost:
     #21487); app/agreement.py tells the ranks of each other's signals while the next step is
-    computed. Versions before 2.5.2 have no such method.
+    computed.
     """
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 

@@ -6,14 +6,15 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 PACKAGE = "pytorch-lightning"
-OLDEST, BELOW = (2, 5), (2, 7)
-"""The oldest minor version, and the first one that is too new; `make compat` tests both ends."""
+OLDEST, BELOW = "2.5.2", "2.7"
+"""The oldest version, and the first one that is too new. `make compat` runs tests with any of them.
+
+LightningCLI(load_from_checkpoint_support=...), which app/cli.py needs, came with 2.5.2.
+"""
 
 
 def installed() -> str:
-    """Return the installed version of Lightning, "" if it is not installed. A file is read;
-    nothing is imported.
-    """
+    """Return the installed version of Lightning, "" if it is not installed; a file is read."""
     try:
         return version(PACKAGE)
     except PackageNotFoundError:
@@ -21,14 +22,15 @@ def installed() -> str:
 
 
 def unsupported(found: str) -> str:
-    """Return one line that says what is wrong with a version of Lightning, "" if nothing is or
-    if none was `found`.
-    """
-    numbers = re.match(r"(\d+)\.(\d+)", found)
-    if not numbers or OLDEST <= (int(numbers[1]), int(numbers[2])) < BELOW:
+    """Return one line that says what is wrong with a version; "" if nothing is, or it is ""."""
+    if not found or _numbers(OLDEST) <= _numbers(found) < _numbers(BELOW):
         return ""
-    oldest, below = (".".join(map(str, one)) for one in (OLDEST, BELOW))
     return (
-        f"requirements.txt: found {PACKAGE} {found}, expected {oldest} or later and below {below}; give "
-        f"{PACKAGE}>={oldest},<{below} there, or leave it out to have the image's own"
+        f"requirements.txt: found {PACKAGE} {found}, expected {OLDEST} or later and below {BELOW}; "
+        f"give {PACKAGE}>={OLDEST},<{BELOW} there, or leave it out to have the image's own"
     )
+
+
+def _numbers(found: str) -> list[int]:
+    """Return the first three numbers of a version."""
+    return [int(number) for number in re.findall(r"\d+", found)[:3]]
