@@ -43,7 +43,7 @@ class Divergence(Callback):
         """Take note of a loss of manual optimization, which training_step need not return."""
         if self.fail and not pl_module.automatic_optimization:
             loss, scaler = loss.detach(), getattr(trainer.precision_plugin, "scaler", None)
-            # It has scaled the loss. What it scales 1 to is by what, without waiting for a GPU as get_scale() does.
+            # It has multiplied the loss. What it makes of 1 is its factor; get_scale() would wait for the GPU.
             self.losses.append((self.step, loss if scaler is None else loss / scaler.scale(torch.ones_like(loss))))
 
     def on_train_batch_end(

@@ -1,5 +1,4 @@
-"""The only place that may use a private name of Lightning, torch, torchmetrics, jsonargparse or
-numpy.
+"""The only place that may use a private name of Lightning, torch, torchmetrics or jsonargparse.
 
 Exact resume needs what these packages have no public way for. Each module here is about one part
 of one package. It says what the private name is, why it is needed, where it is defined, and what

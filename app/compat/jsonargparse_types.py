@@ -14,8 +14,7 @@ from jsonargparse import ArgumentParser, _typehints
 
 
 def keep_whole_numbers() -> None:
-    """Have jsonargparse try int before float in every union: 1 stays 1, and 1.0 stays 1.0. Called
-    once or more.
+    """Have jsonargparse try int before float in every union: 1 stays 1, and 1.0 stays 1.0.
 
     It tries a union's types in their order and takes any int for a float: of `float | int`, which
     is how Lightning declares limit_train_batches, 1 became 1.0, which means all batches. The order
@@ -32,9 +31,7 @@ def keep_whole_numbers() -> None:
 
 
 def int_before_float(types: list) -> list:
-    """Return the types of a union in the order to try them in: int directly before float, all
-    else as it was.
-    """
+    """Return the types of a union with int directly before float, all else as it was."""
     if int in types and float in types and types.index(float) < types.index(int):
         types.remove(int)
         types.insert(types.index(float), int)
@@ -42,10 +39,9 @@ def int_before_float(types: list) -> list:
 
 
 def components(frames: Iterable[FrameType]) -> list[Any]:
-    """Return what parsers were making, from the outermost one on, given the frames of an error:
-    each has a `dest`.
+    """Return what parsers were making, outermost first, given the frames of an error.
 
-    The error itself does not say which flag's class refused its settings.
+    Each has a `dest`. The error itself does not say which flag's class refused its settings.
     """
     maker = inspect.unwrap(ArgumentParser.instantiate).__code__
     return [frame.f_locals.get("component") for frame in frames if frame.f_code is maker]

@@ -28,15 +28,12 @@ def searches(callback: Callback) -> bool:
 
 
 def searched_attribute(callback: LearningRateFinder | BatchSizeFinder) -> str:
-    """Return the name of the model's attribute that is searched for; "" for one of Lightning's
-    usual names.
-    """
+    """Return the name of the model's attribute that is searched for; "" for a usual one."""
     return (callback._attr_name if isinstance(callback, LearningRateFinder) else callback._batch_arg_name) or ""
 
 
 def pruned(callback: Callback) -> Iterator[tuple[int, nn.Module, nn.Module, str]]:
-    """Yield the weights that a ModelPruning resets to what they were (the lottery ticket
-    hypothesis).
+    """Yield the weights that a ModelPruning resets (the lottery ticket hypothesis).
 
     Each as its number among all that are pruned, the layer that is trained, the copy of it that is
     kept, and the name of the weight. Nothing of another callback. The state dict of the callback
@@ -50,8 +47,7 @@ def pruned(callback: Callback) -> Iterator[tuple[int, nn.Module, nn.Module, str]
 
 @contextmanager
 def pruned_as_it_is(trainer: Trainer) -> Iterator[None]:
-    """Have ModelPruning leave a state as it is: in what it makes of it for others, masks are
-    missing.
+    """Have ModelPruning save a state with its masks, which it leaves out for others.
 
     `make_pruning_permanent` is public as an argument only; `on_save_checkpoint` reads this
     attribute.
@@ -67,26 +63,22 @@ def pruned_as_it_is(trainer: Trainer) -> Iterator[None]:
 
 
 def averages(callback: StochasticWeightAveraging) -> bool:
-    """Return whether a checkpoint was saved after the averaging began: then its schedule is to
-    be made again.
-    """
+    """Return whether the callback was loaded from a checkpoint within its averaging."""
     return callback._scheduler_state is not None
 
 
 def accumulate_as(callback: StochasticWeightAveraging, batches: int) -> None:
-    """Set what the callback gives the trainer back after its epoch of batch norm's statistics.
+    """Set what the trainer gets back after the epoch of batch norm's statistics.
 
-    It reads that from the trainer as that epoch begins, which a run that goes on within it has
-    behind it.
+    The callback reads that from the trainer as that epoch begins, which a run that goes on within
+    it has behind it.
     """
     callback._accumulate_grad_batches = batches
 
 
 @contextmanager
 def average_counts(callback: StochasticWeightAveraging, epoch: int) -> Iterator[None]:
-    """Have `on_train_epoch_start` take an epoch's weights for averaged already, and then know
-    what it knew.
-    """
+    """Have `on_train_epoch_start` not average the weights of an epoch once more."""
     updated, callback._latest_update_epoch = callback._latest_update_epoch, epoch
     yield
     callback._latest_update_epoch = updated

@@ -24,8 +24,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def load_first(trainer: Trainer, load: Callable[[], bool]) -> None:
-    """Have `load` called when Lightning loads a checkpoint, before anything of the model is
-    restored.
+    """Have `load` called when Lightning loads a checkpoint, before the model is restored.
 
     Where it returns False, Lightning loads the file that it was told of, such as one that a search
     for a learning rate has saved, without running code in it (`weights_only`, which Lightning has
@@ -43,9 +42,7 @@ def load_first(trainer: Trainer, load: Callable[[], bool]) -> None:
 
 
 def give(trainer: Trainer, checkpoint: dict[str, Any], path: str) -> None:
-    """Give Lightning a checkpoint as if it had read it from `path`, to be called within what
-    `load_first` was given.
-    """
+    """Give Lightning a checkpoint as if it had read it from `path`; for `load_first`'s `load`."""
     trainer._checkpoint_connector._ckpt_path = path
     trainer._checkpoint_connector._loaded_checkpoint = checkpoint
 
@@ -59,15 +56,11 @@ class BestCheckpoint(ModelCheckpoint):
     """
 
     def keep_if_best(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
-        """Write a file if the newest model is one of the best; `candidates` are the metrics by
-        name.
-        """
+        """Write a file if the newest model is one of the best, by the metrics `candidates`."""
         super()._save_topk_checkpoint(trainer, candidates)
 
     def rank(self, value: Tensor, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
-        """Take a model whose metric is `value` among the best, write it, and remove the one
-        that it replaces.
-        """
+        """Write a model whose metric is `value`, and discard the one that it replaces."""
         super()._update_best_and_save(value, trainer, candidates)
 
     def write(self, trainer: Trainer, path: str) -> None:

@@ -19,8 +19,7 @@ from pytorch_lightning.utilities.combined_loader import (
 
 
 class PlaceableLoader(CombinedLoader):
-    """A CombinedLoader whose iteration can be begun at any batch, and which has no state for
-    Lightning to save.
+    """A CombinedLoader that can begin at any batch, and has no state for Lightning to save.
 
     CombinedLoader always begins at the first batch, and what combines its loaders is made in its
     `__iter__`.
@@ -32,9 +31,7 @@ class PlaceableLoader(CombinedLoader):
         return self._mode
 
     def combine(self, iterables: list[Iterable]) -> None:
-        """Make what iterates over `iterables`; from now on it has a length. No iterator is made
-        of them yet.
-        """
+        """Make what iterates over `iterables`, which has a length; none of them begins yet."""
         self._iterator = _SUPPORTED_MODES[self._mode]["iterator"](iterables, self._limits)
 
     def go_on(self, batch: int, iterators: list[Iterator], ended: list[bool]) -> None:
@@ -43,7 +40,7 @@ class PlaceableLoader(CombinedLoader):
         Args:
             batch: The number of the batch that comes next.
             iterators: One of each iterable, which are there already.
-            ended: Of each iterable, whether it has come to its end before; in "max_size_cycle" it began again then.
+            ended: Of each iterable, whether it has ended before; in "max_size_cycle" it began again.
         """
         self._iterator._idx = batch
         self._iterator.iterators = iterators
@@ -51,23 +48,16 @@ class PlaceableLoader(CombinedLoader):
             self._iterator._consumed = ended
 
     def _state_dicts(self) -> list[dict[str, Any]]:
-        """Lightning would save the first rank's state for all of them
-        (`_FitLoop.on_save_checkpoint`).
-        """
-        return []
+        return []  # Lightning would save the first rank's for all of them
 
 
 def flat(loaders: Any) -> list[Any]:
-    """Return the loaders of what `trainer.train_dataloader` or `val_dataloaders` is, one by
-    one; none of None.
-    """
+    """Return each loader in `trainer.train_dataloader` or `trainer.val_dataloaders`."""
     return [] if loaders is None else CombinedLoader(loaders).flattened
 
 
 def end_workers(loader: Any) -> None:
-    """End a loader's data workers, so that its next iteration has new ones; nothing if it has
-    none.
-    """
+    """End a loader's data workers, if it has any, so that its next iteration has new ones."""
     _shutdown_workers_and_reset_iterator(loader)
 
 
@@ -77,8 +67,8 @@ def preparing(trainer: Trainer) -> Callable[..., Any]:
 
 
 def lightnings_preparing(trainer: Trainer) -> Callable[..., Any]:
-    """Return Lightning's own function of that kind, which gives a loader a DistributedSampler
-    where it needs one.
+    """Return Lightning's own function for it, which adds a DistributedSampler where one is
+    needed.
     """
     connector = trainer._data_connector
     return functools.partial(type(connector)._prepare_dataloader, connector)

@@ -1,8 +1,8 @@
-"""What Lightning's loggers of files do when they begin: a CSVLogger removes the file of the run
-that is being resumed.
+"""How CSVLogger begins its file, and how loggers of files choose a version.
 
-Lightning-AI/pytorch-lightning #19446 made it so, as rows of other columns cannot be added to a
-file. app/curves.py goes on with it.
+A CSVLogger removes the file of the run that is being resumed: Lightning-AI/pytorch-lightning
+#19446 made it so, as rows of other columns cannot be added to a file. app/curves.py goes on with
+it.
 
 On an upgrade: compare loggers/csv_logs.py of pytorch_lightning and of lightning_fabric: when the
 writer is made, and which of its methods touch the file; and where loggers keep the version that
@@ -41,9 +41,7 @@ class Writer(ExperimentWriter):
 
 
 class WriterLogger(CSVLogger):
-    """A CSVLogger whose writer `make_writer` makes; to be put before the class of one that is
-    there.
-    """
+    """A CSVLogger whose writer `make_writer` makes; a base to put before its own class."""
 
     def make_writer(self) -> Writer:
         """Return the writer; to be overridden."""
@@ -52,9 +50,7 @@ class WriterLogger(CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Writer:
-        """The writer, which is made when it is first wanted. `finalize` of Lightning asks if it
-        was.
-        """
+        """The writer, made when it is first wanted; `CSVLogger.finalize` asks if it was."""
         if self._experiment is None:
             self._fs.makedirs(self.root_dir, exist_ok=True)
             self._experiment = self.make_writer()
@@ -62,8 +58,6 @@ class WriterLogger(CSVLogger):
 
 
 def take_version(logger: Any, version: int | str) -> None:
-    """Give a logger a version if it has none yet: its property `version` would choose the next
-    free one.
-    """
+    """Give a logger a version if it has none; by itself it would take the next free one."""
     if getattr(logger, "_version", "") is None:
         logger._version = version

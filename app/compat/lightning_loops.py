@@ -64,9 +64,7 @@ class EpochLoop(_TrainingEpochLoop):
     """Lightning's loop over the batches of an epoch."""
 
     def profile(self, fetcher: Any) -> None:
-        """Have the trainer's profiler measure how long `fetcher` takes, as `on_run_start` of
-        Lightning does.
-        """
+        """Have the trainer's profiler measure how long `fetcher` takes, as Lightning does."""
         fetcher._start_profiler = self._on_before_fetch
         fetcher._stop_profiler = self._on_after_fetch
 
@@ -76,12 +74,10 @@ class ValidationLoop(_TakesLoaders, _EvaluationLoop):
 
 
 def ignore_signals_of_others(trainer: Trainer) -> None:
-    """Have ranks not tell each other, before each batch, whether Lightning's own handler has heard
-    SIGTERM.
+    """Have ranks not tell each other of SIGTERM before each batch.
 
-    Lightning broadcasts a tensor in each step and waits for it (added by #20825; its cost:
-    #21487); app/agreement.py tells the ranks of each other's signals while the next step is
-    computed.
+    Lightning broadcasts a tensor for that, and waits for it (added by #20825; its cost: #21487).
+    app/agreement.py tells them while the next step is computed.
     """
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
@@ -101,9 +97,7 @@ def fetcher(trainer: Trainer) -> Any:
 
 
 def is_drawn_by_steps(fetcher: Any) -> bool:
-    """Return whether `training_step` takes an iterator (`dataloader_iter`) and draws any number
-    of batches itself.
-    """
+    """Return whether `training_step` takes an iterator (`dataloader_iter`) and draws batches."""
     return isinstance(fetcher, _DataLoaderIterDataFetcher)
 
 
@@ -118,30 +112,25 @@ def epoch_is_done(trainer: Trainer) -> bool:
 
 
 def accumulates(trainer: Trainer) -> bool:
-    """Return whether the gradients of the batch that was last are to be added to before an
-    optimizer's step.
-    """
+    """Return whether more gradients are to be added before the optimizer's next step."""
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
 
 def loaders_made_in(trainer: Trainer) -> int | float:
-    """Return the epoch in which the training loaders were made, for
-    `reload_dataloaders_every_n_epochs`; -inf if none were. No property of the trainer has it.
+    """Return the epoch in which the training loaders were made; -inf if none were.
+
+    Trainer(reload_dataloaders_every_n_epochs=...) counts from it; no property has it.
     """
     return trainer.fit_loop._last_train_dl_reload_epoch
 
 
 def end_evaluation_mode(trainer: Trainer) -> None:
-    """Give the modules the modes that they had before the validation that is being left, as its
-    end would.
-    """
+    """Give the modules the modes that they had before the validation, as its end would."""
     trainer.fit_loop.epoch_loop.val_loop._on_evaluation_model_train()
 
 
 def transferred(trainer: Trainer, batch: Any) -> Any:
-    """Return a batch as `training_step` gets it: converted, through the hooks, on the device
-    (the same in `advance`).
-    """
+    """Return a batch as `training_step` gets it (`advance` does the same): on the device."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -1,5 +1,4 @@
-"""What `LightningModule.log` has gathered: the sums of an epoch, and the newest values that are
-shown.
+"""What `LightningModule.log` has gathered: sums of an epoch, and the newest values.
 
 No Lightning checkpoint has them, so that an epoch that goes on would log the mean over its rest.
 `trainer.callback_metrics` and the like are public and can be read only.
@@ -38,15 +37,14 @@ def show(trainer: Trainer, values: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def gathered(trainer: Trainer) -> dict[str, dict[str, Any]]:
-    """Return what the training epoch has gathered of each logged value: its settings as plain
-    values, and its state.
-    """
+    """Return the settings and the state of each value that the training epoch has logged."""
     return {key: _state(metric) for key, metric in trainer.fit_loop.epoch_loop._results.items()}
 
 
 def go_on_gathering(trainer: Trainer, saved: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
-    """Give the training epoch back what it had `gathered`; the batch that comes next is not its
-    first one.
+    """Give the training epoch back what it had `gathered`.
+
+    Lightning takes a batch for an epoch's first one, and resets its sums, by `_first_loop_iter`.
     """
     trainer._logger_connector._first_loop_iter = False
     for key, one in saved.items():

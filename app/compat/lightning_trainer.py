@@ -1,4 +1,4 @@
-"""What a trainer, its strategy and a model keep, and no argument, property or hook reaches."""
+"""What a strategy and a model keep, and no argument, property or hook reaches."""
 
 from typing import Any
 
@@ -22,7 +22,8 @@ def ddp_arguments(strategy: DDPStrategy) -> dict[str, Any]:
 
 
 def was_compiled(model: LightningModule) -> bool:
-    """Return whether a module was given to torch.compile: Lightning trains the module within
-    (utilities/compile.py).
+    """Return whether a module was given to torch.compile; Lightning trains the module within.
+
+    On an upgrade: see `from_compiled` in utilities/compile.py.
     """
     return bool(getattr(model, "_compiler_ctx", None))

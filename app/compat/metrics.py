@@ -1,7 +1,7 @@
-"""The state of a torchmetrics.Metric. What it has can be read by public names (`metric_state`,
-`update_count`), but not set.
+"""The state of a torchmetrics.Metric, saved and restored.
 
-`load_state_dict` holds only states that were declared persistent, and no number of updates.
+It can be read by public names (`metric_state`, `update_count`), but not set. `load_state_dict`
+holds only states that were declared persistent, and no number of updates.
 
 On an upgrade: compare `Metric.__init__`, `reset` and `compute` in torchmetrics/metric.py: whatever
 `reset` sets besides the states has to be set here.
@@ -22,9 +22,7 @@ def state_of(metric: Metric) -> dict[str, Any]:
 
 
 def restore(metric: Metric, saved: Mapping[str, Any], device: torch.device) -> None:
-    """Give a metric back what `state_of` returned, copied to `device`; what it has computed is
-    forgotten.
-    """
+    """Give a metric back what `state_of` returned, copied to `device`."""
     metric._update_count, metric._computed = saved["updates"], None
     for name, value in saved["states"].items():
         setattr(metric, name, apply_to_collection(value, Tensor, lambda tensor: tensor.to(device, copy=True)))

@@ -1,8 +1,6 @@
-"""What Lightning, torchmetrics and TensorBoard import or do in vain; all of it is changed here,
-and nowhere else.
+"""What Lightning, torchmetrics and TensorBoard import or do in vain, left out.
 
-Each is measured (benchmarks/__main__.py; README). Nothing is imported here before it is needed:
-the first of them comes before torch.
+Nothing is imported here before it is needed: the first of them comes before torch.
 
 On an upgrade: if torchmetrics #3459 is merged, `signal_on_demand` can go. For the rest see
 lightning_fabric's utilities/cloud_io.py, `_ResultMetric.to` in
@@ -37,9 +35,7 @@ def signal_on_demand() -> Iterator[None]:
 
 
 class _Signal(ModuleType):
-    """In place of scipy.signal, which is imported after all if anything but the old name is
-    asked for.
-    """
+    """In place of scipy.signal, which is imported if anything but the old name is asked for."""
 
     hamming = None
 
@@ -52,8 +48,9 @@ class _Signal(ModuleType):
 
 
 def import_tensorboard() -> None:
-    """Import TensorBoard's writer as if there were no botocore, 0.4 s of 0.8. What it reads on
-    S3 goes by s3fs.
+    """Import TensorBoard's writer as if there were no botocore: 0.4 s of 0.8.
+
+    What it reads on S3 goes by s3fs.
     """
     if "botocore" in sys.modules or "torch.utils.tensorboard" in sys.modules:
         return
@@ -74,9 +71,7 @@ def trim_lightning() -> None:
 
 
 def _ask_no_cloud_about_a_disk(cloud_io: ModuleType) -> None:
-    """Have Lightning import s3fs only where a file system is not the local one: it asks whether
-    that is S3's.
-    """
+    """Have Lightning not import s3fs to ask whether a local file system is S3's."""
     from fsspec.implementations.local import LocalFileSystem
 
     asked = cloud_io._is_object_storage
@@ -88,9 +83,7 @@ def _ask_no_cloud_about_a_disk(cloud_io: ModuleType) -> None:
 
 
 def _move_only_to_another_device() -> None:
-    """Have Lightning's `log` not look for tensors to move where they are already: half of what
-    it takes in a step.
-    """
+    """Have `log` not move tensors to where they are: half of what it takes in a step."""
     from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
 
     move = _ResultMetric.to

@@ -1,5 +1,4 @@
-"""The generators of `random` and numpy that belong to the process, and what new ones are seeded
-with.
+"""The process's generators of `random` and numpy, and what new ones are seeded with.
 
 On an upgrade of numpy: see `randbits` in numpy/random/bit_generator.pyx, which SeedSequence calls;
 of Python: Lib/random.py.
@@ -17,8 +16,7 @@ OF_THE_PROCESS = random.random.__self__, np.random.random.__self__
 
 
 def without_entropy(bits: Callable[[int], int]) -> None:
-    """Have what is made without a seed be seeded with what `bits` returns, told a number of bits;
-    for good.
+    """Have what is made without a seed be seeded with `bits(number of bits)`; for good.
 
     numpy asks the operating system by that name, for whatever it makes; random.SystemRandom stays
     what it is.

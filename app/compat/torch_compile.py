@@ -1,5 +1,4 @@
-"""Kernels that torch.compile makes: each step's is that of its own shapes, whatever the process
-has computed before.
+"""Kernels that torch.compile makes: one for each shape, whatever came before.
 
 On an upgrade: see `is_size_dynamic` and `is_stride_dynamic` in torch/_dynamo/pgo.py, who calls
 them (variables/builder.py), and `recompile_limit` and `deterministic` in _dynamo/config.py and

@@ -1,5 +1,4 @@
-"""How torch's DataLoader makes its iterators, asks for indices and fetches samples
-(torch/utils/data).
+"""How torch's DataLoader makes iterators, asks for indices and fetches samples.
 
 It has no public way to begin an epoch at a batch, nor to seed each sample; and a class of a user's
 own, or torchdata's, may go through it in its own way. Two methods of DataLoader and one function,
@@ -16,20 +15,14 @@ from typing import Any
 from torch.utils.data import DataLoader, _DatasetKind
 
 ITERATOR = "_iterator"
-"""The attribute in which a DataLoader keeps an iterator whose workers stay from one epoch to
-the next.
-"""
+"""Where a DataLoader keeps an iterator whose workers stay from epoch to epoch."""
 
 
 class MadeIterators(DataLoader):
-    """A DataLoader that asks `make_iterator` for its iterators; to be put before the class of
-    one that is there.
-    """
+    """A DataLoader whose iterators `make_iterator` makes; a base before its own class."""
 
     def make_iterator(self, make: Callable[[], Any]) -> Any:
-        """Return `make()`, which is what the DataLoader itself would have made; to be
-        overridden.
-        """
+        """Return `make()`, the DataLoader's own iterator; to be overridden."""
         return make()
 
     def _get_iterator(self) -> Any:
@@ -37,14 +30,10 @@ class MadeIterators(DataLoader):
 
 
 class GivenIndices(MadeIterators):
-    """A DataLoader that asks for what `indices` returns, and goes through it as torch's own
-    class does.
-    """
+    """A DataLoader that goes through `indices`, as torch's own class does."""
 
     def indices(self) -> Iterable:
-        """Return what is iterated over in place of the DataLoader's sampler or batch sampler;
-        to be overridden.
-        """
+        """Return what takes the place of the sampler or batch sampler; to be overridden."""
         raise NotImplementedError
 
     @property
@@ -61,8 +50,7 @@ def has_iterator(loader: Any) -> bool:
 
 
 def fetcher_maker() -> Callable[..., Any]:
-    """Return what makes a fetcher for each iteration of a DataLoader, in the process that draws
-    samples.
+    """Return what makes the fetcher of an iteration, in the process that draws samples.
 
     Called with (kind, dataset, auto_collation, collate_fn, drop_last).
     """
@@ -75,7 +63,8 @@ def make_fetchers_by(make: Callable[..., Any]) -> None:
 
 
 def has_map(kind: int) -> bool:
-    """Return whether a fetcher of this kind is one of a dataset with indices: it has `fetch`,
-    the other `dataset_iter`.
+    """Return whether a fetcher of this kind is of a dataset with indices.
+
+    Such a one has `fetch`, that of an IterableDataset `dataset_iter`.
     """
     return kind == _DatasetKind.Map

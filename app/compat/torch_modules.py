@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 LAST_RATES = "_last_lr"
-"""Where a scheduler of torch.optim keeps the learning rates that `get_last_lr` returns; nothing
-public sets them. On an upgrade: see torch/optim/lr_scheduler.py.
+"""Where a scheduler keeps what `get_last_lr` returns; nothing public sets it.
+
+On an upgrade: see torch/optim/lr_scheduler.py.
 """
 
 
@@ -26,18 +27,15 @@ def buffers(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 def keep_metadata(made: dict[str, Any], given: Any) -> None:
-    """Give a copy of a module's state dict the versions of its modules, by which `load_state_dict`
-    knows older states.
+    """Give a copy of a state dict the versions of its modules, if the given one has them.
 
-    `state_dict()` sets them as an attribute (module.py, `state_dict`), which a copy of the items
-    alone does not have.
+    `load_state_dict` knows older states by them. `state_dict()` sets them as an attribute
+    (module.py, `state_dict`), which a copy of the items alone does not have.
     """
     if isinstance(metadata := getattr(given, "_metadata", None), dict):
         made._metadata = metadata
 
 
 def inner_schedulers(scheduler: object) -> list[object]:
-    """Return the schedulers that a SequentialLR or ChainedScheduler is made of; [] of another
-    one.
-    """
+    """Return the schedulers in a SequentialLR or ChainedScheduler; [] of another one."""
     return getattr(scheduler, "_schedulers", [])

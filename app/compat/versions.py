@@ -1,5 +1,6 @@
-"""Which versions of Lightning this program works with. Standard library only: it is asked
-before Lightning is imported.
+"""Which versions of Lightning this program works with.
+
+Standard library only: it is asked before Lightning is imported.
 """
 
 import re
