@@ -1,5 +1,6 @@
 """What the ranks of a job agree on while they train, on a group of its own: gloo, so that no GPU waits for it."""
 
+import io
 from typing import Any
 
 import torch
@@ -25,8 +26,11 @@ class Agreement:
         """Return what each rank tells, by rank."""
         everyone = [told]
         if self.group:
-            everyone = [None] * self.world_size
-            distributed.all_gather_object(everyone, told, group=self.group)
+            # As torch.save writes it: pickle alone cannot be read back where a tensor is of uint16, uint32 or uint64.
+            buffer, everyone = io.BytesIO(), [b""] * self.world_size
+            torch.save(told, buffer)
+            distributed.all_gather_object(everyone, buffer.getvalue(), group=self.group)
+            everyone = [torch.load(io.BytesIO(one), weights_only=False) for one in everyone]
         return everyone
 
     def agree(self, asked: int, due: bool, diverged: bool = False, now: bool = False, doubt: int = 0) -> None:

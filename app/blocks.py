@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from app import parts, sharding
+from app.errors import UserError
 from app.files import whole
 
 Arrays = Mapping[str, np.ndarray]
@@ -118,7 +119,7 @@ def compute(
 
 
 def check(arrays: Any, rows: range) -> dict[str, np.ndarray]:
-    """Return what a function made of a block, by name; ValueError if it does not fit the rows."""
+    """Return what a function made of a block, by name; UserError if it does not fit the rows."""
     found = arrays if isinstance(arrays, Mapping) else {"result": arrays}
     found = {name: np.asarray(array) for name, array in found.items()}
     entries = int(found["counts"].sum()) if "counts" in found else len(rows)
@@ -126,7 +127,7 @@ def check(arrays: Any, rows: range) -> dict[str, np.ndarray]:
         parts.check_name(name)
         wanted = len(rows) if name == "counts" else entries
         if array.ndim == 0 or len(array) != wanted or not parts.plain(array.dtype):
-            raise ValueError(
+            raise UserError(
                 f"the function returned {name}: {array.dtype} {list(array.shape)} for {len(rows)} rows; allowed are "
                 f"arrays of numbers whose first dimension is {wanted}"
             )

@@ -11,6 +11,7 @@ from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.cli import LightningArgumentParser
 
 from app import data, flags
+from app.errors import UserError
 
 
 def default_data(args: list[str], has_channels: bool, settings: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -35,7 +36,7 @@ def default_data(args: list[str], has_channels: bool, settings: Mapping[str, Any
         own = name and has_own_data(name)
     if own:
         if others := [f"--data.{key}" for key, _ in _given(args, "data") if key]:
-            raise ValueError(
+            raise UserError(
                 f"{others[0]}: the model has a train_dataloader of its own, which takes no such setting; leave it out, "
                 "or give --data=NAME to train on other data"
             )

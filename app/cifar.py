@@ -15,6 +15,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from app.errors import UserError
+
 ARCHIVE = "cifar-10-python.tar.gz"
 FOLDER = "cifar-10-batches-py"
 TRAIN_FILES = tuple(f"data_batch_{k}" for k in range(1, 6))
@@ -33,7 +35,7 @@ _ALLOWED = {
 }
 
 
-class Missing(FileNotFoundError, ValueError):
+class Missing(FileNotFoundError, UserError):
     """A file is not there: a user's mistake, unless the folder is to hold a part of the files only."""
 
 
@@ -51,7 +53,7 @@ def read(folder: Path, train: bool, channel: str, part: bool = False) -> tuple[n
     """Return the images, uint8 [N, 3, 32, 32] (RGB), and labels, int64 [N] (0 to 9), of one split.
 
     `folder` holds the five training batches and the test batch, or the folder or archive that the authors ship
-    them in; `part` of them is enough if that is said. `channel` is what error messages call it. ValueError, of class
+    them in; `part` of them is enough if that is said. `channel` is what error messages call it. UserError, of class
     Missing if it is not there, names the file and what is wrong with it.
     """
     names = TRAIN_FILES if train else TEST_FILES
@@ -88,7 +90,7 @@ def download(folder: Path) -> None:
         try:
             download_url(CIFAR10.url, aside, ARCHIVE, CIFAR10.tgz_md5)
         except (OSError, RuntimeError) as error:
-            raise ValueError(
+            raise UserError(
                 f"--data.download: {CIFAR10.url} could not be fetched ({error}); give the data as a channel instead"
             ) from None
         os.replace(Path(aside, ARCHIVE), folder / ARCHIVE)
@@ -100,7 +102,7 @@ def _files(folder: Path, names: tuple[str, ...], channel: str) -> Iterator[tuple
         if found := [place / name for name in names if (place / name).is_file()]:
             for path in found:
                 if path.stat().st_size > MAX_BYTES:
-                    raise ValueError(f"{channel}: {path.name} has {path.stat().st_size} bytes, a batch has 31 million")
+                    raise UserError(f"{channel}: {path.name} has {path.stat().st_size} bytes, a batch has 31 million")
                 yield path.name, path.read_bytes()
             return
     if not (folder / ARCHIVE).is_file():
@@ -118,25 +120,25 @@ def _files(folder: Path, names: tuple[str, ...], channel: str) -> Iterator[tuple
             while archive.fileobj.read(2**20):  # to its end, where gzip keeps the checksum
                 pass
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:  # OSError: gzip's checksum
-        raise ValueError(f"{channel}: {ARCHIVE} is damaged or incomplete ({error}); copy it again") from None
+        raise UserError(f"{channel}: {ARCHIVE} is damaged or incomplete ({error}); copy it again") from None
 
 
 def _decode(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return one batch's images and labels, or raise ValueError that starts with `where`."""
+    """Return one batch's images and labels, or raise UserError that starts with `where`."""
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle raises nearly anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{where} is not a CIFAR-10 batch: {reason}; copy it again") from None
+        raise UserError(f"{where} is not a CIFAR-10 batch: {reason}; copy it again") from None
     batch = {str(key): value for key, value in batch.items()} if isinstance(batch, dict) else {}
     data, labels = batch.get("data"), batch.get("labels")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
         found = f"{data.dtype} {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise ValueError(f"{where}: 'data' is {found}, must be uint8 [N, 3072]")
+        raise UserError(f"{where}: 'data' is {found}, must be uint8 [N, 3072]")
     if not isinstance(labels, list) or len(labels) != len(data):
         found = f"{len(labels)} of them" if isinstance(labels, list) else type(labels).__name__
-        raise ValueError(f"{where}: 'labels' must be a list of {len(data)} numbers, found {found}")
+        raise UserError(f"{where}: 'labels' must be a list of {len(data)} numbers, found {found}")
     wrong = [label for label in labels if type(label) is not int or not 0 <= label <= 9]
     if wrong:
-        raise ValueError(f"{where}: label {wrong[0]!r} found, allowed are 0 to 9")
+        raise UserError(f"{where}: label {wrong[0]!r} found, allowed are 0 to 9")
     return data.reshape(-1, 3, 32, 32), np.array(labels, dtype=np.int64)

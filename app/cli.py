@@ -21,6 +21,7 @@ from app.compat import jsonargparse_types, overhead
 from app.curves import Logger
 from app.divergence import Divergence
 from app.environment import Environment
+from app.errors import UserError
 from app.progress import LogProgress
 from app.resume import Resume
 from app.system import SystemMetrics
@@ -56,7 +57,7 @@ def _in_processes_of_their_own(strategy: Any) -> Any:
 class CLI(LightningCLI):
     """Parses `args` (sys.argv's if None) and makes `trainer`, `model` and `datamodule` of them.
 
-    ValueError says in one line which flag is wrong.
+    UserError says in one line which flag is wrong.
     """
 
     def __init__(self, environment: Environment, args: list[str] | None = None) -> None:
@@ -112,9 +113,10 @@ class CLI(LightningCLI):
         parser.set_defaults({"data": choice.default_data(found, bool(self.environment.channels), self._data_settings)})
         try:
             super().parse_arguments(parser, args if found == given else found)
-            mistakes.refuse_unwanted(self.config)
         except mistakes.REFUSED as error:
-            raise ValueError(mistakes.explain_all(parser, found) or mistakes.explain(error, parser)) from None
+            raise UserError(mistakes.explain_all(parser, found) or mistakes.explain(error, parser)) from None
+        if said := mistakes.unwanted(self.config):
+            raise UserError(mistakes.explain_all(parser, found) or said)
         # Before a seed is drawn, another one on each host.
         given = json.loads(parser.dump(self.config, skip_none=False, skip_validation=True, format="json"))
         self.given = dict(flags.flat(given))
@@ -133,7 +135,7 @@ class CLI(LightningCLI):
             drilled.redirect(self.config, self.environment)
         name = self.config.model.class_path
         if self.config.data is None and not choice.has_own_data(name):
-            raise ValueError(
+            raise UserError(
                 f"--data: found null, but {name.rpartition('.')[2]} has no train_dataloader of its own; leave the flag "
                 "out, or give the name of a data module"
             )
@@ -179,9 +181,9 @@ class CLI(LightningCLI):
         found = getattr(datamodule, "num_classes", given)
         name = type(datamodule).__name__ if datamodule else "the model's own data"
         if found is None:
-            raise ValueError(f"--model.num_classes: not given, and {name} does not say how many classes it has")
+            raise UserError(f"--model.num_classes: not given, and {name} does not say how many classes it has")
         if given not in (None, found):
-            raise ValueError(
+            raise UserError(
                 f"--model.num_classes: found {given}, but {name} has {found} classes; leave the flag out, it is taken "
                 "from the data"
             )

@@ -23,6 +23,7 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
 from app.compat import lightning_loggers, overhead
+from app.errors import UserError
 
 HEAD = struct.Struct("<QI")
 TAIL = 4  # bytes
@@ -43,7 +44,7 @@ class Logger(TensorBoardLogger):
         self, save_dir: str, name: str = "lightning_logs", version: int | str | None = None, flush_secs: int = 120
     ) -> None:
         if flush_secs < 1:  # TensorBoard's thread would take a whole core
-            raise ValueError(f"--logger.flush_secs: found {flush_secs}, allowed is 1 or more")
+            raise UserError(f"--logger.flush_secs: found {flush_secs}, allowed is 1 or more")
         # Of TensorBoard's thread, whose timer does not take any number; a day is as good as never.
         super().__init__(save_dir, name=name, version=version, flush_secs=min(flush_secs, 24 * 3600))
         self.every, self.due = flush_secs, 0.0

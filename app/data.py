@@ -8,6 +8,7 @@ import numpy as np
 
 from app import cifar
 from app.datamodule import ResidentDataModule
+from app.errors import UserError
 
 
 class CIFAR10DataModule(ResidentDataModule):
@@ -46,7 +47,7 @@ class CIFAR10DataModule(ResidentDataModule):
     @property
     def _folder(self) -> Path:
         if self.data_dir is None:
-            raise ValueError(
+            raise UserError(
                 "--data=CIFAR10DataModule: no data; give the channel `training`, or a folder with --data.data_dir"
             )
         return Path(self.data_dir).absolute()  # in messages: from where a relative one was resolved

@@ -11,6 +11,7 @@ from pytorch_lightning import LightningDataModule
 
 from app import shards
 from app.augmentation import Normalize
+from app.errors import UserError
 from app.exact import position
 from app.memory import give_back
 from app.resident import ResidentLoader, ResidentSet
@@ -60,7 +61,7 @@ class ResidentDataModule(LightningDataModule, ABC):
             ("batch_size", batch_size, 1), ("num_workers", num_workers, 0), ("seed", seed, 0), ("cutout", cutout, 0)
         ):  # fmt: skip
             if value < least:
-                raise ValueError(f"--data.{flag}: found {value}, allowed is {least} or more")
+                raise UserError(f"--data.{flag}: found {value}, allowed is {least} or more")
         self.val_split, self.num_workers, self.normalize = val_split, num_workers, normalize
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.pin_memory, self.drop_last, self.cutout = pin_memory, drop_last, cutout
@@ -166,7 +167,7 @@ class ResidentDataModule(LightningDataModule, ABC):
         held_out = math.floor(share * size) if fraction else part
         if not 0 < held_out < size:
             found = f"{self.val_split}{f' ({part} of them on this host)' if nodes > 1 and not fraction else ''}"
-            raise ValueError(
+            raise UserError(
                 f"--data.val_split: found {found}, allowed are 1 to {size - 1} of the {size} images, or a fraction "
                 "between 0 and 1"
             )

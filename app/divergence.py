@@ -10,6 +10,8 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, distributed, nn
 
+from app.errors import UserError
+
 EVERY = 50  # losses that are kept on a GPU before they are read, all at once
 
 
@@ -79,7 +81,7 @@ class Divergence(Callback):
         return self.first is not None
 
     def check(self, trainer: Trainer) -> None:
-        """Raise ValueError if the loss or the weights of any rank are not finite; all ranks call this at once."""
+        """Raise UserError if the loss or the weights of any rank are not finite; all ranks call this at once."""
         if not self.fail:
             return
         while self.copied or self.losses:
@@ -93,7 +95,7 @@ class Divergence(Callback):
             problems = [None] * trainer.world_size
             distributed.all_gather_object(problems, self._problem(trainer))
         if problems := [problem for problem in problems if problem]:
-            raise ValueError(min(problems)[1])
+            raise UserError(min(problems)[1])
 
     def _send(self) -> None:
         """Begin to copy the losses from a GPU; read those of another device."""

@@ -74,9 +74,21 @@ class Drawn:
 
 
 class DrawnWithState(Drawn):
-    """The same of a dataset that saves where it is."""
+    """The same of a dataset that saves where it is.
+
+    A worker that has come to its end before the others is there again, though the dataset may say that it is at its
+    beginning.
+    """
 
     NUMBER = "samples_drawn"
+    over = False
+
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except StopIteration:
+            self.over = True
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the samples, the number of those drawn, and the states of generators."""
@@ -86,12 +98,15 @@ class DrawnWithState(Drawn):
             "samples": self.samples.state_dict() if has_state(self.samples) else None,
             self.NUMBER: (*self.seed, self.number),
             "generators": held,
+            "over": self.over,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go there."""
         if state["samples"] is not None:
             self.samples.load_state_dict(state["samples"])
+        if state["over"]:
+            self.samples, self.over = iter(()), True
         *seed, self.number = state[self.NUMBER]
         self.seed = tuple(seed)
         for path, one in generators.find(self.found.roots).items():

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from app import variables
 from app.compat import lightning_loaders
 from app.environment import Environment
+from app.errors import UserError
 from app.exact import has_state
 from app.held import roots
 from app.state import digest
@@ -120,14 +121,14 @@ class Drilled(Callback):
             time.sleep(0.01)
 
     def _refuse_other_folders(self, trainer: Trainer) -> None:
-        """Raise ValueError if something writes to a folder of the job's own."""
+        """Raise UserError if something writes to a folder of the job's own."""
         named = [(callback, "dirpath") for callback in trainer.callbacks] + [
             (one, "save_dir") for one in trainer.loggers
         ]
         for owner, name in named:
             given = getattr(owner, name, None)
             if given and ("://" in str(given) or not Path(given).absolute().is_relative_to(self.folder)):
-                raise ValueError(
+                raise UserError(
                     f"{type(owner).__name__}: found {name}={given}, to which a drill would write, too; allowed "
                     "is a relative folder, or none"
                 )

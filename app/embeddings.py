@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from app import sharding
+from app.errors import UserError
 
 KINDS = {"float16", "float32", "float64"}
 PIECE = 2**26  # bytes that are read at a time
@@ -31,19 +32,17 @@ class Table:
 
     @classmethod
     def read(cls, folder: Path, channel: str) -> "Table":
-        """Open all .npy and .parquet files of a folder, or one file; ValueError says which is wrong and why."""
+        """Open all .npy and .parquet files of a folder, or one file; UserError says which is wrong and why."""
         paths = [folder] if folder.is_file() else sorted(folder.rglob("*"))
         paths = [path for path in paths if path.suffix in (".npy", ".parquet") and path.is_file()]
         if not paths:
-            raise ValueError(
-                f"{channel}: {folder} holds no .npy or .parquet file; allowed are both, of rows of numbers"
-            )
+            raise UserError(f"{channel}: {folder} holds no .npy or .parquet file; allowed are both, of rows of numbers")
         root = folder.parent if folder.is_file() else folder
         names = tuple(path.relative_to(root).as_posix() for path in paths)
         arrays = tuple(_open(path, f"{channel}: {name}") for path, name in zip(paths, names, strict=True))
         for name, array in zip(names, arrays, strict=True):
             if array.shape[1] != arrays[0].shape[1]:
-                raise ValueError(
+                raise UserError(
                     f"{channel}: {name} has {array.shape[1]} columns, {names[0]} has {arrays[0].shape[1]}; allowed are "
                     "files of equal width"
                 )
@@ -63,7 +62,7 @@ class Table:
         return sharding.files({name: len(array) for name, array in zip(self.files, self.arrays, strict=True)})
 
     def __getitem__(self, rows: range) -> np.ndarray:
-        """Return rows as float32 [len(rows), columns], copied; ValueError names the first that is not finite."""
+        """Return rows as float32 [len(rows), columns], copied; UserError names the first that is not finite."""
         found = np.empty((len(rows), self.columns), dtype=np.float32)
         for name, array in zip(self.files, self.arrays, strict=True):
             place = self.places[name]
@@ -74,7 +73,7 @@ class Table:
                     piece[:] = array[first - place.start : last - place.start]
                 if not np.isfinite(piece).all():
                     row = int(np.flatnonzero(~np.isfinite(piece).all(axis=1))[0]) + first - place.start
-                    raise ValueError(
+                    raise UserError(
                         f"{self.channel}: {name}, row {row} has a number that is not finite in float32; allowed are "
                         "finite ones"
                     )
@@ -98,9 +97,9 @@ def _open(path: Path, where: str) -> np.ndarray:
         found = np.load(path, mmap_mode="r", allow_pickle=False) if path.suffix == ".npy" else _parquet(path)
     except Exception as error:  # a damaged file raises nearly anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{where} cannot be read: {reason}; copy it again") from None
+        raise UserError(f"{where} cannot be read: {reason}; copy it again") from None
     if found.ndim != 2 or found.dtype.name not in KINDS or 0 in found.shape:
-        raise ValueError(
+        raise UserError(
             f"{where} is {found.dtype} {list(found.shape)}; allowed is [rows, columns] of {', '.join(sorted(KINDS))}, "
             "at least one of each"
         )

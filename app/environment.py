@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app import job_config
+from app.errors import UserError
 
 # SDK 3's ModelTrainer ships the job's source and its own drivers as channels: they are no training data.
 CODE_CHANNELS = {"code", "sm_drivers"}
@@ -64,11 +65,11 @@ class Environment:
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
-        """Return the environment that `variables` describe; ValueError names the variable that contradicts itself."""
+        """Return the environment that `variables` describe; UserError names the variable that contradicts itself."""
         everyone = tuple(_json(variables, "SM_HOSTS", list, list(cls.hosts)))
         current_host = variables.get("SM_CURRENT_HOST", everyone[0] if len(everyone) == 1 else "")
         if current_host not in everyone:
-            raise ValueError(
+            raise UserError(
                 f"SM_CURRENT_HOST: found {current_host!r}, allowed is one of SM_HOSTS: {', '.join(everyone)}"
             )
         output_data_dir = Path(variables.get("SM_OUTPUT_DATA_DIR", cls.output_data_dir))
@@ -163,7 +164,7 @@ def _json(variables: Mapping[str, str], name: str, kind: type, default):
     except json.JSONDecodeError:
         value = None
     if not isinstance(value, kind) or (value == [] and default):
-        raise ValueError(f"{name}: found {variables[name]!r}, allowed is a JSON {kind.__name__}, not empty")
+        raise UserError(f"{name}: found {variables[name]!r}, allowed is a JSON {kind.__name__}, not empty")
     return value
 
 
@@ -181,7 +182,7 @@ def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         value = 0
     if not 1 <= value < 1e6:  # nan is not
-        raise ValueError(f"{name}: found {variables[name]!r}, allowed is a number of seconds, 1 or more")
+        raise UserError(f"{name}: found {variables[name]!r}, allowed is a number of seconds, 1 or more")
     return value
 
 
@@ -195,7 +196,7 @@ def _training_hosts(variables: Mapping[str, str]) -> tuple[str, ...]:
     named = [named] if isinstance(named, str) else named
     groups = _json(variables, GROUPS, dict, {})
     if wrong := [name for name in named if name not in groups] if groups else []:
-        raise ValueError(
+        raise UserError(
             f"sagemaker_distribution_instance_groups: found {wrong[0]!r}, allowed are the groups: {', '.join(groups)}"
         )
     return tuple(sorted(host for name in named if name in groups for host in groups[name]["hosts"]))
@@ -208,7 +209,7 @@ def _channels(variables: Mapping[str, str]) -> dict[str, Path]:
         names = [key.removeprefix("SM_CHANNEL_").lower() for key in variables if key.startswith("SM_CHANNEL_")]
     missing = [name for name in names if f"SM_CHANNEL_{name.upper()}" not in variables]
     if missing:
-        raise ValueError(f"SM_CHANNELS names {missing[0]!r}, but SM_CHANNEL_{missing[0].upper()} is not set")
+        raise UserError(f"SM_CHANNELS names {missing[0]!r}, but SM_CHANNEL_{missing[0].upper()} is not set")
     return {name: Path(variables[f"SM_CHANNEL_{name.upper()}"]) for name in sorted(names) if name not in CODE_CHANNELS}
 
 

@@ -16,8 +16,9 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from app.compat.lightning_loops import combined_loader, fetcher, is_drawn_by_steps
-from app.compat.torch_data import GivenIndices, MadeIterators
+from app.compat.torch_data import GivenIndices, MadeIterators, of_several_datasets
 from app.drawing import DrawnWithState, Plan, drawing, has_state
+from app.errors import UserError
 from app.order import Batches
 from app.resident import ResidentLoader
 
@@ -48,7 +49,7 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     iterable = isinstance(loader.dataset, IterableDataset)
     if iterable or (own and (stateful or not (iterates.__module__ or "").startswith("torchdata."))):
         if not iterable and world_size > 1 and not isinstance(sampler, DistributedSampler):
-            raise ValueError(
+            raise UserError(
                 f"--data: a {type(loader).__name__} cannot be shared out among {world_size} ranks; allowed is a "
                 "torch.utils.data.DataLoader, or one with a DistributedSampler"
             )
@@ -101,8 +102,13 @@ def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
 
 
 def draws_again(loader: Any) -> bool:
-    """Return whether a loader can only get to a position by drawing all that was before it again."""
-    return divided(loader) is None and not has_state(loader)
+    """Return whether a loader can only get to a position by drawing all that was before it again.
+
+    So can litdata's of a CombinedStreamingDataset or ParallelStreamingDataset, whose state is right between epochs
+    only: within one, it takes each dataset's samples for shared out evenly among the workers.
+    """
+    several = _of(loader, "litdata") and of_several_datasets(loader.dataset)
+    return divided(loader) is None and (several or not has_state(loader))
 
 
 def counts_only(loader: Any) -> bool:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from app.errors import UserError
+
 IGNORED = ".sagemaker-ignore"
 """Files of this ending SageMaker's uploader leaves alone (AWS's XGBoost container writes its checkpoints so)."""
 
@@ -33,13 +35,13 @@ def whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_writable(folder: Path, what: str) -> None:
-    """Create `folder` if need be; ValueError if nothing can be written there."""
+    """Create `folder` if need be; UserError if nothing can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"{folder.absolute()}: {what} cannot be written there ({error.strerror}); allowed is a writable folder"
         ) from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from app.errors import UserError
 from app.suggestions import find_class, first_line, shown
 
 RENAMED = {"cifar10-94": "fast", "cifar10-96": "accurate"}
@@ -91,15 +92,15 @@ def _of_one_flag(flag: str, words: list[str]) -> Iterator[tuple[str, list[str], 
 
 
 def settings_in(name: str) -> dict:
-    """Return the settings in a file of flags; ValueError says what is wrong with it."""
+    """Return the settings in a file of flags; UserError says what is wrong with it."""
     try:
         settings = yaml.safe_load(Path(name).read_text())
         json.dumps(settings, default=str)  # ValueError for what contains itself
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = first_line(error).replace('in "<unicode string>", ', "")
-        raise ValueError(f"--config: {shown(name)} cannot be read ({why}); allowed is YAML") from None
+        raise UserError(f"--config: {shown(name)} cannot be read ({why}); allowed is YAML") from None
     if not isinstance(settings, dict):
-        raise ValueError(f"--config: {shown(name)} has no flags; allowed is YAML such as trainer: {{max_epochs: 5}}")
+        raise UserError(f"--config: {shown(name)} has no flags; allowed is YAML such as trainer: {{max_epochs: 5}}")
     return settings
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from app.checkpoints import KEY, examine, footer, write
+from app.errors import UserError
 from app.files import IGNORED
 from app.stop import NAME
 
@@ -173,7 +174,7 @@ def choose(
 ) -> Path | None:
     """Return the newest checkpoint that is whole, and the same, on all hosts; None where no host has any.
 
-    All ranks call it, `gather` gives each what all say; on each host one rank `examines` the files. ValueError, on all
+    All ranks call it, `gather` gives each what all say; on each host one rank `examines` the files. UserError, on all
     ranks, if there are some but none will do. One that `lacks` what goes with it (see Folder.newest) will do if all do:
     a copy of the folder, as SageMaker's to S3, may have a checkpoint and not yet the file beside it.
     """
@@ -218,11 +219,11 @@ def choose(
     raise _none_will_do(folder, first, told)
 
 
-def _none_will_do(folder: Folder, first: list[tuple], told: list[tuple]) -> ValueError:
+def _none_will_do(folder: Folder, first: list[tuple], told: list[tuple]) -> UserError:
     """Return the error that says what each host has, and what is wrong with it: as told at first, and at last."""
     have = "; ".join(f"{host} has {f'step {save[0]}' if save else 'none'}" for host, save, *_ in first)
     why = [problem for *_, problems, _ in told for problem in problems]
-    return ValueError(
+    return UserError(
         f"--resume.dirpath={folder.path}: found checkpoints, but none that is whole and the same on all hosts "
         f"({have}{'; ' if why else ''}{'; '.join(why[:3])}); bring one back, or move them away to start anew"
     )

@@ -35,6 +35,8 @@ LIBRARIES = {"torch", "torchvision", "torchaudio", "torchdata", "torchmetrics", 
              "builtins", *sys.stdlib_module_names}  # fmt: skip
 ENTERED = (nn.Module, Callback, LightningDataModule, torch.utils.data.Dataset, torch.utils.data.Sampler,
            torch.utils.data.DataLoader)  # fmt: skip
+# What the base class of optimizers deals with: state, groups, hooks.
+OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
 BASES = (nn.Module, LightningModule, LightningDataModule, Callback, Metric, torch.utils.data.Dataset)
 
 
@@ -113,6 +115,8 @@ def attributes(value: Any) -> dict[str, Any]:
 def _own(kind: type) -> frozenset[str]:
     """Return the names of attributes that the base classes' own code deals with."""
     names: set[str] = {*LINKS, ITERATOR}
+    if issubclass(kind, torch.optim.Optimizer):
+        names |= OF_OPTIMIZERS
     for base in kind.__mro__:
         whole = base in BASES or (issubclass(base, Callback) and library(base))
         if whole or (base.__module__ or "").startswith(("pytorch_lightning.", "lightning.")):

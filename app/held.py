@@ -16,11 +16,16 @@ from app.drawing import has_state
 from app.plain import NotPlain, decoded, encoded
 from app.state import State
 
+CHANGED = object()  # in place of a setting as it was at the beginning, of a run that goes on with another one
+
 
 def roots(trainer: Trainer) -> dict[str, Any]:
     """Return the objects of the user's in which there may be state, by name."""
     found: dict[str, Any] = {"model": trainer.lightning_module, "datamodule": trainer.datamodule}
     found |= {f"callbacks.{k} {type(one).__name__}": one for k, one in enumerate(trainer.callbacks)}
+    # Of a library's optimizers, state_dict() has all; not the plain attributes of a class of the user's.
+    own = [(k, one) for k, one in enumerate(trainer.optimizers) if not graph.library(type(one))]
+    found |= {f"optimizers.{k}": one for k, one in own}
     for kind, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
         for number, loader in enumerate(flat(loaders)):
             if not has_state(loader):
@@ -70,6 +75,20 @@ class Held:
             "loaders": combined_loader(trainer).states(fetcher(trainer), within=self.within) if loaders else None,
         }
 
+    def before_data(self) -> dict[str, Any]:
+        """Return what the data that is made next may depend on, encoded."""
+        return {
+            "plain": self.state.changed(),
+            "generators": {path: encoded(generators.state_of(one)) for path, one in self._generators().items()},
+        }
+
+    def restore_before_data(self, told: Mapping[str, Any]) -> None:
+        """Give it back."""
+        self.state.restore(told["plain"])
+        for path, one in self._generators().items():
+            if path in told["generators"]:
+                generators.restore(one, decoded(told["generators"][path]))
+
     def _say_what_is_lost(self) -> None:
         """Say, once, what lists and the like hold that has changed and no checkpoint can hold."""
         lost = {key: why for key, why in self.state.unsaved.items() if key not in self.said}
@@ -108,7 +127,7 @@ class Held:
                 one.load_state_dict(decoded(told["stateful"][path]))
         for name, value in told["settings"].items():
             setattr(self.trainer, name, value)
-            self.settings.setdefault(name, None)
+            self.settings[name] = CHANGED
         idle, frozen = set(told["eval"]), set(told["frozen"])
         for name, module in model.named_modules():
             module.training = name not in idle

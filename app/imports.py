@@ -6,6 +6,7 @@ import gc
 from app import threads
 from app.compat import overhead, versions
 from app.environment import failure_file, place
+from app.errors import UserError
 from app.failures import reported
 
 
@@ -32,6 +33,6 @@ def import_lightning() -> None:
 
 
 def check_version() -> None:
-    """Raise ValueError if the version of Lightning that is installed is not supported; nothing is imported."""
+    """Raise UserError if the version of Lightning that is installed is not supported; nothing is imported."""
     if problem := versions.unsupported(versions.installed()):
-        raise ValueError(problem)
+        raise UserError(problem)

@@ -11,6 +11,7 @@ from pytorch_lightning import Trainer
 from torch import Tensor
 
 from app import digest
+from app.plain import without_devices
 
 WEIGHTS = "state_dict", "current_model_state", "averaging_state"
 """Parts of a checkpoint, of which a model may rightly have more or less than was saved."""
@@ -34,7 +35,7 @@ def fingerprint(state: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
         found |= dict(_leaves(part, known[part]))
     for part in HELD:
         for path, value in known["held"][part].items():
-            found[".".join(path) if isinstance(path, tuple) else f"{part} {path}"] = value
+            found[".".join(path) if isinstance(path, tuple) else f"{part} {path}"] = without_devices(value)
     for part in ("eval", "frozen"):
         found |= {f"{part} {name or 'model'}": True for name in known["held"][part]}
     return {name: digest.folded(int(part) for part in digest.parts(value)) for name, value in found.items()}

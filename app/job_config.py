@@ -12,6 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # by itself, this package is not on Python's path
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from app.errors import UserError
+
 FILE_BYTES = 2**24
 # Linux takes 131,072 bytes in one variable, and the toolkit puts these files into one (SM_TRAINING_ENV).
 ALL_CHARACTERS = 100_000
@@ -19,7 +24,7 @@ CHANNEL = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; ValueError names the file and what is wrong with it."""
+    """Return the JSON object in a file; UserError names the file and what is wrong with it."""
     try:
         if not path.is_file():
             raise ValueError("it is no file")
@@ -29,19 +34,19 @@ def read(path: Path) -> dict[str, Any]:
         if type(content) is dict:
             _check_texts(content)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}); allowed is a JSON object") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); allowed is a JSON object") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}); allowed is a JSON object") from None
+        raise UserError(f"{path}: cannot be read ({error}); allowed is a JSON object") from None
     if type(content) is not dict:
-        raise ValueError(f"{path}: found {json.dumps(content)[:50]}; allowed is a JSON object")
+        raise UserError(f"{path}: found {json.dumps(content)[:50]}; allowed is a JSON object")
     return content
 
 
 def checkpoint_path(path: Path) -> str:
-    """Return the folder that a checkpointconfig.json names; ValueError if it names none."""
+    """Return the folder that a checkpointconfig.json names; UserError if it names none."""
     content = read(path)
     if wrong := _check_checkpoints(content):
-        raise ValueError(f"{path}: {wrong}")
+        raise UserError(f"{path}: {wrong}")
     return content["LocalPath"]
 
 
@@ -66,7 +71,7 @@ def _texts(content: Any) -> Iterator[str]:
 
 
 def check(folder: Path) -> None:
-    """Raise ValueError, which names the file, if one of input/config is not what SageMaker writes there."""
+    """Raise UserError, which names the file, if one of input/config is not what SageMaker writes there."""
     checks = {
         "hyperparameters.json": _check_hyperparameters,
         "resourceconfig.json": _check_resources,
@@ -80,11 +85,11 @@ def check(folder: Path) -> None:
             continue
         content = read(path)
         if wrong := check_content(content):
-            raise ValueError(f"{path}: {wrong}")
+            raise UserError(f"{path}: {wrong}")
         characters[path] = len(json.dumps(content))
     if sum(characters.values()) > ALL_CHARACTERS:
         longest = max(characters, key=characters.get)
-        raise ValueError(
+        raise UserError(
             f"{longest}: found {characters[longest]} characters; all files there may have {ALL_CHARACTERS}, as they "
             "become environment variables; give what is longer as a file in a channel"
         )
@@ -157,7 +162,7 @@ def main() -> None:
     """Check the folder that the command line names."""
     try:
         check(Path(sys.argv[1]))
-    except ValueError as error:
+    except UserError as error:
         print(" ".join(str(error).split()))
         sys.exit(1)
 

@@ -22,6 +22,7 @@ HEADER = struct.Struct(f"<{len(MARK)}s16sII400sI")
 RECORD = struct.Struct("<6QI")
 LIMIT = 1 << 16  # records of a file, 52 bytes each; what comes after is not noted until a checkpoint is saved
 SHARE = 0.002  # of the time, at most, training waits for the file
+AHEAD = 1  # the loss of a batch that was fetched ahead
 Place = tuple[int, int]
 """An epoch, and a batch in it, both from 0."""
 
@@ -34,9 +35,9 @@ class Step:
         step: The optimizer step that it belongs to, from 1.
         epoch: Its epoch.
         batch: Its number in the epoch.
-        data: Digest of the batch as training_step got it.
+        data: Digest of the batch as training_step got it; of one that was fetched ahead, as the loader gave it.
         rates: Digest of the learning rates.
-        loss: Digest of the losses; 0 of a batch that was to come when the run was stopped.
+        loss: Digest of the losses; 0 of a batch that was to come when the run was stopped, AHEAD of the one after it.
     """
 
     step: int

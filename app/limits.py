@@ -4,6 +4,7 @@ import torch
 from jsonargparse import Namespace
 
 from app.environment import Environment
+from app.errors import UserError
 from app.threads import usable_cpus
 
 LEAST = {
@@ -23,29 +24,29 @@ WORKERS_PER_CPU, WORKERS = 8, 64  # allowed of one data loader: more would only 
 
 
 def check(config: Namespace, environment: Environment) -> None:
-    """Raise ValueError for what cannot be; take the number of nodes from the job."""
+    """Raise UserError for what cannot be; take the number of nodes from the job."""
     for key, least in LEAST.items():
         value = config.get(key)
         if isinstance(value, (int, float)) and not value >= least:  # nan is not
-            raise ValueError(f"--{key.replace('.init_args', '')}: found {value}, allowed is {least} or more")
+            raise UserError(f"--{key.replace('.init_args', '')}: found {value}, allowed is {least} or more")
     workers, most = config.get("data.init_args.num_workers"), max(WORKERS, WORKERS_PER_CPU * usable_cpus())
     if isinstance(workers, int) and workers > most:
-        raise ValueError(f"--data.num_workers: found {workers}, allowed here are {most}: each is a process of its own")
+        raise UserError(f"--data.num_workers: found {workers}, allowed here are {most}: each is a process of its own")
     if config.trainer.val_check_interval == 0:
-        raise ValueError(
+        raise UserError(
             "--trainer.val_check_interval: found 0, allowed is a number of batches or a fraction of an epoch; for no "
             "validation, --trainer.limit_val_batches=0"
         )
     accelerator = config.trainer.accelerator
     if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
-        raise ValueError(
+        raise UserError(
             f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu and auto; or "
             "start it where there is a GPU"
         )
     channels, chosen = environment.channels, config.data
     ours = chosen is not None and chosen.class_path.endswith("CIFAR10DataModule")
     if len(channels) > 1 and ours and not chosen.init_args.data_dir:
-        raise ValueError(
+        raise UserError(
             f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the training data "
             "`training`, or give its folder"
         )

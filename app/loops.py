@@ -14,6 +14,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import CombinedLoader
 
 from app.compat import lightning_loops
+from app.errors import UserError
 
 
 def install(trainer: Trainer, resume, restart) -> None:
@@ -25,12 +26,23 @@ def install(trainer: Trainer, resume, restart) -> None:
         part.resume, part.restart = resume, restart
 
 
-class FitLoop(lightning_loops.FitLoop):
+class _Loaders:
+    """What sets loaders up: they are made to begin where training is before Lightning begins them."""
+
+    kind = ""
+
+    def take_loaders(self, loader: CombinedLoader | None, before: CombinedLoader | None) -> None:
+        """Make them so; the workers of those before end."""
+        if loader is not None:
+            self.restart.chance.together(self.trainer, loader, self.kind)
+        if before not in (None, loader):
+            before.leave(loader)
+
+
+class FitLoop(_Loaders, lightning_loops.FitLoop):
     """All epochs."""
 
-    def take_loaders(self, loader: CombinedLoader) -> None:
-        """Make the loaders begin where training is, before Lightning begins them."""
-        self.restart.chance.together(self.trainer, loader, "train")
+    kind = "train"
 
     @property
     def done(self) -> bool:
@@ -41,11 +53,27 @@ class FitLoop(lightning_loops.FitLoop):
 
     def setup_data(self) -> None:
         """Have the training data made, in a run that goes on as of the epoch that it was made in."""
-        before = self.loaders
-        with self.restart.as_of_the_data(self):
-            super().setup_data()
+        before, snapshot = self.loaders, self.resume.snapshot
+        held = snapshot.held.before_data() if before is not None and self.resume.trains else None
+        with self.restart.as_of_the_data(self, snapshot):
+            try:
+                super().setup_data()
+            except ValueError:
+                self._check_validation_interval()
+                raise
         if before not in (None, self.loaders):
+            snapshot.before_data = held
             self.restart.taken = True  # what was saved was said by loaders that are no more
+
+    def _check_validation_interval(self) -> None:
+        """Raise UserError where no validation would ever come, which Lightning refuses by a plain ValueError."""
+        trainer, interval = self.trainer, self.trainer.val_check_interval
+        validates = trainer.limit_val_batches > 0 and trainer.check_val_every_n_epoch is not None
+        if validates and isinstance(interval, int) and interval > self.max_batches:
+            raise UserError(
+                f"--trainer.val_check_interval: found {interval}, allowed are 1 to {self.max_batches}, the batches of "
+                "an epoch; or give --trainer.check_val_every_n_epoch=null, which counts them on through the epochs"
+            ) from None
 
     def run(self) -> None:
         """Train; if all was trained before, do only what comes at the end."""
@@ -66,9 +94,10 @@ class FitLoop(lightning_loops.FitLoop):
         self.restart.place(self)
         self.restart.restore(self.resume.snapshot.held, wholly=False)
         super().on_run_start()
-        self.resume.snapshot.held.mark()
+        self.resume.snapshot.begin(self.restart.added)
         self.restart.make_again(self.resume.snapshot.held)
         self.restart.restore(self.resume.snapshot.held)  # what hooks have begun anew goes on
+        self.restart.give_back_to_loaders(self)
         self.resume.proof.look_at(self.restart.lost(self.resume.snapshot.held))
         self.restart.go_on_logging()
         if super().done:  # what is left is the end of an epoch
@@ -118,12 +147,10 @@ class EpochLoop(lightning_loops.EpochLoop):
             self.resume.batch_ended(self.done, lightning_loops.accumulates(self.trainer))
 
 
-class ValidationLoop(lightning_loops.ValidationLoop):
+class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
     """A validation."""
 
-    def take_loaders(self, loader: CombinedLoader) -> None:
-        """Have each validation draw alike."""
-        self.restart.chance.together(self.trainer, loader, "val")
+    kind = "val"
 
     def run(self) -> list:
         """Validate; the check before training, which a run that goes on does not have, may change what objects hold."""

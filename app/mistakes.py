@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from app import flags
 from app.compat import jsonargparse_types
+from app.errors import UserError
 from app.suggestions import REPLACED, choice, closest, find_class, listed, shortened, shown, why_not
 
 REFUSED = (ArgumentError, OSError, ValueError, OverflowError, RecursionError)
@@ -25,8 +26,13 @@ REFUSED_BY_CLASSES = (
 )  # fmt: skip
 """What classes raise that are made with settings which cannot be."""
 
+MISCONFIGURED = (MisconfigurationException,)
+"""What Lightning raises, at whatever time, for whoever chose the settings."""
+
 # Whose checks are for whoever chose the settings: where an error comes out of nobody else's code, a line is enough.
-LIBRARIES = {"app", "jsonargparse", "lightning_fabric", "pytorch_lightning", "torch", *sys.stdlib_module_names}
+LIBRARIES = {"jsonargparse", "lightning_fabric", "pytorch_lightning", "torch", *sys.stdlib_module_names}
+# What of this package may be between a flag and such a check. The rest of it is anybody's code, as a model is.
+CALLERS = {"app.best", "app.cli", "app.loops", "app.schedule"}
 
 OLD_ACCELERATORS = ("ddp", "ddp2", "ddp_cpu", "ddp_spawn", "dp", "horovod")  # values of Lightning below 1.8
 REFERENCE = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer.html"}  # of what is too long to list
@@ -89,24 +95,28 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
 
 
 @contextmanager
-def naming(flag: str, settings: Mapping[str, object], checks: Collection[str] = LIBRARIES) -> Iterator[None]:
-    """Raise what a library has against `settings` as ValueError in one line that names their flag.
+def naming(flag: str, settings: Mapping[str, object], kinds: tuple[type, ...] = REFUSED_BY_CLASSES) -> Iterator[None]:
+    """Raise what a library has against `settings` as UserError in one line that names their flag.
 
     What comes out of a user's code stays as it is, as its traceback tells more; so does what this application raises.
-    Where not all is about these settings, `checks` are the libraries whose errors may be, if they name one.
+    Where not all is about these settings, `kinds` are the errors that are for whoever chose settings, these or others.
     """
     try:
         yield
-    except REFUSED_BY_CLASSES as error:
-        raise named(flag, settings, error, list(traceback.walk_tb(error.__traceback__)), checks) from None
+    except kinds as error:
+        frames = list(traceback.walk_tb(error.__traceback__))[2:]  # without this one, and the one that entered it
+        found = named(flag, settings, error, frames, kinds)
+        if found is error:
+            raise
+        raise found from None
 
 
 def of_a_component(error: Exception, config: Namespace) -> Exception:
     """Return the same for an error at the parser's making of objects, which it may have raised as one of its own."""
-    frames, first = [], error
-    while first:
-        frames += traceback.walk_tb(first.__traceback__)
-        error, first = first, first.__cause__ or (None if first.__suppress_context__ else first.__context__)
+    frames = list(traceback.walk_tb(error.__traceback__))
+    while _raised_by_the_parser(frames) and (cause := error.__cause__ or error.__context__):
+        error = cause
+        frames += traceback.walk_tb(error.__traceback__)
     components = jsonargparse_types.components(frame for frame, _ in frames)
     if not components or not isinstance(error, REFUSED_BY_CLASSES):
         return error
@@ -115,16 +125,21 @@ def of_a_component(error: Exception, config: Namespace) -> Exception:
     return named(f"--{path}", vars(chosen) if isinstance(chosen, Namespace) else {}, error, frames)
 
 
+def _raised_by_the_parser(frames: list[tuple]) -> bool:
+    return frames[-1][0].f_globals.get("__name__", "").partition(".")[0] == "jsonargparse"
+
+
 def named(
     flag: str,
     settings: Mapping[str, object],
     error: Exception,
     frames: list[tuple],
-    checks: Collection[str] = LIBRARIES,
+    kinds: tuple[type, ...] = REFUSED_BY_CLASSES,
 ) -> Exception:
-    """Return `error`, which came through `frames`, as ValueError that names the flag; itself if there is more to it."""
-    modules = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
-    if modules[-1] == "app" or modules[-1] not in checks or not LIBRARIES.issuperset(modules):
+    """Return `error`, which came through `frames`, as UserError that names the flag; itself if there is more to it."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in frames]
+    foreign = {name.partition(".")[0] for name in names if name not in CALLERS}
+    if isinstance(error, UserError) or not names or names[-1] in CALLERS or not foreign <= LIBRARIES:
         return error
     said = " ".join(str(error).split())
     if not isinstance(error, (ValueError, MisconfigurationException)) or not said:
@@ -132,21 +147,15 @@ def named(
     given = dict(settings.get("init_args") or settings)
     for pattern in (r"\b{}\s*=", r"`{}`", r"\b{}\b"):
         if len(meant := [name for name in given if re.search(pattern.format(re.escape(name)), said)]) == 1:
-            return ValueError(f"{flag}.{meant[0]}: found {given[meant[0]]!r}, which cannot be: {shortened(said, 600)}")
-    if checks is not LIBRARIES:
-        return error
+            return UserError(f"{flag}.{meant[0]}: found {given[meant[0]]!r}, which cannot be: {shortened(said, 600)}")
+    if kinds is not REFUSED_BY_CLASSES:
+        return UserError(said)
     values = [f"{name}={value}" for name, value in given.items() if isinstance(value, (int, float, str))]
     having = f"; found {listed(values, 200)}" if values else ""
-    return ValueError(f"{flag}: {shortened(said, 500)}{having}")
+    return UserError(f"{flag}: {shortened(said, 500)}{having}")
 
 
-def refuse_unwanted(config: Namespace) -> None:
-    """Raise ValueError for a value that the parser takes and nobody else does."""
-    if said := _unwanted(config):
-        raise ValueError(said)
-
-
-def _unwanted(config: Namespace) -> str:
+def unwanted(config: Namespace) -> str:
     """Return the line for a value that the parser takes and nobody else does; "" if there is none."""
     device = config.get("trainer.accelerator")
     if device in OLD_ACCELERATORS:
@@ -190,7 +199,7 @@ def _wrong_file(flag: str, words: list[str]) -> str:
         return f"--config: found {shown(name)}, which {now}; allowed is a file, or one of {known}"
     try:
         flags.settings_in(name)
-    except ValueError as error:
+    except UserError as error:
         return str(error)
     return ""
 
@@ -198,9 +207,10 @@ def _wrong_file(flag: str, words: list[str]) -> str:
 def _said(parser: ArgumentParser, args: list[str], whole: bool = False) -> str:
     """Return what the parser has against `args`; that something is missing counts only if they are the `whole`."""
     try:
-        return _unwanted(parser.parse_args(args))
+        found = parser.parse_args(args)
     except REFUSED as error:
         return "" if "arguments are required" in str(error) and not whole else explain(error, parser)
+    return unwanted(found)
 
 
 def _covers(flag: str, other: str) -> bool:

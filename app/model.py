@@ -8,6 +8,8 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
+from app.errors import UserError
+
 
 class ResNet18(LightningModule):
     """torchvision's ResNet-18 (arXiv:1512.03385) as a classifier.
@@ -34,7 +36,7 @@ class ResNet18(LightningModule):
     ) -> None:
         super().__init__()
         if not 0 <= label_smoothing < 1:
-            raise ValueError(f"--model.label_smoothing: found {label_smoothing}, allowed is 0 to less than 1")
+            raise UserError(f"--model.label_smoothing: found {label_smoothing}, allowed is 0 to less than 1")
         self.save_hyperparameters()
         self.network = resnet18(num_classes=num_classes)
         if stem == "small":
@@ -45,7 +47,7 @@ class ResNet18(LightningModule):
         self.network.to(memory_format=self.layout)
         if compile:
             if not any(map(shutil.which, ("g++", "clang++"))):
-                raise ValueError(
+                raise UserError(
                     "--model.compile: found no C++ compiler (g++) here, which torch.compile takes; build the image "
                     "with COMPILER=1, or leave the flag out"
                 )

@@ -8,6 +8,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from app import generators
+from app.errors import UserError
 from app.keys import Key, Keys, seed_all
 from app.resident import Course, Division
 
@@ -40,7 +41,7 @@ class Batches(Sampler):
             return
         self.course = Course(Division(length, size, world_size, drop_last))
         if not len(self):
-            raise ValueError(
+            raise UserError(
                 f"--data: {length} {'batches' if self.whole else 'samples'} for {world_size} ranks and a "
                 f"batch size of {size}; allowed is at least one batch for each rank"
             )

@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from app import graph
 from app.compat import lightning_loops, lightning_metrics, metrics
 from app.held import Held, roots
+from app.plain import decoded, encoded
 from app.state import digest
 
 
@@ -51,12 +52,12 @@ def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tens
 
 def of_job(trainer: Trainer) -> dict[str, Any]:
     """Return the newest value of each metric, by where Lightning shows it."""
-    return copied(lightning_metrics.shown(trainer))
+    return {name: encoded(values) for name, values in lightning_metrics.shown(trainer).items()}
 
 
 def restore_job(trainer: Trainer, shown: Mapping[str, Any]) -> None:
     """Give Lightning the newest value of each metric back."""
-    lightning_metrics.show(trainer, shown)
+    lightning_metrics.show(trainer, {name: decoded(values) for name, values in shown.items()})
 
 
 @torch.no_grad()
@@ -68,7 +69,7 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
     device = trainer.strategy.root_device
     for name, metric in _metrics(trainer):
         if saved := known["metrics"].get(name):
-            metrics.restore(metric, saved, device)
+            metrics.restore(metric, saved, metric.device)  # a callback's may be on the CPU
     if mid_epoch:
         lightning_metrics.go_on_gathering(trainer, known["results"], device)
 

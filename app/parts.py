@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from app.errors import UserError
 from app.files import json_text, whole
 
 HEADER = 256  # bytes: of every length, so that it can be written when all rows are
@@ -23,9 +24,9 @@ NAME = re.compile(r"\w[\w .+-]{0,99}")
 
 
 def check_name(name: object) -> None:
-    """Raise ValueError unless an array's name can be a file's: no separator, no dot in front, not too long."""
+    """Raise UserError unless an array's name can be a file's: no separator, no dot in front, not too long."""
     if type(name) is not str or not NAME.fullmatch(name) or len(name.encode()) > 100:
-        raise ValueError(
+        raise UserError(
             f"found an array {str(name)[:120]!r}; allowed are names of up to 100 letters, digits, blanks and _.+-, the "
             "first a letter or a digit"
         )
@@ -39,12 +40,12 @@ def plain(dtype: np.dtype) -> bool:
 def header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     """Return the beginning of a .npy file (format 1.0, numpy.lib.format): HEADER bytes, padded with blanks.
 
-    ValueError if that is too short for the shape.
+    UserError if that is too short for the shape.
     """
     text = repr({"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
     body = text.encode().ljust(HEADER - 11) + b"\n"
     if len(body) != HEADER - 10:
-        raise ValueError(f"an array of {len(shape)} dimensions is too much for a header of {HEADER} bytes")
+        raise UserError(f"an array of {len(shape)} dimensions is too much for a header of {HEADER} bytes")
     return np.lib.format.magic(1, 0) + len(body).to_bytes(2, "little") + body
 
 
@@ -64,9 +65,9 @@ class Stream:
         self.file.write(bytes(HEADER))
 
     def add(self, rows: np.ndarray) -> None:
-        """Write rows, [n, ...]; ValueError if they are of another kind."""
+        """Write rows, [n, ...]; UserError if they are of another kind."""
         if rows.dtype != self.dtype or rows.shape[1:] != self.rest:
-            raise ValueError(
+            raise UserError(
                 f"{self.path.name}: rows of {rows.dtype} {list(rows.shape[1:])} after rows of {self.dtype} "
                 f"{list(self.rest)}; a result has one kind of rows"
             )
@@ -103,7 +104,7 @@ def write(
     reached = part.start
     for rows, arrays in blocks:
         if rows.start != reached or arrays.keys() != (streams or arrays).keys():
-            raise ValueError(f"rows {reached} to {rows.start} are missing, or have other arrays than those before")
+            raise UserError(f"rows {reached} to {rows.start} are missing, or have other arrays than those before")
         for name, array in arrays.items():
             if name not in streams:
                 streams[name] = Stream(folder / f"{name}-{span}.npy", array)

@@ -7,6 +7,7 @@ What goes over it is a JSON object a line:
     {"ready": true}                 its program may start
     {"status": TEXT}                every few seconds: it is alive, and what it does
     {"done": true}                  its program has ended well
+    {"dead": WHY, "doubt": N}       a rank of it is dead, which may be the reason to end (see Verdict.doubt)
     {"failed": WHY}                 its program has not, or it knows of a host whose program has not
     {"stopped": WHY}                the same, where the cause is that it was told to stop
 """
@@ -16,7 +17,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -35,6 +36,9 @@ class Verdict:
     """Whether the cause is on this node."""
     stopped: bool = False
     """Whether the cause is that a node was told to stop: its ranks, and so these, may be saving."""
+    doubt: int = 0
+    """Of a rank that ended without a word: 0 if that needs no other reason, 1 if the reason may be the end of a rank of
+    another host, 2 if it most likely is that of a process of its own host."""
 
 
 @dataclass
@@ -59,15 +63,26 @@ class Peers:
         appear: Seconds that a host may take to appear.
         silence: Seconds after which a host of which nothing is heard is lost.
         decide: Called with each Verdict, a reason to end.
+        suspect: Called with each Verdict on another host that may be one.
     """
 
     def __init__(
-        self, host: str, hosts: tuple[str, ...], told: Mapping, *, port: int, appear: float, silence: float, decide
+        self,
+        host: str,
+        hosts: tuple[str, ...],
+        told: Mapping,
+        *,
+        port: int,
+        appear: float,
+        silence: float,
+        decide: Callable[[Verdict], None],
+        suspect: Callable[[Verdict], None],
     ) -> None:
         self.host, self.told, self.port, self.appear, self.silence = host, dict(told), port, appear, silence
         self.before = hosts[: hosts.index(host)]  # these are called, the others call
         self.others = {name: Peer() for name in hosts if name != host}
-        self.decide, self.status, self.last = decide, "it was preparing its program", {}
+        self.decide, self.suspect = decide, suspect
+        self.status, self.last = "it was preparing its program", {}
         self.tasks: list[asyncio.Task] = []  # asyncio itself keeps no reference
 
     async def open(self) -> None:
@@ -148,6 +163,8 @@ class Peers:
         while message := await self._read(reader):
             peer.heard, peer.status = time.monotonic(), message.get("status", peer.status)
             peer.ready, peer.done = "ready" in message or peer.ready, "done" in message or peer.done
+            if "dead" in message:
+                self.suspect(Verdict(message["dead"], here=False, doubt=message["doubt"]))
             for kind in {"failed", "stopped"} & message.keys():
                 peer.done = True
                 self.decide(Verdict(message[kind], here=False, stopped=kind == "stopped"))

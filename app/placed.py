@@ -13,10 +13,11 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 
 from app import digest, generators
-from app.compat.lightning_loaders import PlaceableLoader, end_workers
+from app.compat.lightning_loaders import PlaceableLoader
 from app.compat.lightning_loops import is_drawn_by_steps
-from app.compat.torch_data import has_iterator
+from app.compat.torch_data import end_workers, has_iterator
 from app.drawing import has_state
+from app.errors import UserError
 from app.exact import counts_only, data_of, divided, draws_again, keeps_workers, knows_its_end, order_of, plan
 from app.keys import number_of, seed_all
 from app.plain import NotPlain, decoded, encoded
@@ -29,7 +30,23 @@ def digest_of(batch: Any) -> int:
     return digest.folded(map(int, digest.parts(batch)))
 
 
-class Drawn(CombinedLoader):
+class Together(PlaceableLoader):
+    """Loaders whose workers end when nobody goes through them any more."""
+
+    def leave(self, other: CombinedLoader | None = None) -> None:
+        """End the workers of all loaders but those that another one goes on with."""
+        self.forget_iterators()
+        for loader in self.flattened:
+            if other is None or not any(loader is one for one in other.flattened):
+                end_workers(loader)
+
+    def reset(self) -> None:
+        """Forget where it was."""
+        self.leave()
+        super().reset()
+
+
+class Drawn(Together):
     """The loaders of a validation: each batch has a seed of its own, also for what is done to it on its way."""
 
     key: Callable[[], tuple]
@@ -49,7 +66,7 @@ class Drawn(CombinedLoader):
         return found
 
 
-class Placed(PlaceableLoader):
+class Placed(Together):
     """The training loaders: they begin where training is, and not before that is known.
 
     Lightning begins its loaders when it sets them up, which may be before a checkpoint is loaded: a module that asks
@@ -58,7 +75,7 @@ class Placed(PlaceableLoader):
 
     seed: tuple = ()
     rank: int = 0
-    turns: "list[_Turns]"
+    turns: "list[Turns]"
     placed = False
     drawn = 0
     """Batches of the epoch that were drawn."""
@@ -69,9 +86,14 @@ class Placed(PlaceableLoader):
         """Take note of what the loaders hold before anything is drawn of them."""
         mode = self.mode if len(self.flattened) > 1 else ""
         self.turns = [
-            _Turns(loader, (*self.seed, number) if number else self.seed, mode)
+            Turns(loader, (*self.seed, number) if number else self.seed, mode)
             for number, loader in enumerate(self.flattened)
         ]
+
+    def give_back(self, states: Mapping[str, Any]) -> None:
+        """Give back what was there at an epoch's end, before the hooks that begin the next one change it."""
+        for turns, told in zip(self.turns, states["loaders"], strict=False):
+            turns.give_back(told)
 
     def begin(
         self, fetcher: Any, epoch: int, done: int, states: Mapping[str, Any] | None = None, proves: bool = False
@@ -140,6 +162,12 @@ class Placed(PlaceableLoader):
         super().reset()
         self.placed = False
 
+    def leave(self, other: CombinedLoader | None = None) -> None:
+        """End the workers of all loaders but those that another one goes on with."""
+        for turns in self.turns:
+            turns.iterator = iter(())
+        super().leave(other)
+
     def states(self, fetcher: Any, within: bool) -> dict[str, Any]:
         """Return what has to be known to go on: within an epoch, it is drawn again, from what was there before it.
 
@@ -159,7 +187,7 @@ class Placed(PlaceableLoader):
         }
 
 
-class _Turns:
+class Turns:
     """One of the loaders of an epoch, which may begin again before the longest of them has ended.
 
     Args:
@@ -170,12 +198,13 @@ class _Turns:
 
     def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
         self.loader, self.seed, self.mode = loader, seed, mode
-        self.stateful, self.again = has_state(loader), draws_again(loader)
+        self.own, self.again = has_state(loader), draws_again(loader)  # whether it saves its state; both may be
+        self.stateful = self.own and not self.again
         # Of these, a batch may lie ahead that could not be drawn once more.
         self.ahead = self.stateful or (self.again and not getattr(loader, "num_workers", 0))
         skip = (Dataset,) if isinstance(loader, DataLoader) else ()
-        self.order = State(lambda: order_of(loader, self.stateful), skip)
-        self.data = State(lambda: data_of(loader, self.stateful))
+        self.order = State(lambda: order_of(loader, self.own), skip)
+        self.data = State(lambda: data_of(loader, self.own))
         # A generator, which is gone through once, in all epochs.
         self.once = isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools")
         self.given = 0  # batches that it gave
@@ -186,10 +215,12 @@ class _Turns:
         self.epoch, self.turn, self.drawn = 0, -1, 0
         self.begun = 0  # iterations, in this run and in those before it
         self.told: Mapping[str, Any] | None = None
-        if self.again and getattr(loader, "persistent_workers", False) and rank_zero_only.rank == 0:
+        stay = self.again and not self.own and getattr(loader, "persistent_workers", False)
+        if stay and rank_zero_only.rank == 0:
             print(
                 f"persistent_workers: those of {self.name} begin anew with each epoch, so that one can be resumed; so "
-                "does what it counts in them",
+                "does what it counts in them; both stay in torchdata's StatefulDataLoader, with a state_dict() of the "
+                "dataset's",
                 flush=True,
             )
         self.over = self.proves = False
@@ -208,38 +239,47 @@ class _Turns:
         return len(self.loader)
 
     def __iter__(self) -> Iterator:
-        self._begin(self.turn + 1, 0)
+        self.begin(self.turn + 1, 0)
         return self.iterator
+
+    def give_back(self, told: Mapping[str, Any], data: str = "now") -> None:
+        """Give back the order's state, and the data's, as it was at the end (`now`) or when an iteration began."""
+        self._has_no_state(self.stateful and told["own"] is None)
+        self.order.restore(self.order.all(self.first[0]) | told["order"], touch=False)
+        if self.again or getattr(self.loader, "num_workers", 0):
+            self.data.restore(self.data.all(self.first[1]) | told[data], touch=False)
+        self._set_source(told["source"])
 
     def prepare(self, epoch: int, told: Mapping[str, Any] | None, proves: bool) -> None:
         """Have an epoch begin, or go on from what was `told`: give back what was there when it began."""
         self.epoch, self.turn, self.drawn, self.told, self.proves = epoch, -1, 0, told, proves
         if told:
             self.begun = told["begun"]
-            self._has_no_state(self.stateful and told["own"] is None)
-            self.order.restore(self.order.all(self.first[0]) | told["order"], touch=False)
+        if told and told["within"]:
+            self.give_back(told, "data")
             if self.again or getattr(self.loader, "num_workers", 0):
-                if told["within"] or not self.again:
-                    self.now = self.data.all(self.first[1]) | told["now"]
-                self.data.restore(self.data.all(self.first[1]) | told["data"], touch=False)
-            self._set_source(told["source"])
+                self.now = self.data.all(self.first[1]) | told["now"]
+        elif told and not self.again and keeps_workers(self.loader):  # they have copies of what was there once
+            self.now = self.data.all()
+            self.data.restore(self.data.all(self.first[1]) | told["data"], touch=False)
         self.before, self.source, self.earlier = self.order.kept(), self._source(), self.begun
         if self.again or not self._workers_stay:
             self.kept = self.data.kept()
 
     def _source(self) -> Any:
-        """Return the state of a dataset that saves it, whose loader does not."""
-        dataset = getattr(self.loader, "dataset", None)
+        """Return the state of a dataset that saves it, whose loader does not; or a loader's, right between epochs."""
+        source = self.loader if self.own else getattr(self.loader, "dataset", None)
         with contextlib.suppress(NotPlain):
-            return encoded(dataset.state_dict()) if self.again and has_state(dataset) else None
+            return encoded(source.state_dict()) if self.again and has_state(source) else None
 
     def _set_source(self, state: Any) -> None:
         if state is not None:
-            self.loader.dataset.load_state_dict(decoded(state))
+            (self.loader if self.own else self.loader.dataset).load_state_dict(decoded(state))
+            sized_len(self.loader)  # litdata's asks its datasets for their lengths without workers, and leaves them so
 
     def _has_no_state(self, none: bool) -> None:
         if none:
-            self.stateful, self.again = False, True
+            self.own, self.stateful, self.again = False, False, True
             self.ahead = not getattr(self.loader, "num_workers", 0)
             self.first = self.order.kept(), self.data.kept()  # nothing has been drawn since the epoch began
             self.before, self.kept = self.first
@@ -279,7 +319,7 @@ class _Turns:
             done += 1
         elif length:
             done = min(done, length)
-        self._begin(turn, done)
+        self.begin(turn, done)
         if self.stateful and (counts_only(self.loader) or (self.begun == 1 and not self._can_be_saved())):
             self._has_no_state(True)
             self.begun = self.earlier
@@ -297,19 +337,19 @@ class _Turns:
         """Have the loader go where it was."""
         workers = getattr(self.loader, "num_workers", 0)
         if workers != told["workers"]:
-            raise ValueError(
+            raise UserError(
                 f"--data: {self.name} saved its state with {told['workers']} data workers, now there are {workers}; go "
                 f"on with num_workers={told['workers']}"
             )
         self.loader.load_state_dict(decoded(told["own"]))
         if told["within"]:
             self.begun -= 1
-            self._begin(0, done, loaded=True)
+            self.begin(0, done, loaded=True)
             return
         if not told["over"]:  # the iteration was left, and another one begun
             plan(self.loader, self.begun - 1, 0)
             iter(self.loader)
-        self._begin(0, 0, loaded=True, after=told["over"] and knows_its_end(self.loader))
+        self.begin(0, 0, loaded=True, after=told["over"] and knows_its_end(self.loader))
 
     def _draw_again(self, done: int) -> None:
         """Draw what was drawn, and leave it out."""
@@ -318,11 +358,11 @@ class _Turns:
         if self.proves and not self.proved and not self.once:
             self._prove(done)
         else:
-            self._begin(0, 0)
+            self.begin(0, 0)
         began = time.monotonic()
         for _ in range(done):
             if next(self.iterator, self) is self and self.mode == "max_size_cycle":
-                self._begin(self.turn + 1, 0)
+                self.begin(self.turn + 1, 0)
                 next(self.iterator, None)
         if done and rank_zero_only.rank == 0:
             print(
@@ -335,25 +375,25 @@ class _Turns:
         """Draw the first batch twice, to learn whether it is the same; generators made on the way are seeded then."""
         self.proved = True
         if done and getattr(self.loader, "num_workers", 0):
-            self._begin(0, 0)
+            self.begin(0, 0)
             return
         order, data = self.order.all(), self.data.all()
-        self._begin(0, 0)
+        self.begin(0, 0)
         drawn = digest_of(next(self.iterator, self.name))
         self.order.restore(order, touch=False)
         self.data.restore(data, touch=False)
         self._set_source(self.source)
         self.begun -= 1  # it is the same iteration
-        self._begin(0, 0)
+        self.begin(0, 0)
         first = next(self.iterator, self.name)
         if first is not self.name:
             self.iterator = itertools.chain([first], self.iterator)
         if drawn != digest_of(first):
             self.why = f"{self.name} draws other batches each time"
 
-    def _begin(self, turn: int, start: int, loaded: bool = False, after: bool = False) -> None:
+    def begin(self, turn: int, start: int, loaded: bool = False, after: bool = False) -> None:
         """Begin an iteration, after `start` batches; `loaded` if the loader knows that, `after` if it knows an end."""
-        self.turn, self.over = turn, False
+        self.turn, self.over, self.iterator = turn, False, iter(())
         self.begun += 1
         if isinstance(self.loader, ResidentLoader):
             self.iterator = iter(self.loader)  # it asks itself where training is
@@ -375,9 +415,7 @@ class _Turns:
 
     def _others(self, first: int, ended: bool) -> Iterator:
         """Go through a loader that knows no positions; one that has `ended` has to be begun twice."""
-        found = (
-            {} if self.stateful and isinstance(self.loader, DataLoader) else generators.find({"loader": self._inside()})
-        )
+        found = {} if self.own and isinstance(self.loader, DataLoader) else generators.find({"loader": self._inside()})
         generators.reseed(found, number_of("order", *self.seed, self.epoch, self.turn))
         batches, key = iter(self.loader), (self.epoch, self.turn)
         if self.once:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from app.compat.torch_modules import keep_metadata
+from app.errors import UserError
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
 READABLE = (*SCALARS, torch.dtype, torch.device, torch.Size, bytearray)
@@ -80,7 +81,7 @@ def lowered(value: Any) -> tuple[tuple, Any] | None:
 
 
 def raised(note: tuple, value: Any) -> Any:
-    """Return the value that `lowered` took apart; ValueError if this program knows no such thing."""
+    """Return the value that `lowered` took apart; UserError if this program knows no such thing."""
     what, *more = note
     if what == "scalar":
         return np.dtype(more[0]).type(value)
@@ -100,6 +101,8 @@ def raised(note: tuple, value: Any) -> Any:
         return Path(value)
     if what in ("range", "slice"):
         return {"range": range, "slice": slice}[what](*value)
+    if what == "on":
+        return _moved(value, more[0])
     kind = _known(*more)
     if what == "enum" and isinstance(kind, enum.EnumMeta):
         return kind[value]
@@ -109,7 +112,7 @@ def raised(note: tuple, value: Any) -> Any:
         made = object.__new__(kind)
         made.__dict__.update(value)
         return made
-    raise ValueError(f"a checkpoint holds a {'.'.join(map(str, more))}, which this program does not have")
+    raise UserError(f"a checkpoint holds a {'.'.join(map(str, more))}, which this program does not have")
 
 
 def _known(module: str, name: str) -> Any:
@@ -126,7 +129,8 @@ def encoded(value: Any, path: tuple = ()) -> Any:
     if kind in READABLE:
         return value
     if isinstance(value, Tensor):
-        return _copy(value)
+        held, where = _copy(value), value.device.type
+        return held if where == "cpu" else {NOTE: ("on", where), VALUE: held}
     if kind is list and set(map(type, value)) <= set(SCALARS):  # long ones, fast
         return value.copy()
     if kind in (list, tuple):
@@ -157,6 +161,18 @@ def decoded(value: Any) -> Any:
     return kind((key, decoded(one)) for key, one in value.items())
 
 
+def without_devices(value: Any) -> Any:
+    """Return what `encoded` has returned, without which device its tensors were on."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(map(without_devices, value))
+    if kind not in (dict, OrderedDict):
+        return value
+    if NOTE in value and value[NOTE][0] == "on":
+        return value[VALUE]
+    return kind((key, without_devices(one)) for key, one in value.items())
+
+
 def _together(values: Sequence) -> tuple[tuple, Any] | None:
     """Return what very many values have in common, and all of them as few arrays; None of those that differ.
 
@@ -175,7 +191,7 @@ def _together(values: Sequence) -> tuple[tuple, Any] | None:
             return ("arrays", first.shape), encoded(np.concatenate(values, axis=None))
     elif kind is Tensor and first.layout == torch.strided and not first.is_quantized:
         if len({(one.dtype, one.shape, one.device) for one in values}) == 1:
-            return ("tensors",), torch.stack(tuple(values)).detach().to("cpu", copy=True)
+            return ("tensors",), encoded(torch.stack(tuple(values)))
     elif issubclass(kind, np.generic) and len({one.dtype for one in values}) == 1:
         return ("scalars",), encoded(np.array(values))
     elif issubclass(kind, tuple) and len(first) and len(set(map(len, values))) == 1:
@@ -192,7 +208,7 @@ def _apart(note: tuple, held: Any) -> Iterable:
     if what == "plain":
         return held
     if what == "tensors":
-        return [one.clone() for one in held]
+        return [one.clone() for one in decoded(held)]
     if what == "rows":
         rows = zip(*(_apart(*part) for part in zip(more[1], held, strict=True)), strict=True)
         return [raised(("named", *more[0]), row) for row in rows] if more[0] else list(rows)
@@ -251,6 +267,12 @@ def _key(key: Any, path: tuple) -> Any:
     if type(key) is tuple:
         return tuple(_key(one, path) for one in key)
     raise NotPlain((*path, key), key)
+
+
+def _moved(tensor: Tensor, kind: str) -> Tensor:
+    """Return a tensor on this process's device of a kind, such as "cuda"; where there is none, on the CPU."""
+    there = torch.accelerator.current_accelerator(check_available=True)
+    return tensor.to(kind) if there is not None and there.type == kind else tensor
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from sagemaker_training import environment, files, process
 
 from app import hyperparameters, train_torchrun
 from app.environment import Environment
+from app.errors import UserError
 
 HOME = Path(__file__).resolve().parent.parent  # where the image's own application is
 CODE = Path(environment.code_dir)  # where a job's own source is
@@ -53,7 +54,7 @@ def unpack(archive: str | None) -> None:
                     there.unlink()
             shutil.copytree(source, CODE, symlinks=True, dirs_exist_ok=True)
     except Exception as error:
-        raise ValueError(
+        raise UserError(
             f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({error}); allowed is a .tar.gz "
             "that the job's role may read"
         ) from None
@@ -73,7 +74,7 @@ def _check_archive(path: str) -> None:
 def find(name: str | None) -> tuple[Path, str]:
     """Return the folder and name of the program: the job's own if it has it, else the image's."""
     if not name:
-        raise ValueError("SAGEMAKER_PROGRAM: not given; allowed is a file of the job's source or of the image")
+        raise UserError("SAGEMAKER_PROGRAM: not given; allowed is a file of the job's source or of the image")
     process.validate_entry_point(name)
     for folder in (CODE, HOME):
         if (folder / name).is_file():
@@ -81,7 +82,7 @@ def find(name: str | None) -> tuple[Path, str]:
     if (CODE / "setup.py").is_file():
         return CODE, name
     found = ", ".join(sorted(path.name for path in CODE.iterdir())[:10]) if CODE.is_dir() else ""
-    raise ValueError(
+    raise UserError(
         f"sagemaker_program: found {name}, which is neither in the job's source (which has: {found or 'nothing'}) nor "
         "in the image; allowed is the path of a file there, e.g. train.py"
     )
@@ -122,7 +123,7 @@ def command(job, here: Environment, folder: Path, name: str, given: dict) -> tup
     args = hyperparameters.flags(given) if ours else job.to_cmd_args()
     options = job.additional_framework_parameters
     if refused := [words for option, words in REFUSED.items() if options.get(option)]:
-        raise ValueError(
+        raise UserError(
             f"distribution: found {refused[0]}, allowed are torch_distributed and none: the image has nothing else"
         )
     chosen = [option for option in DISTRIBUTIONS if options.get(option)]
@@ -137,7 +138,7 @@ def command(job, here: Environment, folder: Path, name: str, given: dict) -> tup
             flush=True,
         )
     if not name.endswith(".py"):
-        raise ValueError(f"sagemaker_program: found {name}, torchrun allows a .py file only")
+        raise UserError(f"sagemaker_program: found {name}, torchrun allows a .py file only")
     if ours:
         return [sys.executable, str(HOME / "app/train_torchrun.py"), *args], "torchrun", 1
     ranks = train_torchrun.processes(args, job.num_gpus)

@@ -21,9 +21,10 @@ from app import causes, digest, loops, same
 from app.agreement import OTHER, SAME, UNSURE
 from app.compat.lightning_loops import fetcher, is_drawn_by_steps
 from app.digest import Part
+from app.errors import UserError
 from app.exact import position
 from app.folder import Folder
-from app.journal import Journal, Place, Step, read
+from app.journal import AHEAD, Journal, Place, Step, read
 
 EVERY = 50  # batches whose digests stay on a GPU before they are read, all at once
 SECONDS = 1.0  # within which they are read, where a step takes long
@@ -74,6 +75,7 @@ class Proof:
         self.changes: list[str] = []  # what was otherwise, of the settings and of the machine
         self.expected: deque[Step] = deque()  # what was noted after the checkpoint
         self.begun = False  # whether the first of it was reached
+        self.ahead: dict[Place, Step] = {}  # what was fetched ahead when the run was stopped
         self.untold, self.trained = False, False  # whether there is a verdict to come, and a batch was trained on
         self.steps, self.last, self.announced = 0, 0, False  # what was alike so far
         self.latest: Place = -1, -1  # of what was noted
@@ -105,7 +107,9 @@ class Proof:
             self._warn(problem and f"{problem}; what comes after is not compared with it")
             self.changes = causes.changed(same.changed(meta["run"], flags), before, machine)
             if not is_drawn_by_steps(fetcher(trainer)):  # these steps have no batch
-                self.expected = deque(step for step in known if step.place >= (epoch, batch))
+                later = [step for step in known if step.place >= (epoch, batch)]
+                self.expected = deque(step for step in later if step.loss != AHEAD)
+                self.ahead = {step.place: step for step in later if step.loss == AHEAD}
             self.begun = bool(self.expected) and self.expected[0].place == (epoch, batch)
         self.journal = Journal(self.folder.path, self.run, trainer.global_rank, trainer.world_size, machine)
         self.journal.begin(known)
@@ -123,6 +127,8 @@ class Proof:
         """Take note of a batch as training_step gets it, and of the learning rates."""
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
         self.now = Batch(self.trainer.global_step + 1, (epoch, number), digest.parts(batch), self._rates())
+        if expected := self.ahead.pop((epoch, number + 1), None):
+            self._look_ahead(expected)
 
     def loss(self, loss: Tensor) -> None:
         """Take note of a loss."""
@@ -198,18 +204,19 @@ class Proof:
             self.tell()
 
     def tell(self) -> None:
-        """Say, once, what came of the comparison; all ranks call it. ValueError where it is to end the job."""
+        """Say, once, what came of the comparison; all ranks call it. UserError where it is to end the job."""
+        self.settle()
         self.untold = False
         told = self.gather((self.steps, self.announced, self.difference))
         steps, announced = min(steps for steps, *_ in told), all(one for _, one, _ in told)
         verdict = self._verdict(steps, announced, min((one for *_, one in told if one), default=None))
         self.told.append(verdict)
         self.expected.clear()
-        if verdict["identical"] is False:  # what was noted of later steps is that of another run, on all ranks
-            self.journal.forget_after(self.latest)
         line = f"resumed at step {self.step}: {verdict['said']}"
         if verdict["identical"] is False and self.strict:
-            raise ValueError(f"--resume.strict: {line}")
+            raise UserError(f"--resume.strict: {line}")
+        if verdict["identical"] is False:  # what was noted of later steps is that of another run, on all ranks
+            self.journal.forget_after(self.latest)
         if self.trainer.is_global_zero:
             print(f"warning: {line}" if verdict["identical"] is False else line, flush=True)
 
@@ -219,12 +226,31 @@ class Proof:
             self.journal.close()
 
     def _announce(self, kind: str) -> None:
-        """Note the batch that would come next. This process is leaving, so that nothing is disturbed by it."""
+        """Note the batch that would come next. This process is leaving, so that nothing is disturbed by it.
+
+        And the one after it, which Lightning fetches before the step: the next one itself may be in the checkpoint.
+        """
         with contextlib.suppress(Exception):  # of the user's code, whatever it is: the checkpoint is written
             found = Batch(self.trainer.global_step + 1, self._place(), digest.parts(loops.next_batch(self.trainer)), [])
-            if kind != "validation":  # the end of which may change the learning rates
+            if kind != "validation":  # the end of which may change the learning rates, and the data
                 found.rates = self._rates()
             self.journal.add(_step(found, [int(part) for part in found.parts], announced=True))
+            if kind != "validation" and (data := self._fetched_ahead()):
+                epoch, batch = found.place
+                self.journal.add(Step(found.step, epoch, batch + 1, data, 0, AHEAD))
+
+    def _fetched_ahead(self) -> int:
+        """Return the digest of the batch that Lightning has fetched ahead, as the loader gave it; 0 if it has none."""
+        batches = getattr(fetcher(self.trainer), "batches", None)
+        return digest.folded(map(int, digest.parts(batches[0][0]))) if batches else 0
+
+    def _look_ahead(self, expected: Step) -> None:
+        """Compare the batch that Lightning has fetched ahead with what it was."""
+        if self.untold and not self.difference and self._fetched_ahead() != expected.data:
+            cause = causes.likely(self.trainer, ("batch",), self.changes)
+            self.difference = Difference(
+                expected.place, self.trainer.global_rank, expected.step + 1, "the batch differs", cause
+            )
 
     def _verdict(self, steps: int, announced: bool, first: Difference | None) -> dict[str, Any]:
         """Return what model.json says of an interruption."""
@@ -245,9 +271,16 @@ class Proof:
     def _note(self, batch: Batch, numbers: list[int]) -> None:
         """Write a step down, and compare it with what was expected; `numbers` are its parts."""
         step = _step(batch, numbers)
-        self.journal.add(step)
-        self.latest = step.place
-        if not self.untold or self.difference or not self.expected:
+        self._compare(step)
+        if not (self.strict and self.difference):  # which ends the job: the next attempt is compared with the same
+            self.journal.add(step)
+            self.latest = step.place
+
+    def _compare(self, step: Step) -> None:
+        """Compare a step with what was expected."""
+        if not self.untold or not self.expected:
+            return
+        if self.difference and self.difference.place <= step.place:
             return
         first = self.expected[0]
         if not self.begun and step.place < first.place:

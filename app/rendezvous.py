@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 from app.environment import Environment
+from app.errors import UserError
 
 MAIN_PORT = 7777  # the port AWS's own containers use, so that security groups made for them fit
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -47,7 +48,7 @@ def main_port(variables: Mapping[str, str]) -> int:
     """Return the port of the rendezvous, MAIN_PORT unless MASTER_PORT says otherwise; the watch's is the next one."""
     port = variables.get("MASTER_PORT", str(MAIN_PORT))
     if not port.isdigit() or not 0 < int(port) < 65535:
-        raise ValueError(f"MASTER_PORT: found {port!r}, allowed is a number from 1 to 65534")
+        raise UserError(f"MASTER_PORT: found {port!r}, allowed is a number from 1 to 65534")
     return int(port)
 
 
@@ -96,7 +97,7 @@ def pauses() -> Iterator[float]:
 
 
 def wait_for_names(hosts: tuple[str, ...], limit: float) -> None:
-    """Return when the names of all hosts resolve; ValueError names the one that did not within `limit` seconds.
+    """Return when the names of all hosts resolve; UserError names the one that did not within `limit` seconds.
 
     "Host name information might not be immediately available" when a container starts, so AWS's guide, which asks for
     retries (sagemaker/latest/dg, your-algorithms-training-algo-running-container). Each try asks the resolver anew.
@@ -110,7 +111,7 @@ def wait_for_names(hosts: tuple[str, ...], limit: float) -> None:
             except OSError as error:
                 waited = time.monotonic() - started
                 if waited >= limit:
-                    raise ValueError(
+                    raise UserError(
                         f"host {host}: its name did not resolve within {waited:.0f} s ({error.strerror}); give it "
                         "more time by SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT (seconds), or see why it never started"
                     ) from None

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from sagemaker_training import entry_point, errors, modules
 
+from app.errors import UserError
+
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:,.]+ ")  # in front of each line of pip's log
 PACKAGE = re.compile(r"\s*(?:Collecting|Processing|Obtaining|Building wheel for) (\S+)")
 NO_MATCH = re.compile(r"No matching distribution found for (.+)")
@@ -25,7 +27,7 @@ BESIDES = ("Ignored the following", "ResolutionImpossible", "pip's dependency re
 def install(source: Path, name: str, own: bool) -> None:
     """Install requirements.txt in `source`, or the package that it is, as the toolkit does.
 
-    ValueError says what pip could not install and why. `own` says that program `name` is the source's own; for the
+    UserError says what pip could not install and why. `own` says that program `name` is the source's own; for the
     image's, requirements.txt alone counts.
     """
     with _pips_log() as (log, start):
@@ -37,7 +39,7 @@ def install(source: Path, name: str, own: bool) -> None:
         except FAILED as error:  # its text has pip's command line, with the password of an index
             said = log.read_bytes()[start:].decode(errors="replace") if log.is_file() else ""
             file = "requirements.txt" if modules.has_requirements(str(source)) else "setup.py"
-            raise ValueError(f"{file}: {explain(said, error.return_code)}") from None
+            raise UserError(f"{file}: {explain(said, error.return_code)}") from None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from app.augmentation import Augmentation, Normalize, generator
+from app.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class ResidentLoader:
         self.batches = min(division.batches for division in self.divisions)
         if not self.batches:
             least = min(self.divisions, key=lambda division: division.batches)
-            raise ValueError(
+            raise UserError(
                 f"--data.batch_size: {batch_size} on {least.ranks} ranks is more than the {least.size} samples there "
                 f"are{' on a host' if shards else ''}"
             )

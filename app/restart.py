@@ -10,10 +10,12 @@ from pytorch_lightning import Trainer
 from app import best, checkpoints, curves, intact, loops, partial, revive, same
 from app.agreement import Agreement
 from app.chance import Chance
-from app.compat import lightning_checkpoints
+from app.compat import lightning_checkpoints, lightning_loops
+from app.errors import UserError
 from app.exact import divided, position
 from app.folder import Folder, choose
 from app.held import Held
+from app.keys import seed_all
 from app.plain import plain, restored
 
 
@@ -40,12 +42,14 @@ class Restart:
         self.saved: dict[str, int] = {}  # digests of what is in it
         self.loaded: dict[str, Any] | None = None  # the checkpoint, until training goes on
         self.later: dict[str, Any] = {}  # weights of parts of the model that a hook makes
+        self.limits = revive.limits(trainer)  # as the flags have them
+        self.added = [0, 0]  # epochs and steps that a callback had added to them
         self.taken, self.averaging = False, None  # whether the loaders' states were taken, and an average goes on
 
     def load(self, host: str, flags: Mapping[str, object]) -> bool:
         """Hand Lightning the newest checkpoint, and return whether there is any.
 
-        ValueError if it is of a run with other `flags`.
+        UserError if it is of a run with other `flags`.
         """
         # Rank 0 alone writes the best model and reads it.
         callbacks = best.callbacks(self.trainer) if self.trainer.is_global_zero else []
@@ -75,6 +79,9 @@ class Restart:
         revive.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
         self.loaded = checkpoint
         revive.settle_searches(self.trainer, self.meta["searched"])
+        if self.meta.get("limits") == self.limits:  # who gives others means these
+            self.added = self.meta["added"]
+            revive.add_to_limits(self.trainer, self.added)
         self.groups = [[{name: value for name, value in group.items() if name != "params"} for group in
                         state["param_groups"]] for state in checkpoint["optimizer_states"]]  # fmt: skip
         self.within = self.kind != "epoch"
@@ -88,11 +95,11 @@ class Restart:
         return True
 
     def _is_the_same(self, differences: list[str]) -> None:
-        """Raise ValueError if anything differs between this run and that of the checkpoint."""
+        """Raise UserError if anything differs between this run and that of the checkpoint."""
         if not differences:
             return
         more = f" (and {len(differences) - 4} more)" if len(differences) > 4 else ""
-        raise ValueError(
+        raise UserError(
             f"--resume.dirpath={self.folder.path}: {self.name} is of another run: {'; '.join(differences[:4])}{more}; "
             "go on with the same settings, or give another folder, or move the checkpoints away to start anew; "
             "--resume.other_settings=true goes on with another learning rate, gradient clipping or precision"
@@ -109,12 +116,26 @@ class Restart:
         return ranks[self.trainer.global_rank if self._same_ranks else 0]
 
     @contextmanager
-    def as_of_the_data(self, loop) -> Iterator[None]:
-        """Let the training data be made as in the epoch in which it was, which it may ask for."""
-        made = self.meta.get("made", 0) if loop.loaders is None else 0
-        if made <= 0:
+    def as_of_the_data(self, loop, snapshot) -> Iterator[None]:
+        """Let the training data be made as it was: in its epoch, with its draws, and by what objects held."""
+        epoch, made = self.trainer.current_epoch, self.meta.get("made", -1)
+        every = self.trainer.reload_dataloaders_every_n_epochs
+        if loop.loaders is not None:
+            if lightning_loops.loaders_are_due(self.trainer):
+                seed_all("data", self.chance.seed, epoch)
             yield
             return
+        if made < 0:
+            yield
+            return
+        held = self.meta.get("before_data")
+        if self.kind == "epoch" and every and epoch - made >= every:  # which comes next makes it anew
+            made, held = epoch, self._known["held"]
+        if made:
+            seed_all("data", self.chance.seed, made)
+        if held and self._same_ranks:
+            snapshot.held.restore_before_data(held)
+            snapshot.before_data = {name: held[name] for name in ("plain", "generators")}
         progress = loop.epoch_progress.current
         now, progress.completed = progress.completed, made
         try:
@@ -130,7 +151,7 @@ class Restart:
             return
         loader = divided(self.trainer.train_dataloader)
         if loader is None or not loader.course or self.meta["reached"] is None:
-            raise ValueError(
+            raise UserError(
                 f"--resume.dirpath={self.folder.path}: step {self.step} was saved within an epoch by "
                 f"{self.meta['world_size']} ranks, and its data cannot be shared out anew among "
                 f"{self.trainer.world_size}; give as many devices and nodes as before"
@@ -155,6 +176,10 @@ class Restart:
         partial.restore_gradients(self.trainer, self.meta["ranks"])
         held.restore(self._known["held"], wholly)
 
+    def add_groups(self) -> None:
+        """Add the optimizers' groups of parameters that a hook had added; Lightning restores their state next."""
+        revive.add_groups(self.trainer, self.meta.get("groups", []))
+
     def _undo_hooks(self) -> None:
         """Give back what a hook that begins training has set, as it did in the run that this one goes on with."""
         # Lightning's WeightAveraging saves its average in the model's place, and the model beside it.
@@ -163,7 +188,7 @@ class Restart:
         revive.prune_again(model, self.later)
         revive.adapt(model, state)
         if lacks := self.later.keys() - model.state_dict().keys():
-            raise ValueError(
+            raise UserError(
                 f"--resume.dirpath={self.folder.path}: step {self.step} is of another run: its model has {min(lacks)}, "
                 "this one does not; give another folder, or move the checkpoints away to start anew"
             )
@@ -193,6 +218,11 @@ class Restart:
         """Run the hooks again that made what is no plain value, for an epoch that goes on."""
         if self.kind in ("batch", "validation"):
             revive.make_again(self.trainer, held.lacking(self._known["held"]))
+
+    def give_back_to_loaders(self, loop) -> None:
+        """Give the loaders' samplers and data back what they held at an epoch's end."""
+        if self.meta and self.kind == "epoch":
+            loop.loaders.give_back(self._known["held"]["loaders"])
 
     def take_states(self) -> Mapping[str, Any] | None:
         """Return, once, what the loaders said of themselves."""

@@ -22,6 +22,7 @@ from app.agreement import UNSURE, Agreement
 from app.chance import Chance
 from app.compat import lightning_checkpoints, torch_compile
 from app.compat.lightning_loops import end_evaluation_mode
+from app.errors import UserError
 from app.folder import Folder, Writer
 from app.proof import Proof
 from app.restart import Restart
@@ -58,9 +59,9 @@ class Resume(Callback):
         for flag, value, least in (("every_n_minutes", every_n_minutes, 0), ("every_n_steps", every_n_steps, 0),
                                    ("keep", keep, 1)):  # fmt: skip
             if not value >= least:  # nan is not
-                raise ValueError(f"--resume.{flag}: found {value}, allowed is {least} or more")
+                raise UserError(f"--resume.{flag}: found {value}, allowed is {least} or more")
         if "://" in dirpath:
-            raise ValueError(f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3")
+            raise UserError(f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3")
         self.folder = Folder(Path(dirpath), keep, started=time.time())
         self.writer = Writer(self.folder)
         self.exact, self.strict = exact, strict
@@ -99,7 +100,7 @@ class Resume(Callback):
                 print("this run is trained and saved as Lightning does; interrupted, it begins anew", flush=True)
             return
         if not supported:
-            raise ValueError(
+            raise UserError(
                 f"--trainer.strategy: found {type(trainer.strategy).__name__}, whose runs cannot be resumed; allowed "
                 "are ddp and its variants, or --resume.exact=false: it trains and saves as Lightning does"
             )
@@ -145,6 +146,11 @@ class Resume(Callback):
         if self.stop and self.exact:
             self.stop.hear()
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Have the optimizers ready for the state that Lightning gives them next."""
+        if self.exact:
+            self.restart.add_groups()
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on, a signal is a wish."""
         self._hear()
@@ -152,7 +158,7 @@ class Resume(Callback):
         if self.enabled:
             self.snapshot.run = self.restart.meta["run"] if self.restart.meta else same.described(trainer, self.flags)
             if why := checkpoints.unreadable(self.snapshot.lightnings()[0]):
-                raise ValueError(f"a checkpoint of this run could not be read again: {why}")
+                raise UserError(f"a checkpoint of this run could not be read again: {why}")
             self.proof.start(self.restart.meta, self.flags, comparable=not self.other_settings)
         if self.stop and self.exact:
             self.stop.training = True

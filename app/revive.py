@@ -1,6 +1,6 @@
 """What has to be made again before a state can be given back: late buffers, a search's result, what a hook has made."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -127,6 +127,41 @@ def make_again(trainer: Trainer, lacking: list[tuple[str, str]]) -> None:
                 owner.on_train_epoch_start(trainer, trainer.lightning_module)
             else:
                 owner.on_train_epoch_start()
+
+
+def limits(trainer: Trainer) -> list[int]:
+    """Return how long is to be trained, which a callback may change: epochs and steps; -1 for no limit."""
+    epochs = trainer.fit_loop.max_epochs
+    return [-1 if epochs is None else epochs, trainer.fit_loop.epoch_loop.max_steps]
+
+
+def add_to_limits(trainer: Trainer, added: Sequence[int]) -> None:
+    """Train so many epochs and steps more, or fewer, as a callback had decided."""
+    loop = trainer.fit_loop
+    if added[0]:
+        loop.max_epochs += added[0]
+    if added[1]:
+        loop.epoch_loop.max_steps += added[1]
+
+
+def groups(trainer: Trainer) -> list[list[list[str]]]:
+    """Return, for each optimizer with several groups of parameters, the names of each group's parameters."""
+    names = {id(parameter): name for name, parameter in trainer.lightning_module.named_parameters()}
+    return [
+        [[names.get(id(one), "") for one in group["params"]] for group in optimizer.param_groups]
+        if len(optimizer.param_groups) > 1
+        else []
+        for optimizer in trainer.optimizers
+    ]
+
+
+def add_groups(trainer: Trainer, saved: list[list[list[str]]]) -> None:
+    """Add the groups of parameters that a hook had added to an optimizer, so that their state can be loaded."""
+    parameters = dict(trainer.lightning_module.named_parameters())
+    for optimizer, known in zip(trainer.optimizers, saved, strict=False):
+        for group in known[len(optimizer.param_groups) :]:
+            if parameters.keys() >= set(group):
+                optimizer.add_param_group({"params": [parameters[name] for name in group]})
 
 
 def go_on_averaging(trainer: Trainer, groups: list[list[dict]], kind: str) -> bool:

@@ -6,6 +6,8 @@ from pytorch_lightning import Trainer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
+from app.errors import UserError
+
 
 class Triangle(LambdaLR):
     """Up in a straight line, and down to nothing in another, over the steps of the whole run.
@@ -21,7 +23,7 @@ class Triangle(LambdaLR):
 
     def __init__(self, optimizer: Optimizer, warmup: float = 0.2, start: float = 0.0, end: float = 0.0) -> None:
         if not 0 <= warmup <= 1:
-            raise ValueError(f"--lr_scheduler.warmup: found {warmup}, allowed is 0 to 1: a share of the steps")
+            raise UserError(f"--lr_scheduler.warmup: found {warmup}, allowed is 0 to 1: a share of the steps")
         self.warmup, self.start, self.end = warmup, start, end
         self.steps: int | None = None  # of the whole run
         super().__init__(optimizer, lambda step: self.factor(step))
@@ -46,12 +48,12 @@ def configured(trainer: Trainer, optimizer: Optimizer, scheduler: LambdaLR | One
     if isinstance(scheduler, Triangle):
         steps = trainer.estimated_stepping_batches
         if steps == float("inf"):
-            raise ValueError(
+            raise UserError(
                 "--lr_scheduler=Triangle: the run has no end; allowed is one with --trainer.max_epochs or max_steps"
             )
         scheduler.steps = int(steps)
     if isinstance(scheduler, OneCycleLR) and scheduler.total_steps < trainer.estimated_stepping_batches < float("inf"):
-        raise ValueError(
+        raise UserError(
             f"--lr_scheduler: OneCycleLR has {scheduler.total_steps} steps, and the run "
             f"{trainer.estimated_stepping_batches}; allowed is --lr_scheduler.total_steps of as many or more"
         )

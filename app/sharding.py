@@ -6,6 +6,8 @@ Nothing here reads a file or an environment variable: equal arguments give equal
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
+from app.errors import UserError
+
 
 def rows(total: int, hosts: int, host: int) -> range:
     """Return the rows of host number `host`, 0 to `hosts` - 1, out of `total`: from round(host * total / hosts) on.
@@ -21,7 +23,7 @@ def weighted(total: int, weights: Sequence[float]) -> list[range]:
     """Return the rows of each host, out of `total`, in proportion to its weight; of equal weights, those of `rows`."""
     exact = [Fraction(weight) for weight in weights]
     if total < 0 or not exact or min(exact) < 0 or not sum(exact):
-        raise ValueError(f"weights: found {list(weights)} for {total} rows; allowed are numbers from 0, one above it")
+        raise UserError(f"weights: found {list(weights)} for {total} rows; allowed are numbers from 0, one above it")
     bounds, reached = [0], Fraction(0)
     for weight in exact:
         reached += weight
@@ -43,7 +45,7 @@ def groups(total: int, hosts: Mapping[str, Sequence[str]], weights: Mapping[str,
         weights: What a host of each group can do, as a multiple of the others.
     """
     if missing := [name for name in hosts if name not in weights]:
-        raise ValueError(f"weights: found none for the instance group {missing[0]}; allowed is one for each group")
+        raise UserError(f"weights: found none for the instance group {missing[0]}; allowed is one for each group")
     order = sorted((host, name) for name, members in hosts.items() for host in members)
     parts = weighted(total, [weights[name] for _, name in order])
     return {host: part for (host, _), part in zip(order, parts, strict=True)}

@@ -12,6 +12,7 @@ import numpy as np
 from torch import distributed
 
 from app.environment import place
+from app.errors import UserError
 from app.resident import Division
 
 
@@ -32,8 +33,8 @@ class Shard:
 def agree(read: Callable[[], tuple[int, int]], node: int) -> list[Shard]:
     """Return what each node has, in the order of their ranks.
 
-    `read` returns the numbers of images, training and validation, of this node, whose rank is `node`. ValueError, on
-    every rank, if `read` raises ValueError or OSError on one of them, or if a rank would have no image.
+    `read` returns the numbers of images, training and validation, of this node, whose rank is `node`. UserError, on
+    every rank, if `read` raises UserError or OSError on one of them, or if a rank would have no image.
     """
     told = _gather((node, _host(), *_tried(read)))
     needed = "; with ShardedByS3Key, each host needs training files of its own"
@@ -45,7 +46,7 @@ def agree(read: Callable[[], tuple[int, int]], node: int) -> list[Shard]:
     for shard in found:
         for flag, kind, size in (("data_dir", "training", shard.train), ("val_split", "validation", shard.val)):
             if size < shard.ranks:
-                raise ValueError(
+                raise UserError(
                     f"--data.{flag}: found {size} {kind} images on {shard.host}, which has {shard.ranks} ranks; "
                     "allowed is one for each or more: use more files, fewer hosts, or the channel as FullyReplicated"
                 )
@@ -55,7 +56,7 @@ def agree(read: Callable[[], tuple[int, int]], node: int) -> list[Shard]:
 def share(read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Return what `read` returns, where it raises FileNotFoundError that of the first rank where it does not.
 
-    ValueError, on every rank, if nobody has it, or if `read` raises another ValueError or OSError on one of them.
+    UserError, on every rank, if nobody has it, or if `read` raises another UserError or OSError on one of them.
     """
     found, problem, missing = _tried(read)
     told = _gather((_host(), problem, missing))
@@ -100,7 +101,7 @@ def _tried(read: Callable) -> tuple[object, str, bool]:
     """Return what `read` returns, what it has against that, "" if nothing, and whether that is a missing file."""
     try:
         return read(), "", False
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
         return None, str(error), isinstance(error, FileNotFoundError)
 
 
@@ -108,7 +109,7 @@ def _raise_first(problems: Iterable[tuple[str, str]]) -> None:
     """Raise the first of the problems (host, what it is), the same on every rank, unless all are ""."""
     for host, problem in problems:
         if problem:
-            raise ValueError(f"{problem} (on {host})")
+            raise UserError(f"{problem} (on {host})")
 
 
 def _gather(told: tuple) -> list[tuple]:

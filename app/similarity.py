@@ -26,6 +26,7 @@ import torch
 from app import split
 from app.embeddings import Table
 from app.environment import Environment, failure_file, place
+from app.errors import UserError
 from app.failures import reported
 
 GROUP = 64  # of so many columns, the maximum is taken first: sorting all scores would take longer than computing them
@@ -57,13 +58,13 @@ class Similarity:
         if not chosen:
             self.top_k = 10
         if len(chosen) > 1:
-            raise ValueError(f"--{chosen[0]}, --{chosen[1]}: found both, allowed is one of top_k, threshold and dense")
+            raise UserError(f"--{chosen[0]}, --{chosen[1]}: found both, allowed is one of top_k, threshold and dense")
         for name, least in (("top_k", 1), ("memory", 0.01)):
             value = getattr(self, name)
             if value is not None and not value >= least:
-                raise ValueError(f"--{name}: found {value}, allowed is {least} or more")
+                raise UserError(f"--{name}: found {value}, allowed is {least} or more")
         if self.threshold is not None and not -1 <= self.threshold <= 1:
-            raise ValueError(f"--threshold: found {self.threshold}, allowed is -1 to 1")
+            raise UserError(f"--threshold: found {self.threshold}, allowed is -1 to 1")
 
 
 class Compared:
@@ -71,7 +72,7 @@ class Compared:
 
     def __init__(self, settings: Similarity, table: Table, device: torch.device) -> None:
         if settings.top_k and settings.top_k > len(table) - (not settings.itself):
-            raise ValueError(
+            raise UserError(
                 f"--top_k: found {settings.top_k}, allowed is 1 to {len(table) - (not settings.itself)}: there are "
                 f"{len(table)} rows"
             )
@@ -115,15 +116,13 @@ class Compared:
             yield columns.start, scores
 
     def _unit(self, rows: range) -> torch.Tensor:
-        """Return rows of length 1 on the device; ValueError names the first row that is all 0."""
+        """Return rows of length 1 on the device; UserError names the first row that is all 0."""
         found = torch.from_numpy(self.table[rows]).to(self.device)
         # By the greatest number first: squares of numbers as great as float32 has are infinite.
         greatest = found.abs().amax(1, keepdim=True)
         if not greatest.all():
             row = rows.start + int((greatest[:, 0] == 0).nonzero()[0])
-            raise ValueError(
-                f"{self.table.channel}: row {row} is all 0, which has no direction; allowed are other rows"
-            )
+            raise UserError(f"{self.table.channel}: row {row} is all 0, which has no direction; allowed are other rows")
         found /= greatest
         return (found / found.norm(dim=1, keepdim=True)).to(self.kind)
 

@@ -9,13 +9,15 @@ import os
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 
+from app.errors import UserError
+
 
 def strategy() -> DDPStrategy:
-    """Return DDP over SMDDP; ValueError where the package is not installed."""
+    """Return DDP over SMDDP; UserError where the package is not installed."""
     try:
         import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
     except ModuleNotFoundError:
-        raise ValueError(
+        raise UserError(
             "--trainer.strategy=smddp: the package smdistributed is not in this image (AWS has published none since "
             "PyTorch 2.5); use --trainer.strategy=ddp, which runs over NCCL"
         ) from None

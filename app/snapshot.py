@@ -1,7 +1,7 @@
 """The state of a job at a moment at which nothing is half done: all that is needed to go on from there."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -10,6 +10,7 @@ from app import checkpoints, curves, loops, partial, revive
 from app.agreement import Agreement
 from app.chance import Chance
 from app.compat import lightning_callbacks, lightning_checkpoints, lightning_loops
+from app.errors import UserError
 from app.exact import reached
 from app.held import Held
 from app.plain import NotPlain, plain
@@ -36,7 +37,9 @@ class Snapshot:
 
     def __init__(self, trainer: Trainer, agreement: Agreement, chance: Chance, proof: Proof) -> None:
         self.trainer, self.agreement, self.chance, self.proof = trainer, agreement, chance, proof
-        self.held = Held(trainer)
+        self.held, self.given = Held(trainer), revive.limits(trainer)
+        self.limits = self.given  # with what hooks that begin training have added
+        self.before_data: Mapping[str, Any] | None = None  # what objects held when the training data was made anew
         self.run: Mapping[str, Any] = {}  # what `same.described`
 
     def take(self, kind: str) -> dict[str, Any]:
@@ -62,11 +65,20 @@ class Snapshot:
             "run": self.run, "loggers": loggers,
             "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
             "made": lightning_loops.loaders_made_in(trainer), "searched": revive.searched(trainer),
-            "tickets": revive.tickets(trainer),
+            "limits": self.given, "added": self._added(), "tickets": revive.tickets(trainer),
+            "groups": revive.groups(trainer), "before_data": self.before_data,
         }  # fmt: skip
         if kind == "epoch":
             loops.end_as_lightning_does(state["loops"]["fit_loop"])
         return state | {checkpoints.KEY: ours | {"journal": self.proof.run, "resumes": self.proof.resumes}}
+
+    def begin(self, added: Sequence[int]) -> None:
+        """Take what is there now for what a run begins with, but for the epochs and steps that were `added` before."""
+        self.held.mark()
+        self.limits = [now - more for now, more in zip(revive.limits(self.trainer), added, strict=True)]
+
+    def _added(self) -> list[int]:
+        return [now - then for now, then in zip(revive.limits(self.trainer), self.limits, strict=True)]
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a validation with all of it copied."""
@@ -81,7 +93,7 @@ class Snapshot:
         return plain(state, notes, self._cannot_be_saved) | later, notes
 
     def _cannot_be_saved(self, found: NotPlain) -> Any:
-        """Return the text that stands for a hyperparameter, which no run needs to go on; else ValueError."""
+        """Return the text that stands for a hyperparameter, which no run needs to go on; else UserError."""
         name = str(found.path[0])
         if name.startswith(HYPER):
             return f"({found.kind})"
@@ -90,7 +102,7 @@ class Snapshot:
         whose = {"state_dict": "state_dict() of", "callbacks": "a callback of", "lr_schedulers": "a scheduler of",
                  LATER: "an optimizer of"}  # fmt: skip
         of = whose.get(name, "on_save_checkpoint() or state_dict() of")
-        raise ValueError(
+        raise UserError(
             f"a checkpoint of this run could not be read again: {found} ({of} {model}); keep numbers, text, tensors, "
             "arrays, lists and dicts there"
         )

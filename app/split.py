@@ -33,6 +33,7 @@ from app import hyperparameters, memory, mistakes, parts, sharding, starting, th
 from app.blocks import Blocks, compute
 from app.embeddings import Table
 from app.environment import Environment, failure_file, place
+from app.errors import UserError
 from app.failures import reported, write
 from app.files import check_writable
 from app.stop import SIGNALS, status, words
@@ -51,17 +52,17 @@ def parser(manual: str) -> ArgumentParser:
 
 
 def parse(made: ArgumentParser, environment: Environment, args: list[str] | None) -> Any:
-    """Return the flags; ValueError says in one line which is wrong."""
+    """Return the flags; UserError says in one line which is wrong."""
     if args is None and environment.user_args == tuple(sys.argv[1:]):
         args = hyperparameters.flags(environment.hyperparameters)
     try:
         found = made.parse_args(args)
     except ArgumentError as error:
         words = sys.argv[1:] if args is None else args
-        raise ValueError(mistakes.explain_all(made, words) or mistakes.explain(error, made)) from None
+        raise UserError(mistakes.explain_all(made, words) or mistakes.explain(error, made)) from None
     for name in ("rows", "block_rows"):
         if getattr(found, name) is not None and getattr(found, name) < 1:
-            raise ValueError(f"--{name}: found {getattr(found, name)}, allowed is 1 or more")
+            raise UserError(f"--{name}: found {getattr(found, name)}, allowed is 1 or more")
     return found
 
 
@@ -69,13 +70,13 @@ def read(environment: Environment, given: Any) -> Table:
     """Open the rows: of --input, or of the channel."""
     folder = Path(given.input) if given.input else environment.training_dir
     if folder is None:
-        raise ValueError(
+        raise UserError(
             f"--input: not given, and the channels are {', '.join(environment.channels) or 'none'}; allowed is a "
             "folder or file, one channel, or a channel `training`"
         )
     table = Table.read(folder, f"--input={given.input}" if given.input else f"channel {folder.name}")
     if given.rows is not None and not environment.training_is_sharded and len(table) != given.rows:
-        raise ValueError(f"--rows: found {given.rows}, but {table.channel} has {len(table)}; give it the right files")
+        raise UserError(f"--rows: found {given.rows}, but {table.channel} has {len(table)}; give it the right files")
     return table
 
 
@@ -154,12 +155,16 @@ def main(args: list[str] | None = None) -> None:
         given = parse(made, environment, args)
         module, _, name = given.function.rpartition(".")
         sys.path.insert(0, str(Path.cwd()))
-        try:
-            function = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(
-                f"--function: found {given.function!r} ({error}); allowed is MODULE.FUNCTION of the job's source"
-            ) from None
+        function, why = None, f"module {module!r} has no attribute {name!r}"
+        if module and all(map(str.isidentifier, given.function.split("."))):
+            try:
+                function = getattr(importlib.import_module(module), name, None)
+            except ImportError as error:
+                why = str(error)
+        if function is None:
+            raise UserError(
+                f"--function: found {given.function!r} ({why}); allowed is MODULE.FUNCTION of the job's source"
+            )
         table = read(environment, given)
         settings = {"function": given.function} | given.settings
         run(environment, table, given, settings, lambda _: lambda rows: function(table[rows], **given.settings))

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from pytorch_lightning.core.mixins import HyperparametersMixin
 from torch import Tensor, nn
 
 from app.compat.torch_modules import buffers, parameters
 from app.graph import FEW, GENERATORS, attributes, closure, walk
 from app.plain import NotPlain, decoded, encoded
 
+HYPER = "_hparams"  # which Lightning saves, and does not give back to who has changed them while it trained
 SMALL = 1 << 16  # elements of what is compared in whole; of a longer one, which is mostly data, some
 LONG = 1 << 20  # elements of what is kept from an epoch's beginning
 HUGE = 1 << 26  # elements of what is saved
@@ -113,7 +115,7 @@ class State:
         for path, owner in owners:
             if _container(owner) or isinstance(owner, (*GENERATORS, *self.skip, types.MethodType, type)):
                 continue
-            for name, value in attributes(owner).items():
+            for name, value in (attributes(owner) | _hyperparameters(owner)).items():
                 if _is_plain(value) and not _of_modules(value, owned):
                     found[path, name] = value
         return found
@@ -143,6 +145,12 @@ def _of_modules(value: Any, owned: set[int]) -> bool:
     if isinstance(value, Tensor):
         return id(value) in owned
     return isinstance(value, (list, tuple)) and bool(value) and all(_of_modules(one, owned) for one in value)
+
+
+def _hyperparameters(owner: Any) -> dict[str, Any]:
+    """Return those hyperparameters of a module or data module that are plain, as its one attribute."""
+    held = getattr(owner, "__dict__", {}).get(HYPER) if isinstance(owner, HyperparametersMixin) else None
+    return {} if held is None else {HYPER: {key: one for key, one in held.items() if _is_plain(one)}}
 
 
 def _container(value: Any) -> bool:
@@ -246,11 +254,14 @@ def _feed(value: Any, update: Callable[[bytes], None]) -> None:
 def _same(now: Any, value: Any, held: set[int]) -> Any:
     """Return the tensor that is there with what `value` holds, as others may hold it, too; else `value`.
 
-    What is in `held` belongs to a module, or was given a value already: it stays as it is.
+    What was on a GPU is not put into a tensor that is not there yet. What is in `held` belongs to a module, or was
+    given a value already: it stays as it is.
     """
     if not isinstance(now, Tensor) or not isinstance(value, Tensor) or not now.is_leaf:
         return value
     if (now.shape, now.dtype, now.layout) != (value.shape, value.dtype, value.layout):
+        return value
+    if value.device not in (now.device, torch.device("cpu")):
         return value
     if id(now) in held:
         return now if digest(now) == digest(value) else value
@@ -262,6 +273,9 @@ def _same(now: Any, value: Any, held: set[int]) -> Any:
 def _set(owner: Any, name: str, value: Any, held: set[int]) -> None:
     """Set an attribute: in place where it can be, as others may hold the same list, array or tensor."""
     now = (closure(owner) if isinstance(owner, types.FunctionType) else getattr(owner, "__dict__", {})).get(name)
+    if name == HYPER and isinstance(now, dict):
+        now.update(value)
+        return
     if type(now) is type(value):
         if isinstance(now, (list, deque)) and getattr(now, "maxlen", None) == getattr(value, "maxlen", None):
             if len(now) == len(value):
@@ -286,7 +300,7 @@ def _set(owner: Any, name: str, value: Any, held: set[int]) -> None:
     if isinstance(now, Tensor) and isinstance(value, Tensor):
         if _same(now, value, held) is now:
             return
-        value = value.to(now.device)
+        value = value.to(now.device) if value.is_cpu else value
     if isinstance(owner, types.FunctionType):
         owner.__closure__[owner.__code__.co_freevars.index(name)].cell_contents = value
     elif hasattr(owner, "__dict__"):

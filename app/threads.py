@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from app.errors import UserError
+
 COUNT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")  # by these a user says how many threads there are
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # and by these how they wait
 PROCESSES_PER_CPU, PROCESSES = 4, 8  # allowed of one job: more only wait for each other, at half a GB of memory each
@@ -80,11 +82,11 @@ def prepare() -> None:
 
 
 def check(processes: int, flag: str = "--trainer.devices") -> None:
-    """Raise ValueError where so many processes for one job on this machine's CPUs would hardly come to train."""
+    """Raise UserError where so many processes for one job on this machine's CPUs would hardly come to train."""
     cpus = usable_cpus()
     allowed = max(PROCESSES, PROCESSES_PER_CPU * cpus)
     if processes > allowed:
-        raise ValueError(
+        raise UserError(
             f"{flag}: found {processes}, expected at most {allowed} processes on {cpus} CPUs; give {cpus} or fewer, "
             "or take a machine with more CPUs"
         )

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from signal import Signals
 
@@ -18,6 +19,7 @@ from sagemaker_training import environment, errors, files
 
 from app import failures, program, rendezvous, requirements, starting, stop, summary, threads, train_torchrun
 from app.environment import Environment
+from app.errors import UserError
 from app.peers import Verdict
 from app.supervise import STOP_SECONDS, Ended, Stopped, Supervisor
 from app.watch import Watch
@@ -40,11 +42,13 @@ def main() -> None:
         print(_report(error), file=sys.stderr, flush=True)
         os._exit(stop.status(error.number))  # the toolkit knows no way out that is neither a success nor a failure
     except BaseException as error:  # SystemExit, too
+        if not isinstance(error, MEANT):
+            traceback.print_exception(error)
         raise errors.ClientError(_report(error)) from None
 
 
 def _run(supervisor: Supervisor) -> None:
-    """Meet the other hosts, run the program while they live, and raise ValueError or ProgramFailed if it goes wrong."""
+    """Meet the other hosts, run the program while they live, and raise UserError or ProgramFailed if it goes wrong."""
     logging.getLogger("sagemaker-training-toolkit").setLevel(logging.WARNING)  # the summary says it better
     job = environment.Environment()
     given = json.loads(Path(job.input_config_dir, "hyperparameters.json").read_text())
@@ -56,11 +60,12 @@ def _run(supervisor: Supervisor) -> None:
         try:
             _watched(job, here, given, supervisor, watch)
         except BaseException as error:
-            if isinstance(error, Stopped):
-                error = Interrupted(str(error), supervisor.asked)
-            where = "" if isinstance(error, (OtherFailed, Interrupted)) else f"host {here.current_host}: "
-            watch.fail(f"{where}{_reason(error)}", stopped=isinstance(error, Interrupted))
-            raise error from None
+            found = Interrupted(str(error), supervisor.asked) if isinstance(error, Stopped) else error
+            where = "" if isinstance(found, (OtherFailed, Interrupted)) else f"host {here.current_host}: "
+            watch.fail(f"{where}{_reason(found)}", stopped=isinstance(found, Interrupted))
+            if found is error:
+                raise
+            raise found from None
 
 
 def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch: Watch) -> None:
@@ -89,17 +94,18 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
     ended = supervisor.run(command, cwd=cwd, variables=variables)
     watch.ended = True
     if supervisor.grace is None or ended.asked:
-        print(f"{name}: {_how(ended)}", flush=True)
+        print(f"{name}: {_how(ended.status, ended.asked)}", flush=True)
     else:  # by this process, and the reason is another's
         print(f"{name}: was ended, as a rank or another host has failed", flush=True)
     failed = ProgramFailed(name, ended) if ended.status else None
-    puzzled = failed and failed.lost_a_peer
-    verdict = watch.wait_for_verdict() if puzzled else watch.verdict
+    puzzled = failed and not (failed.killed or ended.asked)
+    puzzled = puzzled and (failed.lost_a_peer or (watch.bereft and not watch.known))  # the log alone may mislead
+    verdict = watch.wait_for_verdict() if puzzled else watch.known
     if failed and verdict and verdict.stopped:
         raise _because_of(verdict, ended.asked)
     told = STOPPED.get(ended.status) if supervisor.grace is None else None  # by somebody else than this process
     if failed and (ended.asked or told):
-        raise Interrupted(f"{name} {_how(ended)}", ended.asked or told)
+        raise Interrupted(f"{name} {_how(ended.status, ended.asked)}", ended.asked or told)
     if verdict and (puzzled or not verdict.here or supervisor.grace is not None):
         raise _because_of(verdict)
     if failed:
@@ -139,7 +145,7 @@ class OtherFailed(Exception):
         super().__init__(verdict.why)
 
 
-class NoModel(ValueError):
+class NoModel(UserError):
     """The image's own program left as if all were well, and has written no model."""
 
     def __init__(self, missing: str) -> None:
@@ -170,25 +176,30 @@ class ProgramFailed(Exception):
 
     def __init__(self, name: str, ended: Ended) -> None:
         why, self.trace = failures.last_error(ended.stderr)
-        self.killed = failures.killed_rank(ended.stderr)
-        self.lost_a_peer = why.startswith("lost a peer") and not (self.killed or ended.asked)
-        if self.killed or (ended.status in (-9, 128 + 9) and not self.trace):
-            who = f"{self.killed} was killed by SIGKILL: " if self.killed else ""
-            why = f"{who}most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
-        super().__init__(f"{name} {_how(ended)}: {why or 'nothing on its stderr says why'}")
+        rank, status = failures.ended_rank(ended.stderr)
+        self.killed = rank if status == -signal.SIGKILL else ""
+        self.lost_a_peer = why.startswith(failures.LOST)
+        if self.killed or (status < 0 and not self.trace):
+            why = f"{rank} {_how(status)}{f': {failures.OUT_OF_MEMORY}' if self.killed else ''}"
+        elif ended.status in (-9, 128 + 9) and not (rank or self.trace):  # nor by Lightning, as a rank had ended
+            why = failures.OUT_OF_MEMORY
+        super().__init__(f"{name} {_how(ended.status, ended.asked)}: {why or 'nothing on its stderr says why'}")
 
 
-def _how(ended: Ended) -> str:
-    asked = f" after {Signals(ended.asked).name}" if ended.asked else ""
-    if ended.status < 0:
-        return f"was killed by {Signals(-ended.status).name}{asked}"
-    return f"ended with exit status {ended.status}{asked}"
+def _how(status: int, asked: int | None = None) -> str:
+    """Return how a process ended, and the signal after which it did; `status` is -N if signal N killed it."""
+    after = f" after {Signals(asked).name}" if asked else ""
+    return f"was killed by {Signals(-status).name}{after}" if status < 0 else f"ended with exit status {status}{after}"
+
+
+MEANT = (UserError, ProgramFailed, OtherFailed, Interrupted, errors.ClientError)
+"""What is raised on purpose and says all in one line; of anything else, the traceback is shown as well."""
 
 
 def _reason(error: BaseException) -> str:
     """Return why, in one line; what to do about it, if that is known."""
-    mistake = isinstance(error, (ValueError, ProgramFailed, OtherFailed, Interrupted, errors.ClientError))
-    return " ".join(str(error).split()) if mistake else failures.explain(type(error).__name__, str(error))
+    meant = isinstance(error, MEANT)
+    return " ".join(str(error).split()) if meant else failures.explain(type(error).__name__, str(error))
 
 
 def _report(error: BaseException) -> str:
@@ -200,8 +211,9 @@ def _report(error: BaseException) -> str:
         # What a rank says that lost another one, or that was ended for that, is not the reason where that is known.
         said = path.read_text() if path.is_file() else ""
         knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
-        replaced = not said or (knows and said.startswith(("error: lost a peer", "interrupted")))
-        failures.write(path, line, getattr(error, "trace", ""), mode="w" if replaced else "x")
+        replaced = not said or (knows and said.startswith((f"error: {failures.LOST}", "interrupted")))
+        trace = getattr(error, "trace", "") if isinstance(error, MEANT) else "".join(traceback.format_exception(error))
+        failures.write(path, line, trace, mode="w" if replaced else "x")
         return path.read_text().splitlines()[0]
     except OSError as unwritable:
         print(f"{line}\nerror: {path} could not be written: {unwritable.strerror}", file=sys.stderr, flush=True)

@@ -38,6 +38,7 @@ from app import artifacts, hyperparameters, journal, lifeline, mistakes, rendezv
 from app.cli import CLI
 from app.drilled import Drilled
 from app.environment import Environment, failure_file, place, watch
+from app.errors import UserError
 from app.failures import reported, write
 from app.files import check_writable
 from app.progress import StartProgress
@@ -76,11 +77,11 @@ def main(args: list[str] | None = None) -> None:
             log_dir = str(getattr(cli.trainer.logger, "save_dir", None) or "://")
             if "://" not in log_dir:
                 check_writable(Path(log_dir), "logs")
-            with wrong_if_it_leaves(left_early):
-                with mistakes.naming("--trainer", vars(cli.config.trainer), ["pytorch_lightning", "lightning_fabric"]):
-                    cli.trainer.fit(cli.model, cli.datamodule)
+            refused = mistakes.naming("--trainer", vars(cli.config.trainer), mistakes.MISCONFIGURED)
+            with wrong_if_it_leaves(left_early), refused:
+                cli.trainer.fit(cli.model, cli.datamodule)
                 if not cli.trainer.global_step:
-                    raise ValueError(
+                    raise UserError(
                         "--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0"
                     )
                 export(cli, environment)
@@ -111,13 +112,13 @@ def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
 
 @contextmanager
 def wrong_if_it_leaves(why: Callable[[SystemExit], str] | None) -> Iterator[None]:
-    """Turn SystemExit with status 0, before there is a model, into ValueError that says `why`; with None, let it be."""
+    """Turn SystemExit with status 0, before there is a model, into UserError that says `why`; with None, let it be."""
     try:
         yield
     except SystemExit as leaving:
         if leaving.code or isinstance(leaving, Interrupted) or not why:
             raise
-        raise ValueError(why(leaving)) from None
+        raise UserError(why(leaving)) from None
 
 
 def printed_only(leaving: SystemExit) -> str:

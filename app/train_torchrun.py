@@ -14,6 +14,7 @@ from pathlib import Path
 
 from app import rendezvous, starting, stop, threads
 from app.environment import Environment, failure_file, place
+from app.errors import UserError
 from app.failures import reported
 
 VARIABLES = {
@@ -55,7 +56,7 @@ def processes(args: list[str], gpus: int) -> int:
         return gpus or 1
     names = [name for name in devices.split(",") if name.strip()]
     if not all(name.strip().isdigit() for name in names) or devices == "0":
-        raise ValueError(f"--trainer.devices: found {devices!r}, allowed are -1, auto, a number or a list of numbers")
+        raise UserError(f"--trainer.devices: found {devices!r}, allowed are -1, auto, a number or a list of numbers")
     return int(names[0]) if len(names) == 1 else len(names)
 
 
@@ -65,7 +66,7 @@ def _restarts(args: list[str]) -> tuple[int, list[str]]:
     parser.add_argument("--max_restarts", "--max-restarts", default="0")
     given, rest = parser.parse_known_args(args)
     if not given.max_restarts.isdigit():
-        raise ValueError(f"--max_restarts: found {given.max_restarts!r}, allowed is a number, 0 or more")
+        raise UserError(f"--max_restarts: found {given.max_restarts!r}, allowed is a number, 0 or more")
     return int(given.max_restarts), rest
 
 

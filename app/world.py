@@ -12,6 +12,7 @@ from torch import Tensor
 from app.compat.lightning_trainer import ddp_arguments
 from app.compat.torch_modules import LAST_RATES, inner_schedulers
 from app.environment import Environment
+from app.errors import UserError
 from app.exact import divided
 from app.summary import masked
 
@@ -31,7 +32,7 @@ REMEDY = {
 class World(Callback):
     """Does nothing with one rank; with more, three things.
 
-    Before the first step, all ranks compare what they were told: a contradiction is a ValueError on each of them.
+    Before the first step, all ranks compare what they were told: a contradiction is a UserError on each of them.
     A batch of which some ranks have one sample more than others gets the gradient that one process would compute,
     where the loss is the mean over a rank's samples. The learning rate is scaled with the number of ranks.
 
@@ -105,6 +106,8 @@ class World(Callback):
         if trainer.world_size == 1 or loader is None or not loss.requires_grad:
             return
         sizes = loader.sizes(trainer.current_epoch, trainer.fit_loop.batch_idx)
+        if len(sizes) != trainer.world_size:
+            return  # a sampler of the user's own shares the data out: its slices are known to nobody
         weight = sizes[trainer.global_rank] * len(sizes) / sum(sizes)
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)
@@ -114,7 +117,7 @@ class World(Callback):
         restored = _initial_rates(trainer)
         factors = [new * self.lr_factor / old for new, old in zip(self.given, restored, strict=True) if old]
         if factors and not math.isclose(min(factors), max(factors)):
-            raise ValueError(
+            raise UserError(
                 "--resume.other_settings: the learning rates of the optimizers are other ones by several factors "
                 f"({min(factors):g} to {max(factors):g}), allowed is one for all"
             )
@@ -153,7 +156,7 @@ def _warn_of_a_batch_larger_than_the_data(trainer: Trainer) -> None:
 
 
 def compare(everyone: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
-    """Raise ValueError if two of the ranks contradict each other; each says its host, places, and what it was told.
+    """Raise UserError if two of the ranks contradict each other; each says its host, places, and what it was told.
 
     What differs because it names the host, or a folder that SageMaker gave it, is no contradiction.
     """
@@ -162,7 +165,7 @@ def compare(everyone: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
         for key in reference | told:
             here, there = reference.get(key, "nothing"), told.get(key, "nothing")
             if here != there and _without(reference_places, here) != _without(places, there):
-                raise ValueError(
+                raise UserError(
                     f"{key}: {first} (rank 0) has {masked(key, here)}, {host} (rank {rank}) has {masked(key, there)}; "
                     f"{REMEDY.get(key, 'give all hosts the same flags')}"
                 )

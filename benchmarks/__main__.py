@@ -4,6 +4,7 @@
     python -m benchmarks.step, .original, .startup, .data           one of them; --help says what it takes
     python -m benchmarks.side_by_side                               trainings that share the machine
     python -m benchmarks.interruptions cost                         checkpoints and restarts
+    python -m benchmarks.proof                                      what it costs that a resume proves itself
     python -m benchmarks.accuracy RECIPE --data_dir DIR             seconds to an accuracy, by a recipe
     python -m benchmarks.image IMAGE                                the image, and what a change of it costs
     python -m benchmarks.scaling                                    what more nodes bring

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -197,13 +198,18 @@ def pytest_unconfigure(config):
 
 
 def pytest_addoption(parser):
-    """Add --write-durations."""
+    """Add --write-durations and --shuffle."""
     parser.addoption("--write-durations", action="store_true", help="write tests/durations.json, the table of an order")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="take files, and the tests of each, in a random order")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Order the files, the longest first; leave out a soak that is not asked for, and skip what cannot run here."""
+    """Order the files; leave out a soak that is not asked for, and skip what cannot run here."""
     place = lanes.longest_first([item.nodeid for item in items])
+    if (seed := config.option.shuffle) is not None:  # alike on all workers
+        random.Random(seed).shuffle(items)
+        files = dict.fromkeys(item.nodeid.partition("::")[0] for item in items)
+        place = {file: number for number, file in enumerate(files)}
     items.sort(key=lambda item: place[item.nodeid.partition("::")[0]])
     for item in items:
         if "image" in item.fixturenames:

@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import signal
+import threading
 import time
 from collections import deque, namedtuple
 
@@ -28,10 +29,13 @@ RANDOM = random.Random(5)
 
 
 def interrupt(place: str) -> None:
-    """Send this process a signal, if it is time."""
+    """Send this process a signal, if it is time: the last checkpoint is on the disk by then, however slow that is."""
     for name, number in (("STOP_AT", signal.SIGTERM), ("KILL_AT", signal.SIGKILL)):
         if os.environ.get(name) == place:
             os.environ.pop(name)
+            for thread in threading.enumerate():
+                if thread.name == "checkpoint":
+                    thread.join()
             os.kill(os.getpid(), number)
             time.sleep(0.1)  # for the thread that hears it
     if os.environ.get("FAIL_AT") == place:
@@ -358,6 +362,42 @@ class Adversarial(Model):
         """Return two, of which the rates change."""
         optimizers = [torch.optim.SGD(self.body.parameters(), 0.05), torch.optim.Adam(self.head.parameters(), 0.01)]
         return optimizers, [torch.optim.lr_scheduler.StepLR(one, 3) for one in optimizers]
+
+
+class SlowlyFollowing(torch.optim.SGD):
+    """Copies the weights slowly; its counter is a plain attribute."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.05, momentum=0.9)
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = super().step(closure)
+        self.steps += 1
+        for parameter in (one for group in self.param_groups for one in group["params"]):
+            slow = self.state[parameter].setdefault("slow", parameter.clone())
+            if self.steps % 4 == 0:
+                parameter.copy_(slow.lerp_(parameter, 0.5))
+        return loss
+
+
+class Following(Model):
+    """Trains with an optimizer of its own."""
+
+    def configure_optimizers(self):
+        return SlowlyFollowing(self.parameters())
+
+
+class Grouping(Model):
+    """Trains its head from the second epoch on only."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.body.parameters(), lr=0.05, momentum=0.9)
+
+    def on_train_epoch_start(self):
+        if self.current_epoch == 1:
+            self.optimizers().optimizer.add_param_group({"params": list(self.head.parameters()), "lr": 0.01})
 
 
 class EvalMode(Model):

@@ -3,11 +3,13 @@
 import itertools
 import os
 import random
+import time
 from collections import deque
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from pytorch_lightning import Callback, LightningDataModule
 from pytorch_lightning.utilities import CombinedLoader
 from strangers import SAMPLES, Estimated, Model, Points, interrupt
@@ -62,6 +64,44 @@ class Sized(Buffered):
         return SAMPLES
 
 
+class Sharded(IterableDataset):
+    """Shards of samples, of which each rank's each worker reads its own, in another order each time."""
+
+    def __init__(self, shards: int = 8) -> None:
+        self.shards, self.epoch = [range(first, SAMPLES, shards) for first in range(shards)], 0
+
+    def __iter__(self):
+        self.epoch += 1
+        rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        order = list(self.shards)
+        random.Random(self.epoch).shuffle(order)
+        for shard in order[rank * workers + worker :: ranks * workers]:
+            for index in shard:
+                yield sample(index, noise())
+
+
+class Dated(IterableDataset):
+    """A stream in another order each day, so to speak: the time at which it was made decides it."""
+
+    def __init__(self) -> None:
+        self.seed = time.time_ns()
+
+    def __iter__(self):
+        order = list(range(SAMPLES))
+        random.Random(self.seed).shuffle(order)
+        return (sample(index, 0.0) for index in order)
+
+
+class Measured(IterableDataset):
+    """A stream that begins with what was prepared, and goes on with what it measures."""
+
+    def __iter__(self):
+        for index in range(SAMPLES):
+            yield sample(index, time.perf_counter() % 1 if index >= 8 else 0.0)
+
+
 class Counted(IterableDataset):
     """A stream that knows its length, and shuffles by its epoch."""
 
@@ -109,6 +149,22 @@ class Resumable(IterableDataset):
     def load_state_dict(self, state):
         """Go there."""
         self.at, self.epoch = state["at"], state["epoch"]
+
+
+class Uneven(Resumable):
+    """One whose first worker has a fourth of it."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        if not self.at:
+            self.epoch += 1
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        if info:
+            order = order[SAMPLES // 4 :] if info.id else order[: SAMPLES // 4]
+        while self.at < len(order):
+            self.at += 1
+            yield sample(order[self.at - 1], noise())
+        self.at = 0
 
 
 class Walk:
@@ -306,15 +362,30 @@ class Keeping(Steady):
         self.at, self.epoch = state["at"], state["epoch"]
 
 
+class Forgetful(Keeping):
+    """One that forgets which epoch it is in."""
+
+    def load_state_dict(self, state):
+        """Go there."""
+        self.at = state["at"]
+
+
 DATASETS = {
     "points": Points, "buffered": Buffered, "sized": Sized, "counted": Counted, "unseeded": Unseeded,
-    "resumable": Resumable, "walked": Walked, "hidden": Hidden, "remembered": Remembered, "late": Late, "local": Local,
-    "growing": Growing, "flagged": Flagged, "ordered": Ordered,
+    "sharded": Sharded, "dated": Dated, "measured": Measured, "resumable": Resumable, "uneven": Uneven,
+    "walked": Walked, "hidden": Hidden, "remembered": Remembered, "late": Late, "local": Local, "growing": Growing,
+    "flagged": Flagged, "ordered": Ordered,
     "lazy": lambda: Lazy(lambda: np.random.default_rng(3)),
     "lazy without seed": lambda: Lazy(np.random.default_rng),
     "lazy random": lambda: Lazy(random.Random),
 }  # fmt: skip
-LOADERS = {"unsteady": Unsteady, "steady": Steady, "keeping": Keeping, "generator": lambda: iter(Steady())}
+LOADERS = {
+    "unsteady": Unsteady,
+    "steady": Steady,
+    "keeping": Keeping,
+    "forgetful": Forgetful,
+    "generator": lambda: iter(Steady()),
+}
 
 
 class Data(LightningDataModule):
@@ -322,7 +393,7 @@ class Data(LightningDataModule):
 
     Args:
         dataset: Which dataset, or which loader; with + between them, several.
-        mode: How several are combined; "" for a list.
+        mode: How several are combined; "" for a list, "dict" for a dict.
         workers: Number of data workers.
         persistent: Whether they stay.
         stateful: Whether the loader is torchdata's.
@@ -357,7 +428,21 @@ class Data(LightningDataModule):
         loaders = [self.one(name, 4 + 6 * number) for number, name in enumerate(self.names)]
         if len(loaders) == 1:
             return loaders[0]
+        if self.mode == "dict":
+            return dict(zip("abc", loaders, strict=False))
         return CombinedLoader(loaders, self.mode) if self.mode else loaders
+
+
+def write(folder: Path, size: int) -> None:
+    """Write numbers as litdata's samples, once."""
+    if not (folder / "index.json").exists():
+        from litdata.streaming import Cache
+
+        cache = Cache(str(folder), chunk_size=7)
+        for index in range(size):
+            cache[index] = index
+        cache.done()
+        cache.merge()
 
 
 class Streamed(LightningDataModule):
@@ -374,14 +459,7 @@ class Streamed(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Write the samples."""
-        if not (self.folder / "index.json").exists():
-            from litdata.streaming import Cache
-
-            cache = Cache(str(self.folder), chunk_size=7)
-            for index in range(SAMPLES):
-                cache[index] = index
-            cache.done()
-            cache.merge()
+        write(self.folder, SAMPLES)
 
     def train_dataloader(self):
         """Return the loader."""
@@ -389,6 +467,43 @@ class Streamed(LightningDataModule):
 
         dataset = StreamingDataset(str(self.folder), shuffle=True, transform=lambda index: sample(index, noise()))
         return StreamingDataLoader(dataset, batch_size=4, num_workers=self.workers)
+
+
+class Mixed(LightningDataModule):
+    """litdata's mixture of two datasets, the second of which has half as many samples.
+
+    Args:
+        workers: Number of data workers.
+        kind: "all": both to their ends; "weights": three of the first to one of the second, until one ends; "batches":
+            each batch of one of them; "parallel": a pair of both.
+    """
+
+    def __init__(self, workers: int = 0, kind: str = "all") -> None:
+        super().__init__()
+        self.workers, self.kind = workers, kind
+
+    def prepare_data(self) -> None:
+        """Write the samples."""
+        write(Path("first"), SAMPLES)
+        write(Path("second"), SAMPLES // 2)
+
+    def train_dataloader(self):
+        """Return the loader."""
+        from litdata import CombinedStreamingDataset, ParallelStreamingDataset, StreamingDataLoader, StreamingDataset
+
+        def draw(index):
+            return sample(index, noise())
+
+        sets = [StreamingDataset(name, shuffle=True, transform=draw) for name in ("first", "second")]
+        if self.kind == "parallel":
+            both = ParallelStreamingDataset(sets, transform=lambda pair: (pair[0][0] + pair[1][0], pair[0][1]))
+        elif self.kind == "weights":
+            both = CombinedStreamingDataset(sets, seed=5, weights=[0.75, 0.25], iterate_over_all=False)
+        elif self.kind == "batches":
+            both = CombinedStreamingDataset(sets, batching_method="per_stream")
+        else:
+            both = CombinedStreamingDataset(sets)
+        return StreamingDataLoader(both, batch_size=4, num_workers=self.workers)
 
 
 # Modules and callbacks ------------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import warm
+from environments import python_of
 
-from benchmarks import side_by_side
+from benchmarks import side_by_side, yardstick
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +24,11 @@ ROWS = {
     "data": ["data", "memory", "memory of torchvision"],
     "similarity": ["similarity"] * 3,
     "side_by_side": ["1 job"],
-}
+    "proof": ["step, our loader", "step, a DataLoader", "start, our loader", "start, a DataLoader", "start, a stream",
+              "start, resumed"],
+}  # fmt: skip
 FLAGS = {"step": ["--steps=1"], "original": ["--steps=1"], "similarity": ["--rows=300", "--columns=8"]}
+FLAGS["proof"] = ["--steps=1", "--starts=1"]
 FLAGS["side_by_side"] = ["--jobs=1", "--seconds=0.2"]
 
 
@@ -58,6 +62,51 @@ def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):
     assert found == [("1 job", [1, 1]), ("2 jobs", [3, 3]), ("2 jobs to one", [0.9, 0.9])]
 
 
+def trains(clock) -> None:
+    """Train, so to say."""
+    for _ in range(yardstick.WARMUP + 1):
+        clock.tick(images=4)
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_processor_time_is_counted(real, monkeypatch, capsys):
+    if real:
+        done = warm.run([sys.executable, "-m", "benchmarks.yardstick", "--n=1", "--steps=1"], ROOT)
+        assert done.returncode == 0, done.stdout
+        said = done.stdout
+    else:
+        monkeypatch.setattr(yardstick, "sides", lambda: {"nothing": trains})
+        yardstick.run(n=1, steps=1)
+        said = capsys.readouterr().out
+    rows = re.findall(r"^\| (.+?) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \[.+\] \| (\d+) \| 1 \|$", said, re.MULTILINE)
+    assert len(rows) == (4 if real else 1), said
+    for name, user, kernel, worker, total, _ in rows:
+        assert float(user) + float(kernel) + float(worker) == pytest.approx(float(total), abs=0.02)
+        assert not real or (float(user) > 0 and (float(worker) > 0) == (name in list(yardstick.sides())[:2]))
+
+
+@pytest.mark.soak
+@pytest.mark.root
+def test_a_spot_job_ends_with_the_bits_of_one_left_alone():
+    flags = ["--interruptions=1", "--epochs=2", "--engine=processes"]
+    done = subprocess.run(
+        [python_of("rehearsal"), "-m", "benchmarks.spot", *flags], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^seed 1, of any warned: [01] interruptions, weights the same$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.soak
+def test_the_image_and_a_change_of_it_are_measured(image):
+    done = subprocess.run([sys.executable, "-m", "benchmarks.image", image], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    sizes = {name: float(size) for name, size in re.findall(r"^\| (.+) \| (\d\S*) \|$", done.stdout, re.MULTILINE)}
+    assert sizes["the whole image"] > sizes["all Python packages"] > sizes["torch"] > sizes["application"] > 0
+    assert re.search(
+        r"^a changed line in app/: \S+ s to rebuild, [1-9]\d* kB in new layers$", done.stdout, re.MULTILINE
+    )
+
+
 def test_a_recipe_is_measured(cifar):
     flags = ["--trainer.max_steps=3", "--trainer.accelerator=cpu", "--data.val_split=20"]
     line = [sys.executable, "-m", "benchmarks.accuracy", "cpu", f"--data_dir={cifar}", "--n=2", "--", *flags]
@@ -80,6 +129,7 @@ def test_accuracy_after_the_same_time_is_compared_with_the_original(cifar):
     assert 0 <= ours <= 1 and 0 <= theirs <= 1 and images >= 32
 
 
+@pytest.mark.soak  # as the zoo's rounds are, of which `make test` has some
 def test_an_interrupted_job_is_compared():
     line = [sys.executable, "-m", "benchmarks.interruptions", "soak", "process", "--rounds=1", "--seed=1"]
     done = warm.run(line, ROOT)

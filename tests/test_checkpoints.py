@@ -5,7 +5,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from containers import ROOT
 
 from app import checkpoints
 from app.best import BestModel
 from app.checkpoints import examine, read, write
+from app.errors import UserError
 from app.folder import Folder, Writer, choose
 
 
@@ -162,7 +163,7 @@ def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
         capsys.readouterr()
         try:
             path = chosen(place)
-        except ValueError as error:
+        except UserError as error:
             outcomes["error"] += 1
             assert not whole and "--resume.dirpath" in str(error) and "start anew" in str(error)
             assert len(str(error)) < 1000 and "\n" not in str(error)
@@ -212,7 +213,7 @@ def everywhere(folders: list[Folder]) -> list:
         place = folders[number // 2]
         try:
             answers[number] = choose(place, f"algo-{number // 2 + 1}", gather, number % 2 == 0, lambda path: "")
-        except ValueError as error:
+        except UserError as error:
             answers[number] = str(error)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(len(answers))]
@@ -268,8 +269,8 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
     draw, step = random.Random(2), 1
     for _ in range(4):
         command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), str(step)]
-        process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
-        process.stdout.readline()
+        process = warm.start(command, tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
+        assert process.stdout.readline() == "writing\n"
         time.sleep(draw.uniform(0.0, 0.3))
         process.kill()
         process.communicate()

@@ -18,6 +18,7 @@ from conftest import batch, write_cifar
 from torchvision.datasets import CIFAR10
 
 from app import cifar
+from app.errors import UserError
 
 
 def read(folder, train=True):
@@ -90,7 +91,7 @@ def test_a_pickle_cannot_run_code(folder, tmp_path, where):
     evil = Evil(tmp_path / "ran")
     content = evil if where == "alone" else batch(20, 1) | {"filenames": [evil]}
     (folder / cifar.FOLDER / "data_batch_3").write_bytes(pickle.dumps(content))
-    with pytest.raises(ValueError, match=r"channel training: data_batch_3 .*system"):
+    with pytest.raises(UserError, match=r"channel training: data_batch_3 .*system"):
         read(folder)
     assert not (tmp_path / "ran").exists()
 
@@ -115,7 +116,7 @@ def test_a_pickle_cannot_run_code(folder, tmp_path, where):
 )
 def test_a_foreign_file_is_named(folder, content, says):
     (folder / cifar.FOLDER / "data_batch_4").write_bytes(content)
-    with pytest.raises(ValueError, match="channel training: data_batch_4") as error:
+    with pytest.raises(UserError, match="channel training: data_batch_4") as error:
         read(folder)
     assert says in str(error.value) and "\n" not in str(error.value)
 
@@ -125,7 +126,7 @@ def test_a_truncated_file_is_named(folder):
     content = path.read_bytes()
     for length in (1, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])
-        with pytest.raises(ValueError, match="channel training: data_batch_2"):
+        with pytest.raises(UserError, match="channel training: data_batch_2"):
             read(folder)
 
 
@@ -141,7 +142,7 @@ def test_two_hundred_damaged_batches_end_in_one_line_or_in_images(folder):
         path.write_bytes(damaged)
         try:
             assert read(folder, train=False)[0].dtype == np.uint8
-        except ValueError as error:
+        except UserError as error:
             assert str(error).startswith("channel training: test_batch")
 
 
@@ -154,7 +155,7 @@ def test_a_damaged_archive_is_named(folder):
     unpacked = gzip.decompress(content)
     for damaged in (b"", content[:1000], content[:-9], bytes(flipped), b"no archive", gzip.compress(unpacked[:5000])):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="channel training: .*(cifar-10-python.tar.gz|data_batch)"):
+        with pytest.raises(UserError, match="channel training: .*(cifar-10-python.tar.gz|data_batch)"):
             read(folder)
 
 
@@ -164,18 +165,18 @@ def test_an_archive_of_something_else(tmp_path):
         member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(member)
         archive.addfile(tarfile.TarInfo("../../data_batch_2"), io.BytesIO())
-    with pytest.raises(ValueError, match="channel training: data_batch_2"):
+    with pytest.raises(UserError, match="channel training: data_batch_2"):
         read(tmp_path)
 
 
 def test_a_missing_batch_an_empty_and_an_absent_folder(folder, tmp_path):
     (folder / cifar.FOLDER / "data_batch_5").unlink()
-    with pytest.raises(ValueError, match="data_batch_5 is missing"):
+    with pytest.raises(UserError, match="data_batch_5 is missing"):
         read(folder)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"channel training: .*empty holds no CIFAR-10 \(found: nothing\)"):
+    with pytest.raises(UserError, match=r"channel training: .*empty holds no CIFAR-10 \(found: nothing\)"):
         read(tmp_path / "empty")
-    with pytest.raises(ValueError, match="no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         read(tmp_path / "absent")
 
 
@@ -194,7 +195,7 @@ def test_a_part_of_the_files_is_enough_where_that_is_said(folder, tmp_path):
 def test_a_huge_file_is_not_read(folder):
     path = folder / cifar.FOLDER / "data_batch_1"
     os.truncate(path, cifar.MAX_BYTES + 1)
-    with pytest.raises(ValueError, match="data_batch_1 has 268435457 bytes"):
+    with pytest.raises(UserError, match="data_batch_1 has 268435457 bytes"):
         read(folder)
 
 
@@ -212,7 +213,7 @@ def test_a_download_is_checked_and_whole_or_absent(tmp_path, monkeypatch):
 
 
 def download_twice(source, target, monkeypatch):
-    with pytest.raises(ValueError, match="--data.download"):
+    with pytest.raises(UserError, match="--data.download"):
         cifar.download(target)  # another MD5 than the authors'
     assert list(target.iterdir()) == []
 

@@ -13,6 +13,7 @@ from app import hyperparameters, smddp
 from app.cli import CLI
 from app.data import CIFAR10DataModule, DigitsDataModule
 from app.environment import Environment
+from app.errors import UserError
 from app.exact import divided
 from app.model import ResNet18
 
@@ -172,7 +173,7 @@ def test_a_model_with_loaders_of_its_own_trains_on_them(channels, monkeypatch, t
     again.trainer.fit_loop.max_epochs = 1
     again.trainer.fit(again.model)
     assert again.trainer.global_step == 8 and divided(again.trainer.train_dataloader)  # as exact as a data module's
-    with pytest.raises(ValueError, match="--data.batch_size: the model has a train_dataloader of its own"):
+    with pytest.raises(UserError, match="--data.batch_size: the model has a train_dataloader of its own"):
         cli("--model=diverging.Diverging", "--data.batch_size=3", channels=channels)
     assert type(cli("--model=diverging.Diverging", "--data=DigitsDataModule").datamodule) is DigitsDataModule
 
@@ -303,7 +304,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("flags", "says"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES])
 def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
-    with pytest.raises(ValueError, match=says) as error:
+    with pytest.raises(UserError, match=says) as error:
         cli(*flags)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500 and "--help" not in str(error.value)
     assert error.value.__traceback__  # of this application's own making: app/failures.py shows the line alone
@@ -322,7 +323,7 @@ CHOICES = {
 
 @pytest.mark.parametrize(("flag", "names"), CHOICES.items(), ids=CHOICES)
 def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         cli(f"{flag}=Nonesuch")
     said = str(error.value)
     assert said.startswith(f"{flag}: found 'Nonesuch', allowed are ") and "the import path of a subclass of" in said
@@ -341,19 +342,19 @@ def test_a_module_that_cannot_be_imported_says_where_it_fails(tmp_path, monkeypa
         "mine_lacks.Model": "module 'mine_lacks' has no attribute 'Model'",
         "mine_nowhere.Model": f"No module named 'mine_nowhere', looked for in {tmp_path}",
     }.items():
-        with pytest.raises(ValueError, match=rf"^--model: found '{name}' \({why}\), allowed are .*ResNet18"):
+        with pytest.raises(UserError, match=rf"^--model: found '{name}' \({why}\), allowed are .*ResNet18"):
             cli(f"--model={name}")
 
 
 def test_the_settings_are_not_printed_where_a_flag_is_wrong(capsys):
     """By the parsing that looks for what else is wrong."""
-    with pytest.raises(ValueError, match="^--trainer.max_epoch: is no flag here"):
+    with pytest.raises(UserError, match="^--trainer.max_epoch: is no flag here"):
         cli("--trainer.max_epoch=2", "--print_config")
     assert "seed_everything" not in capsys.readouterr().out
 
 
 def test_all_wrong_flags_are_named_at_once(tmp_path):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         cli("--trainer.gpus=2", "--max_epochs=a", "--data=Nope", "--data.size=3", "--trainer.max_steps=b", "stray")
     said = re.sub("allowed are .*? or the import path", "allowed are CLASSES or the import path", str(error.value))
     assert said == (  # the classes are all that this process has imported, other tests' included
@@ -369,7 +370,7 @@ def test_all_wrong_flags_are_named_at_once(tmp_path):
 @pytest.mark.parametrize(("value", "found"), [("1e400", "inf"), (".nan", "nan"), ("1.5", "1.5"), ("-0.1", "-0.1")])
 def test_a_fraction_for_validation_that_is_none(value, found):
     made = cli(f"--data.val_split={value}").datamodule
-    with pytest.raises(ValueError, match=f"^--data.val_split: found {found}, allowed are 1 to 99 of the 100 images"):
+    with pytest.raises(UserError, match=f"^--data.val_split: found {found}, allowed are 1 to 99 of the 100 images"):
         made._splits(100)
 
 
@@ -377,7 +378,7 @@ def test_those_in_a_file_of_flags_too(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "trainer: {gpus: 2, max_steps: 3}\ndata: {class_path: DigitsDataModule, init_args: {batch_size: x}}\n"
     )
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         cli("--config=mine.yaml", "--trainer.max_epochs=a")
     assert str(error.value) == (
         "--trainer.gpus: is no flag here; use --trainer.accelerator=gpu and --trainer.devices=N (-1: all) (in "
@@ -395,14 +396,14 @@ BROKEN = {
 @pytest.mark.parametrize(("text", "why"), BROKEN.items(), ids=BROKEN)
 def test_a_broken_file_of_flags_is_named(tmp_path, text, why):
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(ValueError, match=rf"^--config: 'mine.yaml' {why}.* allowed is YAML.*; also --trainer.zzz: "):
+    with pytest.raises(UserError, match=rf"^--config: 'mine.yaml' {why}.* allowed is YAML.*; also --trainer.zzz: "):
         cli("--config=mine.yaml", "--trainer.zzz=3")
 
 
 def test_a_file_of_flags_that_is_not_there_says_where_it_was_looked_for(tmp_path):
-    with pytest.raises(ValueError, match=f"^--config: found 'mine.yaml', which is no file in {tmp_path}; allowed is"):
+    with pytest.raises(UserError, match=f"^--config: found 'mine.yaml', which is no file in {tmp_path}; allowed is"):
         cli("--config=mine.yaml")
-    with pytest.raises(ValueError, match="^--config: found 'xxx.*, which is no file in"):
+    with pytest.raises(UserError, match="^--config: found 'xxx.*, which is no file in"):
         cli(f"--config={'x' * 5000}")
 
 
@@ -410,7 +411,7 @@ def test_any_number_of_mistakes_has_room_in_the_failure_file():
     wrong = [f"--wrong.number{number}={'x' * 2000}" for number in range(40)]
     wrong += [f"--{group}=Nonesuch" for group in ("data", "model", "optimizer", "lr_scheduler", "trainer.callbacks")]
     wrong += [f"--trainer.max_epochs={'9' * 2000}x", f"--{'long' * 400}=1"]
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         cli(*wrong)
     said = str(error.value)
     assert len(said) < 960 and "\n" not in said
@@ -420,13 +421,13 @@ def test_any_number_of_mistakes_has_room_in_the_failure_file():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("name", ["gpu", "cuda"])
 def test_a_gpu_on_a_machine_without_one(name):
-    with pytest.raises(ValueError, match=f"--trainer.accelerator={name}: this machine has no GPU"):
+    with pytest.raises(UserError, match=f"--trainer.accelerator={name}: this machine has no GPU"):
         cli(f"--trainer.accelerator={name}")
 
 
 def test_smddp_where_the_package_is_not_installed():
     with pytest.raises(
-        ValueError, match=r"^--trainer.strategy=smddp: the package smdistributed is not in this image .* use"
+        UserError, match=r"^--trainer.strategy=smddp: the package smdistributed is not in this image .* use"
     ):
         cli("--trainer.strategy=smddp")
 

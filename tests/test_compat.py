@@ -20,6 +20,7 @@ from containers import ROOT
 
 from app import imports
 from app.compat import names, versions
+from app.errors import UserError
 
 APP = ROOT / "app"
 COMPAT = sorted(path for path in (APP / "compat").glob("*.py") if path.stem != "names")
@@ -188,7 +189,7 @@ def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
     for found in ("1.9.5", "2.5.1.post0", "2.7.0", "2.10.1", "3.0.0"):
         monkeypatch.setattr(versions, "version", lambda name, found=found: found)
         with pytest.raises(
-            ValueError, match=f"^requirements.txt: found pytorch-lightning {found}, expected 2.5.2 or later"
+            UserError, match=f"^requirements.txt: found pytorch-lightning {found}, expected 2.5.2 or later"
         ):
             imports.check_version()
     assert not versions.unsupported(pytorch_lightning.__version__)

@@ -125,7 +125,7 @@ def test_a_program_that_does_not_train_with_us(desk: Desk):
 
 
 SIGNALS = {
-    "hangs": ("Hanging", "stop-in-epoch", "HUNG: 30 s after SIGTERM it had not ended"),
+    "hangs": ("Hanging", "stop-in-epoch", "HUNG: 15 s after SIGTERM it had not ended"),
     "goes on": ("Deaf", "stop-in-validation", "NOT STOPPED: in spite of SIGTERM it went on to its end"),
     "fails on resume": ("FailsOnResume", "kill-in-validation", "FAILS when it is started again, with exit status 1"),
 }
@@ -133,7 +133,7 @@ SIGNALS = {
 
 @pytest.mark.parametrize(("model", "only", "verdict"), SIGNALS.values(), ids=SIGNALS)
 def test_what_does_not_come_back_is_said(desk: Desk, model, only, verdict):
-    done = desk.train(model, "Data", f"--only={only}", "--timeout=30")
+    done = desk.train(model, "Data", f"--only={only}", "--timeout=15")
     assert done.returncode == 1 and verdict in done.stdout, done.stdout
     assert done.stdout.endswith(f"NOT identical: {only}\n")
 
@@ -235,9 +235,19 @@ def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
     assert done.returncode == 2 and done.stdout.count("\n") == 1
 
 
-def test_two_ranks_by_torchrun(desk: Desk):
-    flags = ["--trainer.devices=2", "--model=inexact.Model", "--data=inexact.Data", *FLAGS]
-    program = str(ROOT / "app/train_torchrun.py")
-    done = desk.drill("--only=kill-in-epoch", "--only=stop-in-validation", "--", "python", program, *flags)
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["python", str(ROOT / "app/train_torchrun.py"), "--trainer.devices=2"],
+        pytest.param(
+            [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", str(ROOT / "app/train.py")],
+            marks=pytest.mark.soak,
+        ),
+    ],
+    ids=["ours", "torch's"],
+)
+def test_two_ranks_by_torchrun(desk: Desk, line):
+    flags = ["--model=inexact.Model", "--data=inexact.Data", *FLAGS]
+    done = desk.drill("--only=kill-in-epoch", "--only=stop-in-validation", "--", *line, *flags)
     assert done.returncode == 0, done.stdout
     assert "identical: 2 interruptions; " in done.stdout

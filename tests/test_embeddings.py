@@ -7,6 +7,7 @@ import pytest
 
 from app import embeddings
 from app.embeddings import Table
+from app.errors import UserError
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3) + 1
 
@@ -89,14 +90,14 @@ def test_the_fingerprint_is_that_of_all_rows_however_many_are_read_at_a_time(tmp
     ],
 )
 def test_a_parquet_file_that_is_wrong(tmp_path, columns, said):
-    with pytest.raises(ValueError, match="x: rows.parquet") as error:
+    with pytest.raises(UserError, match="x: rows.parquet") as error:
         Table.read(parquet(tmp_path, **columns), "x")
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_parquet_file_that_is_damaged(tmp_path):
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(ValueError, match="x: rows.parquet cannot be read: .*; copy it again"):
+    with pytest.raises(UserError, match="x: rows.parquet cannot be read: .*; copy it again"):
         Table.read(tmp_path, "x")
 
 
@@ -104,5 +105,5 @@ def test_a_number_beyond_float32(tmp_path):
     rows = ROWS.astype(np.float64)
     rows[2, 1] = 1e300
     np.save(tmp_path / "rows.npy", rows)
-    with pytest.raises(ValueError, match="x: rows.npy, row 2 has a number that is not finite in float32"):
+    with pytest.raises(UserError, match="x: rows.npy, row 2 has a number that is not finite in float32"):
         Table.read(tmp_path, "x")[range(4)]

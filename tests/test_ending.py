@@ -3,10 +3,12 @@
 import json
 import re
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Job
+from conftest import ROOT, Job
 
 from app import program, train
 from app.environment import Environment
@@ -55,6 +57,72 @@ def test_a_flag_that_only_prints_is_a_failure_in_a_job_and_none_on_a_desk(fit, t
     assert status == 1
     assert (tmp_path / "job/output/failure").read_text().startswith("error: hyperparameters: found one that prints")
     assert fit(flag, job=False)[1] == 0
+
+
+# What somebody's model has in a place of its own, and how the line begins that the job ends with.
+STEPS = {
+    "images, labels = 1, 2, 3": "ValueError: too many values to unpack",
+    "dict()['x']": "KeyError: 'x'",
+    "self.log('loss', 1.0, on_step=False, on_epoch=False)": "MisconfigurationException: `self.log(on_step=False",
+}
+
+
+@pytest.fixture(params=["app.mine", "mine"])
+def somebodys(request, monkeypatch) -> Callable[[str, str], str]:
+    """Return what makes a model, in a module of `app` or of a job's source, with a line of code in one of its methods;
+    it returns the model's import path."""
+
+    def make(method: str, line: str) -> str:
+        file = ROOT / f"{request.param.replace('.', '/')}.py"
+        source = "import torch\nfrom diverging import Diverging\nfrom app.errors import UserError\n\n\n"
+        source += f"class Mine(Diverging):\n    def {method}:\n        {line}\n"
+        module = types.ModuleType(request.param)
+        exec(compile(source, str(file), "exec"), vars(module))
+        monkeypatch.setitem(sys.modules, request.param, module)
+        return f"{request.param}.Mine"
+
+    return make
+
+
+@pytest.mark.parametrize(("line", "says"), STEPS.items(), ids=STEPS)
+def test_a_fault_of_somebodys_code_has_its_traceback(fit, somebodys, tmp_path: Path, line, says):
+    said, status = fit(f"--model={somebodys('training_step(self, *_)', line)}")
+    failure = (tmp_path / "job/output/failure").read_text()
+    first, *trace = failure.splitlines()
+    assert status == 1 and first.startswith(f"error: {says}") and first in said.splitlines()
+    assert "mine.py" in said and "in training_step" in said
+    assert says.partition(":")[0] in trace[-1]  # as much of it as there is room for
+
+
+def test_so_has_one_where_the_model_is_made(fit, somebodys):
+    """By torch, which is not asked to do what a flag says."""
+    said, status = fit(f"--model={somebodys('__init__(self)', 'torch.nn.Linear(-1, 2)')}")
+    assert status == 1 and "mine.py" in said and "in __init__" in said
+    assert re.search("^error: RuntimeError: Trying to create tensor with negative dimension", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize("method", ["__init__(self)", "training_step(self, *_)"])
+def test_a_mistake_that_somebodys_code_finds_is_one_line(fit, somebodys, tmp_path: Path, method):
+    path = somebodys(method, "raise UserError('--a: found\\n1')")
+    said, status = fit(f"--model={path}")
+    assert status == 1 and "Traceback" not in said
+    assert (tmp_path / "job/output/failure").read_text() == "error: --a: found 1 [host localhost, local rank 0]"
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        (
+            "--trainer.val_check_interval=9",
+            "--trainer.val_check_interval: found 9, allowed are 1 to 8, the batches of",
+        ),
+        ("--checkpoint.monitor=nope", "`ModelCheckpoint(monitor='nope')` could not find"),
+    ],
+)
+def test_what_lightning_finds_in_a_setting_when_it_trains_is_one_line(fit, tmp_path: Path, flag, says):
+    said, status = fit("--model.how=", flag)
+    assert status == 1 and "Traceback" not in said
+    assert (tmp_path / "job/output/failure").read_text().startswith(f"error: {says}")
 
 
 def test_the_checkpoints_of_a_finished_job_are_no_output(fit, tmp_path: Path):

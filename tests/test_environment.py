@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.environment import Environment, drilled, failure_file
+from app.errors import UserError
 
 FULL = {
     "SM_HOSTS": '["algo-1", "algo-10", "algo-2"]',
@@ -133,13 +134,13 @@ def test_the_least_number_of_seconds():
     ],
 )
 def test_a_contradiction_is_an_error_that_names_the_variable(change, names):
-    with pytest.raises(ValueError, match=names):
+    with pytest.raises(UserError, match=names):
         Environment.read(FULL | change)
 
 
 def test_a_checkpointconfig_without_a_path(tmp_path):
     (tmp_path / "checkpointconfig.json").write_text('{"S3Uri": "s3://bucket"}')
-    with pytest.raises(ValueError, match="checkpointconfig.json.*LocalPath"):
+    with pytest.raises(UserError, match="checkpointconfig.json.*LocalPath"):
         Environment.read({"SM_INPUT_CONFIG_DIR": str(tmp_path)})
 
 
@@ -185,5 +186,5 @@ def test_the_groups_of_the_distribution_train(named, hosts):
     ],
 )
 def test_what_cannot_be(variables, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         Environment.read(variables)

@@ -19,6 +19,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from app.chance import Chance
+from app.errors import UserError
 from app.exact import divided, exact
 from app.keys import seed_all
 
@@ -122,7 +123,7 @@ def test_what_has_no_positions_is_said():
     mine = Mine(TensorDataset(torch.arange(3)))
     assert exact(mine, 7) == (mine, "Mine goes through its samples in a way of its own")
     assert exact([1, 2], 7) == ([1, 2], "list goes through its samples in a way of its own")
-    with pytest.raises(ValueError, match="a Mine cannot be shared out among 2 ranks"):
+    with pytest.raises(UserError, match="a Mine cannot be shared out among 2 ranks"):
         exact(Mine(TensorDataset(torch.arange(3))), 7, rank=0, world_size=2)
 
 

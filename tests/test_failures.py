@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from containers import ROOT
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from torch.utils.data import DataLoader
 
+from app import toolkit
 from app.environment import place
-from app.failures import explain, killed_rank, last_error, reported, write
+from app.errors import UserError
+from app.failures import ended_rank, explain, last_error, reported, write
 
 OF_TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.7 GiB"
@@ -26,6 +30,7 @@ OF_TORCH = (
         ("DistBackendError", "NCCL error in: ProcessGroupNCCL.cpp, remote process exited or there was", "lost a peer"),
         ("RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [172.18.0.3]:3", "lost a peer"),
         ("DistNetworkError", "The client socket has timed out after 600000ms while trying to connect", "lost a peer"),
+        ("std::bad_alloc", "std::bad_alloc", "out of host memory"),
         ("ModuleNotFoundError", "No module named 'wandb'", "requirements.txt there (ModuleNotFoundError: No"),
         ("FileNotFoundError", "[Errno 2] No such file: '/opt/ml/input/data/train/x.csv'", "missing in the input"),
         ("ValueError", "Expected more than 1 value per channel when training, got input size torch.Size([1, 8])",
@@ -50,6 +55,26 @@ def test_a_long_message_leaves_room(tmp_path):
     assert len(text) <= 1024 and text.endswith("ValueError: the end\n") and text.splitlines()[0].endswith("...")
 
 
+TWO_OF_TORCHRUN = """Failures:
+[1]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {} (pid: 2)
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 1)
+"""
+GLOO = "RuntimeError: [gloo/pair.cc] Connection closed by peer"
+DIRECTLY = "\nThe above exception was the direct cause of the following exception:\n\n"
+MEANWHILE = "\nDuring handling of the above exception, another exception occurred:\n\n"
+ABORTED = """[rank1]:[E1122 10:00:00.123 ProcessGroupNCCL.cpp:2057] [PG ID 0 Rank 1] watchdog thread terminated
+terminate called after throwing an instance of 'c10::DistBackendError'
+  what():  [PG ID 0 Rank 1] NCCL error: remote process exited or there was a network error, NCCL version 2.27.3
+Exception raised from checkForNCCLErrorsInternal at /pytorch/ProcessGroupNCCL.cpp:2308 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x98 (0x7f at libc10.so)
+
+"""
+
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\n'
 
 
@@ -66,7 +91,16 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
          "ValueError: the cause", True),
         (f"{TRACE}ValueError: the cause\n{TRACE}RuntimeError: [gloo/pair.cc] Connection closed by peer\n",
          "ValueError: the", True),
-        (f"{TRACE}RuntimeError: [gloo/pair.cc] Connection closed by peer\n", "lost a peer", True),
+        (f"{TRACE}{GLOO}\n", "lost a peer", True),
+        (f"{TRACE}{GLOO}\n{DIRECTLY}{TRACE}mine.SyncError: no gradients\n", "lost a peer", True),
+        (f"{TRACE}{GLOO}\n{MEANWHILE}{TRACE}OSError: x\n{MEANWHILE}{TRACE}KeyError: 'y'\n", "lost a peer", True),
+        (f"{TRACE}{GLOO}\n{MEANWHILE}{TRACE}OSError: x\n{TRACE}KeyError: 'y'\n", "KeyError: 'y'", True),
+        (f"{TRACE}KeyError: 'y'\n{MEANWHILE}{TRACE}{GLOO}\n", "KeyError: 'y'", True),
+        (ABORTED, "lost a peer, or never reached it", True),
+        (f"{TRACE}ValueError: the cause\n{ABORTED}", "ValueError: the cause", True),
+        ("terminate called after throwing an instance of 'mine::Error'\nAborted\n", "mine::Error", True),
+        ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
+         "out of host memory", True),
         (f"{TRACE}ValueError: one\ntwo\n", "ValueError: one two", True),
         ("  + Exception Group Traceback (most recent call last):\n  |   File \"x\"\n"
          "  | ExceptionGroup: eg (1 sub-exception)\n"
@@ -94,14 +128,72 @@ def test_the_error_that_a_log_ends_with(stderr, says, trace):
 @pytest.mark.parametrize(
     ("stderr", "says"),
     [
-        ("  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 15668)  (SIGKILL)\n", "rank 1"),
-        ("  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15667)  (SIGTERM)\n", ""),
-        ("[rank: 0] Child process with PID 7 terminated with code -9. Forcefully terminating", "the rank with PID 7"),
-        ("Child process with PID 7 terminated with code 1.", ""),
+        ("  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 15668)  (SIGKILL)\n", ("rank 1", -9)),
+        ("  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15667)  (SIGTERM)\n", ("rank 0", -15)),
+        (TWO_OF_TORCHRUN.format(-9), ("rank 1", -9)),
+        (TWO_OF_TORCHRUN.format(-6), ("rank 0", 1)),
+        ("[rank: 0] Child process with PID 7 terminated with code -9. Forcefully", ("the rank with PID 7", -9)),
+        ("Child process with PID 7 terminated with code 1.", ("the rank with PID 7", 1)),
+        ("", ("", 0)),
+    ],
+)  # fmt: skip
+def test_the_rank_that_a_launcher_tells_of(stderr, says):
+    assert ended_rank(stderr) == says
+
+
+def raise_lost() -> None:
+    """Raise what a rank does whose peer is gone."""
+    raise RuntimeError("[gloo/pair.cc] Connection closed by peer")
+
+
+def from_it() -> None:
+    """Raise an exception of one's own for it."""
+    try:
+        raise_lost()
+    except RuntimeError as error:
+        raise KeyError("no gradients") from error
+
+
+def meanwhile() -> None:
+    """Fail in what is done when something fails."""
+    try:
+        from_it()
+    finally:
+        {}["on_exception"]
+
+
+def hidden() -> None:
+    """Say that it has nothing to do with it."""
+    try:
+        raise_lost()
+    except RuntimeError:
+        raise KeyError("mine") from None
+
+
+def a_mistake() -> None:
+    """Name a flag that is wrong."""
+    try:
+        raise_lost()
+    except RuntimeError as error:
+        raise UserError("--trainer.strategy: gloo") from error
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (raise_lost, "error: lost a peer"),
+        (from_it, "error: lost a peer"),
+        (meanwhile, "error: lost a peer"),
+        (hidden, "error: KeyError: 'mine'"),
+        (a_mistake, "error: --trainer.strategy: gloo"),
     ],
 )
-def test_the_rank_that_was_killed(stderr, says):
-    assert killed_rank(stderr) == says
+def test_what_comes_of_a_lost_peer_is_no_other_reason(act, says):
+    told = []
+    with pytest.raises(SystemExit), reported(None, tell=told.append):
+        act()
+    (line,) = told
+    assert line.startswith(says) and ("Connection closed by peer" in line) == ("lost" in says)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
@@ -146,6 +238,86 @@ def test_a_failure_file_that_cannot_be_written():
 
 def test_a_mistake_that_quotes_a_long_value_has_room_in_the_failure_file(tmp_path, capsys):
     with pytest.raises(SystemExit), reported(tmp_path / "failure", "host algo-1, local rank 0"):
-        raise MisconfigurationException(f"You selected an invalid strategy name: {'x' * 3000}")
+        raise UserError(f"You selected an invalid strategy name: {'x' * 3000}")
     line = (tmp_path / "failure").read_text()
     assert len(line) <= 1024 and line.endswith("... [host algo-1, local rank 0]") and line in capsys.readouterr().err
+
+
+def code(file: Path, line: str) -> Callable[[], object]:
+    """Return a function with one line of code, of a module that is in `file`."""
+    names = {"__name__": "app.somebodys", "UserError": UserError}
+    exec(compile(f"def run():\n    {line}\n", str(file), "exec"), names)
+    return names["run"]
+
+
+ACCIDENTS = {
+    "images, labels = 1, 2, 3": "ValueError: too many values to unpack",
+    "dict()['x']": "KeyError: 'x'",
+    "1 / 0": "ZeroDivisionError",
+    "raise ValueError('--flag: found 1, allowed is 2')": "ValueError: --flag: found 1, allowed is 2",
+}
+
+
+@pytest.mark.parametrize("folder", [ROOT / "app", Path("/opt/ml/code")], ids=["app", "code"])
+@pytest.mark.parametrize(("line", "says"), ACCIDENTS.items(), ids=ACCIDENTS)
+def test_an_accident_has_its_traceback_wherever_its_code_is(tmp_path, capsys, folder, line, says):
+    with pytest.raises(SystemExit) as left, reported(tmp_path / "failure", "host algo-1"):
+        code(folder / "model.py", line)()
+    said, failure = capsys.readouterr().err, (tmp_path / "failure").read_text()
+    assert left.value.code == 1
+    assert said.startswith("Traceback (most recent call last)") and f'{folder}/model.py", line 2, in run' in said
+    first = failure.splitlines()[0]
+    assert first.startswith(f"error: {says}") and said.splitlines()[-1] == first
+    assert f'{folder}/model.py", line 2, in run' in failure
+
+
+class Missing(FileNotFoundError, UserError):
+    """A user's own kind of mistake."""
+
+
+@pytest.mark.parametrize("kind", [UserError, Missing])
+@pytest.mark.parametrize("folder", [ROOT / "app", Path("/opt/ml/code")], ids=["app", "code"])
+def test_a_mistake_is_one_line_wherever_its_code_is(tmp_path, capsys, folder, kind):
+    raising = code(folder / "mine.py", "raise kind('--flag: found 1,\\n allowed is 2') from KeyError('x')")
+    raising.__globals__["kind"] = kind
+    with pytest.raises(SystemExit) as left, reported(tmp_path / "failure", "host algo-1"):
+        raising()
+    line = "error: --flag: found 1, allowed is 2 [host algo-1]"
+    assert left.value.code == 1
+    assert capsys.readouterr().err == f"{line}\n" and (tmp_path / "failure").read_text() == line
+
+
+class Picky:
+    """A user's own data set."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise UserError("--data.folder: found UserError: in it")
+
+
+def test_a_mistake_that_a_data_worker_finds_is_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit), reported(None):
+        list(DataLoader(Picky(), num_workers=1))
+    assert capsys.readouterr().err == "error: --data.folder: found UserError: in it\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "traced"),
+    [(ValueError("not enough values"), True), (UserError("sagemaker_program: found x"), False)],
+    ids=["accident", "mistake"],
+)
+def test_an_accident_in_the_toolkits_process_has_its_traceback(tmp_path, capsys, monkeypatch, error, traced):
+    def run(supervisor) -> None:
+        raise error
+
+    monkeypatch.setattr(toolkit, "_run", run)
+    monkeypatch.setattr(toolkit.environment, "output_dir", str(tmp_path))
+    with pytest.raises(toolkit.errors.ClientError) as told:
+        toolkit.main()
+    lines = (tmp_path / "failure").read_text().splitlines()
+    assert lines[0] == str(told.value) and str(error) in lines[0]
+    assert lines[0].startswith("error: ValueError: " if traced else "error: sagemaker_program: ")
+    assert ("in run" in capsys.readouterr().err) == (lines[-1] == "ValueError: not enough values") == traced
+    assert (len(lines) > 1) == traced

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.errors import UserError
 from app.files import IGNORED, check_writable, json_text, whole
 
 
@@ -67,7 +68,7 @@ def test_a_folder_that_can_be_written_to_is_made_and_left_empty(tmp_path: Path):
     assert list((tmp_path / "a/b").iterdir()) == []
     check_writable(tmp_path / "a/b", "the model")
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"/file: the model cannot be written there \(File exists\); allowed is a"):
+    with pytest.raises(UserError, match=r"/file: the model cannot be written there \(File exists\); allowed is a"):
         check_writable(tmp_path / "file", "the model")
 
 

@@ -12,6 +12,7 @@ from containers import ROOT
 from app.cli import CLI
 from app.data import CIFAR10DataModule
 from app.environment import Environment
+from app.errors import UserError
 from app.suggestions import REPLACED
 from app.train import warn_of_lost_folders
 
@@ -60,14 +61,14 @@ def test_the_page_has_the_table_of_the_program():
 
 @pytest.mark.parametrize(("flag", "text"), ROWS.items(), ids=ROWS)
 def test_an_old_flag_is_told_what_replaced_it(flag, text):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         Parsed(Environment(), [f"{flag}=1"])
     assert str(error.value) == f"{flag}: is no flag here; {text.replace('`', '').replace(chr(92), '')}"
 
 
 @pytest.mark.parametrize("name", ["max_epochs", "deterministic", "batch_size", "val_split", "num_workers", "max_steps"])
 def test_a_flag_without_its_group_is_told_its_group(name):
-    with pytest.raises(ValueError, match=rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"):
+    with pytest.raises(UserError, match=rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"):
         Parsed(Environment(), [f"--{name}=1"])
 
 
@@ -99,7 +100,7 @@ def test_the_strategies_that_were_accelerators():
     )
     assert len(names) == 5
     for name in ("ddp", *names):
-        with pytest.raises(ValueError, match=f"--trainer.accelerator: found '{name}', .*use --trainer.strategy=ddp"):
+        with pytest.raises(UserError, match=f"--trainer.accelerator: found '{name}', .*use --trainer.strategy=ddp"):
             Parsed(Environment(), [f"--trainer.accelerator={name}"])
 
 
@@ -109,7 +110,7 @@ def test_files_that_the_page_names_are_there():
 
 
 def test_a_relative_folder_of_data_is_named_as_it_was_resolved(tmp_path):
-    with pytest.raises(ValueError, match=f"--data.data_dir=data: {tmp_path}/data holds no CIFAR-10 .*no such folder"):
+    with pytest.raises(UserError, match=f"--data.data_dir=data: {tmp_path}/data holds no CIFAR-10 .*no such folder"):
         CIFAR10DataModule("data").load(train=True)
 
 

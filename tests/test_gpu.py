@@ -230,6 +230,20 @@ def test_the_docs_have_the_newest_figures_and_names_claim_nothing_before():
         assert "**Not measured on a GPU yet**" in readme
 
 
+@pytest.mark.parametrize("flags", [[], ["--write"]])
+def test_a_report_is_printed_or_put_into_the_docs(results, flags, capsys, monkeypatch, tmp_path):
+    record = {"setting": "s", "round": 1, "ours": [9, 12, 10], "other": [10, 10, 10]}
+    results.parts["step"] = {"status": "complete", "line": "", "seconds": 1, "records": [record]}
+    results.write()
+    monkeypatch.setattr(report, "PAGE", tmp_path / "gpu.md")
+    page = (ROOT / "docs/gpu.md").read_text()
+    report.PAGE.write_text(page)
+    assert main(["report", str(results.path), *flags]) == 0
+    assert report.text(results) in capsys.readouterr().out
+    assert report.PAGE.read_text() == (report.written(page, results) if flags else page)
+    assert (report.text(results) in report.PAGE.read_text()) == bool(flags)
+
+
 # What travels ---------------------------------------------------------------------------------------------------------
 
 
@@ -258,3 +272,18 @@ def test_what_a_machine_lacks_is_carried_up_to_a_size(monkeypatch, tmp_path):
         carry.carry(folder, "3.12", ["absent"], None, 64)
     with pytest.raises(SystemExit, match=r"--data: found .*nowhere, allowed is a folder"):
         carry.carry(folder, "3.12", ["one==1"], tmp_path / "nowhere", 64)
+
+
+@pytest.mark.soak  # wheels of a package index
+@pytest.mark.slow
+def test_what_travels_is_installed_without_a_network(cifar, tmp_path):
+    """docs/gpu.md: made here, for this Python, and installed as the page says."""
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    line = [sys.executable, "-m", "benchmarks.carry", f"--data={cifar}", f"--python={here}"]
+    done = subprocess.run([*line, f"--folder={tmp_path / '.carry'}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "MiB travel, the checkout included" in done.stdout and (tmp_path / ".carry/data").is_dir()
+    (command,) = re.findall(r"^python3 (-m pip .*)$", report.PAGE.read_text(), re.MULTILINE)
+    command = command.replace("/tmp/site", "site")
+    subprocess.run(["bash", "-euc", f"{sys.executable} {command}"], cwd=tmp_path, check=True)
+    assert (tmp_path / "site/jsonargparse").is_dir()

@@ -10,6 +10,7 @@ from conftest import ROOT, Job
 from sagemaker_training import environment, trainer
 
 from app import hyperparameters, job_config, start
+from app.errors import UserError
 
 HOST = {"current_host": "a", "hosts": ["a"]}
 DEEP = "[" * 100_000
@@ -54,7 +55,7 @@ def test_a_file_that_is_wrong_is_named(tmp_path, case):
         path.mkdir()
     else:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError) as error:  # noqa: PT011
+    with pytest.raises(UserError) as error:  # noqa: PT011
         job_config.check(tmp_path)
     assert str(error.value).startswith(f"{path}: ") and says in str(error.value)
 

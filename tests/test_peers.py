@@ -20,9 +20,11 @@ from types import SimpleNamespace
 
 import pytest
 from aws_services import free_port
+from rank_process import may, process
 
 from app import peers
 from app.environment import Environment
+from app.lifeline import Lifeline
 from app.peers import Peers, Verdict
 from app.watch import Watch
 
@@ -297,6 +299,126 @@ def test_last_words_are_waited_for(hosts, monkeypatch):
     hosts.leave("algo-2").result(ENOUGH)
 
 
+LOST = "error: lost a peer, or never reached it: ..."
+KILL, ABORT = "os.kill(os.getpid(), signal.SIGKILL)", "os.abort()"
+
+
+class Ranks:
+    """Two ranks on each of two hosts, the programs of which have not ended; nobody has much patience."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        hosts.start(*ALL[:2], hosts=ALL[:2], silence=60.0)
+        hosts.meet()
+        self.lines = {}
+        for host in hosts.up:
+            for number in (0, 1):
+                name = f"host {host}, local rank {number}"
+                self.lines[host[-1], number] = Lifeline(hosts.up[host].path, name)
+
+    def lose(self, host: str, number: int) -> None:
+        """Have a rank say that it lost a peer."""
+        self.lines[host, number].failed(LOST)
+        assert comes(lambda: self.hosts.up[f"algo-{host}"].bereft)
+
+    def die(self, host: str, number: int) -> None:
+        """Break a rank's line."""
+        self.lines[host, number].socket.close()
+
+    def suspected(self, number: int) -> None:
+        """Wait until both hosts have heard of so many suspicions."""
+        assert comes(lambda: all(len(watch.suspected) == number for watch in self.hosts.up.values()))
+
+    def reasons(self) -> list[str]:
+        """Return what both hosts say when their programs have ended, and have said that they lost a peer."""
+        for watch in self.hosts.up.values():
+            watch.ended = True
+        waits = [self.hosts.work.submit(self._wait, watch) for watch in self.hosts.up.values()]
+        return [wait.result(ENOUGH) for wait in waits]
+
+    def _wait(self, watch: Watch) -> str:
+        verdict = watch.wait_for_verdict()
+        watch.fail(verdict.why, stopped=False)  # as app/toolkit.py does
+        return verdict.why
+
+
+@pytest.fixture
+def ranks(hosts, monkeypatch) -> Ranks:
+    """Ranks on algo-1 and algo-2."""
+    monkeypatch.setattr("app.watch.LAST_WORDS", 1.0)
+    return Ranks(hosts)
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["programs that hang", "programs that end"])
+def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
+    """As one of algo-2 is killed, Lightning's launcher on algo-1 loses a peer and ends, and so does its other rank.
+
+    That rank's line breaks before the launcher's own, of which other threads live a moment longer.
+    """
+    ranks.lose("1", 0)  # which algo-1 may hear of before anything of algo-2
+    ranks.die("1", 1)
+    ranks.die("1", 0)
+    ranks.suspected(1)
+    ranks.die("2", 1)
+    ranks.lose("2", 0)
+    ranks.die("2", 0)
+    found = ranks.reasons() if ended else ranks.hosts.verdicts(*ALL[:2])
+    assert found == ["host algo-2, local rank 1 ended without a word: it was killed, or it crashed"] * 2
+
+
+def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_is_heard_of(ranks, monkeypatch):
+    """As NCCL ends a process whose peer is gone, while the host of that peer is too busy to say so."""
+    monkeypatch.setattr("app.watch.LAST_WORDS", 60.0)
+    first, second = (ranks.hosts.up[name].path for name in ALL[:2])
+    with process(second, "the cause", KILL) as dead, process(first, "the victim", ABORT) as victim:
+        going_on = ranks.hosts.freeze("algo-2")
+        may(dead)
+        may(victim)
+        assert comes(lambda: ranks.hosts.up["algo-1"].suspected)
+        assert ranks.hosts.up["algo-1"].dead.why == "the victim ended without a word: it was killed by SIGABRT"
+        going_on.set()
+        for why in ranks.reasons():
+            assert why.startswith("the cause ended without a word: it was killed by SIGKILL: most likely")
+
+
+def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
+    """An exception in what a rank does when it lost a peer, a host whose connection breaks off: on other hosts, too."""
+    with process(ranks.hosts.up["algo-2"].path, "the dead one", KILL) as dead:
+        may(dead)
+        ranks.suspected(1)
+        ranks.lines["1", 0].failed("error: OSError: no space left")
+        lost = ranks.hosts.up["algo-2"]
+        lost.loop.call_soon_threadsafe(lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()])
+        for why in ranks.hosts.verdicts(*ALL[:2]):
+            assert why.startswith("the dead one ended without a word: it was killed by SIGKILL")
+
+
+def test_who_is_told_to_stop_is_so_whatever_is_suspected(ranks):
+    with process(ranks.hosts.up["algo-2"].path, "the dead one", KILL) as dead:
+        may(dead)
+        ranks.suspected(1)
+        ranks.hosts.up["algo-1"].fail("interrupted, resume from step 7", stopped=True)
+        assert ranks.hosts.verdicts(*ALL[:2]) == ["interrupted, resume from step 7"] * 2
+
+
+def test_of_two_that_may_be_the_reason_the_first_is(ranks):
+    ranks.die("2", 0)
+    ranks.suspected(1)
+    ranks.die("1", 0)
+    ranks.suspected(2)
+    why = "host algo-2, local rank 0 ended without a word: it was killed, or it crashed"
+    assert ranks.hosts.verdicts(*ALL[:2]) == [why, why]
+
+
+def test_an_exception_is_a_better_reason_than_a_rank_that_aborts(ranks):
+    """It may be said later: a rank that raises lets go of its peers before it says why."""
+    with process(ranks.hosts.up["algo-1"].path, "the victim", ABORT) as victim:
+        may(victim)
+        ranks.suspected(1)
+        ranks.lines["2", 0].failed("error: ValueError: boom")
+        assert ranks.hosts.verdicts(*ALL[:2]) == ["a rank failed: ValueError: boom"] * 2
+
+
 def hostile(hosts: Hosts, name: str, *lines: bytes) -> bytes:
     """Return what a host answers to a stranger until it hangs up."""
     with socket.create_connection((hosts.address(name), hosts.port), timeout=ENOUGH) as line:
@@ -388,7 +510,7 @@ def test_who_is_named_as_lost(monkeypatch, heard, says):
     """With a clock that stands still; the silence is 5 s."""
     monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: 100.0))
     verdicts = []
-    settings = {"port": 1, "appear": 1.0, "silence": 5.0}
+    settings = {"port": 1, "appear": 1.0, "silence": 5.0, "suspect": None}
     found = Peers("algo-1", ("algo-1", *heard), {}, decide=verdicts.append, **settings)
     for (name, seconds), status in zip(heard.items(), ("two", "three", "four"), strict=False):
         found.others[name].heard, found.others[name].status = seconds and 100.0 - seconds, status

@@ -3,6 +3,7 @@
 A process is played by new loaders, and by Lightning's fetcher, which may be one batch ahead.
 """
 
+from multiprocessing import active_children
 from types import SimpleNamespace
 
 import pytest
@@ -57,6 +58,9 @@ def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int
             states = both.states(fetcher, within)
             both.reset()
             both, fetcher = begin(make, limit)
+            if not within:
+                both.give_back(states)
+    both.reset()
     assert not stops
     return seen
 
@@ -80,6 +84,7 @@ KINDS = {
     "a stateful loader without a state": made("counted", **STATE),
     "a stateful loader without a state, in workers": made("buffered", **STATE, **TWO, persistent=True),
     "a state of a dataset": made("remembered", **STATE, **TWO, persistent=True),
+    "shards in workers": made("sharded", **TWO),
     "a loader of its own": made("steady"),
     "a loader of its own with a state": made("keeping"),
     "a generator": made("generator"),
@@ -91,6 +96,9 @@ KINDS = {
     "the shortest": made("points+buffered", "min_size"),
     "the longest": made("counted+points+steady", "max_size", **TWO),
     "the longest, and others again": made("points+counted+buffered", "max_size_cycle"),
+    "a dict of states": made("resumable+remembered", "dict", **STATE),
+    "the shortest of states": made("resumable+walked", "min_size", **STATE, **TWO),
+    "the longest of states": made("remembered+resumable+keeping", "max_size", **STATE),
     "a cycle of states": made("counted+resumable+points", "max_size_cycle", **STATE, **TWO),
 }
 FEW = ["a buffer", "a state in workers that stay", "a stateful loader without a state", "lazy in workers",
@@ -106,6 +114,27 @@ def test_any_batch(kind, limit):
         assert train(KINDS[kind], stops, limit) == alone
 
 
+@pytest.mark.parametrize("options", [{}, STATE, {**STATE, "persistent": True}], ids=str)
+def test_no_worker_outlives_its_loaders(options):
+    """Left to the garbage collector, torchdata's would be waited for for 5 s each, as nobody tells them to end."""
+    before = set(active_children())
+    both, fetcher = begin(made("resumable", **TWO, **options))
+    both.begin(fetcher, 0, 0)
+    next(fetcher)
+    assert len(set(active_children()) - before) == 2
+    both.reset()
+    assert set(active_children()) <= before
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_worker_that_has_ended_before_the_others_does_not_begin_anew(persistent):
+    """Its dataset says at its end that it is at its beginning; the epoch goes on with the other worker."""
+    make = made("uneven", **STATE, **TWO, persistent=persistent)
+    alone = train(make)
+    assert train(make, [(0, 7), (1, 9)]) == alone
+    assert [epoch for epoch, _, _ in alone] == [0] * 11 + [1] * 11 + [2] * 11
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_litdata(tmp_path, monkeypatch, workers):
@@ -116,8 +145,25 @@ def test_litdata(tmp_path, monkeypatch, workers):
     for limit in (0, 7):
         alone = train(make, limit=limit)
         assert len(alone) == 3 * (limit or 10) and len({batch for _, _, batch in alone}) == len(alone)
-        for stops in ([(0, 3)], [(1, 0)], [(0, 5), (1, 2), (2, 0)]):
-            assert train(make, stops, limit) == alone
+        assert train(make, [(0, 3), (1, 0), (1, 2), (2, 0)], limit) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "workers", [pytest.param(0, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.soak), 2]
+)
+@pytest.mark.parametrize(
+    "kind", ["all", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("weights", "batches", "parallel"))]
+)
+def test_litdata_of_several_datasets(tmp_path, monkeypatch, workers, kind):
+    """Of several datasets, its state is right between epochs only; so an epoch is drawn again."""
+    monkeypatch.chdir(tmp_path)
+    streams.Mixed().prepare_data()
+    make = lambda: streams.Mixed(workers, kind).train_dataloader()  # noqa: E731
+    alone = train(make)
+    last = max(batch for epoch, batch, _ in alone if epoch == 1)
+    assert len({batch for _, _, batch in alone}) == len(alone)
+    assert train(make, [(0, 4), (1, 0), (1, last), (2, 0)]) == alone
 
 
 def test_what_is_not_the_same_when_drawn_again_is_told():

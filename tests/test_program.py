@@ -10,6 +10,7 @@ from conftest import Job
 from local_mode import unpacked
 
 from app import program, requirements
+from app.errors import UserError
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_nothing_is_written_outside(code, tmp_path, filters, members, monkeypatc
     archive = source(tmp_path / "s.tar.gz", **members)
     try:
         program.unpack(archive)
-    except ValueError as error:
+    except UserError as error:
         assert "could not be unpacked" in str(error)
     found = {path for path in tmp_path.rglob("evil") if not path.is_relative_to(code)}
     assert not found and not Path("/evil").exists()
@@ -143,9 +144,7 @@ def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, given)
     if given:
         (tmp_path / "log").write_text("ERROR: No matching distribution found for an-earlier-one\n")
         monkeypatch.setenv("PIP_LOG", str(tmp_path / "log"))
-    with pytest.raises(
-        ValueError, match="requirements.txt: pip could not install nosuchpackage-of-ours==1.0: No match"
-    ):
+    with pytest.raises(UserError, match="requirements.txt: pip could not install nosuchpackage-of-ours==1.0: No match"):
         requirements.install(tmp_path, "train.py", own)
     assert ("PIP_LOG" in os.environ) == given
 

@@ -67,7 +67,7 @@ FEW = ["the control", "two optimizers, by hand", "accumulated gradients", "an it
 
 def check_killed(folder: Path, flags: list[str]) -> None:
     """What is done again is what was done, whatever code it is."""
-    run = Broken(folder, *flags, "--resume.every_n_steps=2")
+    run = Broken(folder, *flags, "--resume.every_n_steps=6")
     run.kill("1:3" if "--trainer.overfit_batches=4" in flags else "1:7")
     run.finish()
     (verdict,) = run.verdicts
@@ -230,6 +230,16 @@ def test_strict_ends_the_job(tmp_path: Path):
     assert [one["identical"] for one in run.described] == [False]
 
 
+def test_each_strict_attempt_is_compared_with_the_run_that_was_interrupted(tmp_path: Path):
+    """Not with the attempt before, which made the same mistake."""
+    run = Broken(tmp_path, SAVES)
+    run.kill()
+    for _ in range(2):
+        assert run.start("--resume.strict=true", BREAK="a step is not seeded") == 1
+    run.finish("--resume.strict=true")
+    assert run.verdicts[0].endswith("steps are those of the interrupted run, bit for bit"), run.verdicts
+
+
 def test_what_was_set_otherwise_is_told_as_the_cause(tmp_path: Path):
     """Here it is: with another number of threads, sums are added up otherwise."""
     run = Broken(tmp_path, SAVES)
@@ -310,7 +320,7 @@ def test_the_rank_that_does_not_is_named(tmp_path: Path, strict):
         "resumed at step 5: step 7 is not that of the interrupted run: on rank 1, the loss differs; likely because of"
     )
     if strict:
-        assert all(one.error.startswith(f"ValueError: --resume.strict: {what}") for one in ended)
+        assert all(one.error.startswith(f"UserError: --resume.strict: {what}") for one in ended)
     else:
         assert not any(one.error for one in ended), [one.error for one in ended]
         assert [one.said.count(f"warning: {what}") for one in ended] == [1, 0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import write_cifar
-from containers import DOCKER, ROOT, build_variables, copy_checkout, no_engine
+from containers import DOCKER, ROOT, TAG, build_variables, copy_checkout, no_engine
 from environments import python_of
 from local_mode import Client
 
@@ -30,17 +30,18 @@ def checkout(tmp_path_factory) -> Path:
     python_of("rehearsal")
     (folder / ".venvs").symlink_to(ROOT / ".venvs")
     example = folder / "examples/spot.json"
-    example.write_text(example.read_text().replace('"sagemaker-lightning"', '"sagemaker-lightning-test"'))
+    example.write_text(example.read_text().replace('"sagemaker-lightning"', f'"{TAG}"'))
     write_cifar(folder / "cifar10")
-    config = folder / "output/ml/input/config"  # of `make train`; `docker run` trains its 20 epochs, below
+    # Twenty epochs are the soak's (tests/test_train.py).
+    config = folder / "output/ml/input/config"
     config.mkdir(parents=True)
     (config / "hyperparameters.json").write_text('{"trainer.max_epochs": "2"}')
     return folder
 
 
 def image_variables() -> dict[str, str]:
-    """Return what makes `make build` tag a test's image, and stands in for what is out of reach."""
-    return {"IMAGE": "sagemaker-lightning-test", "DOCKER": DOCKER, **build_variables()}
+    """Return what makes `make build` tag a test's image as other tests do, and stands in for what is out of reach."""
+    return {"IMAGE": TAG, "DOCKER": DOCKER, "GIT_DIR": str(ROOT / ".git"), **build_variables()}
 
 
 @pytest.mark.parametrize(("language", "text"), COMMANDS, ids=[text.splitlines()[-1] for _, text in COMMANDS])
@@ -52,7 +53,9 @@ def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
     if needs_docker and (reason := no_engine()):
         pytest.skip(f"no Docker engine answers: {reason}")
     # The image's name is the user's: a test does not tag one of its own with it.
-    text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", "sagemaker-lightning-test", text)
+    text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", TAG, text)
+    short = "output/ml/input/config/hyperparameters.json:/opt/ml/input/config/hyperparameters.json:ro"
+    text = text.replace(f"--rm {TAG} train", f'--rm -v "$PWD/{short}" {TAG} train')
     command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
     variables = os.environ | (image_variables() if needs_docker else {})
     done = subprocess.run(
@@ -67,7 +70,7 @@ def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
     elif "--help" not in text and "--dry-run" not in text and language == "sh":
         assert "model.pt" in done.stdout
     if "make build" in text:
-        assert float(re.search(r"test_acc=(\S+)", done.stdout)[1]) >= 0.95
+        assert "epoch=2/2" in done.stdout
     if text == "make train\n":
         assert (checkout / "output/ml/model/model.pt").is_file()
 
@@ -111,8 +114,3 @@ def test_the_file_tree_is_true():
             "pyproject.toml",
             ".ci/",
         ), name
-
-
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"make ([a-z-]+)", README))))
-def test_a_make_target_of_the_readme_is_there(target):
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -12,6 +12,7 @@ from app import artifacts
 from app.cli import CLI
 from app.data import DigitsDataModule
 from app.environment import Environment
+from app.errors import UserError
 from app.model import ResNet18
 
 pytestmark = pytest.mark.slow
@@ -54,16 +55,14 @@ def test_a_recipe_is_given_by_its_name_or_by_its_file(cifar, tmp_path):
 
 def test_a_recipe_that_is_not_there(tmp_path):
     with pytest.raises(
-        ValueError, match=r"--config: found 'quick', which .*; allowed is a file, or one of .*cpu.*original"
+        UserError, match=r"--config: found 'quick', which .*; allowed is a file, or one of .*cpu.*original"
     ):
         made(tmp_path, "--config=quick")
 
 
 @pytest.mark.parametrize(("old", "new"), [("cifar10-94", "fast"), ("cifar10-96", "accurate")])
 def test_a_recipe_that_has_another_name_now(old, new, tmp_path):
-    with pytest.raises(
-        ValueError, match=rf"^--config: found '{old}', which is called {new} now; allowed is a file, or"
-    ):
+    with pytest.raises(UserError, match=rf"^--config: found '{old}', which is called {new} now; allowed is a file, or"):
         made(tmp_path, f"--config={old}")
 
 
@@ -111,12 +110,12 @@ def test_the_layout_changes_no_result():
 
 def test_a_compiled_model_needs_a_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ValueError, match=r"--model.compile: found no C\+\+ compiler .* COMPILER=1"):
+    with pytest.raises(UserError, match=r"--model.compile: found no C\+\+ compiler .* COMPILER=1"):
         ResNet18(num_classes=10, compile=True)
 
 
 def test_label_smoothing(tmp_path):
-    with pytest.raises(ValueError, match=r"--model.label_smoothing: found 1.0, allowed is 0 to less than 1"):
+    with pytest.raises(UserError, match=r"--model.label_smoothing: found 1.0, allowed is 0 to less than 1"):
         ResNet18(num_classes=10, label_smoothing=1.0)
     images, labels, losses = torch.rand(8, 3, 32, 32), torch.arange(8), []
     for smoothing in (0.0, 0.3):

@@ -9,6 +9,7 @@ import pytest
 
 from app import rendezvous
 from app.environment import Environment
+from app.errors import UserError
 
 TWO = Environment(hosts=("algo-1", "algo-2"), current_host="algo-2")
 THERE = socket.if_nameindex()[0][1]
@@ -33,7 +34,7 @@ def test_a_host_that_takes_no_part_has_no_rank():
 def test_the_port_that_the_user_set(port):
     assert rendezvous.main_port({}) == 7777
     assert rendezvous.main_port({"MASTER_PORT": "29500"}) == 29500
-    with pytest.raises(ValueError, match=f"MASTER_PORT: found '{port}', allowed is a number"):
+    with pytest.raises(UserError, match=f"MASTER_PORT: found '{port}', allowed is a number"):
         rendezvous.main_port({"MASTER_PORT": port})
 
 
@@ -77,7 +78,7 @@ def test_an_interface_that_is_there_or_that_the_user_named_stays():
 @pytest.mark.slow
 def test_a_name_that_never_resolves_is_named():
     # .invalid never resolves (RFC 6761); the first host does.
-    with pytest.raises(ValueError, match=r"host algo-2.invalid: its name did not resolve within [123] s \(.*TIMEOUT"):
+    with pytest.raises(UserError, match=r"host algo-2.invalid: its name did not resolve within [123] s \(.*TIMEOUT"):
         rendezvous.wait_for_names(("localhost", "algo-2.invalid"), limit=1)
 
 
@@ -97,7 +98,7 @@ def test_the_wait_for_names_ends_with_its_limit(monkeypatch):
     monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     says = r"host algo-2: its name did not resolve within 1 s \(no such name\)"
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(UserError, match=says):
         rendezvous.wait_for_names(("there", "algo-2"), limit=0.6)
     assert slept == pytest.approx([0.1, 0.15, 0.225, 0.125])
 

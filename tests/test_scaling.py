@@ -28,6 +28,7 @@ def scaling(*words: str, environment: dict[str, str] | None = None, timeout: flo
     return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
+@pytest.mark.soak
 def test_two_cores_are_compared_as_nodes():
     done = scaling("local", "--n", "1", "--steps", "1", "--batch_size", "4", "--", "--trainer.log_every_n_steps=1")
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from app.cli import CLI
 from app.environment import Environment
+from app.errors import UserError
 from app.schedule import Triangle
 
 SMALL = ["--data=ranks.Numbered", "--data.size=44", "--data.batch_size=8", "--model=ranks.Regression"]
@@ -36,7 +37,7 @@ def test_the_triangle():
 
 @pytest.mark.parametrize("warmup", [-0.1, 1.5, math.nan])
 def test_a_warmup_that_is_no_share(warmup):
-    with pytest.raises(ValueError, match=r"--lr_scheduler.warmup: found .* allowed is 0 to 1"):
+    with pytest.raises(UserError, match=r"--lr_scheduler.warmup: found .* allowed is 0 to 1"):
         triangle(4, warmup=warmup)
 
 
@@ -76,7 +77,7 @@ def test_it_is_stepped_after_each_batch(tmp_path):
 def test_a_cycle_that_is_shorter_than_the_run_is_refused_at_its_start(tmp_path):
     flags = ["--lr_scheduler=OneCycleLR", "--lr_scheduler.max_lr=2", "--lr_scheduler.total_steps=9"]
     with pytest.raises(
-        ValueError, match=r"^--lr_scheduler: OneCycleLR has 9 steps, and the run 10; allowed is .* more$"
+        UserError, match=r"^--lr_scheduler: OneCycleLR has 9 steps, and the run 10; allowed is .* more$"
     ):
         rates(tmp_path, *flags)
 
@@ -99,5 +100,5 @@ def test_others_are_stepped_after_each_epoch(tmp_path):
 
 def test_a_run_without_an_end_has_no_triangle(tmp_path):
     flags = ["--lr_scheduler=app.schedule.Triangle", "--trainer.max_epochs=-1"]
-    with pytest.raises(ValueError, match=r"--lr_scheduler=Triangle: the run has no end"):
+    with pytest.raises(UserError, match=r"--lr_scheduler=Triangle: the run has no end"):
         rates(tmp_path, *flags)

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from app import sharding
+from app.errors import UserError
 
 
 def cases(count: int = 2000):
@@ -94,10 +95,10 @@ def test_a_host_that_is_not_there(wrong):
 
 @pytest.mark.parametrize("weights", [[], [0, 0], [1, -1]])
 def test_weights_that_are_none(weights):
-    with pytest.raises(ValueError, match="weights: found"):
+    with pytest.raises(UserError, match="weights: found"):
         sharding.weighted(10, weights)
 
 
 def test_a_group_without_a_weight():
-    with pytest.raises(ValueError, match="none for the instance group small"):
+    with pytest.raises(UserError, match="none for the instance group small"):
         sharding.groups(10, {"big": ["a"], "small": ["b"]}, {"big": 1})

@@ -16,6 +16,7 @@ from app import shards, train
 from app.cli import CLI
 from app.data import CIFAR10DataModule, DigitsDataModule
 from app.environment import Environment
+from app.errors import UserError
 from app.resident import ResidentLoader
 from app.shards import Shard
 from app.world import World
@@ -145,7 +146,7 @@ def test_a_shard_that_is_too_small_is_an_error_on_every_rank(tmp_path: Path, siz
         variables=lambda node: {"SM_CURRENT_HOST": f"node-{node}"},
     )  # fmt: skip
     assert len({rank.error for rank in ended}) == 1
-    assert re.match(f"ValueError: {says}", ended[0].error), ended[0].error
+    assert re.match(f"UserError: {says}", ended[0].error), ended[0].error
 
 
 def test_augmentation_and_order_differ_between_nodes():
@@ -264,5 +265,5 @@ def test_one_node_reads_the_files_that_are_there(tmp_path):
     images = torch.cat([data.sets[name].images for name in ("train", "val")]).flatten(1)
     files = np.concatenate([conftest.batch(40, number)["data"] for number in (1, 3)])
     assert sorted(images.tolist()) == sorted(files.tolist())
-    with pytest.raises(ValueError, match="data_batch_1 is missing"):
+    with pytest.raises(UserError, match="data_batch_1 is missing"):
         CIFAR10DataModule(str(folder), val_split=20).setup("fit")

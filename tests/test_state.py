@@ -6,11 +6,40 @@ from collections import deque, namedtuple
 import numpy as np
 import pytest
 import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch.utils._pytree import tree_map
+from torchmetrics import MeanMetric
 
-from app.plain import MANY, decoded, encoded
+from app import partial
+from app.plain import MANY, decoded, encoded, without_devices
 from app.state import SMALL, State
 
 Step = namedtuple("Step", "state reward done")
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor on a device that this machine does not have: it says that it is on "meta"."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype, device="meta")
+
+    def __init__(self, held):
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, given=(), named=None):
+        given = tree_map(lambda one: one.held if isinstance(one, Elsewhere) else one, given)
+        found = function(*given, **(named or {}))
+        return found if "_to_copy" in str(function) else Elsewhere(found)
+
+
+@pytest.fixture
+def meta(monkeypatch):
+    """Have the machine's accelerator be of the kind "meta"."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("meta"))
 
 
 def again(value):
@@ -99,3 +128,68 @@ def test_what_is_too_long_is_told(monkeypatch):
     assert state.changed() == {} and state.unsaved == {}
     owner.value[5] = 1
     assert state.changed() == {} and state.unsaved == {("mine", "value"): "holds 65,538 elements"}
+
+
+def on_two_devices() -> dict:
+    """Return tensors on the CPU and elsewhere, some of them many."""
+    return {
+        "one": Elsewhere(torch.ones(2)),
+        "few": (torch.zeros(1), [Elsewhere(torch.ones(2))]),
+        "many": [Elsewhere(torch.full((2,), k)) for k in range(MANY + 1)],
+        "steps": [(Elsewhere(torch.ones(1)), k) for k in range(MANY + 1)],
+    }
+
+
+def devices(value) -> list[str]:
+    """Return where the tensors are."""
+    return [value["one"].device.type, value["few"][0].device.type, value["few"][1][0].device.type,
+            value["many"][7].device.type, value["steps"][7][0].device.type]  # fmt: skip
+
+
+def test_tensors_come_back_on_the_device_they_were_on(meta):
+    assert devices(again(on_two_devices())[0]) == ["meta", "cpu", "meta", "meta", "meta"]
+
+
+def test_on_a_machine_without_that_device_they_are_on_the_cpu():
+    found, _ = again(on_two_devices())
+    assert devices(found) == ["cpu"] * 5 and torch.equal(found["many"][7], torch.full((2,), 7))
+
+
+def test_a_tensor_that_is_the_same_elsewhere_is_the_same():
+    held = {"a": [torch.ones(2)], "b": (1, None)}
+    assert str(without_devices(encoded({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(encoded(held))
+
+
+def test_what_a_hook_has_gathered_elsewhere_is_there_again(meta):
+    """A list that was empty, an attribute that was None, and a tensor that a step has moved."""
+
+    def made():
+        owner = type("Mine", (), {})()
+        owner.seen, owner.last, owner.weight = [], None, torch.zeros(2)
+        return owner
+
+    owner = made()
+    state = State(lambda: {"mine": owner})
+    state.mark()
+    owner.seen.append(Elsewhere(torch.ones(2)))
+    owner.last = owner.weight = Elsewhere(torch.ones(2))
+    kept = state.changed()
+    owner = made()
+    state.restore(kept)
+    assert [one.device.type for one in (*owner.seen, owner.last, owner.weight)] == ["meta"] * 3
+
+
+def test_a_metric_stays_on_its_device():
+    class Watching(Callback):
+        def __init__(self):
+            self.mean = MeanMetric()
+
+    trainer = Trainer(accelerator="cpu", callbacks=[Watching()], logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(LightningModule())
+    trainer.strategy._root_device = torch.device("meta")
+    ((name, metric),) = partial._metrics(trainer)
+    metric.update(3.0)
+    known = {"buffers": {}, "metrics": {name: partial._state(metric)}}
+    metric.reset()
+    partial.restore_rank(trainer, partial.copied(known), mid_epoch=False)
+    assert metric.mean_value.device.type == "cpu" and metric.compute() == 3.0

@@ -76,6 +76,8 @@ CODE = {
     "drawn on the way to the device": ["--model=strangers.Augmented", WORKERS],
     "two optimizers, by hand": ["--model=strangers.Adversarial"],
     "accumulated gradients": ["--trainer.accumulate_grad_batches=3"],
+    "an optimizer with a counter": ["--model=strangers.Following"],
+    "a group of parameters that is added later": ["--model=strangers.Grouping"],
     "eval mode": ["--model=strangers.EvalMode"],
     "unfrozen": ["--model=strangers.Unfrozen"],
     "a numpy scalar in a schedule": ["--model=strangers.NumpyCosine"],
@@ -120,8 +122,16 @@ CODE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("flags", CODE.values(), ids=CODE)
-def test_within_an_epoch(tmp_path: Path, flags):
+# Of these, tests of one mechanism alone are elsewhere: tests/test_state.py, test_streams.py, test_placed.py.
+SOAK = ["a RandomState", "a random.Random", "a counter in a dataset", "a numpy generator in a worker that stays",
+        "a sampler without an end", "an iterable dataset", "a loader of another class", "loaders of streams",
+        "a loader that saves its state, of a dataset", "a loader that saves its state, of a stream",
+        "loaders up to the longest", "loaders up to the shortest", "accumulated gradients"]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.soak if kind in SOAK else ()) for kind in CODE])
+def test_within_an_epoch(tmp_path: Path, kind):
+    flags = CODE[kind]
     given = "".join(flags)
     places = ("3:2", "5:1") if "min_size" in given else ("1:2",) if "overfit" in given else ("1:6",)
     check(tmp_path, *flags, at=places)

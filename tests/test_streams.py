@@ -1,5 +1,7 @@
 """Loaders that go their own way, and what datasets hold: a stopped run ends with the weights of one left alone."""
 
+import re
+
 import pytest
 from test_strangers import Run, check
 
@@ -39,12 +41,32 @@ CASES = {
     "litdata": ["--data=streams.Streamed"],
     "litdata, workers": ["--data=streams.Streamed", "--data.workers=2"],
     "litdata, short epochs": ["--data=streams.Streamed", "--data.workers=2", "--trainer.limit_train_batches=7"],
+    "litdata, two datasets": ["--data=streams.Mixed", "--data.workers=2"],
+    "litdata, two datasets by weights": ["--data=streams.Mixed", "--data.kind=weights"],
+    "litdata, two datasets by batches": ["--data=streams.Mixed", "--data.kind=batches", "--data.workers=1"],
+    "litdata, two datasets in parallel": ["--data=streams.Mixed", "--data.kind=parallel", "--data.workers=2"],
+    "litdata, two datasets, ranks": ["--data=streams.Mixed", "--data.workers=2", *RANKS],
+    "shards": data("sharded"),
+    "shards, workers": data("sharded", TWO),
+    "shards, ranks": [*data("sharded", TWO), *RANKS],
     "a loader of its own": data("steady"),
     "a loader that keeps its state": data("keeping"),
     "list": [*data("points+counted"), "--model=streams.Both"],
     "min_size": [*data("points+buffered", "mode=min_size"), "--model=streams.Both", "--trainer.max_epochs=8"],
     "max_size": [*data("counted+points+steady", "mode=max_size", TWO), "--model=streams.Both"],
     "max_size_cycle": [*data("points+counted+buffered", "mode=max_size_cycle"), "--model=streams.Both"],
+    "dict of states": data("resumable+remembered", "mode=dict", STATE, TWO),
+    "dict of a state and none": data("keeping+points", "mode=dict"),
+    "min_size of states": [
+        *data("resumable+walked", "mode=min_size", STATE, TWO),
+        "--model=streams.Both",
+        "--trainer.max_epochs=8",
+    ],
+    "max_size of states": [*data("remembered+resumable+keeping", "mode=max_size", STATE), "--model=streams.Both"],
+    "max_size_cycle of states": [
+        *data("points+keeping+resumable", "mode=max_size_cycle", STATE),
+        "--model=streams.Both",
+    ],
     "cycle of states": [*data("points+resumable", STATE, TWO), "--model=streams.Both"],
     "lazy": data("lazy"),
     "lazy, workers": data("lazy", TWO),
@@ -68,6 +90,10 @@ CASES = {
     "replay, live": [*AGENT, "--model.live=true"],
     "replay of 100,000": [*AGENT, "--model.size=100000"],
     "reloaded": [*data("counted"), "--trainer.reload_dataloaders_every_n_epochs=1"],
+    "reloaded, workers that stay": [
+        *data("resumable", STATE, TWO, STAYS),
+        "--trainer.reload_dataloaders_every_n_epochs=1",
+    ],
     "a dataset that hides where it is": data("hidden"),
     "a dataset that hides where it is, workers": data("hidden", TWO),
     "buffered, ranks": [*data("buffered", TWO), *RANKS],
@@ -88,7 +114,7 @@ LAST = {"unseeded, workers": 19, "max_size": 19, "dataloader_iter, two a step": 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in FEW else pytest.mark.soak) for case in CASES])
 def test_exact(tmp_path, case):
     last = LAST.get(case, 6 if "short epochs" in case else 9)
-    check(tmp_path, *CASES[case], at=("2:2", "5:1") if case == "min_size" else ("0:3", f"1:{last}", "2:1"))
+    check(tmp_path, *CASES[case], at=("2:2", "5:1") if "min_size" in case else ("0:3", f"1:{last}", "2:1"))
 
 
 def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path):
@@ -100,6 +126,41 @@ def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path):
     assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
     run.finish()
     assert "resuming from step 10:" in run.said
+
+
+def steps(run: Run) -> int:
+    """Return the number of the last step."""
+    return max(int(path.stem.removeprefix("step-")) for path in run.folder.rglob("step-*.ckpt"))
+
+
+@pytest.mark.parametrize("ranks", [[], pytest.param(RANKS, marks=pytest.mark.soak)], ids=["one rank", "two ranks"])
+def test_what_a_stream_has_given_is_left_out(tmp_path, ranks):
+    """A line says how long it took; and the epoch is no longer than it was, which nobody has told us."""
+    flags = [*data("sharded", TWO), *ranks]
+    alone, run = Run(tmp_path / "alone", *flags), Run(tmp_path / "run", *flags)
+    alone.finish()
+    assert run.start(STOP_AT="1:3") == 143
+    run.finish()
+    assert steps(run) == steps(alone) == (18 if ranks else 30)
+    said = (
+        r"^the training data has no positions \(streams\.Sharded\): the 4 batches before this one were drawn again, in "
+    )
+    assert len(re.findall(rf"{said}\d+\.\d s$", run.said, re.M)) == 1, run.said
+
+
+OTHERS = ["dated", *(pytest.param(name, marks=pytest.mark.soak) for name in ("measured", "forgetful"))]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_stream_that_is_another_one_is_told(tmp_path, name):
+    """Drawn twice in a process, its first batch is the same; and the next one is in the checkpoint."""
+    run = Run(tmp_path, *data(name))
+    assert run.start(STOP_AT="1:3") == 143
+    said = "resumed at step 14: step 16 is not that of the interrupted run: on rank 0, the batch differs; likely"
+    assert run.start("--resume.strict=true") == 1
+    assert f"\nerror: --resume.strict: {said} " in run.said
+    run.finish()
+    assert f"\nwarning: {said} " in run.said
 
 
 def test_what_workers_change_is_said(tmp_path):

@@ -11,6 +11,7 @@ import torch
 
 from app import threads, train, train_torchrun
 from app.environment import Environment
+from app.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 MANY = 64  # CPUs of the machine that the quotas below are of
@@ -123,9 +124,9 @@ def test_what_the_toolkit_has_set_is_not_the_users(monkeypatch):
 def test_too_many_processes_are_refused(monkeypatch):
     monkeypatch.setattr(threads, "usable_cpus", lambda: 2)
     says = r"^--trainer.devices: found 64, expected at most 8 processes on 2 CPUs; give 2 or fewer"
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(UserError, match=says):
         threads.share(64)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(UserError, match=says):
         train_torchrun.command(Environment(), ["--trainer.devices=64"], 0, Path("train.py"))
     threads.check(8)
     monkeypatch.setattr(threads, "usable_cpus", lambda: 16)

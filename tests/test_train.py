@@ -20,9 +20,10 @@ pytestmark = pytest.mark.slow
 SHORT = {"trainer.max_epochs": "2", "data.batch_size": "256"}
 
 
-def test_nothing_given_trains_on_the_default_data(job: Job):
+@pytest.mark.parametrize(("epochs", "least"), [("5", 0.7), pytest.param("20", 0.95, marks=pytest.mark.soak)])
+def test_nothing_given_trains_on_the_default_data(job: Job, epochs: str, least: float):
     """A bare base folder: everything that `train` needs is made, and a model that works comes out."""
-    job.write("input/config/hyperparameters.json", json.dumps({"trainer.max_epochs": "8"}))
+    job.write("input/config/hyperparameters.json", json.dumps({"trainer.max_epochs": epochs}))
     run = job.run(SAGEMAKER_LIGHTNING_REVISION="abc123")
     assert run.returncode == 0, run.stdout
     assert (job.base / "output/success").is_file() and not (job.base / "output/failure").exists()
@@ -44,7 +45,7 @@ def test_nothing_given_trains_on_the_default_data(job: Job):
         found = model((data.sets["test"].images / 255 - mean) / std).argmax(1)
     accuracy = (found == data.sets["test"].labels).float().mean().item()
     assert accuracy == pytest.approx(described["metrics"]["test_acc"], abs=0.004)
-    assert accuracy > 0.8
+    assert accuracy > least
     assert f"test_acc={described['metrics']['test_acc']:.4f}" in run.stdout
     assert f"model: {job.base}/model/model.pt" in run.stdout
 

@@ -6,6 +6,7 @@ hosts are in tests/test_peers.py.
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +14,18 @@ from types import SimpleNamespace
 
 import pytest
 from aws_services import free_port
+from rank_process import may, process
 
 from app import lifeline
+from app.failures import OUT_OF_MEMORY
 from app.lifeline import Lifeline
 from app.watch import Verdict, Watch
 
 RANK = "host algo-2, local rank 1"
-DEAD = f"{RANK} ended without a word: it was killed, or it crashed"
+OTHER = "host algo-2, local rank 0"
+WORDLESS = f"{RANK} ended without a word"
+DEAD = f"{WORDLESS}: it was killed, or it crashed"
+AFTER = f"{WORDLESS} after another process of its host: with it, or it was killed or crashed"
 LOST = "error: lost a peer, or never reached it: ..."
 ENOUGH = 30.0  # seconds for what comes within one
 NEVER = 0.45  # seconds in which what must not come would have come: more than LAST_WORDS in these tests
@@ -79,7 +85,7 @@ def test_a_rank_that_is_told_to_stop(watch):
 def test_a_rank_that_dies_without_a_word(watch):
     die(rank(watch))
     assert comes(lambda: watch.told)
-    assert watch.told == [Verdict(DEAD, here=True)] and watch.dead == watch.verdict
+    assert watch.told == [Verdict(DEAD, here=True, doubt=1)] and watch.dead == watch.verdict
 
 
 def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):
@@ -109,7 +115,7 @@ def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
         os._exit(0)
     try:
         assert os.waitpid(made, 0)[1] & 0x7F == number
-        assert comes(lambda: watch.verdict) and watch.verdict.why == DEAD
+        assert comes(lambda: watch.verdict) and watch.verdict.why.startswith(WORDLESS)
     finally:
         for descriptor in (*gate, *held):
             os.close(descriptor)
@@ -124,30 +130,129 @@ def test_no_reason_to_end(watch, act):
     assert not comes(lambda: watch.verdict or watch.dead or watch.told, NEVER)
 
 
+ENDS = {
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", f"{WORDLESS}: it was killed by SIGKILL: {OUT_OF_MEMORY}", 0),
+    "a crash": ("os.kill(os.getpid(), signal.SIGSEGV)", f"{WORDLESS}: it was killed by SIGSEGV", 0),
+    "aborted, as by NCCL": ("os.abort()", f"{WORDLESS}: it was killed by SIGABRT", 1),
+    "left": ("os._exit(3)", f"{WORDLESS}: its exit status was 3", 1),
+    "left as if all were well": ("os._exit(0)", DEAD, 1),
+    "a line that is closed": ("line.close(); signal.pause()", DEAD, 1),
+}
+
+
+@pytest.mark.parametrize(("code", "why", "doubt"), ENDS.values(), ids=ENDS)
+def test_how_a_rank_ended(watch, code, why, doubt):
+    with process(watch.path, RANK, code) as started:
+        may(started)
+        assert comes(lambda: watch.verdict)
+        assert watch.verdict == Verdict(why, here=True, doubt=doubt)
+
+
+@pytest.mark.parametrize("code", ["os.kill(os.getpid(), signal.SIGTERM)", "os._exit(143)", "os._exit(130)"])
+def test_a_rank_that_was_told_to_stop_before_it_could_say_so_is_no_reason(watch, code):
+    with process(watch.path, RANK, code) as started:
+        may(started)
+        assert not comes(lambda: watch.dead or watch.verdict, NEVER)
+
+
+@pytest.mark.parametrize("end", ["os.abort()", "say(failed='error: lost a peer'); os._exit(1)"])
+def test_a_rank_that_its_launcher_takes_with_it(watch, end):
+    """The kernel kills it; its line may break before the launcher's, of which other threads live a moment longer."""
+    holds_the_line = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
+    code = f"launch({RANK!r})\n{holds_the_line}{end}"
+    with process(watch.path, OTHER, code) as started:
+        may(started)
+        assert comes(lambda: watch.dead)
+        assert watch.dead == Verdict(AFTER, here=True, doubt=2)
+
+
+def test_of_the_ranks_of_a_host_the_one_that_ended_first_is_the_reason(watch):
+    die(rank(watch))
+    assert comes(lambda: watch.dead)
+    first = watch.dead
+    for number in (0, 2, 3):
+        die(rank(watch, f"host algo-2, local rank {number}"))
+    assert comes(lambda: watch.verdict)
+    assert watch.verdict == watch.dead == first == Verdict(DEAD, here=True, doubt=1)
+
+
+def test_a_launcher_that_ends_after_a_rank_that_it_took_with_it_is_the_reason(watch):
+    watch.loop.call_soon_threadsafe(lambda: watch.loop.create_task(watch._suspect(RANK, None, alone=False)))
+    assert comes(lambda: watch.dead)
+    die(rank(watch, OTHER))
+    assert comes(lambda: watch.verdict)
+    assert watch.verdict.why == DEAD.replace(RANK, OTHER)
+
+
+def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
+    """The loop may hear of both at once, and of the second first, where the first one's last status is unread."""
+    first, second = rank(watch), rank(watch, OTHER)
+    seen = threading.Event()
+    watch.loop.call_soon_threadsafe(seen.wait)
+    first._say(status="step 7")
+    die(first)
+    second.failed(LOST)
+    seen.set()
+    assert comes(lambda: watch.verdict) and watch.bereft
+    assert watch.verdict == Verdict(DEAD, here=True, doubt=1)
+
+
+def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
+    """That one was its launcher, or torchrun ends it."""
+    first, second = rank(watch), rank(watch, OTHER)
+    second.failed(LOST)
+    assert comes(lambda: watch.bereft)
+    die(first)
+    assert comes(lambda: watch.verdict)
+    assert watch.verdict == Verdict(AFTER, here=True, doubt=2)
+
+
+@pytest.mark.parametrize("act", [lambda line: line.failed(LOST), die], ids=["lost a peer", "died"])
+def test_a_rank_that_its_launcher_stops_as_another_one_has_ended_is_no_stop(watch, act):
+    act(rank(watch))
+    assert comes(lambda: watch.bereft or watch.dead)
+    rank(watch, OTHER).stopped("interrupted, resume from step 0: SIGTERM; it came while nothing was being trained")
+    assert not comes(lambda: watch.verdict and watch.verdict.stopped, NEVER)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"), ("os.abort()", "a rank failed: boom")],
+)
+def test_an_exception_after_a_rank_has_died(watch, code, expected):
+    """It comes of the death, unless that may come of another one."""
+    with process(watch.path, RANK, code) as started:
+        may(started)
+        assert comes(lambda: watch.dead)
+        rank(watch, OTHER).failed("error: boom")
+        assert comes(lambda: watch.verdict)
+        assert expected in watch.verdict.why
+
+
 @pytest.mark.slow
-def test_a_rank_that_is_ended_with_one_that_lost_a_peer(monkeypatch):
-    """Its launcher was that one, or torchrun: another node knows the reason, and gets time to tell."""
+def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(monkeypatch):
+    """It knows the reason, and gets time to tell."""
     monkeypatch.setattr("app.watch.LAST_WORDS", 0.5)
     with watched(("algo-1", "algo-2")) as watch:
-        first, second = rank(watch), rank(watch, "host algo-2, local rank 0")
+        first, second = rank(watch, OTHER), rank(watch)
         first.failed(LOST)
-        die(first)
         assert comes(lambda: watch.bereft)
         die(second)
-        assert not comes(lambda: watch.dead or watch.verdict, 2 * 0.5)
-        assert watch.wait_for_verdict().why == DEAD.replace("rank 1", "rank 0")
+        assert comes(lambda: watch.dead)
+        assert not comes(lambda: watch.due or watch.verdict, 2 * 0.5)
+        assert watch.wait_for_verdict().why == AFTER
 
 
 def test_that_time_is_within_the_wait_for_a_verdict(monkeypatch):
     """Who waits hears of the dead rank before giving up, however long the last words may take."""
     monkeypatch.setattr("app.watch.LAST_WORDS", 0.4)
     with watched(("algo-1", "algo-2"), silence=0.5) as watch:
-        line = rank(watch)
-        line.failed(LOST)
-        die(line)
+        watch.ended = True
+        rank(watch).failed(LOST)
         assert comes(lambda: watch.bereft)
         die(rank(watch))
-        assert watch.wait_for_verdict() == Verdict(DEAD, here=True)  # 0.5 s of 0.9, and not 3 * 0.4
+        assert watch.wait_for_verdict() == Verdict(AFTER, here=True, doubt=2)  # 0.5 s of 0.9, and not 3 * 0.4
+        assert watch.due
 
 
 def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
@@ -160,14 +265,15 @@ def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
         assert watch.wait_for_verdict() is None  # at once
         die(rank(watch))
         assert comes(lambda: watch.dead)
+        assert watch.wait_for_verdict() == watch.dead
 
 
-def test_a_rank_that_dies_before_the_one_that_misses_it(monkeypatch):
+def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
+    """No other reason can be better: who asks need not wait."""
     monkeypatch.setattr("app.watch.LAST_WORDS", 60.0)
-    with watched(("algo-1", "algo-2")) as watch:
-        rank(watch, "host algo-2, local rank 0").failed(LOST)
-        die(rank(watch))
-        assert comes(lambda: watch.dead)  # at once: the other one still lives, so it was not ended with it
+    with watched(("algo-1", "algo-2")) as watch, process(watch.path, RANK, ENDS["killed"][0]) as started:
+        may(started)
+        assert watch.wait_for_verdict().why == ENDS["killed"][1]
 
 
 @pytest.mark.slow

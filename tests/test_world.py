@@ -191,7 +191,7 @@ def test_a_contradiction_is_one_line_on_every_rank(tmp_path: Path, variables, fl
         variables=lambda node: host(node, **(variables if node else {})),
     )  # fmt: skip
     assert len({rank.error for rank in ended}) == 1
-    assert ended[0].error.startswith(f"ValueError: {says}") and "\n" not in ended[0].error, ended[0].said
+    assert ended[0].error.startswith(f"UserError: {says}") and "\n" not in ended[0].error, ended[0].said
 
 
 def test_hosts_with_other_files(tmp_path: Path):
@@ -206,7 +206,7 @@ def test_hosts_with_other_files(tmp_path: Path):
         variables=lambda node: host(node, SM_CHANNEL_TRAINING=str(tmp_path / f"data-{node}")),
     )  # fmt: skip
     says = (
-        r"ValueError: dataset fingerprint: algo-1 \(rank 0\) has (\w{16}), algo-2 \(rank 1\) has (?!\1)\w{16}; give all"
+        r"UserError: dataset fingerprint: algo-1 \(rank 0\) has (\w{16}), algo-2 \(rank 1\) has (?!\1)\w{16}; give all"
     )
     assert all(re.match(says, rank.error) for rank in ended), ended[0].said
 
@@ -227,7 +227,7 @@ def fit_fingerprinted() -> None:
 
 def test_a_users_own_fingerprint(tmp_path: Path):
     ended = ranks.run(fit_fingerprinted, folder=tmp_path)
-    says = "ValueError: dataset fingerprint: localhost (rank 0) has set 0, localhost (rank 1) has set 1"
+    says = "UserError: dataset fingerprint: localhost (rank 0) has set 0, localhost (rank 1) has set 1"
     assert all(rank.error.startswith(says) for rank in ended), ended[0].said
 
 
@@ -244,7 +244,7 @@ def fit_uneven() -> None:
 
 def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
     ended = ranks.run(fit_uneven, folder=tmp_path)
-    says = "ValueError: batches of an epoch: localhost (rank 0) has 2, localhost (rank 1) has 4; give all hosts as many"
+    says = "UserError: batches of an epoch: localhost (rank 0) has 2, localhost (rank 1) has 4; give all hosts as many"
     assert all(rank.error.startswith(says) for rank in ended), ended[0].said
 
 

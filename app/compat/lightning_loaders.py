@@ -11,11 +11,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import CombinedLoader
-from pytorch_lightning.utilities.combined_loader import (
-    _SUPPORTED_MODES,
-    _MaxSizeCycle,
-    _shutdown_workers_and_reset_iterator,
-)
+from pytorch_lightning.utilities.combined_loader import _SUPPORTED_MODES, _MaxSizeCycle
 
 
 class PlaceableLoader(CombinedLoader):
@@ -47,6 +43,11 @@ class PlaceableLoader(CombinedLoader):
         if isinstance(self._iterator, _MaxSizeCycle):
             self._iterator._consumed = ended
 
+    def forget_iterators(self) -> None:
+        """Let go of the loaders' iterators, if there are any."""
+        if self._iterator is not None:
+            self._iterator.reset()
+
     def _state_dicts(self) -> list[dict[str, Any]]:
         return []  # Lightning would save the first rank's for all of them
 
@@ -54,11 +55,6 @@ class PlaceableLoader(CombinedLoader):
 def flat(loaders: Any) -> list[Any]:
     """Return each loader in `trainer.train_dataloader` or `trainer.val_dataloaders`."""
     return [] if loaders is None else CombinedLoader(loaders).flattened
-
-
-def end_workers(loader: Any) -> None:
-    """End a loader's data workers, if it has any, so that its next iteration has new ones."""
-    _shutdown_workers_and_reset_iterator(loader)
 
 
 def preparing(trainer: Trainer) -> Callable[..., Any]:

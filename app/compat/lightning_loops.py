@@ -24,7 +24,7 @@ from pytorch_lightning.utilities import CombinedLoader
 
 
 class _TakesLoaders:
-    """What sets loaders up: `take_loaders` is told of them before Lightning begins to iterate.
+    """A loop whose `take_loaders` is told of its loaders before Lightning begins to iterate.
 
     `setup_data` sets `_combined_loader` and goes on to iter(), with no hook between.
     """
@@ -35,17 +35,16 @@ class _TakesLoaders:
 
     @_combined_loader.setter
     def _combined_loader(self, loader: CombinedLoader | None) -> None:
-        vars(self)["_combined_loader"] = loader
-        if loader is not None:
-            self.take_loaders(loader)
+        before, vars(self)["_combined_loader"] = self._combined_loader, loader
+        self.take_loaders(loader, before)
 
     @property
     def loaders(self) -> CombinedLoader | None:
         """The loaders, None until they are set up."""
         return self._combined_loader
 
-    def take_loaders(self, loader: CombinedLoader) -> None:
-        """Learn of loaders that are set up; to be overridden."""
+    def take_loaders(self, loader: CombinedLoader | None, before: CombinedLoader | None) -> None:
+        """Learn of loaders that are set up in the place of others; to be overridden."""
 
 
 class FitLoop(_TakesLoaders, _FitLoop):
@@ -114,6 +113,11 @@ def epoch_is_done(trainer: Trainer) -> bool:
 def accumulates(trainer: Trainer) -> bool:
     """Return whether more gradients are to be added before the optimizer's next step."""
     return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def loaders_are_due(trainer: Trainer) -> bool:
+    """Return whether Trainer(reload_dataloaders_every_n_epochs=...) has the loaders made anew."""
+    return bool(trainer.fit_loop._should_reload_train_dl)
 
 
 def loaders_made_in(trainer: Trainer) -> int | float:

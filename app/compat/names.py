@@ -30,6 +30,7 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_FitLoop._combined_loader": "attribute",
             "_FitLoop._data_fetcher": "attribute",
             "_FitLoop._last_train_dl_reload_epoch": "attribute",
+            "_FitLoop._should_reload_train_dl": "property",
             "_FitLoop.done": "property",
             "_FitLoop.epoch_loop": "attribute",
             "_FitLoop.epoch_progress": "attribute",
@@ -83,7 +84,6 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_ModeIterator._idx": "attribute",
             "_ModeIterator.iterators": "attribute",
             "_SUPPORTED_MODES": "value",
-            "_shutdown_workers_and_reset_iterator": "(dataloader)",
         },
         TRAINER: {"Trainer._accelerator_connector": "attribute", "Trainer._data_connector": "attribute"},
         f"{CONNECTORS}.data_connector": {"_DataConnector._prepare_dataloader": "(self, dataloader, shuffle, mode)"},
@@ -175,6 +175,11 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_DatasetKind.Map": "value",
             "_DatasetKind.create_fetcher": "(kind, dataset, auto_collation, collate_fn, drop_last)",
         },
+        "litdata": {
+            "CombinedStreamingDataset._datasets": "attribute",
+            "ParallelStreamingDataset._datasets": "attribute",
+        },
+        "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter._shutdown_workers": "(self)"},
         "torch.utils.data._utils.fetch": {
             "_IterableDatasetFetcher.dataset_iter": "attribute",
             "_MapDatasetFetcher.fetch": "(self, possibly_batched_index)",

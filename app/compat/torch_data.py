@@ -49,6 +49,18 @@ def has_iterator(loader: Any) -> bool:
     return getattr(loader, ITERATOR, None) is not None
 
 
+def end_workers(loader: Any) -> None:
+    """End a loader's workers, if it has any, and have it forget how far it is.
+
+    Lightning ends those of torch's own iterators; torchdata's are another class. Left to Python's
+    garbage collector, they are not told, and each is waited for for 5 s, in the midst of a step.
+    """
+    if hasattr(loader, ITERATOR):
+        if hasattr(loader._iterator, "_shutdown_workers"):
+            loader._iterator._shutdown_workers()
+        loader._iterator = None
+
+
 def fetcher_maker() -> Callable[..., Any]:
     """Return what makes the fetcher of an iteration, in the process that draws samples.
 
@@ -68,3 +80,12 @@ def has_map(kind: int) -> bool:
     Such a one has `fetch`, that of an IterableDataset `dataset_iter`.
     """
     return kind == _DatasetKind.Map
+
+
+def of_several_datasets(dataset: Any) -> bool:
+    """Return whether a dataset of litdata's (0.2) is made of several others.
+
+    Its CombinedStreamingDataset and ParallelStreamingDataset have no public name for them, and
+    litdata is imported only by those who use it. On an upgrade: see litdata/streaming/combined.py.
+    """
+    return hasattr(dataset, "_datasets")

@@ -1,0 +1,190 @@
+"""What it costs that each resume proves itself: journal, digests, and the search for generators and plain state.
+
+    python -m benchmarks.proof [--n 20] [--steps 10] [--starts 5]
+
+Each ratio is a training's seconds with them / without, all else being the same. A step: n pairs of turns of `--steps`
+steps in one process, of our own loader and of a user's DataLoader. A start, from a process's beginning to its first
+optimizer step: pairs of processes; of a stream, whose first batch is drawn twice, which is left out, too; and from a
+checkpoint, with steps to compare.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from pytorch_lightning import Callback, LightningDataModule, Trainer
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from app import drawing, generators, graph, keys, placed, state
+from app.cli import CLI
+from app.environment import Environment
+from app.proof import Proof
+from app.resume import Resume
+from benchmarks import report, startup, training
+
+PAIRS, STARTS = 20, 5  # defaults of --n and --starts
+DATA = {"our loader": [], "a DataLoader": [f"--data={__package__}.proof.Loaded"],
+        "a stream": [f"--data={__package__}.proof.Streamed"]}  # fmt: skip
+WITHOUT = "BENCHMARK_WITHOUT"
+
+
+class Images(Dataset):
+    """Random images, float32 [3, 32, 32], moved about by a generator, as many a dataset has one."""
+
+    def __init__(self) -> None:
+        self.images, self.random = torch.rand(1000, 3, 32, 32), np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return 50_000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.images[index % 1000].roll(int(self.random.integers(-2, 3)), 2), index % 10
+
+
+class Stream(IterableDataset):
+    """The same images, one after the other."""
+
+    def __init__(self) -> None:
+        self.images = Images()
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        return map(self.images.__getitem__, range(len(self.images)))
+
+
+class Loaded(LightningDataModule):
+    """A DataLoader as a user has it."""
+
+    num_classes = 10
+
+    def train_dataloader(self) -> DataLoader:
+        """Return it."""
+        return DataLoader(Images(), training.BATCH_SIZE, shuffle=True)
+
+
+class Streamed(Loaded):
+    """A DataLoader of a stream."""
+
+    def train_dataloader(self) -> DataLoader:
+        """Return it."""
+        return DataLoader(Stream(), training.BATCH_SIZE)
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """Have nothing noted, compared, searched or drawn twice meanwhile."""
+
+    def nothing(*_: Any, **__: Any) -> tuple:
+        return ()
+
+    left_out = [(Resume, hook) for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end")]
+    left_out += [(Proof, step) for step in ("start", "look_at", "saved")]
+    left_out += [(module, "walk") for module in (graph, generators, state, drawing, keys)]
+    with ExitStack() as patched:
+        for owner, name in left_out:
+            patched.enter_context(mock.patch.object(owner, name, nothing))
+        patched.enter_context(mock.patch.object(keys.Found, "more", lambda found: False))
+        patched.enter_context(mock.patch.object(placed.Turns, "_prove", lambda turns, done: turns.begin(0, 0)))
+        yield
+
+
+class FirstStep(startup.FirstStep):
+    """Prints the time of the first step, of a process that does without if a variable says so."""
+
+    def __init__(self) -> None:
+        self.left_out = ExitStack()
+        if os.environ.get(WITHOUT):
+            self.left_out.enter_context(without())
+
+
+class Turns(Callback):
+    """Times steps in turns with and without.
+
+    Args:
+        n: Turns of each kind.
+        steps: Steps of a turn, after a first one that does not count.
+    """
+
+    def __init__(self, n: int, steps: int) -> None:
+        self.n, self.steps, self.left_out = n, steps, ExitStack()
+        self.seconds: list[list[float]] = [[]]  # of each step, by turns
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Note a step, and end a turn; the first step of all is a turn of its own, with the setting up."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        if trainer.global_step > 1:
+            self.seconds[-1].append(now - self.ended)
+        if trainer.global_step == 1 or len(self.seconds[-1]) > self.steps:
+            self.seconds.append([])
+            self.left_out.close()
+            if len(self.seconds) % 2:
+                self.left_out.enter_context(without())
+        trainer.should_stop = len(self.seconds) > 2 * self.n + 1
+        self.ended = time.perf_counter()
+
+    @property
+    def ratios(self) -> list[float]:
+        """Seconds of a step with / without, of each pair of turns."""
+        turns = [median(seconds[1:]) for seconds in self.seconds[1 : 2 * self.n + 1]]
+        return [ours / other for ours, other in zip(turns[::2], turns[1::2], strict=True)]
+
+
+def steps(name: str, n: int, number: int) -> list[float]:
+    """Train in this process, and return the ratios of n pairs of turns of `number` steps."""
+    turns = Turns(n, number)
+    with training.quiet(), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        environment = Environment(model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints")
+        flags = ["--trainer.max_epochs=-1", "--trainer.limit_val_batches=0", "--checkpoint.monitor=null"]
+        cli = CLI(environment, [*DATA[name], *flags, f"--trainer.accelerator={training.accelerator()}"])
+        cli.trainer.callbacks.append(turns)
+        cli.trainer.fit(cli.model, cli.datamodule)
+    return turns.ratios
+
+
+def starts(name: str, n: int) -> list[float]:
+    """Return the ratios of n pairs of starts, after one that fills the file cache."""
+    callback = f"--trainer.callbacks+={__package__}.proof.FirstStep"
+    line = [sys.executable, str(report.ROOT / "app/train.py"), callback, "--checkpoint.monitor=null"]
+    with tempfile.TemporaryDirectory() as folder:
+        if name in DATA:
+            line += DATA[name]
+        else:
+            line += [f"--resume.dirpath={folder}/checkpoints"]
+            first = [*line, "--trainer.max_steps=1"]
+            subprocess.run(first, cwd=folder, env=report.variables(), check=True, stdout=subprocess.DEVNULL)
+        pairs = [(startup.seconds(line), startup.seconds(line, **{WITHOUT: "1"})) for _ in range(n + 1)]
+    return [ours / other for ours, other in pairs[1:]]
+
+
+def run(n: int, number: int, pairs: int) -> list[report.Comparison]:
+    """Measure all."""
+    found = {f"step, {name}": partial(steps, name, n, number) for name in ("our loader", "a DataLoader")}
+    found |= {f"start, {name}": partial(starts, name, pairs) for name in (*DATA, "resumed")}
+    what = "seconds: journal, digests and search / without"
+    made = []
+    for name, measure in found.items():
+        made.append(report.Comparison(name, what, measure()))
+        print(f"{name}: {median(made[-1].ratios):.4f}", flush=True)
+    return made
+
+
+if __name__ == "__main__":
+    parser = report.parser(__doc__)
+    parser.set_defaults(n=PAIRS)
+    parser.add_argument("--steps", type=report.positive, default=10, help="steps of a turn (default: %(default)s)")
+    parser.add_argument("--starts", type=report.positive, default=STARTS, help="pairs of starts (default: %(default)s)")
+    args = parser.parse_args()
+    report.publish(run(args.n, args.steps, args.starts))

@@ -1,0 +1,181 @@
+"""Every command of README.md and docs/ is run by a test; those between the lines, too.
+
+Blocks of commands are run as they are. For a command between the lines, the table says which test runs it: with smaller
+numbers, where it takes hours; with a stand-in, where it needs AWS or a GPU. What all of them say is parsed here.
+"""
+
+import re
+import shlex
+import subprocess
+
+import pytest
+import warm
+from containers import ROOT
+
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(
+    r"(?:[A-Z_]+=\S+ )*(?:make|python3?|\.venvs?/\S+|docker|torchrun|tensorboard|pip|scripts/\S+(?= ))(?= |$)"
+)
+
+BLOCKS = {  # of each page, the tests that run its blocks of commands
+    "README.md": ["test_readme.py::test_a_command_of_the_readme", "test_readme.py::test_a_job_by_an_sdk"],
+    "docs/drill.md": [
+        "test_drill.py::test_the_page_drills_a_program_of_a_users_own",
+        "test_container.py::test_a_job_is_drilled_in_the_image",
+        "test_drill.py::test_the_page_drills_before_it_launches",
+    ],
+    "docs/from-the-tutorial.md": [
+        "test_from_the_tutorial.py::test_the_tutorials_command_and_hyperparameters_parse"  # it needs a GPU
+    ],
+    "docs/gpu.md": [  # with --miniature
+        "test_gpu.py::test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing",
+        "test_gpu.py::test_what_travels_is_installed_without_a_network",
+    ],
+    "docs/zoo.md": ["test_zoo.py::test_the_commands_of_the_page"],
+}
+
+README_BLOCK, LAUNCH = BLOCKS["README.md"][0], "test_drill.py::test_the_page_drills_before_it_launches"
+BETWEEN_THE_LINES = {
+    "make": "test_commands.py::test_make_prints_its_targets",
+    "make train": README_BLOCK,
+    "make build": README_BLOCK,
+    "make rehearsal": README_BLOCK,
+    "make test-fast": "test_commands.py::test_what_make_runs_for_developers",
+    "make soak": "test_commands.py::test_what_make_runs_for_developers",
+    "make mutants": "test_commands.py::test_what_make_runs_for_developers",
+    "make lint": "test_commands.py::test_what_continuous_integration_runs",
+    "COMPILER=1 make build": "test_container.py::test_a_compiler_is_a_build_argument",
+    "LIGHTNING_BOLTS=0.7.0 make build": "test_container.py::test_lightning_bolts_is_a_build_argument",
+    "SAGEMAKER_PROGRAM=app/train_torchrun.py make build": "test_container.py::test_the_program_is_a_build_argument",
+    "make benchmark": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
+    "make scaling": "test_scaling.py::test_two_cores_are_compared_as_nodes",
+    # Need a GPU.
+    'make gpu FLAGS="--data_dir cifar10"': BLOCKS["docs/gpu.md"][0],
+    "python -m benchmarks.accuracy fast --data_dir cifar10 --n 25": "test_benchmarks.py::test_a_recipe_is_measured",
+    # Need AWS.
+    "make push REPOSITORY=sagemaker-lightning": "test_scripts.py::test_a_push_to_amazon_ecr",
+    "make push REPOSITORY=...": "test_scripts.py::test_a_push_to_amazon_ecr",
+    "make push REPOSITORY=HOST/NAME": "test_scripts.py::test_a_push_to_a_registry",
+    "scripts/upload_data.sh s3://BUCKET/cifar10": "test_scripts.py::test_the_data_is_fetched_once_and_copied",
+    "scripts/launch.py --drill": LAUNCH,
+    "tensorboard --logdir s3://my-bucket/logs": "test_watching.py::test_tensorboard_on_s3_while_the_job_runs",
+    "python -m benchmarks.scaling sagemaker --instances 1 2 4 8 -- FLAGS":
+        "test_scaling.py::test_the_jobs_of_a_table",
+    "python app/train.py": README_BLOCK,
+    ".venv/bin/python app/train.py": README_BLOCK,
+    "python app/train_torchrun.py --trainer.devices=2": "test_drill.py::test_two_ranks_by_torchrun",
+    "torchrun --nproc-per-node=2 app/train.py": "test_drill.py::test_two_ranks_by_torchrun",
+    "docker run": README_BLOCK,
+    "docker run IMAGE train": README_BLOCK,
+    "docker run IMAGE python app/train.py": README_BLOCK,
+    "scripts/merge_parts.py MODEL... --output=FOLDER": README_BLOCK,
+    "python -m app.drill -- python my_train.py": BLOCKS["docs/drill.md"][0],
+    ".venvs/rehearsal/bin/python -m scripts.rehearsal exec -- python my_estimator.py":
+        "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws",
+    ".venvs/rehearsal/bin/python -m scripts.rehearsal interrupt JOB --host=algo-2 --unwarned":
+        "test_rehearsal.py::test_an_interruption_by_hand",
+    "python -m benchmarks.carry --data FOLDER": BLOCKS["docs/gpu.md"][1],
+    "python -m benchmarks.gpu report FILE": "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs",
+    "python -m benchmarks.gpu report --write": "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs",
+    "python -m benchmarks.image IMAGE": "test_benchmarks.py::test_the_image_and_a_change_of_it_are_measured",
+    "python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1":
+        "test_benchmarks.py::test_an_interrupted_job_is_compared",
+    "python -m benchmarks.original": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
+    "python -m benchmarks.proof": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
+    "python -m benchmarks.scaling predict --step=SECONDS": "test_scaling.py::test_two_cores_are_compared_as_nodes",
+    "python -m benchmarks.side_by_side":
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
+    "python -m benchmarks.spot": "test_benchmarks.py::test_a_spot_job_ends_with_the_bits_of_one_left_alone",
+    "python -m benchmarks.yardstick": "test_benchmarks.py::test_processor_time_is_counted",
+}  # fmt: skip
+SAID = {"SECONDS": "0.1", "FILE": "results.json", "FOLDER": "cifar10", "KIND": "process", "FLAGS": "--image=x"}
+PLACES = re.compile("|".join(SAID))
+
+
+def said() -> set[str]:
+    """Return the commands between the lines of all pages."""
+    spans = [
+        " ".join(span.split()) for page in PAGES.values() for span in re.findall(r"`([^`]+)`", FENCE.sub("", page))
+    ]
+    return {span for span in spans if COMMAND.match(span)}
+
+
+def test_every_command_between_the_lines_is_in_the_table():
+    """A new one needs a test that runs it; one that no page has any more goes."""
+    assert said() == set(BETWEEN_THE_LINES)
+
+
+def test_every_page_with_a_block_of_commands_is_in_the_table():
+    blocks = {name: FENCE.findall(page) for name, page in PAGES.items()}
+    assert {name for name, found in blocks.items() if any(language == "sh" for language, _ in found)} == set(BLOCKS)
+    for name, found in blocks.items():  # a block that shows output has no language
+        assert not [text for language, text in found if not language and all(map(COMMAND.match, text.splitlines()))], (
+            name
+        )
+
+
+def test_the_tests_of_the_table_are_there():
+    for test in {*BETWEEN_THE_LINES.values(), *(test for tests in BLOCKS.values() for test in tests)}:
+        file, _, name = test.partition("::")
+        assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
+
+
+def lines(command: str) -> list[list[str]]:
+    """Return the command lines that a command of the docs comes to: those of make as make says them."""
+    words = shlex.split(command)
+    if "make" not in words:
+        return [words]
+    done = subprocess.run(
+        ["make", "--dry-run", *words[words.index("make") + 1 :]], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return [shlex.split(line, comments=True) for line in done.stdout.replace("\\\n", " ").splitlines()]
+
+
+FENCED = [line for page in PAGES.values() for _, text in FENCE.findall(page) for line in text.splitlines()]
+PARSED = {
+    line for line in {*said(), *FENCED} if COMMAND.match(line) and re.search(r"\bmake\b|python -m benchmarks", line)
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", sorted(PARSED))
+def test_the_words_of_a_command_are_known(command):
+    """Nothing is done, as there is one more word that is not."""
+    for words in lines(command):
+        if "-m" not in words or not (module := words[words.index("-m") + 1]).startswith("benchmarks"):
+            continue
+        rest = [PLACES.sub(lambda found: SAID[found[0]], word) for word in words[words.index("-m") + 2 :]]
+        own = rest.index("--") if "--" in rest else len(rest)
+        done = warm.run(["python", "-m", module, *rest[:own], "--no-such-flag", *rest[own:]], ROOT)
+        assert done.returncode == 2 and "unrecognized arguments: --no-such-flag\n" in done.stdout, done.stdout
+
+
+def test_make_prints_its_targets():
+    """Those of the README among them."""
+    listed = subprocess.check_output(["make"], cwd=ROOT, text=True)
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [line.split()[0] for line in listed.splitlines()] == targets.split()
+    assert {*re.findall(r"make ([a-z-]+)", PAGES["README.md"])} <= set(targets.split())
+
+
+def test_what_continuous_integration_runs():
+    run = (ROOT / ".ci/run").read_text()
+    assert all(re.search(rf"^run make {target}$", run, re.MULTILINE) for target in ("lint", "test"))
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "flags", "says"),
+    [
+        ("test-fast", "tests/test_files.py", r"\d+ passed"),
+        ("soak", "tests/test_commands.py -k mutants", r"no tests ran|\d+ deselected"),
+        ("mutants", "--n 1 --only app/compat/jsonargparse_types.py", r"1 mutants \(seed 1\): 0 survived"),
+    ],
+)
+def test_what_make_runs_for_developers(target, flags, says):
+    line = ["make", target, f"FLAGS={flags}"]
+    done = subprocess.run(line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert re.search(says, done.stdout), done.stdout[-3000:]
