@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-fast soak mutants zoo lint format build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-fast compat soak mutants zoo lint format build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -23,6 +23,15 @@ test: $(VENV)/ready  ## run all tests, three side by side; those of the image ne
 
 test-fast: $(VENV)/ready  ## run the tests that take no process, no container and no time: at each save
 	$(BIN)/python -m pytest -n 2 -m "not slow and not docker" $(FLAGS)
+
+LIGHTNING ?= 2.5.2
+COMPAT := .venvs/lightning-$(LIGHTNING)
+$(COMPAT)/ready: environment.yml tests/requirements.txt scripts/make_env.sh
+	PYTHON=$(PYTHON) scripts/make_env.sh $(COMPAT) pytorch-lightning==$(LIGHTNING)
+
+compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with another version of it (LIGHTNING=2.5.2, the oldest)
+	$(COMPAT)/bin/python -m pytest -n 2 -m "not docker and not soak" tests/test_compat.py tests/test_exact.py \
+		tests/test_placed.py tests/test_interruptions.py tests/test_strangers.py tests/test_loggers.py $(FLAGS)
 
 soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders and mutated jobs: an hour
 	$(BIN)/python -m pytest -n 2 -m soak $(FLAGS)

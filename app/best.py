@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from app import checkpoints, divergence
+from app.compat.lightning_checkpoints import BestCheckpoint
 
 
-class BestModel(ModelCheckpoint):
+class BestModel(BestCheckpoint):
     """Lightning's ModelCheckpoint; it remembers no file that could not be written, and keeps the one before.
 
     A metric that is NaN or infinite makes no model the best: where there is no other, the last model is the one.
@@ -34,10 +34,11 @@ class BestModel(ModelCheckpoint):
         self.retired = {path: age for path, age in older.items() if age <= keep}
         for path in older.keys() - self.retired.keys():
             if path != self.best_model_path and path not in self.best_k_models:  # it may have been written again
-                super()._remove_checkpoint(trainer, path)
+                super().discard(trainer, path)
 
-    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        self.retired = {**self.retired, filepath: 0}
+    def discard(self, trainer: Trainer, path: str) -> None:
+        """Take note of what was the best: its file stays, for now."""
+        self.retired = {**self.retired, path: 0}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state, whose files are now in this folder; Lightning would begin anew, with a later model."""
@@ -85,28 +86,29 @@ class BestModel(ModelCheckpoint):
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         """Return whether a model is one of the best: not by a value that is NaN or infinite on any rank."""
         better = super().check_monitor_top_k(trainer, current)  # the same on all ranks
-        if not better or self.save_top_k == -1:  # of all that are kept, `_update_best_and_save` chooses
+        if not better or self.save_top_k == -1:  # of all that are kept, `rank` chooses
             return better
         return trainer.strategy.reduce_boolean_decision(bool(torch.as_tensor(current).isfinite()))
 
-    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+    def rank(self, value: Tensor, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
         """Write a model, and know which one is the best; Lightning would take infinity for a number."""
-        if not torch.as_tensor(current).isfinite():
-            current = torch.full_like(current, torch.inf if self.mode == "min" else -torch.inf)
-        super()._update_best_and_save(current, trainer, monitor_candidates)
+        if not torch.as_tensor(value).isfinite():
+            value = torch.full_like(value, torch.inf if self.mode == "min" else -torch.inf)
+        super().rank(value, trainer, candidates)
         if not self.best_model_score.isfinite():
             self.best_model_path, self.best_model_score = "", None
 
-    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+    def write(self, trainer: Trainer, path: str) -> None:
         """Write, unless training has diverged: then fail, and the file of before stays."""
         divergence.of(trainer).check(trainer)
-        super()._save_checkpoint(trainer, filepath)
+        super().write(trainer, path)
 
-    def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict) -> None:
+    def keep_if_best(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
+        """Write a file if the newest model is one of the best; if it cannot be written, the one of before is it."""
         before = {name: copy.copy(value) for name, value in vars(self).items()}
         files = trainer.strategy.checkpoint_io
         files.lost = None
-        super()._save_topk_checkpoint(trainer, monitor_candidates)
+        super().keep_if_best(trainer, candidates)
         if lost := trainer.strategy.broadcast(files.lost):
             vars(self).update(before)
             if trainer.is_global_zero:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from app import graph
+from app.compat.lightning_loaders import flat
+from app.compat.lightning_trainer import was_compiled
 from app.exact import divided, has_state
 from app.held import roots
 from app.plain import NotPlain, encoded
@@ -69,7 +71,7 @@ def likely(trainer: Trainer, kinds: tuple[str, ...], changes: list[str]) -> str:
 
 
 def _of_data(trainer: Trainer) -> Iterator[str]:
-    for number, loader in enumerate(_loaders(trainer)):
+    for number, loader in enumerate(flat(trainer.train_dataloader)):
         names = ("sampler", "batch_sampler", "dataset", "collate_fn", "worker_init_fn")
         held = {name: getattr(loader, name, None) for name in names} if isinstance(loader, DataLoader) else {"": loader}
         yield from (f"a generator of random numbers in {name}" for name in _generators(held))
@@ -94,7 +96,7 @@ def _of_model(trainer: Trainer) -> Iterator[str]:
         yield f"state that no checkpoint holds, as in {', '.join(unsaved[:MANY])}"
     if not model.automatic_optimization:
         yield f"gradients that {_name(type(model))} accumulates by itself"
-    if any(type(one).__name__ == "OptimizedModule" for one in model.modules()) or getattr(model, "_compiler_ctx", None):
+    if any(type(one).__name__ == "OptimizedModule" for one in model.modules()) or was_compiled(model):
         yield "a compiled kernel that is another one in another process"
     if trainer.strategy.root_device.type != "cpu" and not torch.are_deterministic_algorithms_enabled():
         yield "a kernel that is not deterministic (--trainer.deterministic=true)"
@@ -138,11 +140,6 @@ def _is_plain(value: Any) -> bool:
     except NotPlain:
         return False
     return True
-
-
-def _loaders(trainer: Trainer) -> list[Any]:
-    loader = trainer.fit_loop._combined_loader
-    return [] if loader is None else loader.flattened
 
 
 def _processor() -> str:

@@ -7,8 +7,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
 
+from app.compat import lightning_loaders
+from app.compat.random_generators import without_entropy
 from app.exact import exact, of_class
-from app.generators import without_entropy
 from app.keys import seed_all, unseeded
 from app.placed import Drawn, Placed
 
@@ -30,18 +31,17 @@ class Chance(Callback):
             return
         self.seed = trainer.strategy.broadcast(torch.initial_seed() if self.seed is None else self.seed)
         without_entropy(unseeded.bits)
-        connector = trainer._data_connector
-        lightnings = type(connector)._prepare_dataloader
+        lightnings = lightning_loaders.lightnings_preparing(trainer)
 
         def prepared(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
-            return self._exact(trainer, lightnings(connector, dataloader, shuffle, mode), mode)
+            return self._exact(trainer, lightnings(dataloader, shuffle, mode), mode)
 
-        connector._prepare_dataloader = prepared
+        lightning_loaders.prepare_by(trainer, prepared)
 
     def stand_aside(self, trainer: Trainer) -> None:
         """Leave the loaders to Lightning."""
-        if vars(trainer._data_connector).pop("_prepare_dataloader", None):
-            trainer._accelerator_connector.use_distributed_sampler = self.share
+        if lightning_loaders.prepare_by_lightning(trainer):
+            lightning_loaders.share_by_sampler(trainer, self.share)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before training."""

@@ -30,8 +30,8 @@ _ALLOWED = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): str.encode,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): np._core.multiarray._reconstruct for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): np._core.numeric._frombuffer for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): np.empty(1).__reduce_ex__(5)[0] for core in ("core", "_core")},
 }
 
 

@@ -14,9 +14,10 @@ from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from app import choice, curves, drilled, flags, lean, limits, memory, mistakes, model, schedule, smddp, unions
+from app import choice, curves, drilled, flags, limits, memory, mistakes, model, schedule, smddp
 from app.best import BestModel
 from app.chance import Chance
+from app.compat import jsonargparse_types, overhead
 from app.curves import Logger
 from app.divergence import Divergence
 from app.environment import Environment
@@ -39,7 +40,7 @@ def _quiet() -> None:
 
 
 def _in_processes_of_their_own(strategy: Any) -> Any:
-    """Return a strategy that starts the program for each rank, for one whose ranks would be copies of this process.
+    """Return the name of a strategy that starts the program for each rank, for one whose ranks would be its copies.
 
     What the ranks compute is the same. A copy has no signals, checkpoints and files of its own, and brings back weights
     and nothing else.
@@ -50,8 +51,6 @@ def _in_processes_of_their_own(strategy: Any) -> Any:
         if rank_zero_only.rank == 0:
             print(f"--trainer.strategy={given}: runs as {made}, which computes the same", flush=True)
         return made
-    if getattr(strategy, "_start_method", None) in ("spawn", "fork", "forkserver"):
-        strategy._start_method = "popen"
     return strategy
 
 
@@ -64,8 +63,8 @@ class CLI(LightningCLI):
     def __init__(self, environment: Environment, args: list[str] | None = None) -> None:
         self.environment = environment
         _quiet()
-        lean.install()
-        unions.keep_whole_numbers()
+        overhead.trim_lightning()
+        jsonargparse_types.keep_whole_numbers()
         memory.keep_freed()
         super().__init__(
             LightningModule,
@@ -145,6 +144,10 @@ class CLI(LightningCLI):
         if self.environment.torchrun and self.config.trainer.devices == "auto":
             # On a CPU, Lightning's "auto" is one, and each of torchrun's processes would train for itself.
             self.config.trainer.devices = self.environment.torchrun[0]
+        settings = self.config.get("trainer.strategy.init_args")
+        if settings and settings.get("start_method") in ("spawn", "fork", "forkserver"):
+            settings.start_method = "popen"  # as `_in_processes_of_their_own` has it
+        self._try_the_optimizer()
 
     def instantiate_classes(self) -> None:
         """Make the objects; what a class has against its settings is raised with their flag."""
@@ -155,20 +158,19 @@ class CLI(LightningCLI):
             first = mistakes.of_a_component(error, self.config)
         raise first
 
-    def _add_configure_optimizers_method_to_model(self, subcommand: str | None) -> None:
+    def _try_the_optimizer(self) -> None:
         """Try out the flags' optimizer and scheduler, before they are the model's.
 
         The first step of most schedulers comes when the first epoch is over, and with it what they have against their
         settings.
         """
-        chosen, scheduler = self.config_init.get("optimizer"), self.config_init.get("lr_scheduler")
+        chosen, scheduler = self.config.get("optimizer"), self.config.get("lr_scheduler")
         if chosen:
             with mistakes.naming("--optimizer", vars(chosen)):
                 optimizer = instantiate_class([torch.nn.Parameter(torch.zeros(2, 2))], chosen)
             if scheduler:
                 with mistakes.naming("--lr_scheduler", vars(scheduler)):
                     schedule.step_once(instantiate_class(optimizer, scheduler))
-        super()._add_configure_optimizers_method_to_model(subcommand)
 
     def _num_classes(self, datamodule: LightningDataModule | None) -> int | None:
         """Return what the data says, or else the flag; None, which goes nowhere, if the model has no such parameter."""

@@ -20,10 +20,9 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
-from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
-from app import lean
+from app.compat import lightning_loggers, overhead
 from app.errors import UserError
 
 HEAD = struct.Struct("<QI")
@@ -54,8 +53,8 @@ class Logger(TensorBoardLogger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         """TensorBoard's writer, imported when it is first wanted."""
-        if self._experiment is None and "://" not in str(self.save_dir):
-            lean.import_tensorboard()
+        if "://" not in str(self.save_dir):
+            overhead.import_tensorboard()
         return super().experiment
 
     def save(self) -> None:
@@ -68,7 +67,7 @@ class Logger(TensorBoardLogger):
             self.due = time.monotonic() + self.every
 
 
-class Rows(ExperimentWriter):
+class Rows(lightning_loggers.Writer):
     """CSVLogger's file. Lightning's own writer begins by removing the one that is there.
 
     Args:
@@ -80,9 +79,10 @@ class Rows(ExperimentWriter):
         self.waits = waits
         super().__init__(log_dir)
 
-    def _check_log_dir_exists(self) -> None:
+    def begin_file(self) -> None:
+        """Remove a file that is there, unless it may be that of this run."""
         if not self.waits:
-            super()._check_log_dir_exists()
+            super().begin_file()
 
     def save(self) -> None:
         """Write the rows that have come since, once it is known what they belong to."""
@@ -93,7 +93,7 @@ class Rows(ExperimentWriter):
         """Write a file of its own."""
         if self.waits:
             self.waits = False
-            self._check_log_dir_exists()
+            self.begin_file()
 
     def go_on(self, columns: Sequence[str], size: int) -> None:
         """Go on with a file that had `size` bytes, of these columns, when the checkpoint was taken."""
@@ -105,39 +105,34 @@ class Rows(ExperimentWriter):
         if len(kept) < size:
             print(f"warning: {path} lacks rows of the interrupted run: the curves have a gap", flush=True)
         if kept:
-            _replace(self._fs, path, kept)
+            _replace(self.files, path, kept)
             return
         self.metrics_keys = []
-        if self._fs.isfile(path):
-            self._fs.rm_file(path)
+        if self.files.isfile(path):
+            self.files.rm_file(path)
 
     def state(self) -> dict[str, Any]:
         """Return what `go_on` takes."""
-        exists = self._fs.isfile(self.metrics_file_path)
-        return {"columns": list(self.metrics_keys), "size": self._fs.size(self.metrics_file_path) if exists else 0}
+        exists = self.files.isfile(self.metrics_file_path)
+        return {"columns": list(self.metrics_keys), "size": self.files.size(self.metrics_file_path) if exists else 0}
 
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+    def add_columns(self, columns: list[str]) -> None:
         """Write the file anew with more columns, whole or not at all."""
-        _replace(self._fs, self.metrics_file_path, _table(self._read(), fieldnames).encode())
+        _replace(self.files, self.metrics_file_path, _table(self._read(), columns).encode())
 
     def _read(self) -> str:
         path = self.metrics_file_path
-        return self._fs.cat_file(path).decode(errors="replace") if self._fs.isfile(path) else ""
+        return self.files.cat_file(path).decode(errors="replace") if self.files.isfile(path) else ""
 
 
-class OfRows(CSVLogger):
+class OfRows(lightning_loggers.WriterLogger):
     """What the class of a CSVLogger has before itself, so that it writes by `Rows`."""
 
     waits = False
 
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> Rows:
-        """The writer, which is made when it is first wanted."""
-        if self._experiment is None:
-            self._fs.makedirs(self.root_dir, exist_ok=True)
-            self._experiment = Rows(self.log_dir, self.waits)
-        return self._experiment
+    def make_writer(self) -> Rows:
+        """Return the writer."""
+        return Rows(self.log_dir, self.waits)
 
 
 def prepare(loggers: Iterable[Any], told: Sequence[Mapping[str, Any]]) -> None:
@@ -148,10 +143,9 @@ def prepare(loggers: Iterable[Any], told: Sequence[Mapping[str, Any]]) -> None:
         if isinstance(logger, CSVLogger) and kind.experiment is CSVLogger.experiment:  # it writes as Lightning does
             logger.__class__ = type(kind.__name__, (OfRows, kind), {"__module__": kind.__module__})
     for logger, before in _both(loggers, told):
-        if getattr(logger, "_version", "") is None:
-            logger._version = before["version"]
+        lightning_loggers.take_version(logger, before["version"])
         if isinstance(logger, OfRows):
-            logger.waits = logger._version == before["version"]
+            logger.waits = logger.version == before["version"]
 
 
 def tell(loggers: Iterable[Any]) -> list[dict[str, Any]]:

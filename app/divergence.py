@@ -44,8 +44,9 @@ class Divergence(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Take note of a loss of manual optimization, which training_step need not return."""
         if self.fail and not pl_module.automatic_optimization:
-            scale = getattr(getattr(trainer.precision_plugin, "scaler", None), "_scale", None)
-            self.losses.append((self.step, loss.detach() if scale is None else loss.detach() / scale))
+            loss, scaler = loss.detach(), getattr(trainer.precision_plugin, "scaler", None)
+            # It has multiplied the loss. What it makes of 1 is its factor; get_scale() would wait for the GPU.
+            self.losses.append((self.step, loss if scaler is None else loss / scaler.scale(torch.ones_like(loss))))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterDataPipe, _DatasetKind
+from torch.utils.data import DataLoader, IterDataPipe
 
 from app import generators
+from app.compat.random_generators import without_entropy
+from app.compat.torch_data import fetcher_maker, has_map, make_fetchers_by
 from app.graph import walk
 from app.keys import Found, Key, Keys, number_of, seed_all, unseeded
 from app.plain import decoded, encoded
@@ -124,17 +126,18 @@ class Fetchers:
     def __init__(self, plan: Plan, roots: dict[str, Any], worker: int | None = None) -> None:
         self.plan, self.worker, self.turn = plan, worker, plan.turn
         self.found, self.watch = Found(roots), Watch(roots, plan.said if worker == 0 else None)
-        self.given = getattr(_DatasetKind.create_fetcher, "__wrapped__", _DatasetKind.create_fetcher)
+        before = fetcher_maker()
+        self.given = getattr(before, "__wrapped__", before)
 
     def install(self) -> Callable:
         """Make them in torch's place, and return what did before."""
-        before = _DatasetKind.create_fetcher
+        before = fetcher_maker()
 
         @functools.wraps(self.given)
         def create(kind: int, dataset: Any, *rest: Any) -> Any:
             return self.create(kind, dataset, *rest)
 
-        _DatasetKind.create_fetcher = staticmethod(create)
+        make_fetchers_by(create)
         return before
 
     def create(self, kind: int, dataset: Any, *rest: Any) -> Any:
@@ -142,7 +145,7 @@ class Fetchers:
         turn, self.turn = self.turn, self.turn + 1
         if self.plan.seed is None or isinstance(dataset, IterDataPipe):
             fetcher = self.given(kind, dataset, *rest)
-        elif kind == _DatasetKind.Map:
+        elif has_map(kind):
             fetcher = self.given(kind, dataset, *rest)
             fetcher.fetch = functools.partial(self._fetch, fetcher.fetch, (*self.plan.seed, turn))
         else:
@@ -209,14 +212,14 @@ def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
     finally:
         vars(loader).update(worker_init_fn=given, in_order=in_order)
         if before:
-            _DatasetKind.create_fetcher = staticmethod(before)
+            make_fetchers_by(before)
 
 
 def start_worker(also: Callable[[int], None] | None, collate: Callable, plan: Plan, worker: int) -> None:
     """Begin a data worker."""
     end_with_the_loader()
     unseeded.begin(torch.initial_seed())
-    generators.without_entropy(unseeded.bits)
+    without_entropy(unseeded.bits)
     if also:
         also(worker)
     roots = {"dataset": torch.utils.data.get_worker_info().dataset, "collate_fn": collate, "init": also}

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from app import variables
+from app.compat import lightning_loaders
 from app.environment import Environment
 from app.errors import UserError
 from app.exact import has_state
@@ -148,8 +149,7 @@ class Drilled(Callback):
 
     def _look_at_loaders(self, trainer: Trainer) -> None:
         """Have each DataLoader of training and validation use `workers`, if any are asked for."""
-        connector = trainer._data_connector
-        before = connector._prepare_dataloader
+        before = lightning_loaders.preparing(trainer)
 
         def prepared(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
             takes = isinstance(dataloader, DataLoader) and not has_state(dataloader)
@@ -160,13 +160,13 @@ class Drilled(Callback):
                     self.found_workers = dataloader.num_workers
             return before(dataloader, shuffle, mode)
 
-        connector._prepare_dataloader = prepared
+        lightning_loaders.prepare_by(trainer, prepared)
 
 
 def _objects(trainer: Trainer) -> dict[str, Any]:
     """Return what of the user's code runs in a training, by name."""
     schedules = {f"schedule.{k}": vars(one.scheduler) for k, one in enumerate(trainer.lr_scheduler_configs)}
-    loaders = trainer.fit_loop._combined_loader.flattened
+    loaders = lightning_loaders.flat(trainer.train_dataloader)
     names = ("sampler", "batch_sampler", "worker_init_fn")
     orders = {f"loader.{k}.{name}": getattr(one, name, None) for k, one in enumerate(loaders) for name in names}
     return roots(trainer) | schedules | orders

@@ -7,14 +7,16 @@ given: it is the row of indices which goes to its workers that seeds, sample by 
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from app.compat.lightning_loops import combined_loader, fetcher, is_drawn_by_steps
+from app.compat.torch_data import GivenIndices, MadeIterators, of_several_datasets
 from app.drawing import DrawnWithState, Plan, drawing, has_state
 from app.errors import UserError
 from app.order import Batches
@@ -24,8 +26,8 @@ from app.resident import ResidentLoader
 def position(trainer: Trainer) -> tuple[int, int]:
     """Return the epoch that training is in, and how many of its batches are done, or drawn by steps that draw."""
     loop = trainer.fit_loop
-    drawn = isinstance(loop._data_fetcher, _DataLoaderIterDataFetcher)
-    done = loop._combined_loader.drawn if drawn else loop.epoch_loop.batch_progress.current.processed
+    drawn = is_drawn_by_steps(fetcher(trainer))
+    done = combined_loader(trainer).drawn if drawn else loop.epoch_loop.batch_progress.current.processed
     return loop.epoch_progress.current.processed, done
 
 
@@ -105,7 +107,7 @@ def draws_again(loader: Any) -> bool:
     So can litdata's of a CombinedStreamingDataset or ParallelStreamingDataset, whose state is right between epochs
     only: within one, it takes each dataset's samples for shared out evenly among the workers.
     """
-    several = _of(loader, "litdata") and hasattr(loader.dataset, "_datasets")
+    several = _of(loader, "litdata") and of_several_datasets(loader.dataset)
     return divided(loader) is None and (several or not has_state(loader))
 
 
@@ -144,19 +146,20 @@ def plan(loader: Any, turn: int, done: int) -> None:
         planned.first = tuple((done - worker + workers - 1) // workers * size for worker in range(workers))
 
 
-class Exact(DataLoader):
+class Exact(GivenIndices):
     """What an exact DataLoader's own class has before its class. See `exact`."""
 
     exactly: Batches
     planned: Plan
 
-    @property
-    def _index_sampler(self) -> Any:
+    def indices(self) -> Batches:
+        """Return the batches of keys."""
         return self.exactly
 
-    def _get_iterator(self) -> Any:
+    def make_iterator(self, make: Callable[[], Any]) -> Any:
+        """Return an iterator whose samples are drawn as planned."""
         with drawing(self, self.planned):
-            return DataLoader._get_iterator(self)
+            return make()
 
 
 class ExactInPlaces(Exact):
@@ -166,14 +169,15 @@ class ExactInPlaces(Exact):
     state_dict = load_state_dict = None
 
 
-class Streamed(DataLoader):
+class Streamed(MadeIterators):
     """What a DataLoader without positions has before its class: what it draws is seeded. See `exact`."""
 
     planned: Plan
 
-    def _get_iterator(self) -> Any:
+    def make_iterator(self, make: Callable[[], Any]) -> Any:
+        """Return an iterator whose samples are drawn as planned."""
         with drawing(self, self.planned):
-            iterator = super()._get_iterator()
+            iterator = make()
         self.planned.turn += 1
         return iterator
 

@@ -1,14 +1,14 @@
 """Generators of random numbers that a user's objects hold: found, seeded, saved and restored."""
 
-import functools
 import random
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from app.compat.random_generators import OF_THE_PROCESS
 from app.graph import GENERATORS, walk
 
 
@@ -19,7 +19,7 @@ def find(roots: Mapping[str, Any], skip: tuple = ()) -> dict[str, Any]:
 
 def _global(generator: Any) -> bool:
     """Return whether it is one of those that belong to the process, which `seed_all` deals with."""
-    return generator in (torch.default_generator, random._inst) or generator is np.random.mtrand._rand
+    return any(generator is one for one in (torch.default_generator, *OF_THE_PROCESS))
 
 
 def reseed(found: Mapping[str, Any], number: int) -> None:
@@ -34,22 +34,6 @@ def reseed(found: Mapping[str, Any], number: int) -> None:
             generator.manual_seed(seed)
         else:
             generator.bit_generator.state = type(generator.bit_generator)(seed).state
-
-
-def without_entropy(bits: Callable[[int], int]) -> None:
-    """Have what is made without a seed be seeded with what `bits` returns, told a number of bits; for good.
-
-    numpy asks the operating system by that name, for whatever it makes; random.SystemRandom stays what it is.
-    """
-    np.random.bit_generator.randbits = bits
-    plain = getattr(random.Random.seed, "__wrapped__", random.Random.seed)
-
-    @functools.wraps(plain)
-    def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-        plain(self, bits(128) if a is None else a, version)
-
-    random.Random.seed = seed
-    random.seed = random._inst.seed
 
 
 def state_of(generator: Any) -> Any:

@@ -19,6 +19,9 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from app.compat.lightning_trainer import LINKS
+from app.compat.torch_data import ITERATOR
+
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 LIMIT = 20_000  # objects that one walk looks at
 FEW = 256  # elements of a container that are looked at: a longer one holds samples
@@ -85,7 +88,7 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
     elif not library(kind) or isinstance(value, ENTERED) or kind.__module__.startswith(("torchvision", "torch.utils")):
         yield from attributes(value).items()
         if isinstance(value, nn.Module):
-            yield from value._modules.items()
+            yield from nn.Module.named_children(value)
         if code:
             for one in kind.__mro__:
                 if not library(one):
@@ -96,7 +99,7 @@ def attributes(value: Any) -> dict[str, Any]:
     """Return what an object of a user's holds, without what is a library's own; of a function, what it closed over."""
     own = _own(type(value))
     if isinstance(value, Metric):
-        own = own | value._defaults.keys()  # its states
+        own = own | value.metric_state.keys()
     if isinstance(value, types.FunctionType):
         return {} if (value.__module__ or "").partition(".")[0] in LIBRARIES else closure(value)
     held = {name: one for name, one in getattr(value, "__dict__", {}).items()
@@ -111,7 +114,7 @@ def attributes(value: Any) -> dict[str, Any]:
 @functools.cache
 def _own(kind: type) -> frozenset[str]:
     """Return the names of attributes that the base classes' own code deals with."""
-    names: set[str] = {"trainer", "_trainer", "_iterator"}
+    names: set[str] = {*LINKS, ITERATOR}
     if issubclass(kind, torch.optim.Optimizer):
         names |= OF_OPTIMIZERS
     for base in kind.__mro__:

@@ -10,6 +10,8 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule, Tr
 from torch import nn
 
 from app import generators, graph
+from app.compat.lightning_loaders import flat
+from app.compat.lightning_loops import combined_loader, fetcher
 from app.drawing import has_state
 from app.plain import NotPlain, decoded, encoded
 from app.state import State
@@ -24,9 +26,8 @@ def roots(trainer: Trainer) -> dict[str, Any]:
     # Of a library's optimizers, state_dict() has all; not the plain attributes of a class of the user's.
     own = [(k, one) for k, one in enumerate(trainer.optimizers) if not graph.library(type(one))]
     found |= {f"optimizers.{k}": one for k, one in own}
-    for kind, loop in (("train", trainer.fit_loop), ("val", trainer.fit_loop.epoch_loop.val_loop)):
-        loaders = () if loop._combined_loader is None else loop._combined_loader.flattened
-        for number, loader in enumerate(loaders):
+    for kind, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
+        for number, loader in enumerate(flat(loaders)):
             if not has_state(loader):
                 for name in ("dataset", "collate_fn"):
                     found[f"{kind}.{number}.{name}"] = getattr(loader, name, None)
@@ -59,7 +60,7 @@ class Held:
     def told(self, loaders: bool = True) -> dict[str, Any]:
         """Return what has changed since, encoded; without what the loaders say, it can be asked before they begin."""
         self._warn_of_iterators()
-        model, loop = self.trainer.lightning_module, self.trainer.fit_loop
+        model, trainer = self.trainer.lightning_module, self.trainer
         settings = {name: value for name, value in self._settings().items() if self.settings.get(name, value) != value}
         plain = self.state.changed()
         self._say_what_is_lost()
@@ -71,7 +72,7 @@ class Held:
             "settings": settings,
             "eval": [name for name, module in model.named_modules() if not module.training],
             "frozen": [name for name, parameter in model.named_parameters() if not parameter.requires_grad],
-            "loaders": loop._combined_loader.states(loop._data_fetcher, within=self.within) if loaders else None,
+            "loaders": combined_loader(trainer).states(fetcher(trainer), within=self.within) if loaders else None,
         }
 
     def before_data(self) -> dict[str, Any]:

@@ -11,20 +11,15 @@ A search before training, such as for a learning rate, runs the same loops, with
 from typing import Any
 
 from pytorch_lightning import Trainer
-from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
-from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
-from pytorch_lightning.loops.fit_loop import _FitLoop
-from pytorch_lightning.loops.loop import _Loop
-from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.utilities import CombinedLoader
 
+from app.compat import lightning_loops
 from app.errors import UserError
 
 
 def install(trainer: Trainer, resume, restart) -> None:
     """Have the trainer's fit loop, as it is, ask `resume` and, where it begins, `restart`; no signal is Lightning's."""
-    trainer._signal_connector.register_signal_handlers = lambda: None
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+    lightning_loops.ignore_signals_of_others(trainer)
     loop = trainer.fit_loop
     for part, kind in ((loop, FitLoop), (loop.epoch_loop, EpochLoop), (loop.epoch_loop.val_loop, ValidationLoop)):
         part.__class__ = kind
@@ -36,20 +31,15 @@ class _Loaders:
 
     kind = ""
 
-    @property
-    def _combined_loader(self) -> CombinedLoader | None:
-        return vars(self).get("_combined_loader")
-
-    @_combined_loader.setter
-    def _combined_loader(self, loader: CombinedLoader | None) -> None:
-        before, vars(self)["_combined_loader"] = self._combined_loader, loader
+    def take_loaders(self, loader: CombinedLoader | None, before: CombinedLoader | None) -> None:
+        """Make them so; the workers of those before end."""
         if loader is not None:
             self.restart.chance.together(self.trainer, loader, self.kind)
         if before not in (None, loader):
             before.leave(loader)
 
 
-class FitLoop(_Loaders, _FitLoop):
+class FitLoop(_Loaders, lightning_loops.FitLoop):
     """All epochs."""
 
     kind = "train"
@@ -58,12 +48,12 @@ class FitLoop(_Loaders, _FitLoop):
     def done(self) -> bool:
         """Whether all is done: an epoch of which all batches are, or that a limit has cut off, is still to be ended."""
         ends = self.resume.trains and self.restart.within
-        ends = ends and (self.epoch_loop._is_training_done or self.trainer.should_stop)
+        ends = ends and (lightning_loops.epoch_is_done(self.trainer) or self.trainer.should_stop)
         return not ends and super().done
 
     def setup_data(self) -> None:
         """Have the training data made, in a run that goes on as of the epoch that it was made in."""
-        before, snapshot = self._combined_loader, self.resume.snapshot
+        before, snapshot = self.loaders, self.resume.snapshot
         held = snapshot.held.before_data() if before is not None and self.resume.trains else None
         with self.restart.as_of_the_data(self, snapshot):
             try:
@@ -71,7 +61,7 @@ class FitLoop(_Loaders, _FitLoop):
             except ValueError:
                 self._check_validation_interval()
                 raise
-        if before not in (None, self._combined_loader):
+        if before not in (None, self.loaders):
             snapshot.before_data = held
             self.restart.taken = True  # what was saved was said by loaders that are no more
 
@@ -111,13 +101,13 @@ class FitLoop(_Loaders, _FitLoop):
         self.resume.proof.look_at(self.restart.lost(self.resume.snapshot.held))
         self.restart.go_on_logging()
         if super().done:  # what is left is the end of an epoch
-            self.resume.cut = not self.epoch_loop._num_ready_batches_reached()
+            self.resume.cut = not lightning_loops.batches_are_done(self.trainer)
             self.restart.say_that_all_is_done()
 
     def reset(self) -> None:
         """Reset nothing that goes on: what remains of Lightning's own restart is that it knows it is in an epoch."""
         super().reset()
-        _Loop.restarting.fset(self, False)  # the setter of _FitLoop makes it True of any run with max_steps
+        self.leave_restart()
 
     def on_advance_end(self) -> None:
         """End an epoch."""
@@ -127,7 +117,7 @@ class FitLoop(_Loaders, _FitLoop):
             self.resume.epoch_ended(self.done)
 
 
-class EpochLoop(_TrainingEpochLoop):
+class EpochLoop(lightning_loops.EpochLoop):
     """The batches of an epoch."""
 
     def reset(self) -> None:
@@ -141,24 +131,23 @@ class EpochLoop(_TrainingEpochLoop):
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
         states = self.restart.take_states() if self.resume.trains else None
         trains = self.resume.trains and self.resume.enabled
-        loader = self.trainer.fit_loop._combined_loader
+        loader = self.trainer.fit_loop.loaders
         done = loader.begin(data_fetcher, epoch, done, states, proves=trains)
         if trains:
             self.resume.placed(loader.why)
         data_fetcher.fetched += done  # it tells by this which batch is the last one
-        data_fetcher._start_profiler = self._on_before_fetch
-        data_fetcher._stop_profiler = self._on_after_fetch
+        self.profile(data_fetcher)
         if self.resume.trains and self.restart.validates_first():
             self.on_advance_end(data_fetcher)
 
     def on_advance_end(self, data_fetcher) -> None:
         """End a batch, with the validation that comes after it."""
         super().on_advance_end(data_fetcher)
-        if self.resume.trains and not self._num_ready_batches_reached():
-            self.resume.batch_ended(self.done, self._should_accumulate())
+        if self.resume.trains and not lightning_loops.batches_are_done(self.trainer):
+            self.resume.batch_ended(self.done, lightning_loops.accumulates(self.trainer))
 
 
-class ValidationLoop(_Loaders, _EvaluationLoop):
+class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
     """A validation."""
 
     kind = "val"
@@ -179,14 +168,12 @@ class ValidationLoop(_Loaders, _EvaluationLoop):
 
 def next_batch(trainer: Trainer) -> Any:
     """Return the batch that would come next, as training_step would get it; StopIteration if there is none."""
-    fetcher, module = trainer.fit_loop._data_fetcher, trainer.lightning_module
-    if isinstance(fetcher, _DataLoaderIterDataFetcher) or fetcher.done:
+    fetcher = lightning_loops.fetcher(trainer)
+    if lightning_loops.is_drawn_by_steps(fetcher) or fetcher.done:
         raise StopIteration
     trainer.training = True
     batch, *_ = next(fetcher)
-    batch = trainer.precision_plugin.convert_input(batch)
-    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
-    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+    return lightning_loops.transferred(trainer, batch)
 
 
 def begin_anew(loop: dict[str, Any]) -> None:

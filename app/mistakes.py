@@ -14,6 +14,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from app import flags
+from app.compat import jsonargparse_types
 from app.errors import UserError
 from app.suggestions import REPLACED, choice, closest, find_class, listed, shortened, shown, why_not
 
@@ -116,8 +117,7 @@ def of_a_component(error: Exception, config: Namespace) -> Exception:
     while _raised_by_the_parser(frames) and (cause := error.__cause__ or error.__context__):
         error = cause
         frames += traceback.walk_tb(error.__traceback__)
-    maker = inspect.unwrap(ArgumentParser.instantiate).__code__  # jsonargparse 4.53
-    components = [frame.f_locals.get("component") for frame, _ in frames if frame.f_code is maker]
+    components = jsonargparse_types.components(frame for frame, _ in frames)
     if not components or not isinstance(error, REFUSED_BY_CLASSES):
         return error
     path = ".".join(flags.BARE.sub("", component.dest) for component in components)

@@ -5,24 +5,19 @@ alike at the start of a forward pass only, and validation uses each rank's own.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from operator import attrgetter
 from typing import Any
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning import Trainer
-from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from app import graph
+from app.compat import lightning_loops, lightning_metrics, metrics
 from app.held import Held, roots
 from app.plain import decoded, encoded
 from app.state import digest
-
-METADATA = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx",
-            "dataloader_idx", "metric_attribute")  # fmt: skip
-SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
 def copied(data: Any) -> Any:
@@ -39,15 +34,15 @@ def of_rank(trainer: Trainer, gather: Callable[[Any], list], held: Held, loaders
     alike = {name for name, digest in told[0].items() if all(other.get(name) == digest for other in told)}
     kept = {f"model.{name}" for name in trainer.lightning_module.state_dict()}
     buffers = {name: buffer for name, buffer in buffers.items() if name not in alike or name not in kept}
-    metrics = {name: _state(metric) for name, metric in _metrics(trainer)}
-    results = {key: _result(metric) for key, metric in trainer.fit_loop.epoch_loop._results.items()}
-    return copied({"buffers": buffers, "metrics": metrics, "results": results}) | {"held": held.told(loaders)}
+    counted = {name: metrics.state_of(metric) for name, metric in _metrics(trainer)}
+    results = lightning_metrics.gathered(trainer)
+    return copied({"buffers": buffers, "metrics": counted, "results": results}) | {"held": held.told(loaders)}
 
 
 def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tensor] | None:
     """Return the gradients that the next step is to add to, by parameter; None where they are the first rank's."""
-    loop, model = trainer.fit_loop.epoch_loop, trainer.lightning_module
-    if model.automatic_optimization and not loop._should_accumulate():
+    model = trainer.lightning_module
+    if model.automatic_optimization and not lightning_loops.accumulates(trainer):
         return None if trainer.global_rank else {}
     found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
     found = copied(found)
@@ -57,13 +52,12 @@ def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tens
 
 def of_job(trainer: Trainer) -> dict[str, Any]:
     """Return the newest value of each metric, by where Lightning shows it."""
-    return {name: encoded(dict(getattr(trainer._logger_connector, name))) for name in SHOWN}
+    return {name: encoded(values) for name, values in lightning_metrics.shown(trainer).items()}
 
 
 def restore_job(trainer: Trainer, shown: Mapping[str, Any]) -> None:
     """Give Lightning the newest value of each metric back."""
-    for name in SHOWN:
-        setattr(trainer._logger_connector, name, decoded(shown[name]))
+    lightning_metrics.show(trainer, {name: decoded(values) for name, values in shown.items()})
 
 
 @torch.no_grad()
@@ -75,12 +69,9 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
     device = trainer.strategy.root_device
     for name, metric in _metrics(trainer):
         if saved := known["metrics"].get(name):
-            _restore(metric, saved, metric.device)  # a callback's may be on the CPU
+            metrics.restore(metric, saved, metric.device)  # a callback's may be on the CPU
     if mid_epoch:
-        trainer._logger_connector._first_loop_iter = False  # else the next batch would be taken for the epoch's first
-        for key, saved in known["results"].items():
-            if not saved["has_group"]:
-                trainer.fit_loop.epoch_loop._results[key] = _restored_result(trainer, saved, device)
+        lightning_metrics.go_on_gathering(trainer, known["results"], device)
 
 
 def restore_gradients(trainer: Trainer, ranks: list[Mapping[str, Any]]) -> None:
@@ -122,40 +113,3 @@ def has_values(tensor: Tensor) -> bool:
 
 def _metrics(trainer: Trainer) -> Iterator[tuple[str, Metric]]:
     return ((path, one) for path, one in graph.walk(roots(trainer), code=False) if isinstance(one, Metric))
-
-
-def _state(metric: Metric) -> dict[str, Any]:
-    return {"updates": metric._update_count, "states": {name: getattr(metric, name) for name in metric._defaults}}
-
-
-def _restore(metric: Metric, saved: Mapping[str, Any], device: torch.device) -> None:
-    metric._update_count, metric._computed = saved["updates"], None
-    for name, value in saved["states"].items():
-        setattr(metric, name, apply_to_collection(value, Tensor, lambda tensor: tensor.to(device, copy=True)))
-
-
-def _result(metric: _ResultMetric) -> dict[str, Any]:
-    meta, sync = metric.meta, metric.meta.sync
-    saved = {name: getattr(meta, name) for name in METADATA}
-    saved |= {"reduce": meta.reduce_fx.__name__, "sync": sync.should, "op": sync.op, "zero_only": sync.rank_zero_only}
-    saved |= {"has_group": sync.group is not None, "is_tensor": metric.is_tensor, "has_reset": metric.has_reset}
-    saved |= {"cache": metric._forward_cache, "state": _state(metric) if metric.is_tensor else {}}
-    return saved
-
-
-def _restored_result(trainer: Trainer, saved: Mapping[str, Any], device: torch.device) -> _ResultMetric:
-    """Return the accumulator of a logged value as LightningModule.log would have made it."""
-    meta = _Metadata(**{name: saved[name] for name in METADATA}, reduce_fx=getattr(torch, saved["reduce"]))
-    meta.sync = _Sync(
-        _should=saved["sync"], fn=trainer.strategy.reduce, _op=saved["op"], rank_zero_only=saved["zero_only"]
-    )
-    metric = _ResultMetric(meta, saved["is_tensor"]).to(device)
-    if saved["is_tensor"]:
-        _restore(metric, saved["state"], device)
-        for name, value in saved["state"]["states"].items():  # of the type that the precision has made it
-            metric._defaults[name] = metric._defaults[name].to(value.dtype)
-    else:
-        metric.value = attrgetter(saved["metric_attribute"])(trainer.lightning_module)
-    metric.has_reset = saved["has_reset"]
-    metric._forward_cache = None if saved["cache"] is None else saved["cache"].to(device)
-    return metric

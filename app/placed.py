@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from lightning_fabric.utilities.data import sized_len
-from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from pytorch_lightning.utilities import CombinedLoader
-from pytorch_lightning.utilities.combined_loader import _SUPPORTED_MODES, _MaxSizeCycle
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 
 from app import digest, generators
+from app.compat.lightning_loaders import PlaceableLoader
+from app.compat.lightning_loops import is_drawn_by_steps
+from app.compat.torch_data import end_workers, has_iterator
 from app.drawing import has_state
 from app.errors import UserError
 from app.exact import counts_only, data_of, divided, draws_again, keeps_workers, knows_its_end, order_of, plan
@@ -22,7 +23,6 @@ from app.keys import number_of, seed_all
 from app.plain import NotPlain, decoded, encoded
 from app.resident import ResidentLoader
 from app.state import State
-from app.workers import end_workers
 
 
 def digest_of(batch: Any) -> int:
@@ -30,13 +30,12 @@ def digest_of(batch: Any) -> int:
     return digest.folded(map(int, digest.parts(batch)))
 
 
-class Together(CombinedLoader):
+class Together(PlaceableLoader):
     """Loaders whose workers end when nobody goes through them any more."""
 
     def leave(self, other: CombinedLoader | None = None) -> None:
         """End the workers of all loaders but those that another one goes on with."""
-        if self._iterator is not None:
-            self._iterator.reset()
+        self.forget_iterators()
         for loader in self.flattened:
             if other is None or not any(loader is one for one in other.flattened):
                 end_workers(loader)
@@ -76,7 +75,7 @@ class Placed(Together):
 
     seed: tuple = ()
     rank: int = 0
-    turns: "list[_Turns]"
+    turns: "list[Turns]"
     placed = False
     drawn = 0
     """Batches of the epoch that were drawn."""
@@ -85,9 +84,9 @@ class Placed(Together):
 
     def prepare(self) -> None:
         """Take note of what the loaders hold before anything is drawn of them."""
-        mode = self._mode if len(self.flattened) > 1 else ""
+        mode = self.mode if len(self.flattened) > 1 else ""
         self.turns = [
-            _Turns(loader, (*self.seed, number) if number else self.seed, mode)
+            Turns(loader, (*self.seed, number) if number else self.seed, mode)
             for number, loader in enumerate(self.flattened)
         ]
 
@@ -111,7 +110,7 @@ class Placed(Together):
         ahead = decoded(states["ahead"]) if states else []
         if done and states and states["why"] and rank_zero_only.rank == 0:
             print(f"{states['why']}: the rest of this epoch is not what it would have been", flush=True)
-        if done and states and isinstance(fetcher, _DataLoaderIterDataFetcher):  # a step may draw any number
+        if done and states and is_drawn_by_steps(fetcher):  # a step may draw any number
             done = states["drawn"]
         self.place, self.placed = (epoch, done + len(ahead)), True
         told = states["loaders"] if states else []
@@ -138,18 +137,14 @@ class Placed(Together):
         return ""
 
     def __iter__(self) -> "Placed":
-        kind = _SUPPORTED_MODES[self._mode]["iterator"]
         if not self.placed:
-            self._iterator = kind(self.flattened, self._limits)  # which has a length
+            self.combine(self.flattened)
             return self
-        epoch, done = self.place
-        self._iterator = kind(self.turns, self._limits)
-        self._iterator._idx = self.drawn = done
+        epoch, self.drawn = self.place
+        self.combine(self.turns)
         for turns in self.turns:
-            turns.go_to(done)
-        self._iterator.iterators = [turns.iterator for turns in self.turns]
-        if isinstance(self._iterator, _MaxSizeCycle):
-            self._iterator._consumed = [turns.turn > 0 for turns in self.turns]
+            turns.go_to(self.drawn)
+        self.go_on(self.drawn, [turns.iterator for turns in self.turns], [turns.turn > 0 for turns in self.turns])
         self.place, self.epoch = (epoch, 0), epoch
         return self
 
@@ -173,9 +168,6 @@ class Placed(Together):
             turns.iterator = iter(())
         super().leave(other)
 
-    def _state_dicts(self) -> list[dict[str, Any]]:
-        return []  # Lightning would take the first rank's for all
-
     def states(self, fetcher: Any, within: bool) -> dict[str, Any]:
         """Return what has to be known to go on: within an epoch, it is drawn again, from what was there before it.
 
@@ -195,7 +187,7 @@ class Placed(Together):
         }
 
 
-class _Turns:
+class Turns:
     """One of the loaders of an epoch, which may begin again before the longest of them has ended.
 
     Args:
@@ -247,7 +239,7 @@ class _Turns:
         return len(self.loader)
 
     def __iter__(self) -> Iterator:
-        self._begin(self.turn + 1, 0)
+        self.begin(self.turn + 1, 0)
         return self.iterator
 
     def give_back(self, told: Mapping[str, Any], data: str = "now") -> None:
@@ -294,7 +286,7 @@ class _Turns:
 
     @property
     def _workers_stay(self) -> bool:
-        return keeps_workers(self.loader) and getattr(self.loader, "_iterator", None) is not None
+        return keeps_workers(self.loader) and has_iterator(self.loader)
 
     def settle(self) -> None:
         """Have the data be as it is now, once workers have copies of it as it was, or what was drawn is drawn again."""
@@ -327,7 +319,7 @@ class _Turns:
             done += 1
         elif length:
             done = min(done, length)
-        self._begin(turn, done)
+        self.begin(turn, done)
         if self.stateful and (counts_only(self.loader) or (self.begun == 1 and not self._can_be_saved())):
             self._has_no_state(True)
             self.begun = self.earlier
@@ -352,12 +344,12 @@ class _Turns:
         self.loader.load_state_dict(decoded(told["own"]))
         if told["within"]:
             self.begun -= 1
-            self._begin(0, done, loaded=True)
+            self.begin(0, done, loaded=True)
             return
         if not told["over"]:  # the iteration was left, and another one begun
             plan(self.loader, self.begun - 1, 0)
             iter(self.loader)
-        self._begin(0, 0, loaded=True, after=told["over"] and knows_its_end(self.loader))
+        self.begin(0, 0, loaded=True, after=told["over"] and knows_its_end(self.loader))
 
     def _draw_again(self, done: int) -> None:
         """Draw what was drawn, and leave it out."""
@@ -366,11 +358,11 @@ class _Turns:
         if self.proves and not self.proved and not self.once:
             self._prove(done)
         else:
-            self._begin(0, 0)
+            self.begin(0, 0)
         began = time.monotonic()
         for _ in range(done):
             if next(self.iterator, self) is self and self.mode == "max_size_cycle":
-                self._begin(self.turn + 1, 0)
+                self.begin(self.turn + 1, 0)
                 next(self.iterator, None)
         if done and rank_zero_only.rank == 0:
             print(
@@ -383,23 +375,23 @@ class _Turns:
         """Draw the first batch twice, to learn whether it is the same; generators made on the way are seeded then."""
         self.proved = True
         if done and getattr(self.loader, "num_workers", 0):
-            self._begin(0, 0)
+            self.begin(0, 0)
             return
         order, data = self.order.all(), self.data.all()
-        self._begin(0, 0)
+        self.begin(0, 0)
         drawn = digest_of(next(self.iterator, self.name))
         self.order.restore(order, touch=False)
         self.data.restore(data, touch=False)
         self._set_source(self.source)
         self.begun -= 1  # it is the same iteration
-        self._begin(0, 0)
+        self.begin(0, 0)
         first = next(self.iterator, self.name)
         if first is not self.name:
             self.iterator = itertools.chain([first], self.iterator)
         if drawn != digest_of(first):
             self.why = f"{self.name} draws other batches each time"
 
-    def _begin(self, turn: int, start: int, loaded: bool = False, after: bool = False) -> None:
+    def begin(self, turn: int, start: int, loaded: bool = False, after: bool = False) -> None:
         """Begin an iteration, after `start` batches; `loaded` if the loader knows that, `after` if it knows an end."""
         self.turn, self.over, self.iterator = turn, False, iter(())
         self.begun += 1

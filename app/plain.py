@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from app.compat.torch_modules import keep_metadata
 from app.errors import UserError
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
@@ -235,8 +236,7 @@ def plain(
             made.update(
                 (_key(key, path), plain(one, notes, otherwise, (*path, key), copies)) for key, one in value.items()
             )
-            if isinstance(metadata := getattr(value, "_metadata", None), dict):  # of a module's state
-                made._metadata = metadata
+            keep_metadata(made, value)
             return made
         note, held = lowered(value)
     except NotPlain as error:

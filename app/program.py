@@ -1,5 +1,6 @@
 """Which program a job runs, where it is, and the command line that launches it."""
 
+import shlex
 import shutil
 import sys
 import tarfile
@@ -107,6 +108,15 @@ def missing_model(folder: Path, name: str, here: Environment, before: Mapping[Pa
     return f"{name} ended with exit status 0 and wrote nothing to {here.model_dir}"
 
 
+def _own_command(name: str, args: list[str]) -> list[str]:
+    """Return the command line of the job's own program, as the toolkit's own launcher would run it."""
+    if not name.endswith(".sh") and (CODE / "setup.py").is_file():
+        return [sys.executable, "-m", name.removesuffix(".py"), *args]
+    if name.endswith(".py"):
+        return [sys.executable, "--", name, *args]
+    return ["/bin/sh", "-c", shlex.join([f"./{name}", *args])]
+
+
 def command(job, here: Environment, folder: Path, name: str, given: dict) -> tuple[list[str], str, int]:
     """Return the command line, how it launches the program, in words, and how many processes of it."""
     ours = folder == HOME
@@ -120,7 +130,7 @@ def command(job, here: Environment, folder: Path, name: str, given: dict) -> tup
     if not chosen or not here.takes_part:
         if ours:
             return [sys.executable, str(folder / name), *args], "one process", 1
-        return process.ProcessRunner(name, args, {}, 1)._create_command(), "the job's own, one process", 1
+        return _own_command(name, args), "the job's own, one process", 1
     if asked := DISTRIBUTIONS[chosen[-1]]:
         print(
             f"warning: distribution {asked} runs as torch_distributed (torchrun over NCCL, or gloo on CPUs): AWS has "

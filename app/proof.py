@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
 from torch import Tensor
 
 from app import causes, digest, loops, same
 from app.agreement import OTHER, SAME, UNSURE
+from app.compat.lightning_loops import fetcher, is_drawn_by_steps
 from app.digest import Part
 from app.errors import UserError
 from app.exact import position
@@ -106,7 +106,7 @@ class Proof:
             known, before, problem = read(self.folder.path, run, trainer.global_rank, trainer.world_size)
             self._warn(problem and f"{problem}; what comes after is not compared with it")
             self.changes = causes.changed(same.changed(meta["run"], flags), before, machine)
-            if not isinstance(trainer.fit_loop._data_fetcher, _DataLoaderIterDataFetcher):  # its steps have no batch
+            if not is_drawn_by_steps(fetcher(trainer)):  # these steps have no batch
                 later = [step for step in known if step.place >= (epoch, batch)]
                 self.expected = deque(step for step in later if step.loss != AHEAD)
                 self.ahead = {step.place: step for step in later if step.loss == AHEAD}
@@ -241,7 +241,7 @@ class Proof:
 
     def _fetched_ahead(self) -> int:
         """Return the digest of the batch that Lightning has fetched ahead, as the loader gave it; 0 if it has none."""
-        batches = getattr(self.trainer.fit_loop._data_fetcher, "batches", None)
+        batches = getattr(fetcher(self.trainer), "batches", None)
         return digest.folded(map(int, digest.parts(batches[0][0]))) if batches else 0
 
     def _look_ahead(self, expected: Step) -> None:

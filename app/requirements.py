@@ -18,6 +18,7 @@ CONFLICT = re.compile(r"Cannot install (.+?) because (.+)")
 INVALID = re.compile(r"Invalid requirement: ('.*?')")
 NOT_REACHED = re.compile(r"connection broken by|Max retries exceeded|Could not fetch URL|Failed to connect")
 RAISED = re.compile(r"[\w.]+(Error|Exception): ")
+FAILED = errors.InstallModuleError, errors.InstallRequirementsError
 CREDENTIALS = re.compile(r"://[^/\s@]+@")
 # What pip calls an error beside the one that counts.
 BESIDES = ("Ignored the following", "ResolutionImpossible", "pip's dependency resolver does not currently")
@@ -35,7 +36,7 @@ def install(source: Path, name: str, own: bool) -> None:
                 entry_point.install(name, str(source))
             elif modules.has_requirements(str(source)):
                 modules.install_requirements(str(source))
-        except errors._CalledProcessError as error:  # its text has pip's command line, with the password of an index
+        except FAILED as error:  # its text has pip's command line, with the password of an index
             said = log.read_bytes()[start:].decode(errors="replace") if log.is_file() else ""
             file = "requirements.txt" if modules.has_requirements(str(source)) else "setup.py"
             raise UserError(f"{file}: {explain(said, error.return_code)}") from None

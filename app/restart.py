@@ -10,6 +10,7 @@ from pytorch_lightning import Trainer
 from app import best, checkpoints, curves, intact, loops, partial, revive, same
 from app.agreement import Agreement
 from app.chance import Chance
+from app.compat import lightning_checkpoints, lightning_loops
 from app.errors import UserError
 from app.exact import divided, position
 from app.folder import Folder, choose
@@ -90,8 +91,7 @@ class Restart:
             if hasattr(callback, "current_score"):
                 callback.current_score = checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
         self.trainer.should_stop = self.meta["should_stop"]
-        self.trainer._checkpoint_connector._ckpt_path = str(path)
-        self.trainer._checkpoint_connector._loaded_checkpoint = checkpoint
+        lightning_checkpoints.give(self.trainer, checkpoint, str(path))
         return True
 
     def _is_the_same(self, differences: list[str]) -> None:
@@ -120,8 +120,8 @@ class Restart:
         """Let the training data be made as it was: in its epoch, with its draws, and by what objects held."""
         epoch, made = self.trainer.current_epoch, self.meta.get("made", -1)
         every = self.trainer.reload_dataloaders_every_n_epochs
-        if loop._combined_loader is not None:
-            if loop._should_reload_train_dl:
+        if loop.loaders is not None:
+            if lightning_loops.loaders_are_due(self.trainer):
                 seed_all("data", self.chance.seed, epoch)
             yield
             return
@@ -232,7 +232,7 @@ class Restart:
     def give_back_to_loaders(self, loop) -> None:
         """Give the loaders' samplers and data back what they held at an epoch's end."""
         if self.meta and self.kind == "epoch" and not self.taken:
-            loop._combined_loader.give_back(self._known["held"]["loaders"])
+            loop.loaders.give_back(self._known["held"]["loaders"])
 
     def take_states(self) -> Mapping[str, Any] | None:
         """Return, once, what the loaders said of themselves."""

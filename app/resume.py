@@ -7,7 +7,6 @@ Lightning's handler of SIGTERM calls one by itself, in which ranks that are not 
 
 import time
 from collections.abc import Mapping
-from functools import partial as bound
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -18,9 +17,11 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
-from app import best, checkpoints, divergence, kernels, loops, same, stop
+from app import best, checkpoints, divergence, loops, same, stop
 from app.agreement import UNSURE, Agreement
 from app.chance import Chance
+from app.compat import lightning_checkpoints, torch_compile
+from app.compat.lightning_loops import end_evaluation_mode
 from app.errors import UserError
 from app.folder import Folder, Writer
 from app.proof import Proof
@@ -103,9 +104,7 @@ class Resume(Callback):
                 f"--trainer.strategy: found {type(trainer.strategy).__name__}, whose runs cannot be resumed; allowed "
                 "are ddp and its variants, or --resume.exact=false: it trains and saves as Lightning does"
             )
-        kernels.of_their_own_shapes()
-        trainer._signal_connector.register_signal_handlers = lambda: None
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+        torch_compile.of_their_own_shapes()
         self.agreement, self.divergence = Agreement(trainer), divergence.of(trainer)
         self.restart = Restart(trainer, self.folder, self.chance, self.agreement, self.other_settings)
         self.proof = Proof(trainer, self.folder, self.agreement.gather, self.strict)
@@ -113,17 +112,17 @@ class Resume(Callback):
         loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = checkpoints.VerifiedIO()
-        connector = trainer._checkpoint_connector
-        connector.resume_start = bound(self._load, connector.resume_start)
+        lightning_checkpoints.load_first(trainer, self._load)
 
-    def _load(self, lightnings, path=None, weights_only=None) -> None:
-        """Load the newest checkpoint in place of Lightning's `resume_start`, which loads what a search has saved."""
-        if self.trainer.state.fn == TrainerFn.FITTING and self.enabled and not self.loaded:
-            self.loaded = True
-            if self.restart.load(self.host, self.flags):
-                self.proof.told = list(self.restart.meta.get("resumes", ()))
-                return
-        lightnings(path, weights_only=True)
+    def _load(self) -> bool:
+        """Load the newest checkpoint, and return whether there is any; else Lightning loads what a search has saved."""
+        if self.trainer.state.fn != TrainerFn.FITTING or not self.enabled or self.loaded:
+            return False
+        self.loaded = True
+        if not self.restart.load(self.host, self.flags):
+            return False
+        self.proof.told = list(self.restart.meta.get("resumes", ()))
+        return True
 
     @property
     def resumes(self) -> list[dict[str, Any]]:
@@ -135,6 +134,18 @@ class Resume(Callback):
         """Whether this is the training, and not a search before it, which has callbacks of its own."""
         return any(callback is self for callback in self.trainer.callbacks)
 
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Hear signals again, which Lightning has taken."""
+        self._hear()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Hear signals again, which Lightning has taken."""
+        self._hear()
+
+    def _hear(self) -> None:
+        if self.stop and self.exact:
+            self.stop.hear()
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Have the optimizers ready for the state that Lightning gives them next."""
         if self.exact:
@@ -142,6 +153,7 @@ class Resume(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on, a signal is a wish."""
+        self._hear()
         self.saved_at, self.saved_step = time.monotonic(), trainer.global_step
         if self.enabled:
             self.snapshot.run = self.restart.meta["run"] if self.restart.meta else same.described(trainer, self.flags)
@@ -199,7 +211,7 @@ class Resume(Callback):
         self.due |= self.agreement.due
         self.due |= bool(self.every_n_steps) and step % self.every_n_steps == 0 and step != self.saved_step
         if done or ((stops or (self.due and not accumulates)) and not self.why):
-            self._save("batch", last=stops or done)
+            self.save("batch", last=stops or done)
         if stops and not done:
             self._interrupt("batch")
 
@@ -213,7 +225,7 @@ class Resume(Callback):
         """Save; stop if it was asked for and there is more to come."""
         stops = self._agree(now=True) and not done
         if not self.cut:
-            self._save("epoch", last=stops or done)
+            self.save("epoch", last=stops or done)
         if stops:
             self._interrupt("epoch")
 
@@ -237,7 +249,7 @@ class Resume(Callback):
         """Stop if it was asked for; the whole validation is run again."""
         self.validated += 1
         if self.before is not None and self.validated <= (self.common or 0) and self._agree():
-            trainer.fit_loop.epoch_loop.val_loop._on_evaluation_model_train()  # as the next batch would have it
+            end_evaluation_mode(trainer)  # as the next batch would have it
             self._interrupt_validation()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -246,7 +258,7 @@ class Resume(Callback):
 
     def _interrupt_validation(self) -> None:
         if not self.why:
-            self._save("validation", last=True)
+            self.save("validation", last=True)
         self._interrupt("validation")
 
     def _agree(self, now: bool = False) -> bool:
@@ -280,7 +292,7 @@ class Resume(Callback):
         # Lightning, which started the other ranks of this node, takes a status of theirs for a crash and kills all.
         raise Interrupted(0 if child and not self.torchrun else stop.status(number))
 
-    def _save(self, kind: str, last: bool) -> None:
+    def save(self, kind: str, last: bool) -> None:
         """Save: in the background, or, if it is the last time, now. One rank of each host writes."""
         began = time.monotonic()
         if kind != "validation":  # of that, the state was looked at before

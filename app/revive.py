@@ -1,30 +1,21 @@
 """What has to be made again before a state can be given back: late buffers, a search's result, what a hook has made."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import (
-    BatchSizeFinder,
-    LearningRateFinder,
-    ModelPruning,
-    StochasticWeightAveraging,
-)
-from pytorch_lightning.callbacks.spike import SpikeDetection
+from pytorch_lightning.callbacks import StochasticWeightAveraging
 from pytorch_lightning.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from app import graph
+from app.compat import lightning_callbacks
+from app.compat.torch_modules import buffers, parameters
 from app.held import roots
 from app.partial import has_values
 from app.plain import decoded, encoded
 
-# Lightning 2.6 looks for this metric by another name than its own when it loads such a callback's state.
-SpikeDetection.running = property(lambda callback: callback.running_mean)
-
-SEARCHES = {LearningRateFinder: "_attr_name", BatchSizeFinder: "_batch_arg_name"}
 NAMES = "lr", "learning_rate"
 
 
@@ -40,10 +31,10 @@ def adapt(model: nn.Module, state: Mapping[str, Any]) -> None:
             owner = model.get_submodule(path)
         except AttributeError:
             continue
-        if last in owner._buffers:
-            owner._buffers[last] = value.to(getattr(now, "device", "cpu"), copy=True)
-        elif last in owner._parameters and owner._parameters[last] is not None:
-            owner._parameters[last].data = value.to(owner._parameters[last].device, copy=True)
+        if last in buffers(owner):
+            buffers(owner)[last] = value.to(getattr(now, "device", "cpu"), copy=True)
+        elif (parameter := parameters(owner).get(last)) is not None:
+            parameter.data = value.to(parameter.device, copy=True)
         elif now is None and not hasattr(owner, last):
             owner.register_buffer(last, value.clone())
 
@@ -92,38 +83,21 @@ def tickets(trainer: Trainer, shared: Collection[tuple[int, int]] = ()) -> list[
     """
     found = []
     for number, callback in enumerate(trainer.callbacks):
-        layers = (getattr(callback, "_original_layers", None) or {}) if isinstance(callback, ModelPruning) else {}
-        for layer in layers.values():
-            for place, name in layer["names"]:
-                trained = getattr(callback._parameters_to_prune[place][0], f"{name}_orig", None)
-                first = getattr(layer["data"], name)
-                if isinstance(trained, Tensor) and (number, place) in shared:
-                    first.data = trained.data
-                if isinstance(trained, Tensor) and first.data_ptr() == trained.data_ptr():
-                    found.append((number, place))
+        for place, layer, kept, name in lightning_callbacks.pruned(callback):
+            trained, first = getattr(layer, f"{name}_orig", None), getattr(kept, name)
+            if isinstance(trained, Tensor) and (number, place) in shared:
+                first.data = trained.data
+            if isinstance(trained, Tensor) and first.data_ptr() == trained.data_ptr():
+                found.append((number, place))
     return found
-
-
-@contextmanager
-def pruned_as_it_is(trainer: Trainer) -> Iterator[None]:
-    """Have ModelPruning leave a state as it is: in what it makes of it for others, masks are missing."""
-    callbacks = [one for one in trainer.callbacks if isinstance(one, ModelPruning) and one._make_pruning_permanent]
-    for callback in callbacks:
-        callback._make_pruning_permanent = False
-    try:
-        yield
-    finally:
-        for callback in callbacks:
-            callback._make_pruning_permanent = True
 
 
 def searched(trainer: Trainer) -> dict[str, Any]:
     """Return what was found by a search before training."""
     found = {}
     for callback in trainer.callbacks:
-        if isinstance(callback, tuple(SEARCHES)):
-            kind = LearningRateFinder if isinstance(callback, LearningRateFinder) else BatchSizeFinder
-            given = getattr(callback, SEARCHES[kind])
+        if lightning_callbacks.searches(callback):
+            given = lightning_callbacks.searched_attribute(callback)
             for name in [given] if given else NAMES:
                 if lightning_hasattr(trainer.lightning_module, name):
                     found[name] = encoded(lightning_getattr(trainer.lightning_module, name))
@@ -134,7 +108,7 @@ def searched(trainer: Trainer) -> dict[str, Any]:
 def settle_searches(trainer: Trainer, found: Mapping[str, Any]) -> None:
     """Have nothing searched for again."""
     for callback in trainer.callbacks:
-        if isinstance(callback, tuple(SEARCHES)):
+        if lightning_callbacks.searches(callback):
             callback.on_fit_start = lambda *_: None
     for name, value in found.items():
         lightning_setattr(trainer.lightning_module, name, decoded(value))
@@ -199,17 +173,16 @@ def go_on_averaging(trainer: Trainer, groups: list[list[dict]], kind: str) -> bo
         if not isinstance(callback, StochasticWeightAveraging):
             continue
         model = trainer.lightning_module
-        callback._accumulate_grad_batches = trainer.accumulate_grad_batches
-        if callback._scheduler_state is None:
+        lightning_callbacks.accumulate_as(callback, trainer.accumulate_grad_batches)
+        if not lightning_callbacks.averages(callback):
             continue
         if kind != "epoch" and trainer.current_epoch == callback.swa_end + 1:  # it only gathers batch norm's statistics
             weights = {name: value.clone() for name, value in model.state_dict().items()}
             callback.on_train_epoch_start(trainer, model)
             model.load_state_dict(weights)
         elif callback.swa_start <= trainer.current_epoch <= callback.swa_end:
-            updated, callback._latest_update_epoch = callback._latest_update_epoch, trainer.current_epoch
-            callback.on_train_epoch_start(trainer, model)
-            callback._latest_update_epoch = updated
+            with lightning_callbacks.average_counts(callback, trainer.current_epoch):
+                callback.on_train_epoch_start(trainer, model)
             restore_groups(trainer, groups)
     return True
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from pytorch_lightning import Trainer
 
+from app.compat.lightning_loaders import flat
+
 # What may change: where things are, how long to train, what is shown, which machine trains. Two more are looked at.
 FREE = re.compile(
     r"--(trainer\.(max_|min_|accelerator|devices|num_nodes|strategy|logger|enable_|log_every|profiler|benchmark"
@@ -117,8 +119,7 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, list[int] | None]:
 
 def _of_loaders(trainer: Trainer) -> dict[str, list]:
     """Return the samples of a rank's batch, and the data workers, of each training loader, where that can be told."""
-    combined = trainer.fit_loop._combined_loader
-    loaders = [] if combined is None else combined.flattened
+    loaders = flat(trainer.train_dataloader)
     sizes = [getattr(one, "batch_size", None) for one in [*loaders, trainer.datamodule]]
     return {
         "sizes": [size if type(size) is int else None for size in sizes],

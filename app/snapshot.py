@@ -9,6 +9,7 @@ from pytorch_lightning import Trainer
 from app import checkpoints, curves, loops, partial, revive
 from app.agreement import Agreement
 from app.chance import Chance
+from app.compat import lightning_callbacks, lightning_checkpoints, lightning_loops
 from app.errors import UserError
 from app.exact import reached
 from app.held import Held
@@ -63,7 +64,7 @@ class Snapshot:
             "ranks": gather(known), "shown": partial.of_job(trainer),
             "run": self.run, "loggers": loggers,
             "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
-            "made": trainer.fit_loop._last_train_dl_reload_epoch, "searched": revive.searched(trainer),
+            "made": lightning_loops.loaders_made_in(trainer), "searched": revive.searched(trainer),
             "limits": self.given, "added": self._added(), "tickets": revive.tickets(trainer),
             "groups": revive.groups(trainer), "before_data": self.before_data,
         }  # fmt: skip
@@ -86,8 +87,8 @@ class Snapshot:
     def lightnings(self, kind: str = "") -> tuple[dict[str, Any], dict]:
         """Return what Lightning saves, as others can read it too; and what of it was of another type."""
         notes: dict[tuple, tuple] = {}
-        with revive.pruned_as_it_is(self.trainer):
-            state = self.trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        with lightning_callbacks.pruned_as_it_is(self.trainer):
+            state = lightning_checkpoints.state_of(self.trainer)
         later = {LATER: state.pop(LATER)} if kind == "validation" else {}
         return plain(state, notes, self._cannot_be_saved) | later, notes
 

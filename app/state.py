@@ -16,6 +16,7 @@ import torch
 from pytorch_lightning.core.mixins import HyperparametersMixin
 from torch import Tensor, nn
 
+from app.compat.torch_modules import buffers, parameters
 from app.graph import FEW, GENERATORS, attributes, closure, walk
 from app.plain import NotPlain, decoded, encoded
 
@@ -100,7 +101,7 @@ class State:
         for (path, name), value in saved.items():
             owner = owners.get(path)
             if owner is not None and not (
-                isinstance(owner, nn.Module) and name in (*owner._parameters, *owner._buffers)
+                isinstance(owner, nn.Module) and (name in parameters(owner) or name in buffers(owner))
             ):
                 _set(owner, name, decoded(value), held)
         if touch:
@@ -136,7 +137,7 @@ CONTAINERS = (list, tuple, dict, deque, set)
 def _owned(owners: Iterable[Any]) -> set[int]:
     """Return the ids of the parameters and buffers of all modules among objects."""
     modules = [one for one in owners if isinstance(one, nn.Module)]
-    return {id(one) for module in modules for one in (*module._parameters.values(), *module._buffers.values())}
+    return {id(one) for module in modules for one in (*parameters(module).values(), *buffers(module).values())}
 
 
 def _of_modules(value: Any, owned: set[int]) -> bool:

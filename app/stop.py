@@ -73,7 +73,8 @@ class Stop:
         reading, self.pipe = os.pipe()
         os.set_blocking(self.pipe, False)
         self.wakeup = signal.set_wakeup_fd(self.pipe, warn_on_full_buffer=False)
-        self.handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+        self.handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self.hear()
         os.register_at_fork(after_in_child=self._forget)
         threading.Thread(target=self._watch, args=(reading,), daemon=True, name="stop").start()
         return self
@@ -84,6 +85,11 @@ class Stop:
         signal.set_wakeup_fd(self.wakeup)
         self.pid = 0  # its children have nothing to forget, and its thread nothing to do
         os.close(self.pipe)
+
+    def hear(self) -> None:
+        """Hear signals, and nobody else: Lightning takes SIGTERM as each of its stages begins, to end this process."""
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)
 
     def batch_ended(self) -> None:
         """Note how long a batch took."""

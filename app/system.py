@@ -8,7 +8,7 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from app import lean
+from app.compat import overhead
 
 
 class SystemMetrics(Callback):
@@ -35,7 +35,7 @@ class SystemMetrics(Callback):
         if trainer.local_rank:
             return
         if save_dir := getattr(trainer.logger, "save_dir", None):
-            lean.import_tensorboard()  # here: 0.2 s that only a logger is worth
+            overhead.import_tensorboard()  # here: 0.2 s that only a logger is worth
             from torch.utils.tensorboard import SummaryWriter
 
             run = f"version_{version}" if isinstance(version, int) else version

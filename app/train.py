@@ -26,6 +26,10 @@ from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 
+from app.imports import check_version
+
+check_version()  # before what would fail to import with another version of Lightning
+
 import torch
 from jsonargparse import Namespace
 from pytorch_lightning.utilities.model_helpers import is_overridden

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from typing import Any
 
 from torch.utils.data import DataLoader
 
@@ -56,15 +55,3 @@ def end_with_the_loader() -> None:
         os._exit(0)
 
     threading.Thread(target=wait, daemon=True, name="ends with the loader").start()
-
-
-def end_workers(loader: Any) -> None:
-    """End a loader's workers, if it has any, and have it forget how far it is.
-
-    Lightning ends those of torch's own iterators; torchdata's are another class. Left to Python's garbage collector,
-    they are not told, and each is waited for for 5 s, in the midst of a step.
-    """
-    if hasattr(loader, "_iterator"):
-        if hasattr(loader._iterator, "_shutdown_workers"):
-            loader._iterator._shutdown_workers()
-        loader._iterator = None

@@ -9,6 +9,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
+from app.compat.lightning_trainer import ddp_arguments
+from app.compat.torch_modules import LAST_RATES, inner_schedulers
 from app.environment import Environment
 from app.errors import UserError
 from app.exact import divided
@@ -16,7 +18,7 @@ from app.summary import masked
 
 # Every learning rate that an optimizer's group or a scheduler of torch.optim keeps, CyclicLR and SWALR included.
 GROUP = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
-SCHEDULER = ("base_lrs", "_last_lr", "max_lrs", "min_lrs", "default_min_lr", "eta_min")
+SCHEDULER = ("base_lrs", LAST_RATES, "max_lrs", "min_lrs", "default_min_lr", "eta_min")
 
 REMEDY = {
     "world size": "give all hosts the same --trainer.num_nodes and --trainer.devices",
@@ -53,13 +55,13 @@ class World(Callback):
         if stage == "fit":
             self.lr_factor = 1.0
         if isinstance(trainer.strategy, DDPStrategy):
+            arguments = ddp_arguments(trainer.strategy)
             if trainer.world_size > 2:
                 # DDP orders its buckets anew after the first step, so that a resumed run would add the gradients of its
                 # own first step in another order: of two ranks, sums commute; of more, the last bits differ.
-                trainer.strategy._ddp_kwargs.setdefault("find_unused_parameters", True)
+                arguments.setdefault("find_unused_parameters", True)
             # Without a copy of them: two nodes were 1.42 instead of 1.38 times as fast as one (benchmarks/scaling.py).
-            # Lightning keeps there what its DDPStrategy hands to DistributedDataParallel.
-            trainer.strategy._ddp_kwargs.setdefault("gradient_as_bucket_view", True)
+            arguments.setdefault("gradient_as_bucket_view", True)
 
     def state_dict(self) -> dict[str, Any]:
         """Say in a checkpoint by what the learning rates in it have been multiplied."""
@@ -199,7 +201,7 @@ def _schedulers(schedulers) -> Iterator[object]:
     """Yield schedulers and, of SequentialLR and ChainedScheduler, those that they are made of."""
     for scheduler in schedulers:
         yield scheduler
-        yield from _schedulers(getattr(scheduler, "_schedulers", ()))
+        yield from _schedulers(inner_schedulers(scheduler))
 
 
 def _initial_rates(trainer: Trainer) -> list[float]:

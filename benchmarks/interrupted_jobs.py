@@ -142,7 +142,7 @@ class Containers:
     def wait(self, seconds: float) -> int | None:
         """Return the greater exit status, None if one of them runs on after so many seconds."""
         end = time.monotonic() + seconds
-        while any(self.nodes._runs(host) for host in self.hosts):
+        while any(self.nodes.runs(host) for host in self.hosts):
             if time.monotonic() >= end:
                 return None
             time.sleep(0.1)

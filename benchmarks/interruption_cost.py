@@ -29,7 +29,7 @@ class Stalls(Callback):
 
     def __init__(self, resume, waits: bool) -> None:
         self.steps, self.saves, self.work, self.resume, self.waits = [], [], [], resume, waits
-        self.save, resume._save = resume._save, self._timed
+        self.save, resume.save = resume.save, self._timed
         self.notes = [0.0]
         for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end"):
             setattr(resume, hook, partial(self._noted, getattr(resume, hook)))

@@ -26,10 +26,9 @@ import torch
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from app import drawing, generators, graph, keys, state
+from app import drawing, generators, graph, keys, placed, state
 from app.cli import CLI
 from app.environment import Environment
-from app.placed import _Turns
 from app.proof import Proof
 from app.resume import Resume
 from benchmarks import report, startup, training
@@ -95,7 +94,7 @@ def without() -> Iterator[None]:
         for owner, name in left_out:
             patched.enter_context(mock.patch.object(owner, name, nothing))
         patched.enter_context(mock.patch.object(keys.Found, "more", lambda found: False))
-        patched.enter_context(mock.patch.object(_Turns, "_prove", lambda turns, done: turns._begin(0, 0)))
+        patched.enter_context(mock.patch.object(placed.Turns, "_prove", lambda turns, done: turns.begin(0, 0)))
         yield
 
 

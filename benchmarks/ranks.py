@@ -58,7 +58,7 @@ class Rank(Callback):
         """Report to the benchmark and wait for the first turn of `network`, which is in DDP if there are two nodes."""
         self.ddp = network if isinstance(network, DistributedDataParallel) else None
         if self.ddp:
-            self.ddp._set_ddp_runtime_logging_sample_rate(1)  # each step, not each hundredth
+            self.ddp._set_ddp_runtime_logging_sample_rate(1)  # noqa: SLF001  each step, not each hundredth
         self.connection = Client(self.address)
         self._obey()
 
@@ -70,7 +70,7 @@ class Rank(Callback):
             return
         self.images += images
         if self.ddp:  # DDP's own timers, ns; what they say is complete with the next step, so they are a step behind
-            found = self.ddp._get_ddp_logging_data()
+            found = self.ddp._get_ddp_logging_data()  # noqa: SLF001  DDP has no public timers
             overlapped = found.get("backward_compute_comm_overlap_time", 0)
             self.overlapped += overlapped / 1e9
             self.waited += (found.get("backward_comm_time", 0) - overlapped) / 1e9

@@ -1,11 +1,14 @@
 #!/bin/bash
 # Makes a virtual environment with the packages of environment.yml, those of the tests, and the application.
 #
-#   [PYTHON=python3.12] scripts/make_env.sh DIR        Python 3.11 or later; nothing else is needed
+#   [PYTHON=python3.12] scripts/make_env.sh DIR [PACKAGE==VERSION ...]
+#
+# Python 3.11 or later; nothing else is needed. PACKAGEs are installed in place of the versions that environment.yml names.
 set -euo pipefail
 
 home=$(dirname "$(dirname "$(readlink -f "$0")")")
-directory=${1:?"usage: make_env.sh DIR"}
+directory=${1:?"usage: make_env.sh DIR [PACKAGE==VERSION ...]"}
+shift
 python=${PYTHON:-python3}
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
@@ -35,6 +38,7 @@ rm -f "$site"/gethostname*.so
 echo '"""In place of sagemaker-training'"'"'s C extension, which only MPI calls."""' >"$site/gethostname.py"
 # shellcheck disable=SC2086
 uv $packages --requirements "$home/tests/requirements.txt"
+[[ $# -eq 0 ]] || uv "$@"
 # `app` can be imported from anywhere in this environment.
 echo "$home" >"$site/sagemaker-lightning.pth"
 touch "$directory/ready"

@@ -47,7 +47,7 @@ def as_it_was(self) -> object:
 
 def not_skipped(self, done, state) -> None:
     """Begin without leaving out what was seen."""
-    self._begin(0, 0)
+    self.begin(0, 0)
 
 
 def another_order(self, epoch, turn) -> list:
@@ -84,7 +84,7 @@ MISTAKES: dict[str, Callable[[], None]] = {
     "an average is not restored": lambda: setattr(StochasticWeightAveraging, "_load_average_model_state", nothing),
     "an average does not go on": lambda: setattr(revive, "go_on_averaging", nothing),
     "hooks are not run again": lambda: setattr(revive, "make_again", nothing),
-    "what was seen is not skipped": lambda: setattr(placed._Turns, "go_to", not_skipped),
+    "what was seen is not skipped": lambda: setattr(placed.Turns, "go_to", not_skipped),
 }
 
 

@@ -68,10 +68,10 @@ def tests_of(module: str) -> list[str]:
     """Return the test files that name a module, its own and the quick ones first, and all that train."""
     files, found = sorted((ROOT / "tests").glob("test_*.py")), []
     name = module.removesuffix(".py").replace("/", ".")
-    short = name.rpartition(".")[2]
+    package, _, short = name.rpartition(".")
     for path in files:
         text = path.read_text()
-        if re.search(rf"\b{name}\b|from app import [^\n]*\b{short}\b|{module}", text):
+        if re.search(rf"\b{name}\b|from {package} import [^\n]*\b{short}\b|{module}", text):
             found.append(path)
     trains = [ROOT / f"tests/test_{end}.py" for end in ("exact", "cli", "train", "interruptions", "interrupted_ranks")]
     found += [path for path in trains if path not in found]
@@ -142,7 +142,7 @@ def main() -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["torch", "torchvision", "pytorch_lightning", "torchmetrics.classification", "jsonargparse", "pytest"]
     )
-    modules = args.only or [f"app/{path.name}" for path in sorted((ROOT / "app").glob("*.py"))]
+    modules = args.only or [str(path.relative_to(ROOT)) for path in sorted((ROOT / "app").rglob("*.py"))]
     everywhere = []
     for module in modules:
         source = (ROOT / module).read_text()

@@ -88,15 +88,15 @@ class Nodes:
         """Return when a host has said `text`, so many times."""
         end = time.monotonic() + LIMIT
         while (said := self.said(host)).count(text) < times:
-            assert time.monotonic() < end and self._runs(host), said[-3000:]
+            assert time.monotonic() < end and self.runs(host), said[-3000:]
             time.sleep(0.2)
 
     def end(self) -> dict[str, int]:
         """Return the exit status of each host that was started, when all have ended."""
         end = time.monotonic() + LIMIT
-        while any(self._runs(host) for host in self.containers):
+        while any(self.runs(host) for host in self.containers):
             assert time.monotonic() < end, {
-                host: self.said(host)[-1500:] for host in self.containers if self._runs(host)
+                host: self.said(host)[-1500:] for host in self.containers if self.runs(host)
             }
             time.sleep(0.2)
         return {host: int(self._inspect(host, "{{.State.ExitCode}}")) for host in self.containers}
@@ -127,7 +127,8 @@ class Nodes:
         """Cut a host's network cable."""
         docker("network", "disconnect", "--force", self.network, self.containers[host])
 
-    def _runs(self, host: str) -> bool:
+    def runs(self, host: str) -> bool:
+        """Return whether a host's container runs."""
         return self._inspect(host, "{{.State.Running}}") == "true"
 
     def _inspect(self, host: str, what: str) -> str:

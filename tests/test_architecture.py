@@ -8,7 +8,7 @@ APP = Path(__file__).resolve().parent.parent / "app"
 
 
 def modules() -> list[Path]:
-    return sorted(APP.glob("*.py"))
+    return sorted(APP.rglob("*.py"))
 
 
 def test_one_module_names_sagemakers_variables():

@@ -172,7 +172,7 @@ def test_what_continuous_integration_runs():
     [
         ("test-fast", "tests/test_files.py", r"\d+ passed"),
         ("soak", "tests/test_commands.py -k mutants", r"no tests ran|\d+ deselected"),
-        ("mutants", "--n 1 --only app/unions.py", r"1 mutants \(seed 1\): 0 survived"),
+        ("mutants", "--n 1 --only app/compat/jsonargparse_types.py", r"1 mutants \(seed 1\): 0 survived"),
     ],
 )
 def test_what_make_runs_for_developers(target, flags, says):

@@ -10,7 +10,7 @@ import torch
 from conftest import ROOT
 from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
 
-from app import lean
+from app.compat import overhead
 
 pytestmark = pytest.mark.slow
 
@@ -71,12 +71,12 @@ print(scipy.signal.windows.hamming(3)[1])
 # What no torchmetrics of today asks for, another may.
 ASKED = """
 import sys
-from app import imports
-sys.modules["scipy.signal"] = imports._Signal("scipy.signal")
+from app.compat import overhead
+sys.modules["scipy.signal"] = overhead._Signal("scipy.signal")
 import scipy.signal
 assert scipy.signal.hamming is None
 print(scipy.signal.windows.hamming(3)[1])
-assert type(sys.modules["scipy.signal"]) is not imports._Signal
+assert type(sys.modules["scipy.signal"]) is not overhead._Signal
 """
 
 
@@ -99,7 +99,7 @@ def test_a_program_imports_that_way(name, tmp_path):
 
 
 def test_a_logged_value_is_moved_to_another_device_only():
-    lean.install()
+    overhead.trim_lightning()
     metric = _ResultMetric(_Metadata("training_step", "loss", on_step=True, on_epoch=False), is_tensor=True)
     value = metric.value
     assert metric.to(torch.device("cpu")) is metric and metric.value is value

@@ -226,7 +226,7 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
 
     import numpy as np
 
-    from app.generators import without_entropy
+    from app.compat.random_generators import without_entropy
 
     without_entropy(unseeded.bits)
 

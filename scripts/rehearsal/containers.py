@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
-from docker.types import DeviceRequest, EndpointConfig
+from docker.types import DeviceRequest
 
 from . import bridge
 from .channels import JobFailed
@@ -85,7 +85,7 @@ class Network:
         engine = self.engine
         volumes = [f"{folder}:{target}" for folder, target in layout.mounts.items()]
         volumes += [f"{layout.channel(name)}:/opt/ml/input/data/{name}:ro" for name in read_only]
-        address = {self.made.name: EndpointConfig(engine.client.api._version, aliases=[host])}
+        address = {self.made.name: engine.client.api.create_endpoint_config(aliases=[host])}
         made = engine.client.containers.create(
             image,
             name=f"{engine.prefix}-{self.job}-{host}",

@@ -1,0 +1,47 @@
+"""How jsonargparse (4.53) tries the types of a flag, and where it makes objects.
+
+On an upgrade: see `sort_subtypes_for_union` in _typehints.py, and `ArgumentParser.instantiate` in
+_core.py: it goes through components, of which the local variable `component` is the one that is
+made.
+"""
+
+import inspect
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+from jsonargparse import ArgumentParser, _typehints
+
+
+def keep_whole_numbers() -> None:
+    """Have jsonargparse try int before float in every union: 1 stays 1, and 1.0 stays 1.0.
+
+    It tries a union's types in their order and takes any int for a float: of `float | int`, which
+    is how Lightning declares limit_train_batches, 1 became 1.0, which means all batches. The order
+    that a source file gives is not reliable either: typing caches unions, and takes two that
+    differ in their order only for the same.
+    """
+    if _typehints.sort_subtypes_for_union.__module__ != __name__:
+        sort = _typehints.sort_subtypes_for_union
+
+        def sort_with_int_first(*args: Any, **kwargs: Any) -> list:
+            return int_before_float(list(sort(*args, **kwargs)))
+
+        _typehints.sort_subtypes_for_union = sort_with_int_first
+
+
+def int_before_float(types: list) -> list:
+    """Return the types of a union with int directly before float, all else as it was."""
+    if int in types and float in types and types.index(float) < types.index(int):
+        types.remove(int)
+        types.insert(types.index(float), int)
+    return types
+
+
+def components(frames: Iterable[FrameType]) -> list[Any]:
+    """Return what parsers were making, outermost first, given the frames of an error.
+
+    Each has a `dest`. The error itself does not say which flag's class refused its settings.
+    """
+    maker = inspect.unwrap(ArgumentParser.instantiate).__code__
+    return [frame.f_locals.get("component") for frame in frames if frame.f_code is maker]

@@ -1,0 +1,28 @@
+"""The state of a torchmetrics.Metric, saved and restored.
+
+It can be read by public names (`metric_state`, `update_count`), but not set. `load_state_dict`
+holds only states that were declared persistent, and no number of updates.
+
+On an upgrade: compare `Metric.__init__`, `reset` and `compute` in torchmetrics/metric.py: whatever
+`reset` sets besides the states has to be set here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torchmetrics import Metric
+
+
+def state_of(metric: Metric) -> dict[str, Any]:
+    """Return how often a metric was updated, and its states by name: tensors, or lists of them."""
+    return {"updates": metric.update_count, "states": metric.metric_state}
+
+
+def restore(metric: Metric, saved: Mapping[str, Any], device: torch.device) -> None:
+    """Give a metric back what `state_of` returned, copied to `device`."""
+    metric._update_count, metric._computed = saved["updates"], None
+    for name, value in saved["states"].items():
+        setattr(metric, name, apply_to_collection(value, Tensor, lambda tensor: tensor.to(device, copy=True)))

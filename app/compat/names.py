@@ -1,0 +1,223 @@
+"""Every name of other packages that the modules here need and that no documentation promises.
+
+tests/test_compat.py looks each of them up, in a second, and names those that have moved and who
+needs them. It also fails if a module here uses a private name that is missing here. A name is
+`function`, `Class` or `Class.attribute` of a module; what it has to be is one of:
+
+    class, property, value    what it says
+    attribute                 an attribute that the class gives its objects
+    local                     a variable within a function
+    (self, batch, ...)        a function with these parameters; "..." for more of them
+
+Several of them are separated by " | ". Data only: nothing is imported.
+"""
+
+FIT = "pytorch_lightning.loops.fit_loop"
+EPOCH = "pytorch_lightning.loops.training_epoch_loop"
+EVALUATION = "pytorch_lightning.loops.evaluation_loop"
+FETCHERS = "pytorch_lightning.loops.fetchers"
+COMBINED = "pytorch_lightning.utilities.combined_loader"
+CONNECTORS = "pytorch_lightning.trainer.connectors"
+RESULT = f"{CONNECTORS}.logger_connector.result"
+CALLBACKS = "pytorch_lightning.callbacks"
+TRAINER = "pytorch_lightning.trainer.trainer"
+
+NEEDS: dict[str, dict[str, dict[str, str]]] = {
+    "lightning_loops": {
+        "pytorch_lightning.loops.loop": {"_Loop": "class", "_Loop.restarting": "property"},
+        FIT: {
+            "_FitLoop": "class",
+            "_FitLoop._combined_loader": "attribute",
+            "_FitLoop._data_fetcher": "attribute",
+            "_FitLoop._last_train_dl_reload_epoch": "attribute",
+            "_FitLoop._should_reload_train_dl": "property",
+            "_FitLoop.done": "property",
+            "_FitLoop.epoch_loop": "attribute",
+            "_FitLoop.epoch_progress": "attribute",
+            "_FitLoop.on_advance_end": "(self)",
+            "_FitLoop.on_run_end": "(self)",
+            "_FitLoop.on_run_start": "(self)",
+            "_FitLoop.reset": "(self)",
+            "_FitLoop.run": "(self)",
+            "_FitLoop.setup_data": "(self)",
+        },
+        EPOCH: {
+            "_TrainingEpochLoop": "class",
+            "_TrainingEpochLoop._broadcast_sigterm_tensor": "(self)",
+            "_TrainingEpochLoop._is_training_done": "property",
+            "_TrainingEpochLoop._num_ready_batches_reached": "(self)",
+            "_TrainingEpochLoop._on_after_fetch": "(self)",
+            "_TrainingEpochLoop._on_before_fetch": "(self)",
+            "_TrainingEpochLoop._should_accumulate": "(self)",
+            "_TrainingEpochLoop.batch_progress": "attribute",
+            "_TrainingEpochLoop.done": "property",
+            "_TrainingEpochLoop.on_advance_end": "(self, data_fetcher)",
+            "_TrainingEpochLoop.on_run_start": "(self, data_fetcher)",
+            "_TrainingEpochLoop.reset": "(self)",
+            "_TrainingEpochLoop.val_loop": "attribute",
+        },
+        EVALUATION: {
+            "_EvaluationLoop": "class",
+            "_EvaluationLoop._combined_loader": "attribute",
+            "_EvaluationLoop._on_evaluation_model_train": "(self)",
+            "_EvaluationLoop.run": "(self, ...)",
+        },
+        FETCHERS: {
+            "_DataFetcher._start_profiler": "attribute",
+            "_DataFetcher._stop_profiler": "attribute",
+            "_DataFetcher.done": "attribute",
+            "_DataFetcher.fetched": "attribute",
+            "_DataLoaderIterDataFetcher": "class",
+            "_PrefetchDataFetcher.batches": "attribute",
+            "_PrefetchDataFetcher.prefetch_batches": "attribute",
+        },
+        "pytorch_lightning": {"LightningModule._on_before_batch_transfer": "(self, batch, dataloader_idx)"},
+    },
+    "lightning_loaders": {
+        COMBINED: {
+            "CombinedLoader._iterator": "attribute",
+            "CombinedLoader._limits": "attribute",
+            "CombinedLoader._mode": "attribute",
+            "CombinedLoader._state_dicts": "(self)",
+            "_MaxSizeCycle": "class",
+            "_MaxSizeCycle._consumed": "attribute",
+            "_ModeIterator._idx": "attribute",
+            "_ModeIterator.iterators": "attribute",
+            "_SUPPORTED_MODES": "value",
+        },
+        TRAINER: {"Trainer._accelerator_connector": "attribute", "Trainer._data_connector": "attribute"},
+        f"{CONNECTORS}.data_connector": {"_DataConnector._prepare_dataloader": "(self, dataloader, shuffle, mode)"},
+        f"{CONNECTORS}.accelerator_connector": {"_AcceleratorConnector.use_distributed_sampler": "attribute"},
+    },
+    "lightning_checkpoints": {
+        TRAINER: {"Trainer._checkpoint_connector": "attribute"},
+        f"{CONNECTORS}.checkpoint_connector": {
+            "_CheckpointConnector._ckpt_path": "attribute",
+            "_CheckpointConnector._loaded_checkpoint": "attribute",
+            "_CheckpointConnector.dump_checkpoint": "(self, weights_only)",
+            "_CheckpointConnector.resume_start": "(self, checkpoint_path, weights_only) | (self, checkpoint_path)",
+        },
+        CALLBACKS: {
+            "ModelCheckpoint._remove_checkpoint": "(self, trainer, filepath)",
+            "ModelCheckpoint._save_checkpoint": "(self, trainer, filepath)",
+            "ModelCheckpoint._save_topk_checkpoint": "(self, trainer, monitor_candidates)",
+            "ModelCheckpoint._update_best_and_save": "(self, current, trainer, monitor_candidates)",
+        },
+    },
+    "lightning_metrics": {
+        TRAINER: {"Trainer._logger_connector": "attribute"},
+        f"{CONNECTORS}.logger_connector.logger_connector": {
+            "_LoggerConnector._callback_metrics": "attribute",
+            "_LoggerConnector._first_loop_iter": "attribute",
+            "_LoggerConnector._logged_metrics": "attribute",
+            "_LoggerConnector._progress_bar_metrics": "attribute",
+        },
+        EPOCH: {"_TrainingEpochLoop._results": "attribute"},
+        RESULT: {
+            "_Metadata": "class",
+            "_Metadata.__init__": "(self, fx, name, prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, "
+            "add_dataloader_idx, dataloader_idx, metric_attribute, _sync)",
+            "_Metadata.sync": "property",
+            "_ResultMetric": "class",
+            "_ResultMetric.__init__": "(self, metadata, is_tensor)",
+            "_ResultMetric.has_reset": "attribute",
+            "_ResultMetric.value": "attribute",
+            "_Sync": "class",
+            "_Sync.__init__": "(self, fn, _should, rank_zero_only, _op, _group)",
+            "_Sync.group": "property",
+            "_Sync.op": "property",
+            "_Sync.should": "property",
+        },
+        "torchmetrics": {"Metric._defaults": "attribute", "Metric._forward_cache": "attribute"},
+    },
+    "metrics": {"torchmetrics": {"Metric._computed": "attribute", "Metric._update_count": "attribute"}},
+    "lightning_callbacks": {
+        CALLBACKS: {
+            "BatchSizeFinder._batch_arg_name": "attribute",
+            "LearningRateFinder._attr_name": "attribute",
+            "ModelPruning._make_pruning_permanent": "attribute",
+            "ModelPruning._original_layers": "attribute",
+            "ModelPruning._parameters_to_prune": "attribute",
+            "StochasticWeightAveraging._accumulate_grad_batches": "attribute",
+            "StochasticWeightAveraging._latest_update_epoch": "attribute",
+            "StochasticWeightAveraging._scheduler_state": "attribute",
+        },
+        f"{CALLBACKS}.spike": {"SpikeDetection.running_mean": "attribute"},
+    },
+    "lightning_trainer": {
+        "pytorch_lightning.strategies": {"DDPStrategy._ddp_kwargs": "attribute"},
+        "pytorch_lightning": {
+            "LightningModule._compiler_ctx": "attribute",
+            "LightningModule._trainer": "attribute",
+        },
+    },
+    "lightning_loggers": {
+        "pytorch_lightning.loggers": {
+            "CSVLogger._experiment": "attribute",
+            "CSVLogger._fs": "attribute",
+            "CSVLogger._version": "attribute",
+            "TensorBoardLogger._version": "attribute",
+        },
+        "pytorch_lightning.loggers.csv_logs": {
+            "ExperimentWriter._check_log_dir_exists": "(self)",
+            "ExperimentWriter._fs": "attribute",
+            "ExperimentWriter._rewrite_with_new_header": "(self, fieldnames)",
+            "ExperimentWriter.metrics_file_path": "attribute",
+            "ExperimentWriter.metrics_keys": "attribute",
+        },
+    },
+    "torch_data": {
+        "torch.utils.data": {
+            "DataLoader._get_iterator": "(self)",
+            "DataLoader._index_sampler": "property",
+            "DataLoader._iterator": "attribute",
+            "_DatasetKind": "class",
+            "_DatasetKind.Map": "value",
+            "_DatasetKind.create_fetcher": "(kind, dataset, auto_collation, collate_fn, drop_last)",
+        },
+        "litdata": {
+            "CombinedStreamingDataset._datasets": "attribute",
+            "ParallelStreamingDataset._datasets": "attribute",
+        },
+        "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter._shutdown_workers": "(self)"},
+        "torch.utils.data._utils.fetch": {
+            "_IterableDatasetFetcher.dataset_iter": "attribute",
+            "_MapDatasetFetcher.fetch": "(self, possibly_batched_index)",
+        },
+    },
+    "torch_modules": {
+        "torch.nn": {
+            "Module._buffers": "attribute",
+            "Module._metadata": "attribute",
+            "Module._parameters": "attribute",
+        },
+        "torch.optim.lr_scheduler": {
+            "ChainedScheduler._schedulers": "attribute",
+            "LRScheduler._last_lr": "attribute",
+            "SequentialLR._schedulers": "attribute",
+        },
+    },
+    "torch_compile": {
+        "torch._dynamo.config": {"recompile_limit": "value"},
+        "torch._dynamo.pgo": {
+            "FrameStateSizeEntry.is_size_dynamic": "(self, dim)",
+            "FrameStateSizeEntry.is_stride_dynamic": "(self, dim)",
+        },
+        "torch._inductor.config": {"deterministic": "value"},
+    },
+    "jsonargparse_types": {
+        "jsonargparse._typehints": {"sort_subtypes_for_union": "(subtypes, ...)"},
+        "jsonargparse": {
+            "ArgumentParser.instantiate": "(self, namespace, ...)",
+            "ArgumentParser.instantiate.component": "local",
+        },
+    },
+    "overhead": {
+        "lightning_fabric.utilities.cloud_io": {"_is_object_storage": "(fs)"},
+        RESULT: {"_ResultMetric.to": "(self, ...)"},
+    },
+    "random_generators": {
+        "numpy.random.bit_generator": {"randbits": "value"},
+        "random": {"Random.seed": "(self, a, ...)"},
+    },
+}

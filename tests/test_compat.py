@@ -1,0 +1,210 @@
+"""The seam to other packages: which of their private names have moved, and that nobody goes around it."""
+
+import ast
+import dis
+import functools
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import pytorch_lightning
+import torch
+from containers import ROOT
+
+from app import imports
+from app.compat import names, versions
+from app.errors import UserError
+
+APP = ROOT / "app"
+COMPAT = sorted(path for path in (APP / "compat").glob("*.py") if path.stem != "names")
+OTHERS = sorted(path for path in APP.rglob("*.py") if path.parent.name != "compat")
+PACKAGES = {"torch", "torchvision", "torchmetrics", "pytorch_lightning", "lightning_fabric", "lightning_utilities"}
+PACKAGES |= {"jsonargparse", "sagemaker_training", "fsspec"}
+PRIVATE = re.compile(r"(?!_fields$)_[A-Za-z]\w*")  # `_fields` of a named tuple is Python's, and public
+TOOLKIT = {"program", "requirements", "start", "toolkit"}
+"""Modules that import the toolkit, which reads where its folders are when it is imported. No class there is derived."""
+
+
+def test_no_private_name_has_moved():
+    """One line for each: what is not what it was, and what of ours needs it."""
+    moved = []
+    for ours, modules in names.NEEDS.items():
+        for module, needed in modules.items():
+            for name, forms in needed.items():
+                found = form(module, name, forms)
+                if not any(fits(found, one) for one in forms.split(" | ")):
+                    who = ", ".join(users(APP / f"compat/{ours}.py", name.rpartition(".")[2])) or "its users"
+                    moved.append(f"{module}.{name}: found {found}, expected {forms}; app/compat/{ours}.py, {who}")
+    versions_of = f"Lightning {pytorch_lightning.__version__}, torch {torch.__version__}"
+    assert not moved, "\n".join([f"{versions_of}: {len(moved)} names have moved:", *moved])
+
+
+def form(module: str, name: str, forms: str) -> str:
+    """Return what a name is, in the words of app/compat/names.py."""
+    try:
+        owner = found = importlib.import_module(module)
+    except ImportError:
+        return "absent"
+    *path, last = name.split(".")
+    for part in path:
+        owner = inspect.getattr_static(owner, part, None)
+    if forms == "local":
+        return "local" if last in inspect.unwrap(owner).__code__.co_varnames else "absent"
+    get = (
+        getattr if isinstance(owner, types.ModuleType) else inspect.getattr_static
+    )  # torch's settings have __getattr__
+    found = get(owner, last, None)
+    found = found.__func__ if isinstance(found, staticmethod) else found
+    if forms == "attribute" and isinstance(owner, type):
+        return "attribute" if last in stored(owner) else "absent"
+    if found is None:
+        return "absent"
+    if isinstance(found, type):
+        return "class"
+    if isinstance(found, property):
+        return "property"
+    if inspect.isfunction(found):
+        return f"({', '.join(inspect.signature(found).parameters)})"
+    return "value"
+
+
+def fits(found: str, expected: str) -> bool:
+    """Return whether what a name is will do."""
+    return found == expected or (expected.endswith("...)") and found.startswith(expected.removesuffix(", ...)")))
+
+
+def codes(kind: type) -> Iterator[types.CodeType]:
+    """Yield the code of a class and of its bases."""
+    for value in (value for one in kind.__mro__ for value in vars(one).values()):
+        function = inspect.unwrap(value) if callable(value) else getattr(value, "fget", None)
+        if isinstance(function, types.FunctionType):
+            yield function.__code__
+
+
+@functools.cache
+def stored(kind: type) -> set[str]:
+    """Return the names of the attributes that a class gives its objects: set by its code, by name, or declared."""
+    found = {name for one in kind.__mro__ for name in inspect.get_annotations(one)}
+    for code in codes(kind):
+        found |= {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"}
+        found |= {text for text in code.co_consts if isinstance(text, str) and PRIVATE.fullmatch(text)}
+    return found
+
+
+@functools.cache
+def private(kind: type) -> set[str]:
+    """Return the private names that a class has or deals with."""
+    found = {name for one in kind.__mro__ for name in vars(one)} | stored(kind)
+    return {name for name in found.union(*(code.co_names for code in codes(kind))) if PRIVATE.fullmatch(name)}
+
+
+def users(path: Path, name: str) -> list[str]:
+    """Return the functions and classes of a module that use a name."""
+    tree = ast.parse(path.read_text())
+    return [
+        node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and name in mentioned(node)
+    ]
+
+
+def mentioned(tree: ast.AST) -> Iterator[str]:
+    """Yield each private name that code imports, reaches for, overrides, or has as a text."""
+    for node in ast.walk(tree):
+        found: list[object] = []
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            texts = [getattr(node, "module", None) or "", *(one.name for one in node.names)]
+            found = [part for text in texts for part in text.split(".")]
+        elif isinstance(node, ast.ClassDef):
+            found = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
+        elif isinstance(node, ast.Attribute):
+            found = [node.attr]
+        elif isinstance(node, ast.keyword):
+            found = [node.arg]
+        elif isinstance(node, ast.Constant):
+            found = [node.value]
+        yield from (name for name in found if isinstance(name, str) and PRIVATE.fullmatch(name))
+
+
+def own(tree: ast.AST) -> set[str]:
+    """Return the functions and classes that a module defines."""
+    return {one.name for one in getattr(tree, "body", ()) if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
+
+
+@pytest.mark.parametrize("path", COMPAT, ids=lambda path: path.stem)
+def test_the_table_has_all_that_a_module_uses(path: Path):
+    """And nothing that it does not use."""
+    tree, needed = ast.parse(path.read_text()), names.NEEDS.get(path.stem, {})
+    used = set(mentioned(tree)) - own(tree)
+    texts = [text for module, each in needed.items() for name, forms in each.items() for text in (module, name, forms)]
+    known = {word for text in texts for word in re.findall(r"\w+", text)}
+    assert sorted(used - known) == [], "app/compat/names.py lacks them"
+    listed = {name.rpartition(".")[2] for each in needed.values() for name in each}
+    assert sorted({name for name in listed if PRIVATE.fullmatch(name)} - used) == [], "nobody needs them any more"
+
+
+def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
+    """A public name that a new version takes would be overridden unseen."""
+    taken = []
+    for path in COMPAT:
+        module = importlib.import_module(f"app.compat.{path.stem}")
+        for kind in (one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__):
+            bases = [one for one in getattr(kind, "__mro__", ()) if not one.__module__.startswith("app.compat.")]
+            theirs = {name for base in bases for name in (*vars(base), *stored(base))}
+            ours = {name for name in getattr(kind, "__dict__", ()) if name[0] != "_"} if bases else set()
+            taken += [f"{kind.__name__}.{name}" for name in ours & theirs]
+    assert taken == ["WriterLogger.experiment"]  # which it overrides on purpose
+
+
+def test_nobody_goes_around_the_seam():
+    """What ruff cannot see: private names of a foreign base class that are overridden, or used of `self`; and texts."""
+    around = []
+    for path in (one for one in OTHERS if one.stem not in TOOLKIT):
+        module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        tree = ast.parse(path.read_text())
+        for node in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
+            texts = {
+                one.value for one in node.args[1:2] if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            }
+            if getattr(node.func, "id", "") in ("getattr", "setattr", "hasattr", "delattr"):
+                around += [f"{path.name}:{node.lineno}: {name}" for name in texts if PRIVATE.fullmatch(name)]
+        for node in (one for one in ast.walk(tree) if isinstance(one, ast.ClassDef)):
+            kind = getattr(module, node.name, None)
+            bases = kind.__mro__[1:] if isinstance(kind, type) else ()
+            theirs = {name for base in bases if base.__module__.partition(".")[0] in PACKAGES for name in private(base)}
+            around += [f"{path.name}: {node.name}.{name}" for name in sorted(theirs & set(mentioned(node)))]
+    assert not around
+
+
+def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
+    """And none is said of the others, nor where Lightning is missing: its import says that."""
+    for found in ("", "2.5.2", "2.5.10", "2.6", "2.6.0.post0", "2.6.7rc1"):
+        monkeypatch.setattr(versions, "version", lambda name, found=found: found)
+        imports.check_version()
+    for found in ("1.9.5", "2.5.1.post0", "2.7.0", "2.10.1", "3.0.0"):
+        monkeypatch.setattr(versions, "version", lambda name, found=found: found)
+        with pytest.raises(
+            UserError, match=f"^requirements.txt: found pytorch-lightning {found}, expected 2.5.2 or later"
+        ):
+            imports.check_version()
+    assert not versions.unsupported(pytorch_lightning.__version__)
+
+
+@pytest.mark.parametrize("program", ["train.py", "train_multi_node.py"])
+def test_a_job_that_has_installed_another_version_ends_with_that_line(tmp_path: Path, program):
+    """Before Lightning is imported, which may fail, and as the job's FailureReason."""
+    installed = tmp_path / "installed/pytorch_lightning-2.4.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pytorch-lightning\nVersion: 2.4.0\n")
+    variables = os.environ | {"PYTHONPATH": f"{installed.parent}:{ROOT}", "SM_OUTPUT_DIR": str(tmp_path)}
+    line = [sys.executable, str(APP / program)]
+    done = subprocess.run(line, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    (said,) = (one for one in done.stderr.splitlines() if not one.startswith("starting: "))  # on a busy machine
+    expected = "error: requirements.txt: found pytorch-lightning 2.4.0, expected 2.5.2 or later and below 2.7; give "
+    assert done.returncode == 1 and said.startswith(expected)
+    assert (tmp_path / "failure").read_text() == said
