@@ -105,7 +105,7 @@ class DrawnWithState(Drawn):
         """Go there."""
         if state["samples"] is not None:
             self.samples.load_state_dict(state["samples"])
-        if state["over"]:
+        if state.get("over"):
             self.samples, self.over = iter(()), True
         *seed, self.number = state[self.NUMBER]
         self.seed = tuple(seed)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import sweeper
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = os.environ.get("DOCKER", "docker")
 TAG = os.environ.get("SAGEMAKER_LIGHTNING_TEST_IMAGE_TAG", "sagemaker-lightning-test")
@@ -17,10 +19,10 @@ BASE = "sagemaker-lightning-base:stand-in"
 
 
 def docker(*arguments: str, timeout: float = 600, **options) -> subprocess.CompletedProcess:
-    """Run the docker client and return what it said, both streams in `stdout`."""
-    return subprocess.run(
-        [DOCKER, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, **options
-    )
+    """Run the docker client and return what it said, both streams in `stdout`. What it makes has the run's label."""
+    words = 1 if arguments[0] == "run" else 2 if arguments[:2] == ("network", "create") else 0
+    line = [DOCKER, *arguments[:words], *(sweeper.labels() if words else []), *arguments[words:]]
+    return subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, **options)
 
 
 @functools.cache

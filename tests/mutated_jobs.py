@@ -173,7 +173,7 @@ NEEDS = {
 VALUES = [
     "", " ", "null", "None", "true", "False", "abc", "-1", "-0.5", "0", "1", "1.5", "1e3", "1e400", "nan", "inf",
     "99999999999999999999", "[1]", "[]", "{}", '{"a": 1}', '["a", {"b": null}]', '"quoted"', r'"\"twice\""', "'x'",
-    "é", "日本", "\0", "a\nb", "\x1b[31m", "٥", "5 ", "x" * 2500, "/nonexistent/x", "/proc/x", "../..", "~", "$HOME",
+    "é", "日本", "\0", "a\nb", "\x1b[31m", "٥", "5 ", "x" * 2500, "nonexistent/x", "/proc/x", "../..", "~", "$HOME",
     "%s", "{epoch}", "{nope:d}", "!!python/object:os.system x", "&a [*a]", "\ud800", "<b>", "a=b", "--x", "-", "@file",
     '{"class_path": "Nope"}', '{"class_path": 5}', '{"init_args": 3}', "json.JSONDecoder", "nope.Nope", "mine.NoModel",
     "mine.function", "mine", ".", "..", "mine.", "os.path", "app.model", True, None, 3, 1.5, [1, 2], {"a": [1]},
@@ -413,7 +413,7 @@ def _folder(draw: random.Random) -> Case:
         path = folder / place
         if path.is_dir():
             shutil.rmtree(path)
-        path.symlink_to("/nonexistent/there") if link else _write(path, b"")
+        path.symlink_to("/proc/nonexistent/there") if link else _write(path, b"")
 
     given = BASE | ({flag: "here"} if flag else {})
     return Case(f"{'a dead link' if link else 'a file'} at {place} {flag or ''}", given, prepare, names=(place[-5:],))

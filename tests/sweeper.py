@@ -3,9 +3,11 @@ sweeps.
 
     python tests/sweeper.py RUN IMAGE       started by tests/conftest.py, which holds the other end of the pipe
 
-A run that is killed tears no fixture down. What it started has its number in the environment (processes), or is of its
-image and has folders of its own mounted (containers); networks of theirs go, too. The run's folder is the first line of
-the standard input; a run that comes to its end says so there. Standard library only.
+A run that is killed tears no fixture down. Its processes have its number in their environment, or are below one that
+has; its containers and networks have it as their label, or something of the run's folder mounted. Of a rehearsal
+(scripts/rehearsal) whose folder is in the run's, all is ended that the next rehearsal would end. What is mounted in the
+run's folder goes, too. That folder is the first line of the standard input; a run that comes to its end says so there.
+Standard library only.
 """
 
 import os
@@ -17,16 +19,41 @@ from pathlib import Path
 
 VARIABLE = "SAGEMAKER_LIGHTNING_TEST_RUN"
 DONE = "done"
+ROOT = Path(__file__).resolve().parent.parent
+END_ORPHANS = """
+import docker
+from scripts.rehearsal.owner import Owner
+try:
+    client = docker.from_env()
+except docker.errors.DockerException:
+    client = None
+owner = Owner()
+owner.end_orphans(client)
+owner.close(client)
+"""
+
+
+def labels() -> list[str]:
+    """Return what the docker client is told of what it makes for this run, if there is one."""
+    run = os.environ.get(VARIABLE)
+    return [f"--label={VARIABLE}={run}"] if run else []
 
 
 def processes(run: str) -> list[int]:
-    """Return the processes that have the run's number in their environment, this one left out."""
-    found = []
+    """Return the processes that have the run's number in their environment, and those below them, but for this one."""
+    found, below = set(), {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
+            number, parent = int(folder.name), int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            below.setdefault(parent, []).append(number)
             if f"{VARIABLE}={run}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return [number for number in found if number != os.getpid()]
+                found.add(number)
+    found.discard(os.getpid())
+    ordered = list(found)
+    for number in ordered:  # which grows
+        ordered += [child for child in below.get(number, []) if child not in found]
+        found.update(below.get(number, []))
+    return ordered
 
 
 def end_processes(run: str) -> None:
@@ -39,8 +66,8 @@ def end_processes(run: str) -> None:
                 os.kill(number, signal.SIGKILL)
 
 
-def remove_containers(image: str, folder: str) -> None:
-    """Remove an image's containers that have something below `folder` mounted, and the networks that they are on."""
+def remove_containers(run: str, image: str, folder: str) -> None:
+    """Remove the containers of a run or of `image` with something below `folder` mounted, and the networks of both."""
     docker = os.environ.get("DOCKER", "docker")
 
     def ask(*line: str) -> list[str]:
@@ -48,9 +75,11 @@ def remove_containers(image: str, folder: str) -> None:
             return subprocess.run([docker, *line], capture_output=True, text=True, timeout=120).stdout.split()
         return []
 
-    of_image = ask("ps", "--all", "--quiet", f"--filter=ancestor={image}")
+    label = f"--filter=label={VARIABLE}={run}"
     sources = "--format={{range .Mounts}}{{.Source}} {{end}}"
-    containers = [one for one in of_image if any(path.startswith(folder) for path in ask("inspect", sources, one))]
+    of_image = ask("ps", "--all", "--quiet", f"--filter=ancestor={image}")
+    containers = {one for one in of_image if any(path.startswith(folder) for path in ask("inspect", sources, one))}
+    containers |= {*ask("ps", "--all", "--quiet", label)}
     networks = {
         name
         for one in containers
@@ -58,8 +87,24 @@ def remove_containers(image: str, folder: str) -> None:
     }
     if containers:
         ask("rm", "--force", "--volumes", *containers)
-    for name in networks - {"bridge", "host", "none"}:
+    for name in {*networks, *ask("network", "ls", "--quiet", label)} - {"bridge", "host", "none"}:
         ask("network", "rm", name)
+
+
+def end_rehearsals(folder: Path) -> None:
+    """End what killed rehearsals in a folder have left: containers, processes, networks of both, folders."""
+    for path in folder.rglob("sagemaker-lightning-rehearsal"):
+        python, variables = ROOT / ".venvs/rehearsal/bin/python", os.environ | {"XDG_CACHE_HOME": str(path.parent)}
+        with suppress(OSError):
+            subprocess.run([python, "-c", END_ORPHANS], cwd=ROOT, env=variables, capture_output=True, timeout=120)
+
+
+def unmount(folder: str) -> None:
+    """Unmount what is mounted below a folder, the last first."""
+    targets = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for target in reversed([target for target in targets if target.startswith(f"{folder}/")]):
+        with suppress(OSError):
+            subprocess.run(["umount", "--lazy", target], capture_output=True, timeout=120)
 
 
 if __name__ == "__main__":
@@ -69,4 +114,6 @@ if __name__ == "__main__":
     ended = sys.stdin.readline().strip() == DONE  # not to its end: a forked data worker may hold the pipe, too
     end_processes(sys.argv[1])
     if folder and not ended:
-        remove_containers(sys.argv[2], folder)
+        remove_containers(*sys.argv[1:], folder)
+        end_rehearsals(Path(folder))
+        unmount(folder)

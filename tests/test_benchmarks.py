@@ -1,6 +1,7 @@
 """The benchmarks run, each in miniature, and say what was measured, where and how often; no time is judged."""
 
 import math
+import os
 import re
 import subprocess
 import sys
@@ -87,11 +88,12 @@ def test_processor_time_is_counted(real, monkeypatch, capsys):
 
 @pytest.mark.soak
 @pytest.mark.root
-def test_a_spot_job_ends_with_the_bits_of_one_left_alone():
+def test_a_spot_job_ends_with_the_bits_of_one_left_alone(tmp_path):
     flags = ["--interruptions=1", "--epochs=2", "--engine=processes"]
     done = subprocess.run(
-        [python_of("rehearsal"), "-m", "benchmarks.spot", *flags], cwd=ROOT, capture_output=True, text=True
-    )
+        [python_of("rehearsal"), "-m", "benchmarks.spot", *flags],
+        cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.search(r"^seed 1, of any warned: [01] interruptions, weights the same$", done.stdout, re.MULTILINE)
 

@@ -33,7 +33,7 @@ FOUND = [
     mutated_jobs.Case(
         "a dead link for logs",
         {"logger.save_dir": "here"},
-        lambda folder: (folder / "code/here").symlink_to("/nonexistent/there"),
+        lambda folder: (folder / "code/here").symlink_to("/proc/nonexistent/there"),  # which root cannot make either
         names=("code/here: logs cannot be written there",),
         fails=True,
     ),

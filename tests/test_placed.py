@@ -15,7 +15,9 @@ from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
 from app.chance import Chance
+from app.compat.lightning_loops import _TakesLoaders
 from app.keys import seed_all, unseeded
+from app.loops import _Loaders
 
 EPOCHS = 3
 
@@ -123,6 +125,31 @@ def test_no_worker_outlives_its_loaders(options):
     next(fetcher)
     assert len(set(active_children()) - before) == 2
     both.reset()
+    assert set(active_children()) <= before
+
+
+@pytest.mark.parametrize("options, begin_anew", [({}, 1), (STATE, 0)])
+def test_workers_that_stay_are_said_to_begin_anew(capsys, options, begin_anew):
+    begin(made("resumable", **TWO, **options, persistent=True))
+    said = "persistent_workers: those of streams.Resumable begin anew with each epoch"
+    assert capsys.readouterr().out.count(said) == begin_anew
+
+
+def test_no_worker_outlives_loaders_that_are_made_anew():
+    """As Lightning does with `reload_dataloaders_every_n_epochs`; one that stays keeps its workers."""
+
+    class Loop(_Loaders, _TakesLoaders):
+        kind = "train"
+        trainer, restart = SimpleNamespace(global_rank=0), SimpleNamespace(chance=Chance(7))
+
+    before, loop = set(active_children()), Loop()
+    both, fetcher = begin(made("resumable+resumable", **TWO, **STATE, persistent=True))
+    vars(loop)["_combined_loader"] = both
+    both.begin(fetcher, 0, 0)
+    stays = both.flattened[0]
+    loop._combined_loader = CombinedLoader([stays])
+    assert set(active_children()) - before == set(stays._iterator._workers)
+    loop._combined_loader.reset()
     assert set(active_children()) <= before
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import sweeper
 from conftest import write_cifar
 from containers import DOCKER, ROOT, TAG, build_variables, copy_checkout, no_engine
 from environments import python_of
@@ -56,8 +57,9 @@ def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
     text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", TAG, text)
     short = "output/ml/input/config/hyperparameters.json:/opt/ml/input/config/hyperparameters.json:ro"
     text = text.replace(f"--rm {TAG} train", f'--rm -v "$PWD/{short}" {TAG} train')
+    text = text.replace("docker run", f"docker run {' '.join(sweeper.labels())}")
     command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
-    variables = os.environ | (image_variables() if needs_docker else {})
+    variables = os.environ | {"XDG_CACHE_HOME": str(checkout / "cache")} | (image_variables() if needs_docker else {})
     done = subprocess.run(
         command, cwd=checkout, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1500
     )

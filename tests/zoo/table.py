@@ -298,7 +298,8 @@ add("detect_anomaly, deterministic, profiler", detect_anomaly=True, deterministi
 add("no validation", limit_val_batches=0, ranks=(1, 2))
 add("no logger, bar and sanity check", logger=False, enable_progress_bar=False, num_sanity_val_steps=0)
 DDP = made("pytorch_lightning.strategies.DDPStrategy", gradient_as_bucket_view=True, static_graph=True)
-add("DDP: a static graph, gradients as views", ranks=(2, 3), accumulate_grad_batches=2, strategy=DDP)
+# Without accumulate_grad_batches: torch fails of both, in plain Lightning, too (reducer.cpp, expect_autograd_hooks_).
+add("DDP: a static graph, gradients as views", ranks=(2, 3), strategy=DDP)
 
 subject = "Programs of one's own"
 add("k-fold cross-validation", data="sampling.FoldData", program="kfold.py", max_epochs=2)
