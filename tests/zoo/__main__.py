@@ -95,6 +95,8 @@ def run(given: argparse.Namespace) -> int:
         ways = [way for way in launchers(configuration) if re.search(given.launcher, way)]
         found = planned(ways, configuration, given.rounds, given.seed, done)
         work += [(configuration, way, seeds) for way, seeds in found.items()]
+    if given.folder:
+        Path(given.folder).mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(given.jobs) as pool:
         for _ in pool.map(one, work):
             pass
