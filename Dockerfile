@@ -108,7 +108,7 @@ COPY app app
 # NVIDIA_*: which GPUs and which parts of the driver the host's container runtime brings in.
 ARG SAGEMAKER_PROGRAM=app/train_multi_node.py
 ENV SAGEMAKER_PROGRAM=$SAGEMAKER_PROGRAM \
-    SAGEMAKER_TRAINING_MODULE=app.toolkit:main \
+    SAGEMAKER_TRAINING_MODULE=sagemaker_lightning.launch.toolkit_hook:main \
     PYTHONPATH=/opt/sagemaker-lightning \
     PYTHONUNBUFFERED=1 \
     NVIDIA_VISIBLE_DEVICES=all \

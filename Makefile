@@ -16,7 +16,7 @@ $(VENV)/ready: environment.yml tests/requirements.txt scripts/make_env.sh
 
 train: $(VENV)/ready  ## train on the embedded data, by the SageMaker toolkit, without Docker; files go to output/ml
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR) SAGEMAKER_BASE_DIR=$(CURDIR)/output/ml \
-	SAGEMAKER_PROGRAM=app/train_multi_node.py SAGEMAKER_TRAINING_MODULE=app.toolkit:main ./entrypoint.sh train
+	SAGEMAKER_PROGRAM=app/train_multi_node.py SAGEMAKER_TRAINING_MODULE=sagemaker_lightning.launch.toolkit_hook:main ./entrypoint.sh train
 
 test: $(VENV)/ready  ## run all tests, three side by side; those of the image need a Docker engine
 	$(BIN)/python -m pytest -n 3 $(FLAGS)
@@ -64,13 +64,13 @@ push:  ## push the image to REPOSITORY: NAME in your Amazon ECR registry, or HOS
 	IMAGE=$(IMAGE) scripts/push_image.sh $(REPOSITORY)
 
 REHEARSAL := .venvs/rehearsal
-$(REHEARSAL)/requirements.txt: scripts/rehearsal/requirements.txt
+$(REHEARSAL)/requirements.txt: rehearsal/requirements.txt
 	$(PYTHON) -m venv $(REHEARSAL)
 	$(REHEARSAL)/bin/python -m pip install --quiet --no-compile -r $<
 	cp $< $@
 
 rehearsal: $(REHEARSAL)/requirements.txt  ## a SageMaker on this machine, spot interruptions included (FLAGS="--help" lists its flags)
-	$(REHEARSAL)/bin/python -m scripts.rehearsal $(FLAGS)
+	$(REHEARSAL)/bin/python -m rehearsal $(FLAGS)
 
 benchmark: $(VENV)/ready  ## measure, as ratios in one run: images/s against bare PyTorch and the original's recipe, start-up
 	PATH="$(CURDIR)/$(BIN):$$PATH" ./entrypoint.sh python -m benchmarks

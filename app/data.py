@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from app import cifar
-from app.datamodule import ResidentDataModule
-from app.errors import UserError
+from app import cifar10_files
+from app.in_memory import ResidentDataModule
+from sagemaker_lightning.contract.errors import UserError
 
 
 class CIFAR10DataModule(ResidentDataModule):
@@ -38,11 +38,11 @@ class CIFAR10DataModule(ResidentDataModule):
     def prepare_data(self) -> None:
         """Download, once per node, if that was asked for."""
         if self.download:
-            cifar.download(self._folder)
+            cifar10_files.download(self._folder)
 
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
-        return cifar.read(self._folder, train, channel=f"--data.data_dir={self.data_dir}", part=self.sharded)
+        return cifar10_files.read(self._folder, train, channel=f"--data.data_dir={self.data_dir}", part=self.sharded)
 
     @property
     def _folder(self) -> Path:

@@ -9,11 +9,11 @@ in `neighbours` and `scores`, by number); with `dense`, all scores ([rows, all r
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
-    from app import starting, threads
-    from app.stop import leave_at_once
+    from sagemaker_lightning.contract.shutdown import leave_at_once
+    from sagemaker_lightning.process import start_notice, threads
 
     leave_at_once()
-    starting.begin("importing torch")
+    start_notice.begin("importing torch")
     threads.prepare()
 
 from collections.abc import Iterator
@@ -24,10 +24,10 @@ import numpy as np
 import torch
 
 from app import split
-from app.embeddings import Table
-from app.environment import Environment, failure_file, place
-from app.errors import UserError
-from app.failures import reported
+from sagemaker_lightning.contract.environment import Environment, failure_file, place
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.failures import reported
+from sagemaker_lightning.rows.table import Table
 
 GROUP = 64  # of so many columns, the maximum is taken first: sorting all scores would take longer than computing them
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -7,19 +7,21 @@ On one node it is app/train.py, and nothing more.
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
-    from app import starting
-    from app.imports import import_lightning
-    from app.stop import leave_at_once
+    from sagemaker_lightning.contract.shutdown import leave_at_once
+    from sagemaker_lightning.process import start_notice
+    from sagemaker_lightning.process.lightning_import import import_lightning
 
     leave_at_once()
-    starting.begin("importing torch and Lightning")
+    start_notice.begin("importing torch and Lightning")
     import_lightning()
 
 import os
 
-from app import rendezvous, starting, train
-from app.environment import Environment, failure_file, place
-from app.failures import reported
+from app import train
+from sagemaker_lightning.contract import rendezvous
+from sagemaker_lightning.contract.environment import Environment, failure_file, place
+from sagemaker_lightning.contract.failures import reported
+from sagemaker_lightning.process import start_notice
 
 
 def main(args: list[str] | None = None) -> None:
@@ -27,7 +29,7 @@ def main(args: list[str] | None = None) -> None:
     with reported(failure_file(), place()):
         environment = Environment.read()
         if len(environment.hosts) > 1:
-            starting.doing("waiting for the other hosts")
+            start_notice.doing("waiting for the other hosts")
         os.environ.update(rendezvous.prepared(environment) | os.environ)
     train.main(args)
 

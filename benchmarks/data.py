@@ -19,11 +19,11 @@ import numpy as np
 from torch.utils.data import DataLoader, random_split
 from torchvision.datasets import CIFAR10
 
-from app import cifar
+from app import cifar10_files
 from app.data import CIFAR10DataModule
-from app.memory import give_back
 from benchmarks import report, training
 from benchmarks.original import Images
+from sagemaker_lightning.process.allocator import give_back
 
 SIZE = 50_000 * 3 * 32 * 32  # bytes
 PAIRS = 5  # default of --n
@@ -45,8 +45,8 @@ def theirs(folder: Path) -> float:
         """Whose checksums are those of the files at hand, which are checked all the same."""
 
         train_list, test_list = (
-            [[name, hashlib.md5((folder / cifar.FOLDER / name).read_bytes()).hexdigest()] for name in names]
-            for names in (cifar.TRAIN_FILES, cifar.TEST_FILES)
+            [[name, hashlib.md5((folder / cifar10_files.FOLDER / name).read_bytes()).hexdigest()] for name in names]
+            for names in (cifar10_files.TRAIN_FILES, cifar10_files.TEST_FILES)
         )
         meta = CIFAR10.meta | {"md5": None}
 
@@ -71,13 +71,15 @@ def _measured(read, folder: Path) -> tuple[float, float]:
 
 def write(folder: Path) -> None:
     """Write random images in the format and of the size of CIFAR-10."""
-    (folder / cifar.FOLDER).mkdir(parents=True)
+    (folder / cifar10_files.FOLDER).mkdir(parents=True)
     draw = np.random.default_rng(0)
-    for name in cifar.TRAIN_FILES + cifar.TEST_FILES:
+    for name in cifar10_files.TRAIN_FILES + cifar10_files.TEST_FILES:
         images = draw.integers(256, size=(10_000, 3072), dtype=np.uint8)
         batch = {"data": images, "labels": draw.integers(10, size=10_000).tolist()}
-        (folder / cifar.FOLDER / name).write_bytes(pickle.dumps(batch, protocol=2))
-    (folder / cifar.FOLDER / CIFAR10.meta["filename"]).write_bytes(pickle.dumps({"label_names": list("0123456789")}))
+        (folder / cifar10_files.FOLDER / name).write_bytes(pickle.dumps(batch, protocol=2))
+    (folder / cifar10_files.FOLDER / CIFAR10.meta["filename"]).write_bytes(
+        pickle.dumps({"label_names": list("0123456789")})
+    )
 
 
 def run(n: int, data_dir: Path | None) -> list[report.Comparison]:

@@ -88,7 +88,7 @@ class Train(Process):
         variables = os.environ | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
             "SAGEMAKER_BASE_DIR": str(self.folder), "SAGEMAKER_PROGRAM": self.program, "OMP_NUM_THREADS": "1",
-            "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main",
+            "SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main",
         }  # fmt: skip
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen([ROOT / "entrypoint.sh", "train"], env=variables, stdout=log, stderr=log)

@@ -15,9 +15,9 @@ from statistics import median
 import torch
 from pytorch_lightning import Callback
 
-from app.agreement import Agreement
-from app.resume import Resume
 from benchmarks.report import ROOT, variables
+from sagemaker_lightning.resume.agreement import Agreement
+from sagemaker_lightning.resume.callback import Resume
 
 STEPS = 40
 INTERVAL = 60 * inspect.signature(Resume).parameters["every_n_minutes"].default  # seconds
@@ -87,8 +87,8 @@ def main() -> None:
 
 def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS) -> Stalls:
     """Train in this process, with a checkpoint every few steps, and return what was measured."""
-    from app.cli import CLI
-    from app.environment import Environment
+    from sagemaker_lightning.cli.lightning_cli import CLI
+    from sagemaker_lightning.contract.environment import Environment
 
     flags = ["--trainer.max_epochs=-1", f"--trainer.max_steps={steps}", f"--trainer.accelerator={accelerator}"]
     flags += [f"--resume.dirpath={folder}", "--resume.every_n_steps=5", "--checkpoint.monitor=null"]

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, random_split
 from torchvision import transforms
 from torchvision.models import resnet18
 
-from app import cifar
+from app import cifar10_files
 from app.augmentation import Normalize
 from app.data import CIFAR10DataModule
 from benchmarks import accuracy, report, training, turns
@@ -78,7 +78,9 @@ class Tutorial(LightningModule):
 def recipe(clock: Clock, data_dir: Path | None) -> None:
     """Train by the original's recipe, on the CIFAR-10 in `data_dir` or on random images."""
     pin = training.accelerator() == "cuda"
-    data = Images(*(cifar.read(data_dir, True, "--data_dir") if data_dir else RandomDataModule().load(train=True)))
+    data = Images(
+        *(cifar10_files.read(data_dir, True, "--data_dir") if data_dir else RandomDataModule().load(train=True))
+    )
     loader = DataLoader(data, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1, pin_memory=pin)
     with training.quiet(), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -124,7 +126,7 @@ def accuracies(n: int, data_dir: Path) -> None:
 def _trained(seed: int, seconds: float, data_dir: Path) -> tuple[int, float]:
     """Train by the original's recipe for so many seconds; return how many images it saw, and the accuracy."""
     seed_everything(seed)
-    model, data = Tutorial(), Images(*cifar.read(data_dir, True, "--data_dir"))
+    model, data = Tutorial(), Images(*cifar10_files.read(data_dir, True, "--data_dir"))
     train, _ = random_split(data, [0.8, 0.2])
     loader = DataLoader(train, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1)
     with training.quiet(), tempfile.TemporaryDirectory() as folder:
@@ -133,7 +135,7 @@ def _trained(seed: int, seconds: float, data_dir: Path) -> tuple[int, float]:
             default_root_dir=folder, enable_progress_bar=False,
         )  # fmt: skip
         trainer.fit(model, loader)
-    images, labels = cifar.read(data_dir, False, "--data_dir")
+    images, labels = cifar10_files.read(data_dir, False, "--data_dir")
     images = Normalize(CIFAR10DataModule.mean, CIFAR10DataModule.std)(torch.from_numpy(images))
     with torch.inference_mode():
         found = torch.cat([model.eval().cpu().network(part).argmax(1) for part in images.split(500)])

@@ -26,12 +26,13 @@ import torch
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from app import drawing, generators, graph, keys, placed, state
-from app.cli import CLI
-from app.environment import Environment
-from app.proof import Proof
-from app.resume import Resume
 from benchmarks import report, startup, training
+from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.data import epoch_loaders, sample_seeding, seeded_indices
+from sagemaker_lightning.resume.callback import Resume
+from sagemaker_lightning.resume.verification import Proof
+from sagemaker_lightning.state import generators, object_graph, object_state
 
 PAIRS, STARTS = 20, 5  # defaults of --n and --starts
 DATA = {"our loader": [], "a DataLoader": [f"--data={__package__}.proof.Loaded"],
@@ -89,12 +90,14 @@ def without() -> Iterator[None]:
 
     left_out = [(Resume, hook) for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end")]
     left_out += [(Proof, step) for step in ("start", "look_at", "saved")]
-    left_out += [(module, "walk") for module in (graph, generators, state, drawing, keys)]
+    left_out += [
+        (module, "walk") for module in (object_graph, generators, object_state, sample_seeding, seeded_indices)
+    ]
     with ExitStack() as patched:
         for owner, name in left_out:
             patched.enter_context(mock.patch.object(owner, name, nothing))
-        patched.enter_context(mock.patch.object(keys.Found, "more", lambda found: False))
-        patched.enter_context(mock.patch.object(placed.Turns, "_prove", lambda turns, done: turns.begin(0, 0)))
+        patched.enter_context(mock.patch.object(seeded_indices.Found, "more", lambda found: False))
+        patched.enter_context(mock.patch.object(epoch_loaders.Turns, "_prove", lambda turns, done: turns.begin(0, 0)))
         yield
 
 

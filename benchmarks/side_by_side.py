@@ -5,7 +5,8 @@
 Each job is a process of its own, `python app/train.py` on random images in batches of 32. The two kinds take turns, in
 which as many jobs as are asked for train at the same time, for so many seconds after five that are not counted; all
 others are asleep. The kind that always spins has libgomp's own default as GOMP_SPINCOUNT, which is left alone as
-anything is that a user sets (app/threads.py). The last rows compare what all jobs do with what one does alone.
+anything is that a user sets (sagemaker_lightning/process/threads.py). The last rows compare what all jobs do with what
+one does alone.
 """
 
 import argparse

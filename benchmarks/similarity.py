@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from app import memory
-from app.embeddings import Table
 from app.similarity import KINDS, Compared, Similarity
 from benchmarks import report
+from sagemaker_lightning.process import allocator
+from sagemaker_lightning.rows.table import Table
 
 CPU = torch.device("cpu")
 BLOCK = 1024  # rows that are compared with all rows in a turn
@@ -38,7 +38,7 @@ def contenders(
     table: np.ndarray, k: int, folder: Path, device: torch.device = CPU, precision: str = "float32"
 ) -> dict[str, Callable[[], object]]:
     """Return what does a block of rows, by name, ready to go: what is done once for all blocks is done."""
-    memory.keep_freed()  # as app/split.py does; the others have it, too
+    allocator.keep_freed()  # as app/split.py does; the others have it, too
     np.save(folder / "rows.npy", table)
     settings = Similarity(top_k=k, memory=4, precision=precision)
     ours = Compared(settings, Table.read(folder, "rows"), device)

@@ -79,7 +79,9 @@ def train() -> float:
         variables = {"SAGEMAKER_BASE_DIR": base, "SAGEMAKER_PROGRAM": "app/train_multi_node.py"}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         line = [str(report.ROOT / "entrypoint.sh"), "train"]
-        return seconds(line, PATH=path, SAGEMAKER_TRAINING_MODULE="app.toolkit:main", **variables)
+        return seconds(
+            line, PATH=path, SAGEMAKER_TRAINING_MODULE="sagemaker_lightning.launch.toolkit_hook:main", **variables
+        )
 
 
 def container(image: str, checkpoints: Path) -> float:

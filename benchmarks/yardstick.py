@@ -4,7 +4,7 @@
 
 images/s of `benchmarks.original` depend on what else the machine does; the processor time of one thread does much less.
 It is counted in user code, in the kernel, which mostly clears memory, and in the original's data worker. The original's
-recipe is measured as it is, and with its freed memory kept as ours is (app/memory.py).
+recipe is measured as it is, and with its freed memory kept as ours is (sagemaker_lightning/process/allocator.py).
 """
 
 import multiprocessing
@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 import torch
 
-from app import memory
 from benchmarks import original, report, training
 from benchmarks.training import RandomDataModule
 from benchmarks.turns import Clock
+from sagemaker_lightning.process import allocator
 
 WARMUP = 5  # steps that are not counted
 FORK = multiprocessing.get_context("fork")
@@ -52,7 +52,7 @@ def _used() -> dict[str, float]:
 
 def kept(clock: Clock) -> None:
     """Train by the original's recipe with freed memory kept."""
-    memory.keep_freed()
+    allocator.keep_freed()
     original.recipe(clock, None)
 
 

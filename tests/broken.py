@@ -12,14 +12,16 @@ import torch
 from pytorch_lightning.callbacks import StochasticWeightAveraging
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 
-from app import generators, intact, journal, partial, placed, revive
-from app.chance import Chance
-from app.exact import Batches
-from app.held import Held
-from app.placed import Placed
-from app.state import State
+from sagemaker_lightning.data import epoch_loaders
+from sagemaker_lightning.data.deterministic import Batches
+from sagemaker_lightning.data.epoch_loaders import Placed
+from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.resume import epoch_state, journal, model_changes, restore_check
+from sagemaker_lightning.resume.user_state import Held
+from sagemaker_lightning.state import generators
+from sagemaker_lightning.state.object_state import State
 
-begin, next_batch, order, of_rank = Placed.begin, Placed.__next__, Batches._order, partial.of_rank
+begin, next_batch, order, of_rank = Placed.begin, Placed.__next__, Batches._order, epoch_state.of_rank
 
 
 def nothing(*_, **__) -> None:
@@ -80,11 +82,11 @@ MISTAKES: dict[str, Callable[[], None]] = {
     "schedulers are not restored": lambda: setattr(_CheckpointConnector, "restore_lr_schedulers", nothing),
     "optimizers are not restored": lambda: setattr(_CheckpointConnector, "restore_optimizers", nothing),
     "weights are not restored": lambda: setattr(_CheckpointConnector, "restore_model", nothing),
-    "buffers and metrics are not restored": lambda: setattr(partial, "restore_rank", nothing),
+    "buffers and metrics are not restored": lambda: setattr(epoch_state, "restore_rank", nothing),
     "an average is not restored": lambda: setattr(StochasticWeightAveraging, "_load_average_model_state", nothing),
-    "an average does not go on": lambda: setattr(revive, "go_on_averaging", nothing),
-    "hooks are not run again": lambda: setattr(revive, "make_again", nothing),
-    "what was seen is not skipped": lambda: setattr(placed.Turns, "go_to", not_skipped),
+    "an average does not go on": lambda: setattr(model_changes, "go_on_averaging", nothing),
+    "hooks are not run again": lambda: setattr(model_changes, "make_again", nothing),
+    "what was seen is not skipped": lambda: setattr(epoch_loaders.Turns, "go_to", not_skipped),
 }
 
 
@@ -94,7 +96,7 @@ def main() -> None:
     with contextlib.suppress(KeyError):
         MISTAKES[os.environ["BREAK"]]()
     if os.environ.get("BLIND"):
-        intact.lost = lambda *_: []
+        restore_check.lost = lambda *_: []
     interruptible.main()
 
 

@@ -66,7 +66,7 @@ def cifar(tmp_path: Path) -> Path:
     return tmp_path / "cifar"
 
 
-TOOLKIT = ["python", "-m", "app.start"]  # what entrypoint.sh becomes
+TOOLKIT = ["python", "-m", "sagemaker_lightning.launch.train_command"]  # what entrypoint.sh becomes
 
 
 class Job:
@@ -83,7 +83,7 @@ class Job:
             "PYTHONPATH": str(ROOT),
             "SAGEMAKER_BASE_DIR": str(self.base),
             "SAGEMAKER_PROGRAM": "app/train_multi_node.py",
-            "SAGEMAKER_TRAINING_MODULE": "app.toolkit:main",
+            "SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main",
         }
 
     def write(self, name: str, text: str) -> None:

@@ -1,6 +1,6 @@
 """Changes app/ in one place at a time, and says which changes no test finds: `make mutants`.
 
-    python tests/mutants.py [--n 200] [--seed 1] [--only app/stop.py ...]
+    python tests/mutants.py [--n 200] [--seed 1] [--only sagemaker_lightning/contract/shutdown.py ...]
 
 Each mutant is a copy of the checkout with one operator, constant, condition, return or call changed. The tests that
 name its module run on it, the quick files first, until one fails; a mutant on which all pass survives, and is printed.

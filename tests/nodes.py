@@ -120,7 +120,11 @@ class Nodes:
     def kill_last_rank(self, host: str) -> None:
         """Kill the rank of a host that was started last."""
         listed = docker("top", self.containers[host], "-eo", "pid,args").stdout.splitlines()[1:]
-        ranks = [line.split()[0] for line in listed if "app/train" in line and "app/torchrun.py" not in line]
+        ranks = [
+            line.split()[0]
+            for line in listed
+            if "app/train" in line and "sagemaker_lightning/launch/torchrun.py" not in line
+        ]
         subprocess.run(["kill", "-KILL", ranks[-1]], check=True)
 
     def cut(self, host: str) -> None:

@@ -16,7 +16,7 @@ import torch
 import warm
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from app.datamodule import ResidentDataModule
+from app.in_memory import ResidentDataModule
 
 WAIT = 120  # seconds at most; a rank that takes longer hangs
 

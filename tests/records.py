@@ -2,7 +2,7 @@
 
 import math
 
-from scripts.rehearsal.record import Attempt, Instance, Interruption, Point, Record, Transition
+from rehearsal.jobs.record import Attempt, Instance, Interruption, Point, Record, Transition
 
 
 def points(*pairs: tuple[float, int], **values: float) -> list[Point]:

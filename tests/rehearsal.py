@@ -28,7 +28,7 @@ class Rehearsal:
         flags: Its flags.
     """
 
-    program = ("-m", "scripts.rehearsal")
+    program = ("-m", "rehearsal")
 
     def __init__(self, folder: Path, *flags: str) -> None:
         self.folder, self.cache = folder / "reports", folder / "cache"
@@ -162,7 +162,7 @@ def run(rehearsal: Rehearsal, *line, **more) -> subprocess.CompletedProcess:
     command = [
         python_of("rehearsal"),
         "-m",
-        "scripts.rehearsal",
+        "rehearsal",
         "exec",
         f"--endpoint={rehearsal.endpoint}",
         "--",
@@ -186,7 +186,7 @@ def run_command(rehearsal: Rehearsal, *line: str) -> subprocess.CompletedProcess
     command = [
         python_of("rehearsal"),
         "-m",
-        "scripts.rehearsal",
+        "rehearsal",
         line[0],
         f"--endpoint={rehearsal.endpoint}",
         *line[1:],

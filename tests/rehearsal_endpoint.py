@@ -8,7 +8,8 @@ Docker's bridge.
 import sys
 import threading
 
-from scripts.rehearsal import __main__, listen, serve
+from rehearsal import __main__, session
+from rehearsal.api import sockets
 
 
 class Host:
@@ -58,8 +59,8 @@ class Engine:
 
 
 if __name__ == "__main__":
-    serve.choose = lambda settings, owner: Engine()
+    session.choose = lambda settings, owner: Engine()
     # Shorter than a person would want, that no test need wait.
-    listen.STRANGERS, listen.AT_ONCE, listen.QUEUE = 2.0, 16, 0.2
+    sockets.STRANGERS, sockets.AT_ONCE, sockets.QUEUE = 2.0, 16, 0.2
     sys.argv[1:1] = ["serve"]
     __main__.main()

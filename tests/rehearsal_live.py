@@ -9,8 +9,8 @@ from dataclasses import replace
 from records import attempt, job
 from rich.console import Console
 
-from scripts.rehearsal import live
-from scripts.rehearsal.record import Interruption, Point, Record, Transition
+from rehearsal.jobs.record import Interruption, Point, Record, Transition
+from rehearsal.report import live_view
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -29,7 +29,7 @@ def terminal(*, width: int = 120, height: int = 30, is_terminal: bool = True) ->
 def shown(jobs: list, **size: int) -> str:
     """Return what the view shows."""
     console = terminal(**size)
-    console.print(live.View(lambda: jobs, console=console).render())
+    console.print(live_view.View(lambda: jobs, console=console).render())
     return console.export_text()
 
 
@@ -80,15 +80,15 @@ def check_a_failure_shows_no_secret() -> None:
     record.request["HyperParameters"] = {"api_key": "abcdefgh"}
     assert "the key ****** is wrong" in shown([(record, {})], width=200)
     console = terminal(is_terminal=False)
-    with live.View(lambda: [(record, {})], console=console):
+    with live_view.View(lambda: [(record, {})], console=console):
         pass
     text = console.export_text()
     assert "the key ****** is wrong" in text and "abcdefgh" not in text
 
 
 def check_log_cannot_steer_the_terminal() -> None:
-    assert live.plain("\x1b[2J\x1b[31mred\x1b[0m\x07 a\tb\x1b]0;title\x07c") == "red  a bc"
-    assert live.plain("10 %\r20 %\r\n") == "20 %"
+    assert live_view.plain("\x1b[2J\x1b[31mred\x1b[0m\x07 a\tb\x1b]0;title\x07c") == "red  a bc"
+    assert live_view.plain("10 %\r20 %\r\n") == "20 %"
 
 
 def check_live_terminal_is_refreshed() -> None:
@@ -99,7 +99,7 @@ def check_live_terminal_is_refreshed() -> None:
         asked.append(time.monotonic())
         return [(running("first", time.time()), {})]
 
-    with live.View(jobs, console=console):
+    with live_view.View(jobs, console=console):
         wait_until(lambda: len(asked) >= 3)
         before = len(asked)
     assert len(asked) > before
@@ -109,7 +109,7 @@ def check_live_terminal_is_refreshed() -> None:
 def check_plain_lines_without_a_terminal() -> None:
     """One line for each change, none twice, the last ones when the view is left; a message may change, too."""
     console, record = terminal(width=30, is_terminal=False), running("[b]job[/b]", 100.0)
-    with live.View(lambda: [(record, {"algo-1": ["not shown"]})], console=console):
+    with live_view.View(lambda: [(record, {"algo-1": ["not shown"]})], console=console):
         wait_until(lambda: "in progress" in console.file.getvalue())
         record.transitions[1].message = "still in progress"
         wait_until(lambda: "still in progress" in console.file.getvalue())

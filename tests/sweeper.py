@@ -5,7 +5,7 @@ sweeps.
 
 A run that is killed tears no fixture down. Its processes have its number in their environment, or are below one that
 has; its containers and networks have it as their label, or something of the run's folder mounted. Of a rehearsal
-(scripts/rehearsal) whose folder is in the run's, all is ended that the next rehearsal would end. What is mounted in the
+(rehearsal) whose folder is in the run's, all is ended that the next rehearsal would end. What is mounted in the
 run's folder goes, too. That folder is the first line of the standard input; a run that comes to its end says so there.
 Standard library only.
 """
@@ -22,7 +22,7 @@ DONE = "done"
 ROOT = Path(__file__).resolve().parent.parent
 END_ORPHANS = """
 import docker
-from scripts.rehearsal.owner import Owner
+from rehearsal.owner import Owner
 try:
     client = docker.from_env()
 except docker.errors.DockerException:

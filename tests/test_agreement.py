@@ -11,7 +11,7 @@ import warm
 from containers import ROOT
 from torch import distributed
 
-from app.agreement import Agreement
+from sagemaker_lightning.resume.agreement import Agreement
 
 
 def heard(before: int) -> list[int]:
@@ -45,9 +45,9 @@ def test_it_is_heard_at_the_next_call(tmp_path: Path):
 WAITING = """
 import os, signal, sys, time
 from pathlib import Path
-from app import stop
-stop.WAIT = 0.2
-with stop.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as heard:
+from sagemaker_lightning.contract import shutdown
+shutdown.WAIT = 0.2
+with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as heard:
     heard.training, heard.took = True, float(sys.argv[1])
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(3)

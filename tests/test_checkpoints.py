@@ -15,15 +15,15 @@ import torch
 import warm
 from containers import ROOT
 
-from app import checkpoints
-from app.best import BestModel
-from app.checkpoints import examine, read, write
-from app.errors import UserError
-from app.folder import Folder, Writer, choose
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume import checkpoint_file
+from sagemaker_lightning.resume.best_model import BestModel
+from sagemaker_lightning.resume.checkpoint_dir import Folder, Writer, choose
+from sagemaker_lightning.resume.checkpoint_file import examine, read, write
 
 
 def state(step: int) -> dict:
-    return {"weights": torch.full((100,), float(step)), checkpoints.KEY: {"loggers": [{"version": 3}]}}
+    return {"weights": torch.full((100,), float(step)), checkpoint_file.KEY: {"loggers": [{"version": 3}]}}
 
 
 @pytest.fixture
@@ -191,8 +191,8 @@ def test_a_checkpoint_that_is_code_is_refused(folder: Folder, tmp_path: Path):
     with pytest.raises(Exception, match="Weights only load failed"):
         read(folder.file(40))
     assert not (tmp_path / "ran").exists()
-    assert "PosixPath" in checkpoints.unreadable({"hyper_parameters": {"folder": tmp_path}})
-    assert checkpoints.unreadable({"hyper_parameters": {"sizes": [1, (2.0, None)], "name": "x"}}) == ""
+    assert "PosixPath" in checkpoint_file.unreadable({"hyper_parameters": {"folder": tmp_path}})
+    assert checkpoint_file.unreadable({"hyper_parameters": {"sizes": [1, (2.0, None)], "name": "x"}}) == ""
 
 
 def everywhere(folders: list[Folder]) -> list:
@@ -254,7 +254,7 @@ KILLED = """
 import sys
 from pathlib import Path
 import torch
-from app.folder import Folder, choose
+from sagemaker_lightning.resume.checkpoint_dir import Folder, choose
 folder = Folder(Path(sys.argv[1]), 3)
 choose(folder, "algo-1", lambda told: [told], True, lambda path: '')
 weights = torch.rand(2_000_000)

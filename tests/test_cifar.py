@@ -1,4 +1,4 @@
-"""app/cifar.py: the three shapes of the data, and files that are damaged, foreign or hostile."""
+"""app/cifar10_files.py: the three shapes of the data, and files that are damaged, foreign or hostile."""
 
 import functools
 import gzip
@@ -17,12 +17,12 @@ import pytest
 from conftest import batch, write_cifar
 from torchvision.datasets import CIFAR10
 
-from app import cifar
-from app.errors import UserError
+from app import cifar10_files
+from sagemaker_lightning.contract.errors import UserError
 
 
 def read(folder, train=True):
-    return cifar.read(folder, train, channel="channel training")
+    return cifar10_files.read(folder, train, channel="channel training")
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def folder(tmp_path):
 
 def pack(folder):
     """Put the batches into the authors' archive and remove them."""
-    with tarfile.open(folder / cifar.ARCHIVE, "w:gz") as archive:
-        archive.add(folder / cifar.FOLDER, cifar.FOLDER)
-    shutil.rmtree(folder / cifar.FOLDER)
+    with tarfile.open(folder / cifar10_files.ARCHIVE, "w:gz") as archive:
+        archive.add(folder / cifar10_files.FOLDER, cifar10_files.FOLDER)
+    shutil.rmtree(folder / cifar10_files.FOLDER)
 
 
 def test_unpacked_loose_and_packed_give_the_same(folder):
@@ -43,7 +43,7 @@ def test_unpacked_loose_and_packed_give_the_same(folder):
     assert labels.dtype == np.int64 and labels.tolist() == list(range(10)) * 20
     assert (images[40:80].reshape(40, -1) == batch(40, 1)["data"]).all()
     assert len(read(folder, train=False)[1]) == 40
-    loose = read(folder / cifar.FOLDER)
+    loose = read(folder / cifar10_files.FOLDER)
     pack(folder)
     packed = read(folder)
     for other in (loose, packed):
@@ -52,9 +52,12 @@ def test_unpacked_loose_and_packed_give_the_same(folder):
 
 @pytest.mark.parametrize("other", ["data_batch_1", "data_batch_4"])
 def test_batches_of_other_lengths_come_in_their_order_too(folder, other):
-    path = folder / cifar.FOLDER / other
+    path = folder / cifar10_files.FOLDER / other
     path.write_bytes(pickle.dumps(batch(10, 9)))
-    sent = [pickle.loads((folder / cifar.FOLDER / name).read_bytes(), encoding="bytes") for name in cifar.TRAIN_FILES]
+    sent = [
+        pickle.loads((folder / cifar10_files.FOLDER / name).read_bytes(), encoding="bytes")
+        for name in cifar10_files.TRAIN_FILES
+    ]
     images, labels = read(folder)
     pack(folder)  # where data_batch_4 comes first, or anywhere
     for found in (images, read(folder)[0]):
@@ -64,7 +67,7 @@ def test_batches_of_other_lengths_come_in_their_order_too(folder, other):
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_every_pickle_protocol(folder, protocol):
-    (folder / cifar.FOLDER / "test_batch").write_bytes(pickle.dumps(batch(20, 9), protocol))
+    (folder / cifar10_files.FOLDER / "test_batch").write_bytes(pickle.dumps(batch(20, 9), protocol))
     assert (read(folder, train=False)[0].reshape(20, -1) == batch(20, 9)["data"]).all()
 
 
@@ -72,7 +75,7 @@ def test_a_pickle_of_python_2(folder):
     """The official files: bytes for keys and, in the array, Python 2's str and numpy 1's module names."""
     content = pickle.dumps(batch(20, 9), protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
     assert b"numpy.core.multiarray" in content
-    (folder / cifar.FOLDER / "test_batch").write_bytes(content)
+    (folder / cifar10_files.FOLDER / "test_batch").write_bytes(content)
     assert read(folder, train=False)[0].shape == (20, 3, 32, 32)
 
 
@@ -90,7 +93,7 @@ class Evil:
 def test_a_pickle_cannot_run_code(folder, tmp_path, where):
     evil = Evil(tmp_path / "ran")
     content = evil if where == "alone" else batch(20, 1) | {"filenames": [evil]}
-    (folder / cifar.FOLDER / "data_batch_3").write_bytes(pickle.dumps(content))
+    (folder / cifar10_files.FOLDER / "data_batch_3").write_bytes(pickle.dumps(content))
     with pytest.raises(UserError, match=r"channel training: data_batch_3 .*system"):
         read(folder)
     assert not (tmp_path / "ran").exists()
@@ -115,14 +118,14 @@ def test_a_pickle_cannot_run_code(folder, tmp_path, where):
     ],
 )
 def test_a_foreign_file_is_named(folder, content, says):
-    (folder / cifar.FOLDER / "data_batch_4").write_bytes(content)
+    (folder / cifar10_files.FOLDER / "data_batch_4").write_bytes(content)
     with pytest.raises(UserError, match="channel training: data_batch_4") as error:
         read(folder)
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_truncated_file_is_named(folder):
-    path = folder / cifar.FOLDER / "data_batch_2"
+    path = folder / cifar10_files.FOLDER / "data_batch_2"
     content = path.read_bytes()
     for length in (1, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])
@@ -132,7 +135,7 @@ def test_a_truncated_file_is_named(folder):
 
 def test_two_hundred_damaged_batches_end_in_one_line_or_in_images(folder):
     """Flipped bytes: never a crash, never another exception than the one that names the file."""
-    path = folder / cifar.FOLDER / "test_batch"
+    path = folder / cifar10_files.FOLDER / "test_batch"
     whole, draw = path.read_bytes(), random.Random(0)
     for _ in range(200):
         damaged = bytearray(whole)
@@ -148,7 +151,7 @@ def test_two_hundred_damaged_batches_end_in_one_line_or_in_images(folder):
 
 def test_a_damaged_archive_is_named(folder):
     pack(folder)
-    path = folder / cifar.ARCHIVE
+    path = folder / cifar10_files.ARCHIVE
     content = path.read_bytes()
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 255
@@ -160,7 +163,7 @@ def test_a_damaged_archive_is_named(folder):
 
 
 def test_an_archive_of_something_else(tmp_path):
-    with tarfile.open(tmp_path / cifar.ARCHIVE, "w:gz") as archive:
+    with tarfile.open(tmp_path / cifar10_files.ARCHIVE, "w:gz") as archive:
         member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
         member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(member)
@@ -170,7 +173,7 @@ def test_an_archive_of_something_else(tmp_path):
 
 
 def test_a_missing_batch_an_empty_and_an_absent_folder(folder, tmp_path):
-    (folder / cifar.FOLDER / "data_batch_5").unlink()
+    (folder / cifar10_files.FOLDER / "data_batch_5").unlink()
     with pytest.raises(UserError, match="data_batch_5 is missing"):
         read(folder)
     (tmp_path / "empty").mkdir()
@@ -182,19 +185,19 @@ def test_a_missing_batch_an_empty_and_an_absent_folder(folder, tmp_path):
 
 def test_a_part_of_the_files_is_enough_where_that_is_said(folder, tmp_path):
     for name in ("data_batch_1", "data_batch_3", "data_batch_5", "test_batch"):
-        (folder / cifar.FOLDER / name).unlink()
-    images, labels = cifar.read(folder, True, "channel training", part=True)
+        (folder / cifar10_files.FOLDER / name).unlink()
+    images, labels = cifar10_files.read(folder, True, "channel training", part=True)
     assert (images.reshape(80, -1) == np.concatenate([batch(40, number)["data"] for number in (1, 3)])).all()
     for train, part, says in ((True, False, "data_batch_1 is missing"), (False, True, "holds no CIFAR-10")):
-        with pytest.raises(cifar.Missing, match=says):
-            cifar.read(folder, train, "channel training", part=part)
-    with pytest.raises(cifar.Missing, match="no such folder"):
-        cifar.read(tmp_path / "absent", True, "channel training", part=True)
+        with pytest.raises(cifar10_files.Missing, match=says):
+            cifar10_files.read(folder, train, "channel training", part=part)
+    with pytest.raises(cifar10_files.Missing, match="no such folder"):
+        cifar10_files.read(tmp_path / "absent", True, "channel training", part=True)
 
 
 def test_a_huge_file_is_not_read(folder):
-    path = folder / cifar.FOLDER / "data_batch_1"
-    os.truncate(path, cifar.MAX_BYTES + 1)
+    path = folder / cifar10_files.FOLDER / "data_batch_1"
+    os.truncate(path, cifar10_files.MAX_BYTES + 1)
     with pytest.raises(UserError, match="data_batch_1 has 268435457 bytes"):
         read(folder)
 
@@ -207,18 +210,18 @@ def test_a_download_is_checked_and_whole_or_absent(tmp_path, monkeypatch):
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=source)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{cifar.ARCHIVE}")
+        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{cifar10_files.ARCHIVE}")
         download_twice(source, tmp_path / "target", monkeypatch)
         server.shutdown()
 
 
 def download_twice(source, target, monkeypatch):
     with pytest.raises(UserError, match="--data.download"):
-        cifar.download(target)  # another MD5 than the authors'
+        cifar10_files.download(target)  # another MD5 than the authors'
     assert list(target.iterdir()) == []
 
-    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5((source / cifar.ARCHIVE).read_bytes()).hexdigest())
-    cifar.download(target)
+    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5((source / cifar10_files.ARCHIVE).read_bytes()).hexdigest())
+    cifar10_files.download(target)
     assert len(read(target)[1]) == 200
-    (source / cifar.ARCHIVE).unlink()
-    cifar.download(target)  # it is there: nothing is fetched
+    (source / cifar10_files.ARCHIVE).unlink()
+    cifar10_files.download(target)  # it is there: nothing is fetched

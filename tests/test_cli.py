@@ -1,4 +1,4 @@
-"""app/cli.py: the original's flags, the order of precedence, other people's classes, and one line for each mistake."""
+"""cli/lightning_cli.py: the original's flags, the order of precedence, other people's classes, and one line for each mistake."""
 
 import re
 import sys
@@ -9,13 +9,14 @@ import torch
 import yaml
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from app import hyperparameters, smddp
-from app.cli import CLI
 from app.data import CIFAR10DataModule, DigitsDataModule
-from app.environment import Environment
-from app.errors import UserError
-from app.exact import divided
 from app.model import ResNet18
+from sagemaker_lightning.cli import smddp
+from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.contract import hyperparameters
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.deterministic import divided
 
 TRAINER_YAML = yaml.safe_load((Path(__file__).parent.parent / "app/trainer.yaml").read_text())
 
@@ -93,7 +94,7 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
 
     config = TRAINER_YAML | {"checkpoint": {"dirpath": "/from/yaml"}, "logger": {"save_dir": "/yaml", "flush_secs": 9}}
     (tmp_path / "trainer.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.setattr("app.cli.__file__", str(tmp_path / "cli.py"))
+    monkeypatch.setattr("sagemaker_lightning.cli.lightning_cli.__file__", str(tmp_path / "cli.py"))
     made = cli(**directories | {"hosts": ("a",)})
     assert str(made.trainer.checkpoint_callback.dirpath) == "/from/yaml"
     assert made.trainer.logger.save_dir == "/yaml"
@@ -307,7 +308,9 @@ def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
     with pytest.raises(UserError, match=says) as error:
         cli(*flags)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500 and "--help" not in str(error.value)
-    assert error.value.__traceback__  # of this application's own making: app/failures.py shows the line alone
+    assert (
+        error.value.__traceback__
+    )  # of this application's own making: sagemaker_lightning/contract/failures.py shows the line alone
 
 
 # What a class may be, by the flag that chooses it.

@@ -12,7 +12,8 @@ from hyperparameters_sent import KNOWN, SHORT, UNKNOWN, UNKNOWN_FLAGS, known_arr
 from local_mode import Client, hyperparameters_in, unpacked
 from torchvision.models import resnet18
 
-from app import hyperparameters, program
+from sagemaker_lightning.contract import hyperparameters
+from sagemaker_lightning.launch import user_program
 
 pytestmark = pytest.mark.docker
 
@@ -130,7 +131,7 @@ def test_what_the_client_sends_for_a_distribution(client: Client):
     sent = json.loads(re.search(r"SENT (.*)", run.stdout)[1])
     enabled = [[name for name, value in one.items() if name.endswith("_enabled") and value == "true"] for one in sent]
     assert enabled == [[name] for name in distributions] + [["sagemaker_distributed_dataparallel_enabled"]]
-    assert set(distributions) <= {*program.DISTRIBUTIONS, *program.REFUSED}
+    assert set(distributions) <= {*user_program.DISTRIBUTIONS, *user_program.REFUSED}
 
 
 @pytest.mark.parametrize(

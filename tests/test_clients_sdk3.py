@@ -8,7 +8,7 @@ from containers import ROOT
 from hyperparameters_sent import KNOWN, SHORT, UNKNOWN, UNKNOWN_FLAGS, known_arrived
 from local_mode import Client, hyperparameters_in, unpacked
 
-from app import hyperparameters
+from sagemaker_lightning.contract import hyperparameters
 
 pytestmark = pytest.mark.docker
 

@@ -70,10 +70,10 @@ BETWEEN_THE_LINES = {
     "docker run IMAGE train": README_BLOCK,
     "docker run IMAGE python app/train.py": README_BLOCK,
     "scripts/merge_parts.py MODEL... --output=FOLDER": README_BLOCK,
-    "python -m app.drill -- python my_train.py": BLOCKS["docs/drill.md"][0],
-    ".venvs/rehearsal/bin/python -m scripts.rehearsal exec -- python my_estimator.py":
+    "python -m sagemaker_lightning.drill -- python my_train.py": BLOCKS["docs/drill.md"][0],
+    ".venvs/rehearsal/bin/python -m rehearsal exec -- python my_estimator.py":
         "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws",
-    ".venvs/rehearsal/bin/python -m scripts.rehearsal interrupt JOB --host=algo-2 --unwarned":
+    ".venvs/rehearsal/bin/python -m rehearsal interrupt JOB --host=algo-2 --unwarned":
         "test_rehearsal.py::test_an_interruption_by_hand",
     "python -m benchmarks.carry --data FOLDER": BLOCKS["docs/gpu.md"][1],
     "python -m benchmarks.gpu report FILE": "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs",
@@ -172,7 +172,11 @@ def test_what_continuous_integration_runs():
     [
         ("test-fast", "tests/test_files.py", r"\d+ passed"),
         ("soak", "tests/test_commands.py -k mutants", r"no tests ran|\d+ deselected"),
-        ("mutants", "--n 1 --only app/compat/jsonargparse_types.py", r"1 mutants \(seed 1\): 0 survived"),
+        (
+            "mutants",
+            "--n 1 --only sagemaker_lightning/compat/jsonargparse_types.py",
+            r"1 mutants \(seed 1\): 0 survived",
+        ),
     ],
 )
 def test_what_make_runs_for_developers(target, flags, says):

@@ -1,4 +1,4 @@
-"""What app/drill.py does without a run: which interruptions there are, the folder it works in, and what differs."""
+"""What drill/command.py does without a run: which interruptions there are, the folder it works in, and what differs."""
 
 import itertools
 import json
@@ -9,7 +9,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 
-from app import checkpoints, compare, drill, drilled, variables
+from sagemaker_lightning.drill import command, comparison, drilled_run
+from sagemaker_lightning.resume import checkpoint_file
+from sagemaker_lightning.state import module_variables
 
 
 def run_of(folder: Path, **changes) -> Path:
@@ -20,8 +22,12 @@ def run_of(folder: Path, **changes) -> Path:
     (folder / "work").mkdir()
     state = {"w": torch.tensor([0.0, given["weight"]])}
     ours = {"number": given["moment"], "saved_at": given["moment"] / 2, "made": 0, "step": 2}
-    checkpoint = {"state_dict": state, "callbacks": {"Timer": {"time_elapsed": given["moment"]}}, checkpoints.KEY: ours}
-    checkpoints.write(folder / "ml/checkpoints/step-000000002.ckpt", checkpoint, 2, given["moment"])
+    checkpoint = {
+        "state_dict": state,
+        "callbacks": {"Timer": {"time_elapsed": given["moment"]}},
+        checkpoint_file.KEY: ours,
+    }
+    checkpoint_file.write(folder / "ml/checkpoints/step-000000002.ckpt", checkpoint, 2, given["moment"])
     torch.save(state, model / "model.pt")
     (model / "model.json").write_text(json.dumps({"metrics": {"val_loss": given["metric"]}}))
     (folder / "work/rows.csv").write_text(f"step,value\n1,{given['row']}\n")
@@ -54,11 +60,11 @@ CHANGES = {
 def test_each_difference_is_found_first(tmp_path: Path, changed: str):
     value, kind, words = CHANGES[changed]
     alone, other = run_of(tmp_path / "alone"), run_of(tmp_path / "other", **{changed: value})
-    assert compare.differences(alone, other)[0] == compare.Difference(kind, words)
+    assert comparison.differences(alone, other)[0] == comparison.Difference(kind, words)
 
 
 def test_moments_and_the_machines_load_are_no_difference(tmp_path: Path):
-    assert not compare.differences(run_of(tmp_path / "alone"), run_of(tmp_path / "other", moment=2))
+    assert not comparison.differences(run_of(tmp_path / "alone"), run_of(tmp_path / "other", moment=2))
 
 
 def test_a_file_too_few_or_too_many_is_named(tmp_path: Path):
@@ -67,7 +73,7 @@ def test_a_file_too_few_or_too_many_is_named(tmp_path: Path):
     (other / "ml/model/second").write_text("2")
     (alone / "ml/model/third").write_text("3")
     (other / "ml/model/third").write_text("4")
-    found = [difference.words for difference in compare.differences(alone, other)]
+    found = [difference.words for difference in comparison.differences(alone, other)]
     assert found == [
         "first in the model folder: the interrupted run has none",
         "second in the model folder: the run left alone has none",
@@ -86,37 +92,37 @@ def done(epochs: int, batches: int, validations: int, workers: int | None) -> li
 
 
 def test_the_moments_lie_in_the_middle_of_the_run():
-    found, lacking = drill.planned(done(3, 4, 3, workers=0))
+    found, lacking = command.planned(done(3, 4, 3, workers=0))
     assert {one.name: one.moment for one in found} == {
         "kill-in-epoch": ("batch", 1, 2), "stop-in-epoch": ("batch", 1, 1),
         "kill-at-epoch-end": ("epoch", 0), "stop-at-epoch-end": ("epoch", 0),
         "kill-in-validation": ("validation", 1, 4, 1), "stop-in-validation": ("validation", 1, 4, 0),
         "workers": ("batch", 1, 1),
     }  # fmt: skip
-    assert not lacking and [one.name for one in found] == drill.NAMES
+    assert not lacking and [one.name for one in found] == command.NAMES
     assert [one.workers for one in found if one.workers is not None] == [2]
 
 
 def test_what_a_run_has_no_moment_for_is_said():
-    found, lacking = drill.planned(done(1, 4, 0, workers=None))
+    found, lacking = command.planned(done(1, 4, 0, workers=None))
     assert [one.name for one in found] == ["kill-in-epoch", "stop-in-epoch"] and len(lacking) == 3
 
 
 def test_what_a_run_says_of_itself():
     said = "resuming from step 4: x\nresumed at step 4: the next step is that of before\nerror: no\nerror: a [host b]\n"
-    ended = drill.Ended(1, True, f"{said}last\n")
+    ended = command.Ended(1, True, f"{said}last\n")
     assert ended.verdict == "resumed at step 4: the next step is that of before" and ended.error == "error: a [host b]"
-    ended = drill.Ended(1, True, f"warning: {said[24:]}Traceback (most recent call last):\n  File x\nKeyError: 'x'\n")
+    ended = command.Ended(1, True, f"warning: {said[24:]}Traceback (most recent call last):\n  File x\nKeyError: 'x'\n")
     assert ended.verdict.startswith("warning: resumed at step 4: the next")
     assert (
-        drill.Ended(1, True, "Traceback (most recent call last):\n  File x\nKeyError: 'x'\n").error == "KeyError: 'x'"
+        command.Ended(1, True, "Traceback (most recent call last):\n  File x\nKeyError: 'x'\n").error == "KeyError: 'x'"
     )
-    assert drill.Ended(0, True, "").verdict == ""
+    assert command.Ended(0, True, "").verdict == ""
 
 
 def test_the_working_folder_is_mirrored_and_not_written_to(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(drill, "COPIED", (10, 12))
-    monkeypatch.setattr(drill, "ENTRIES", 12)
+    monkeypatch.setattr(command, "COPIED", (10, 12))
+    monkeypatch.setattr(command, "ENTRIES", 12)
     home, data, many, without = (tmp_path / "home" / name for name in ("", "data", "many", "drill-1"))
     for folder in (data, many, without, home / ".git"):
         folder.mkdir(parents=True)
@@ -126,7 +132,7 @@ def test_the_working_folder_is_mirrored_and_not_written_to(tmp_path: Path, monke
     (home / "data/link").symlink_to("small")
     for number in range(12):
         (many / str(number)).touch()
-    drill.mirror(home, tmp_path / "copy", without)
+    command.mirror(home, tmp_path / "copy", without)
     copy = tmp_path / "copy"
     assert (copy / "data/small").read_text() == "small" and not (copy / "data/small").is_symlink()
     assert (copy / "data/large").is_symlink() and (copy / "data/large").read_text() == "larger than ten bytes"
@@ -156,12 +162,12 @@ def made_of(iterator):
 def test_variables_that_change_are_named():
     objects = {"collate_fn": counted, "count": made_of(itertools.count()), "still": made_of(iter([1, 2]))}
     objects |= {"endless": made_of(one for one in [1, 2]), "long": made_of(iter(range(10**9)))}
-    before = variables.states(objects, objects)
+    before = module_variables.states(objects, objects)
     counted([1, 2])
     for name in ("count", "endless", "long"):
         objects[name]()
     named = ["test_compare.SEEN", "test_compare.made_of.<locals>.<lambda>.iterator"]
-    assert variables.changed(before, variables.states(objects, objects)) == named
+    assert module_variables.changed(before, module_variables.states(objects, objects)) == named
 
 
 def test_what_a_function_has_closed_over_is_named_where_no_checkpoint_has_it():
@@ -171,18 +177,18 @@ def test_what_a_function_has_closed_over_is_named_where_no_checkpoint_has_it():
         nonlocal total
         total += 1
 
-    before = [variables.states({"add": add}, saved) for saved in ({}, {"add": add})]
+    before = [module_variables.states({"add": add}, saved) for saved in ({}, {"add": add})]
     add()
-    after = [variables.states({"add": add}, saved) for saved in ({}, {"add": add})]
-    assert variables.changed(before[0], after[0]) == [f"test_compare.{add.__qualname__}.total"]
-    assert variables.changed(before[1], after[1]) == []
+    after = [module_variables.states({"add": add}, saved) for saved in ({}, {"add": add})]
+    assert module_variables.changed(before[0], after[0]) == [f"test_compare.{add.__qualname__}.total"]
+    assert module_variables.changed(before[1], after[1]) == []
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (1, 2)])
 def test_a_loader_gets_another_number_of_workers(before, after):
     settings = {"persistent_workers": True, "timeout": 5, "prefetch_factor": 3} if before else {}
     loader = DataLoader(TensorDataset(torch.arange(8)), 2, num_workers=before, **settings)
-    drilled._set_workers(loader, after)
+    drilled_run._set_workers(loader, after)
     fresh = DataLoader(TensorDataset(torch.arange(8)), 2, num_workers=after, **(settings if after and before else {}))
     names = ("num_workers", "prefetch_factor", "persistent_workers", "timeout")
     assert [getattr(loader, name) for name in names] == [getattr(fresh, name) for name in names]

@@ -18,9 +18,9 @@ import pytorch_lightning
 import torch
 from containers import ROOT
 
-from app import imports
-from app.compat import names, versions
-from app.errors import UserError
+from sagemaker_lightning.compat import names, versions
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.process import lightning_import
 
 APP = ROOT / "app"
 COMPAT = sorted(path for path in (APP / "compat").glob("*.py") if path.stem != "names")
@@ -41,13 +41,15 @@ def test_no_private_name_has_moved():
                 found = form(module, name, forms)
                 if not any(fits(found, one) for one in forms.split(" | ")):
                     who = ", ".join(users(APP / f"compat/{ours}.py", name.rpartition(".")[2])) or "its users"
-                    moved.append(f"{module}.{name}: found {found}, expected {forms}; app/compat/{ours}.py, {who}")
+                    moved.append(
+                        f"{module}.{name}: found {found}, expected {forms}; sagemaker_lightning/compat/{ours}.py, {who}"
+                    )
     versions_of = f"Lightning {pytorch_lightning.__version__}, torch {torch.__version__}"
     assert not moved, "\n".join([f"{versions_of}: {len(moved)} names have moved:", *moved])
 
 
 def form(module: str, name: str, forms: str) -> str:
-    """Return what a name is, in the words of app/compat/names.py."""
+    """Return what a name is, in the words of sagemaker_lightning/compat/names.py."""
     try:
         owner = found = importlib.import_module(module)
     except ImportError:
@@ -143,7 +145,7 @@ def test_the_table_has_all_that_a_module_uses(path: Path):
     used = set(mentioned(tree)) - own(tree)
     texts = [text for module, each in needed.items() for name, forms in each.items() for text in (module, name, forms)]
     known = {word for text in texts for word in re.findall(r"\w+", text)}
-    assert sorted(used - known) == [], "app/compat/names.py lacks them"
+    assert sorted(used - known) == [], "sagemaker_lightning/compat/names.py lacks them"
     listed = {name.rpartition(".")[2] for each in needed.values() for name in each}
     assert sorted({name for name in listed if PRIVATE.fullmatch(name)} - used) == [], "nobody needs them any more"
 
@@ -152,9 +154,13 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
     """A public name that a new version takes would be overridden unseen."""
     taken = []
     for path in COMPAT:
-        module = importlib.import_module(f"app.compat.{path.stem}")
+        module = importlib.import_module(f"sagemaker_lightning.compat.{path.stem}")
         for kind in (one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__):
-            bases = [one for one in getattr(kind, "__mro__", ()) if not one.__module__.startswith("app.compat.")]
+            bases = [
+                one
+                for one in getattr(kind, "__mro__", ())
+                if not one.__module__.startswith("sagemaker_lightning.compat.")
+            ]
             theirs = {name for base in bases for name in (*vars(base), *stored(base))}
             ours = {name for name in getattr(kind, "__dict__", ()) if name[0] != "_"} if bases else set()
             taken += [f"{kind.__name__}.{name}" for name in ours & theirs]
@@ -185,13 +191,13 @@ def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
     """And none is said of the others, nor where Lightning is missing: its import says that."""
     for found in ("", "2.5.2", "2.5.10", "2.6", "2.6.0.post0", "2.6.7rc1"):
         monkeypatch.setattr(versions, "version", lambda name, found=found: found)
-        imports.check_version()
+        lightning_import.check_version()
     for found in ("1.9.5", "2.5.1.post0", "2.7.0", "2.10.1", "3.0.0"):
         monkeypatch.setattr(versions, "version", lambda name, found=found: found)
         with pytest.raises(
             UserError, match=f"^requirements.txt: found pytorch-lightning {found}, expected 2.5.2 or later"
         ):
-            imports.check_version()
+            lightning_import.check_version()
     assert not versions.unsupported(pytorch_lightning.__version__)
 
 

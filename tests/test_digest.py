@@ -1,4 +1,4 @@
-"""app/digest.py: what is another batch has another digest, on every device the same one, and nothing makes it fail."""
+"""state/batch_digest.py: what is another batch has another digest, on every device the same one, and nothing makes it fail."""
 
 from collections import UserDict, namedtuple
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from app import digest
-from app.digest import WORDS, folded, parts
+from sagemaker_lightning.state import batch_digest
+from sagemaker_lightning.state.batch_digest import WORDS, folded, parts
 
 
 def of(value: object) -> int:
@@ -82,10 +82,10 @@ def test_a_gpu_has_the_same(name, monkeypatch):
     class There(torch.Tensor):
         is_cpu = False
 
-    words = digest._words(VALUES[name])
+    words = batch_digest._words(VALUES[name])
     here = parts(VALUES[name])
-    monkeypatch.setattr(digest, "QUICK", ())
-    monkeypatch.setattr(digest, "_words", lambda value: None if words is None else words.as_subclass(There))
+    monkeypatch.setattr(batch_digest, "QUICK", ())
+    monkeypatch.setattr(batch_digest, "_words", lambda value: None if words is None else words.as_subclass(There))
     there = parts(VALUES[name])
     assert words is None or isinstance(there[1], torch.Tensor)
     assert folded(map(int, here)) == folded(map(int, there))
@@ -120,7 +120,7 @@ def test_nothing_makes_it_fail_or_take_long():
             raise RuntimeError
 
     many = [{"x": torch.ones(2), "y": torch.ones(2)} for _ in range(10_000)]
-    assert len(parts(many)) <= digest.PARTS + 80 and len(parts(endless)) < 100
+    assert len(parts(many)) <= batch_digest.PARTS + 80 and len(parts(endless)) < 100
     assert of([X, Hostile(), X]) and of({"a": endless})
     assert of(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
 
@@ -133,6 +133,10 @@ def test_of_what_may_change_the_digest_is_taken_at_once():
 
 
 def test_bits():
-    assert digest.bits(0.1) == digest.bits(torch.tensor(0.1, dtype=torch.float64)) != digest.bits(torch.tensor(0.1))
-    assert digest.bits(torch.tensor(1.0)) != digest.bits(torch.tensor(1.0 + 2**-23))
-    assert digest.bits(float("nan")) and digest.bits(torch.tensor([1.0, 3.0])) == digest.bits(2.0)
+    assert (
+        batch_digest.bits(0.1)
+        == batch_digest.bits(torch.tensor(0.1, dtype=torch.float64))
+        != batch_digest.bits(torch.tensor(0.1))
+    )
+    assert batch_digest.bits(torch.tensor(1.0)) != batch_digest.bits(torch.tensor(1.0 + 2**-23))
+    assert batch_digest.bits(float("nan")) and batch_digest.bits(torch.tensor([1.0, 3.0])) == batch_digest.bits(2.0)

@@ -1,4 +1,4 @@
-"""app/divergence.py: a loss that is NaN or infinite fails the job at its step, and no good checkpoint is replaced."""
+"""callbacks/divergence.py: a loss that is NaN or infinite fails the job at its step, and no good checkpoint is replaced."""
 
 import json
 import math
@@ -13,8 +13,8 @@ import torch
 from foreign import Model
 
 from app import train
-from app.divergence import EVERY, Divergence
-from app.files import json_text
+from sagemaker_lightning.callbacks.divergence import EVERY, Divergence
+from sagemaker_lightning.contract.atomic_files import json_text
 
 FLAGS = ["--model=diverging.Diverging", "--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
 QUIET = ["--trainer.enable_model_summary=false", "--system.every_n_seconds=1000"]

@@ -39,7 +39,9 @@ class Desk:
 
     def drill(self, *words: str, **variables: str):
         """Drill, and return what `warm.run` does, when nothing is left in the folder for temporary files."""
-        done = warm.run([sys.executable, "-m", "app.drill", *words], self.folder, self.environment | variables)
+        done = warm.run(
+            [sys.executable, "-m", "sagemaker_lightning.drill", *words], self.folder, self.environment | variables
+        )
         assert not list(self.temporary.glob("drill-*")), done.stdout
         return done
 
@@ -188,7 +190,7 @@ def test_the_page_drills_before_it_launches(tmp_path: Path):
     done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["HyperParameters"] == {"trainer.max_epochs": "20"}
-    assert "python -m app.drill -- train" in done.stderr
+    assert "python -m sagemaker_lightning.drill -- train" in done.stderr
 
 
 SLEEPER = """
@@ -210,7 +212,7 @@ def runs(pid: int) -> bool:
 def test_ended_by_hand_it_leaves_nothing(desk: Desk, tmp_path: Path, number):
     (desk.folder / "sleeper.py").write_text(SLEEPER)
     told = tmp_path / "told"
-    line = [sys.executable, "-m", "app.drill", "--", "python", "sleeper.py", str(told)]
+    line = [sys.executable, "-m", "sagemaker_lightning.drill", "--", "python", "sleeper.py", str(told)]
     process = warm.start(line, desk.folder, desk.environment)
     while not told.is_file() or not told.read_text().endswith("\n"):
         assert process.poll() is None, process.communicate()

@@ -5,9 +5,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from app import embeddings
-from app.embeddings import Table
-from app.errors import UserError
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.rows import table as embeddings
+from sagemaker_lightning.rows.table import Table
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3) + 1
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Job
 
-from app import program, train
-from app.environment import Environment
+from app import train
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.launch import user_program
 
 FLAGS = ["--model=diverging.Diverging", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
 FLAGS += ["--trainer.enable_model_summary=false"]
@@ -74,7 +75,7 @@ def somebodys(request, monkeypatch) -> Callable[[str, str], str]:
 
     def make(method: str, line: str) -> str:
         file = ROOT / f"{request.param.replace('.', '/')}.py"
-        source = "import torch\nfrom diverging import Diverging\nfrom app.errors import UserError\n\n\n"
+        source = "import torch\nfrom diverging import Diverging\nfrom sagemaker_lightning.contract.errors import UserError\n\n\n"
         source += f"class Mine(Diverging):\n    def {method}:\n        {line}\n"
         module = types.ModuleType(request.param)
         exec(compile(source, str(file), "exec"), vars(module))
@@ -185,13 +186,15 @@ def test_a_program_of_the_jobs_own_may_leave_no_model(job: Job):
 def test_the_main_host_alone_has_to_have_the_model(tmp_path: Path):
     hosts = {host: Environment(hosts=("a", "b"), current_host=host, model_dir=tmp_path) for host in ("a", "b")}
     (tmp_path / "model.pt").write_text("before")
-    before = program.written(tmp_path)
-    ours, rows = (program.HOME, "app/train_torchrun.py"), (program.HOME, "app/similarity.py")
-    missing = {name: program.missing_model(*ours, here, before) for name, here in hosts.items()}
+    before = user_program.written(tmp_path)
+    ours, rows = (user_program.HOME, "app/train_torchrun.py"), (user_program.HOME, "app/similarity.py")
+    missing = {name: user_program.missing_model(*ours, here, before) for name, here in hosts.items()}
     assert "app/train_torchrun.py ended with exit status 0 and wrote nothing" in missing["a"] and not missing["b"]
-    assert all(program.missing_model(*rows, here, before) for here in hosts.values())
+    assert all(user_program.missing_model(*rows, here, before) for here in hosts.values())
     (tmp_path / "notes.txt").write_text("no model")
-    assert program.missing_model(*ours, hosts["a"], before) and not program.missing_model(*rows, hosts["a"], before)
+    assert user_program.missing_model(*ours, hosts["a"], before) and not user_program.missing_model(
+        *rows, hosts["a"], before
+    )
     (tmp_path / "aside").write_text("before")
     (tmp_path / "aside").rename(tmp_path / "model.pt")
-    assert not program.missing_model(*ours, hosts["a"], before)
+    assert not user_program.missing_model(*ours, hosts["a"], before)

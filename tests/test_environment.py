@@ -1,4 +1,4 @@
-"""app/environment.py: empty, full with every value different, and contradictory."""
+"""contract/environment.py: empty, full with every value different, and contradictory."""
 
 import dataclasses
 import json
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.environment import Environment, drilled, failure_file
-from app.errors import UserError
+from sagemaker_lightning.contract.environment import Environment, drilled, failure_file
+from sagemaker_lightning.contract.errors import UserError
 
 FULL = {
     "SM_HOSTS": '["algo-1", "algo-10", "algo-2"]',

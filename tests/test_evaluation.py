@@ -8,8 +8,8 @@ import ranks
 import torch
 from foreign import Data, Model
 
-from app.cli import CLI
-from app.environment import Environment
+from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.contract.environment import Environment
 
 FLAGS = ["--trainer.accelerator=cpu", "--data=test_evaluation.Samples", "--model=test_evaluation.Evaluated"]
 

@@ -18,10 +18,10 @@ from torch.utils.data import (
 )  # fmt: skip
 from torch.utils.data.distributed import DistributedSampler
 
-from app.chance import Chance
-from app.errors import UserError
-from app.exact import divided, exact
-from app.keys import seed_all
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.deterministic import divided, exact
+from sagemaker_lightning.data.seeded_indices import seed_all
+from sagemaker_lightning.data.seeding import Chance
 
 
 def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list[list]:

@@ -1,4 +1,4 @@
-"""app/failures.py: one line that a person can act on, host and rank, and 1,024 characters that say it all."""
+"""contract/failures.py: one line that a person can act on, host and rank, and 1,024 characters that say it all."""
 
 import subprocess
 import sys
@@ -9,10 +9,10 @@ import pytest
 from containers import ROOT
 from torch.utils.data import DataLoader
 
-from app import toolkit
-from app.environment import place
-from app.errors import UserError
-from app.failures import ended_rank, explain, last_error, reported, write
+from sagemaker_lightning.contract.environment import place
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.failures import ended_rank, explain, last_error, reported, write
+from sagemaker_lightning.launch import toolkit_hook
 
 OF_TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.7 GiB"
@@ -228,9 +228,7 @@ def test_place_without_a_rank():
 
 
 def test_a_failure_file_that_cannot_be_written():
-    code = (
-        "from pathlib import Path\nfrom app.failures import reported\nwith reported(Path('/nowhere/failure')):\n 1 / 0"
-    )
+    code = "from pathlib import Path\nfrom sagemaker_lightning.contract.failures import reported\nwith reported(Path('/nowhere/failure')):\n 1 / 0"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.endswith("error: /nowhere/failure could not be written: No such file or directory\n")
@@ -312,10 +310,10 @@ def test_an_accident_in_the_toolkits_process_has_its_traceback(tmp_path, capsys,
     def run(supervisor) -> None:
         raise error
 
-    monkeypatch.setattr(toolkit, "_run", run)
-    monkeypatch.setattr(toolkit.environment, "output_dir", str(tmp_path))
-    with pytest.raises(toolkit.errors.ClientError) as told:
-        toolkit.main()
+    monkeypatch.setattr(toolkit_hook, "_run", run)
+    monkeypatch.setattr(toolkit_hook.environment, "output_dir", str(tmp_path))
+    with pytest.raises(toolkit_hook.errors.ClientError) as told:
+        toolkit_hook.main()
     lines = (tmp_path / "failure").read_text().splitlines()
     assert lines[0] == str(told.value) and str(error) in lines[0]
     assert lines[0].startswith("error: ValueError: " if traced else "error: sagemaker_program: ")

@@ -1,4 +1,4 @@
-"""app/files.py: a file is whole, on the disk, and everybody's to read; and JSON without what JSON lacks."""
+"""contract/atomic_files.py: a file is whole, on the disk, and everybody's to read; and JSON without what JSON lacks."""
 
 import json
 import math
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.errors import UserError
-from app.files import IGNORED, check_writable, json_text, whole
+from sagemaker_lightning.contract.atomic_files import IGNORED, check_writable, json_text, whole
+from sagemaker_lightning.contract.errors import UserError
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(tmp_path: Path, monkeypatch):

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from app.train import warn_of_lost_folders
 from containers import ROOT
 
-from app.cli import CLI
 from app.data import CIFAR10DataModule
-from app.environment import Environment
-from app.errors import UserError
-from app.suggestions import REPLACED
-from app.train import warn_of_lost_folders
+from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.cli.suggestions import REPLACED
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.errors import UserError
 
 PAGE = (ROOT / "docs/from-the-tutorial.md").read_text()
 FLAGS = PAGE.partition("## Flags")[2].partition("\n## ")[0]

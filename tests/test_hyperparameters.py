@@ -5,7 +5,7 @@ import json
 import pytest
 from test_cli import cli, no_flags_of_pytest  # noqa: F401  the fixture holds here, too
 
-from app.hyperparameters import flags, text
+from sagemaker_lightning.contract.hyperparameters import flags, text
 
 
 def sdk2_estimator(value: object) -> str:

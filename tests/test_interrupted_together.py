@@ -8,8 +8,8 @@ import pytest
 import ranks
 import torch
 
-from app.chance import Chance
-from app.resume import Resume
+from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.resume.callback import Resume
 
 
 class Own(ranks.Regression):

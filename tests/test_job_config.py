@@ -1,4 +1,4 @@
-"""app/job_config.py and app/start.py: whatever is in input/config, one line names the file."""
+"""contract/job_config.py and launch/train_command.py: whatever is in input/config, one line names the file."""
 
 import json
 import os
@@ -9,8 +9,9 @@ import pytest
 from conftest import ROOT, Job
 from sagemaker_training import environment, trainer
 
-from app import hyperparameters, job_config, start
-from app.errors import UserError
+from sagemaker_lightning.contract import hyperparameters, job_config
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.launch import train_command
 
 HOST = {"current_host": "a", "hosts": ["a"]}
 DEEP = "[" * 100_000
@@ -92,7 +93,7 @@ def test_what_the_toolkit_cannot_use_is_one_line_and_no_framework_error(job: Job
 
 
 def test_a_framework_error_gets_a_first_line(tmp_path, monkeypatch, capsys):
-    """Whatever else the toolkit raises outside of app/toolkit.py."""
+    """Whatever else the toolkit raises outside of sagemaker_lightning/launch/toolkit_hook.py."""
 
     def train():
         (tmp_path / "output/failure").write_text("Framework Error: \nTraceback (most recent call last):\nOSError: x\n")
@@ -103,7 +104,7 @@ def test_a_framework_error_gets_a_first_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(environment, "Environment", lambda: None)
     monkeypatch.setattr(trainer, "train", train)
     with pytest.raises(SystemExit):
-        start.main()
+        train_command.main()
     lines = (tmp_path / "output/failure").read_text().splitlines()
     assert lines[0] == "error: the training toolkit failed (OSError: x)" and lines[-1] == "OSError: x"
     assert capsys.readouterr().err.splitlines()[-1] == lines[0]

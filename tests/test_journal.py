@@ -1,12 +1,12 @@
-"""app/journal.py: what is written is read again, up to where it is damaged, and no file does harm."""
+"""resume/journal.py: what is written is read again, up to where it is damaged, and no file does harm."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from app import journal
-from app.journal import HEADER, RECORD, Journal, Step, files, read
+from sagemaker_lightning.resume import journal
+from sagemaker_lightning.resume.journal import HEADER, RECORD, Journal, Step, files, read
 
 RUN = b"0123456789abcdef"
 

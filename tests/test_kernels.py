@@ -10,7 +10,7 @@ from containers import ROOT
 PROGRAM = """
 import json
 import torch
-from app.compat.torch_compile import of_their_own_shapes
+from sagemaker_lightning.compat.torch_compile import of_their_own_shapes
 
 made = []
 

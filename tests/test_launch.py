@@ -180,9 +180,9 @@ NAMES = {
 @pytest.mark.parametrize(("image", "name"), NAMES.items())
 def test_a_job_is_named_after_its_image(monkeypatch, image, name):
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    import launch_request
+    from launcher import job_request
 
-    found = launch_request.job_name(image)
+    found = job_request.job_name(image)
     assert re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", found)  # the API's pattern
     assert re.fullmatch(rf"{name}-\d{{4}}(-\d\d){{5}}-\d{{3}}", found)
 
@@ -575,7 +575,7 @@ echo "$@" >>"$RECORD"
 for word in "$@"; do
     case "$word" in *:/opt/ml/input/config:ro) cat "${word%%:*}/hyperparameters.json" >>"$RECORD" ;; esac
 done
-case "$*" in *app.drill*) exit "$DRILLED";; esac
+case "$*" in *sagemaker_lightning.drill*) exit "$DRILLED";; esac
 """
 
 
@@ -591,7 +591,7 @@ def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
     done = launch(*NEEDED, *flags, "--dry-run", "trainer.max_epochs=3", **variables)
     line, sent = (tmp_path / "record").read_text().splitlines()[1:]
     assert line.endswith(
-        f"--volume {tmp_path}/some:/opt/ml/input/data/training:ro --env A=b {IMAGE} python -m app.drill -- train"
+        f"--volume {tmp_path}/some:/opt/ml/input/data/training:ro --env A=b {IMAGE} python -m sagemaker_lightning.drill -- train"
     )
     assert line.startswith("run --rm ") and json.loads(sent) == {"trainer.max_epochs": "3"}
     if drilled:
@@ -635,10 +635,10 @@ def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
 def test_the_requests_shape_is_botocores_to_judge(monkeypatch):
     """A field that the model does not know, or that is missing, cannot come of flags: botocore's own check finds it."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    import launch_validation
+    from launcher import request_validation
 
     with pytest.raises(ValueError, match="Missing required parameter"):
-        launch_validation.validate({"TrainingJobName": "a"})
+        request_validation.validate({"TrainingJobName": "a"})
 
 
 def test_help_is_the_manual(launch):

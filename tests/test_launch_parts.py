@@ -8,8 +8,7 @@ import pytest
 from containers import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import launch_contradictions
-import launch_follow
+from launcher import contradictions, follower
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:1"
 FLAGS = {"image": IMAGE, "spot": True, "checkpoints": "s3://b/c", "max_run": 100, "keep_alive": None, "subnet": None}
@@ -19,12 +18,12 @@ FLAGS |= {"drill_data": []}
 
 @pytest.mark.parametrize("max_wait", [None, 100, 101, 200])
 def test_a_wait_as_long_as_the_run_is_allowed(max_wait):
-    launch_contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=max_wait))
+    contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=max_wait))
 
 
 def test_a_shorter_wait_is_not():
     with pytest.raises(ValueError, match=r"--max-wait: found 99, allowed is --max-run \(100\) or more"):
-        launch_contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=99))
+        contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=99))
 
 
 LOOKS = {  # what each look finds, the last one of a job that runs included, and how many there are
@@ -41,10 +40,10 @@ def test_the_last_lines_are_waited_for(monkeypatch, capsys, found, looks):
     job = {"TrainingJobStatus": "Completed", "TrainingJobName": "job-1"}
     log = SimpleNamespace(show=lambda: (did.append("look"), found.pop(0))[1])
     client = SimpleNamespace(describe_training_job=lambda TrainingJobName: job)  # noqa: N803 (the API's name)
-    monkeypatch.setattr(launch_follow, "Log", lambda name, region: log)
-    monkeypatch.setattr(launch_follow, "aws", SimpleNamespace(client=lambda *_: client, ClientError=OSError,
+    monkeypatch.setattr(follower, "Log", lambda name, region: log)
+    monkeypatch.setattr(follower, "aws", SimpleNamespace(client=lambda *_: client, ClientError=OSError,
                                                               BotoCoreError=OSError))  # fmt: skip
-    monkeypatch.setattr(launch_follow, "time", SimpleNamespace(sleep=did.append))
-    assert launch_follow.follow("job-1", "us-east-1", 5.0) == 0
+    monkeypatch.setattr(follower, "time", SimpleNamespace(sleep=did.append))
+    assert follower.follow("job-1", "us-east-1", 5.0) == 0
     assert did == ["look"] + [5.0, "look"] * (looks - 1)
     assert capsys.readouterr().out.startswith("job-1: Completed\n")

@@ -10,15 +10,15 @@ import torch
 from conftest import ROOT
 from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
 
-from app.compat import overhead
+from sagemaker_lightning.compat import overhead
 
 pytestmark = pytest.mark.slow
 
 FAULTS = """
 import resource, sys, torch
-from app import memory
+from sagemaker_lightning.process import allocator
 if sys.argv[1:]:
-    memory.keep_freed()
+    allocator.keep_freed()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 torch.ones(10_000_000)
@@ -41,15 +41,15 @@ GIVEN_BACK = """
 import torch
 import re
 from pathlib import Path
-from app import memory
-memory.keep_freed()
+from sagemaker_lightning.process import allocator
+allocator.keep_freed()
 def resident():  # without the files' pages, which the kernel takes back when it likes
     return int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 before = resident()
 some = [torch.ones(10_000_000) for _ in range(4)]
 del some[:3]  # in the middle of the heap
 kept = resident()
-memory.give_back()
+allocator.give_back()
 print(kept - before, resident() - before)
 """
 
@@ -61,7 +61,7 @@ def test_memory_that_was_needed_once_is_given_back():
 
 IMPORTED = """
 import gc, sys
-from app.imports import import_lightning
+from sagemaker_lightning.process.lightning_import import import_lightning
 import_lightning()
 assert gc.isenabled() and gc.get_freeze_count() > 100_000
 assert "scipy.signal" not in sys.modules
@@ -71,7 +71,7 @@ print(scipy.signal.windows.hamming(3)[1])
 # What no torchmetrics of today asks for, another may.
 ASKED = """
 import sys
-from app.compat import overhead
+from sagemaker_lightning.compat import overhead
 sys.modules["scipy.signal"] = overhead._Signal("scipy.signal")
 import scipy.signal
 assert scipy.signal.hamming is None

@@ -8,7 +8,7 @@ import pytest
 from test_interruptions import points
 from test_strangers import Run
 
-from app.curves import Rows
+from sagemaker_lightning.callbacks.loggers import Rows
 
 LOGGERS = [
     {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}},

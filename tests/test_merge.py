@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 from containers import ROOT
 
-from app import blocks, parts
+from sagemaker_lightning.rows import blocks, parts
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import job_parts
-import merge_parts
+from sagemaker_lightning.rows import archives, merge
 
 ROWS, HOSTS = 30, 3
 
@@ -57,7 +56,7 @@ def refused(models: list, output: Path) -> str:
     """Merge, which has to fail; return its line."""
     before = sorted(output.rglob("*")) if output.exists() else None
     with pytest.raises(ValueError) as error:  # noqa: PT011  the caller looks at it
-        merge_parts.merge([str(model) for model in models], output)
+        merge.merge([str(model) for model in models], output)
     assert (sorted(output.rglob("*")) if output.exists() else None) == before
     return str(error.value)
 
@@ -80,7 +79,7 @@ def test_good_parts(tmp_path, sharded):
     wanted = write_parts(tmp_path / "parts", sharded)
     models = [str(archived(tmp_path / "parts", tmp_path / "model.tar.gz"))], [str(tmp_path / "parts")]
     for number, model in enumerate(models):
-        merge_parts.merge(model, tmp_path / f"merged-{number}")
+        merge.merge(model, tmp_path / f"merged-{number}")
         found = {path.stem: np.load(path) for path in (tmp_path / f"merged-{number}").glob("*.npy")}
         assert all(np.array_equal(found[name], wanted[name]) for name in wanted) and found.keys() == wanted.keys()
         assert len(list((tmp_path / f"merged-{number}").iterdir())) == len(wanted) + 1
@@ -269,7 +268,7 @@ def test_a_folder_with_a_link_or_a_pipe_in_a_files_place(tmp_path):
 
 
 def test_too_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(job_parts, "FILES", 3)
+    monkeypatch.setattr(archives, "FILES", 3)
     write_parts(tmp_path / "parts")
     assert "more than 3 files" in refused([tmp_path / "parts"], tmp_path / "merged")
 
@@ -372,7 +371,7 @@ def fuzz(folder: Path, seeds: range) -> dict[str, int]:
                 model.write_bytes(draw.choice([gzip.compress, bytes])(content))
         before = sorted(path for path in folder.rglob("*"))
         try:
-            about = merge_parts.merge([str(model)], output)
+            about = merge.merge([str(model)], output)
         except ValueError as error:
             assert str(error) and "\n" not in str(error).replace("\\n", ""), seed
             assert sorted(path for path in folder.rglob("*")) == before, seed

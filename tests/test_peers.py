@@ -1,4 +1,4 @@
-"""app/peers.py and app/watch.py between hosts: all in this process, each with an address, a thread and a loop.
+"""nodes/mesh.py and nodes/watchdog.py between hosts: all in this process, each with an address, a thread and a loop.
 
 Their names are this module's to give: a host is known when `Hosts.names` has its address. A host that is frozen, or cut
 off, is one whose loop stands still; one that is cut off by its network has a network namespace (root only).
@@ -22,11 +22,11 @@ import pytest
 from aws_services import free_port
 from rank_process import may, process
 
-from app import peers
-from app.environment import Environment
-from app.lifeline import Lifeline
-from app.peers import Peers, Verdict
-from app.watch import Watch
+from sagemaker_lightning.callbacks.heartbeat import Lifeline
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.nodes import mesh
+from sagemaker_lightning.nodes.mesh import Peers, Verdict
+from sagemaker_lightning.nodes.watchdog import Watch
 
 ENOUGH = 30.0  # seconds for what comes within a few
 SILENCE = 1.5
@@ -107,7 +107,7 @@ def hosts(monkeypatch) -> Iterator[Hosts]:
 
     with ExitStack() as stack:
         found = Hosts(stack, "127.77.0")
-        monkeypatch.setattr(peers.asyncio, "start_server", listen_on_its_own)
+        monkeypatch.setattr(mesh.asyncio, "start_server", listen_on_its_own)
         _give_names(monkeypatch, found)
         yield found
 
@@ -120,7 +120,7 @@ def _give_names(monkeypatch, found: Hosts) -> None:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return resolve(found.names.get(name, name), *args, **options)
 
-    monkeypatch.setattr(peers.socket, "getaddrinfo", resolve_ours)
+    monkeypatch.setattr(mesh.socket, "getaddrinfo", resolve_ours)
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_a_host_that_goes_quiet(hosts):
 @pytest.mark.slow
 def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts, monkeypatch):
     """The wait for a verdict is longer than the silence after which there is one."""
-    monkeypatch.setattr("app.watch.LAST_WORDS", 1.0)
+    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 1.0)
     hosts.start(*ALL[:2], hosts=ALL[:2])
     hosts.meet()
     assert hosts.up["algo-1"].wait_for_verdict() is None  # and it ends where there is none
@@ -240,14 +240,14 @@ def test_hosts_that_were_told_different_things(hosts, one, other, says):
 def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
     """All that the job was told, secrets masked; and how long a program that has to end may take."""
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))  # which the training toolkit sets where it is not
-    from app import toolkit
+    from sagemaker_lightning.launch import toolkit_hook
 
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("SAGEMAKER_PROGRAM", "app/train_torchrun.py")
     here = Environment(hosts=ALL[:2], current_host="algo-2", revision="1.2", peer_timeout=12.0, rendezvous_timeout=40.0)
     graces: list[float] = []
     given = {"data.batch_size": "4", "api_token": "a"}
-    watch = toolkit._watch(here, given, SimpleNamespace(end=graces.append))
+    watch = toolkit_hook._watch(here, given, SimpleNamespace(end=graces.append))
     watch.loop.close()
     assert watch.peers.told == {
         "the list of hosts": "algo-1, algo-2",
@@ -260,8 +260,8 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
     assert (watch.peers.port, watch.peers.appear, watch.peers.silence) == (29501, 40.0, 6.0)
     for stopped in (False, True):
         watch.on_verdict(Verdict("why", here=False, stopped=stopped))
-    assert graces == [2.0, toolkit.STOP_SECONDS]
-    alone = toolkit._watch(replace(here, current_host="algo-9"), given, SimpleNamespace(end=graces.append))
+    assert graces == [2.0, toolkit_hook.STOP_SECONDS]
+    alone = toolkit_hook._watch(replace(here, current_host="algo-9"), given, SimpleNamespace(end=graces.append))
     alone.loop.close()
     assert alone.peers.others == {}  # it takes no part in the training
 
@@ -283,7 +283,7 @@ def test_the_last_words_of_a_host_that_fails(hosts, stopped):
 
 def test_last_words_are_waited_for(hosts, monkeypatch):
     """A container's network goes with it: it stays until those that listen have hung up, but not for ever."""
-    monkeypatch.setattr("app.peers.LAST_WORDS", 60.0)
+    monkeypatch.setattr("sagemaker_lightning.nodes.mesh.LAST_WORDS", 60.0)
     hosts.start(*ALL, silence=60.0)
     hosts.meet()
     going_on = hosts.freeze("algo-1")
@@ -294,7 +294,7 @@ def test_last_words_are_waited_for(hosts, monkeypatch):
     left.result(ENOUGH)
     assert hosts.verdicts("algo-1", "algo-2") == ["boom", "boom"]
 
-    monkeypatch.setattr("app.peers.LAST_WORDS", 0.3)
+    monkeypatch.setattr("sagemaker_lightning.nodes.mesh.LAST_WORDS", 0.3)
     hosts.freeze("algo-1")
     hosts.leave("algo-2").result(ENOUGH)
 
@@ -338,14 +338,14 @@ class Ranks:
 
     def _wait(self, watch: Watch) -> str:
         verdict = watch.wait_for_verdict()
-        watch.fail(verdict.why, stopped=False)  # as app/toolkit.py does
+        watch.fail(verdict.why, stopped=False)  # as sagemaker_lightning/launch/toolkit_hook.py does
         return verdict.why
 
 
 @pytest.fixture
 def ranks(hosts, monkeypatch) -> Ranks:
     """Ranks on algo-1 and algo-2."""
-    monkeypatch.setattr("app.watch.LAST_WORDS", 1.0)
+    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 1.0)
     return Ranks(hosts)
 
 
@@ -368,7 +368,7 @@ def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
 
 def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_is_heard_of(ranks, monkeypatch):
     """As NCCL ends a process whose peer is gone, while the host of that peer is too busy to say so."""
-    monkeypatch.setattr("app.watch.LAST_WORDS", 60.0)
+    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 60.0)
     first, second = (ranks.hosts.up[name].path for name in ALL[:2])
     with process(second, "the cause", KILL) as dead, process(first, "the victim", ABORT) as victim:
         going_on = ranks.hosts.freeze("algo-2")
@@ -508,7 +508,7 @@ HEARD = {  # seconds ago that the others were heard, which of them is lost, and 
 @pytest.mark.parametrize(("heard", "says"), HEARD.values(), ids=HEARD)
 def test_who_is_named_as_lost(monkeypatch, heard, says):
     """With a clock that stands still; the silence is 5 s."""
-    monkeypatch.setattr(peers, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(mesh, "time", SimpleNamespace(monotonic=lambda: 100.0))
     verdicts = []
     settings = {"port": 1, "appear": 1.0, "silence": 5.0, "suspect": None}
     found = Peers("algo-1", ("algo-1", *heard), {}, decide=verdicts.append, **settings)

@@ -14,10 +14,10 @@ from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
-from app.chance import Chance
-from app.compat.lightning_loops import _TakesLoaders
-from app.keys import seed_all, unseeded
-from app.loops import _Loaders
+from sagemaker_lightning.compat.lightning_loops import _TakesLoaders
+from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
+from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.resume.fit_loops import _Loaders
 
 EPOCHS = 3
 
@@ -253,7 +253,7 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
 
     import numpy as np
 
-    from app.compat.random_generators import without_entropy
+    from sagemaker_lightning.compat.random_generators import without_entropy
 
     without_entropy(unseeded.bits)
 

@@ -9,14 +9,14 @@ import pytest
 from conftest import Job
 from local_mode import unpacked
 
-from app import program, requirements
-from app.errors import UserError
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.launch import requirements, user_program
 
 
 @pytest.fixture
 def code(tmp_path, monkeypatch) -> Path:
     """Where a job's source goes."""
-    monkeypatch.setattr(program, "CODE", tmp_path / "code")
+    monkeypatch.setattr(user_program, "CODE", tmp_path / "code")
     return tmp_path / "code"
 
 
@@ -49,13 +49,13 @@ def source(path: Path, **members: str | bytes) -> str:
 
 
 def test_a_source_is_unpacked(code, tmp_path, filters):
-    program.unpack(source(tmp_path / "s.tar.gz", **{"train.py": b"1", "deep/other.py": b"2"}))
+    user_program.unpack(source(tmp_path / "s.tar.gz", **{"train.py": b"1", "deep/other.py": b"2"}))
     assert (code / "train.py").read_text() == "1" and (code / "deep/other.py").read_text() == "2"
 
 
 def test_a_link_stays_a_link_also_when_it_is_there_already(code, tmp_path):
     for _ in range(2):  # the second: a desk, where the folder is used again
-        program.unpack(source(tmp_path / "s.tar.gz", **{"deep/all": "..", "deep/train.py": b"1"}))
+        user_program.unpack(source(tmp_path / "s.tar.gz", **{"deep/all": "..", "deep/train.py": b"1"}))
     assert (code / "deep/all").is_symlink() and (code / "deep/all/deep/train.py").read_text() == "1"
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_written_outside(code, tmp_path, filters, members, monkeypatc
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp/tmp"))
     archive = source(tmp_path / "s.tar.gz", **members)
     try:
-        program.unpack(archive)
+        user_program.unpack(archive)
     except UserError as error:
         assert "could not be unpacked" in str(error)
     found = {path for path in tmp_path.rglob("evil") if not path.is_relative_to(code)}

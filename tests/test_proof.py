@@ -1,4 +1,4 @@
-"""app/proof.py: a run that goes on says whether it does what was done before, and what differs first if it does not."""
+"""resume/verification.py: a run that goes on says whether it does what was done before, and what differs first if it does not."""
 
 import json
 import re
@@ -12,9 +12,9 @@ from containers import ROOT
 from test_interrupted_together import Own
 from test_strangers import CODE, STAY, WORKERS, Run
 
-from app import journal, proof
-from app.chance import Chance
-from app.resume import Resume
+from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.resume import journal, verification
+from sagemaker_lightning.resume.callback import Resume
 
 pytestmark = pytest.mark.slow
 
@@ -347,12 +347,14 @@ def twice_otherwise() -> None:
 def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
     """A part that is a tensor stays one until there are some dozens of them."""
     read = []
-    monkeypatch.setattr(proof.Proof, "_send", lambda self: (read.append(len(self.waiting)), self.waiting.clear()))
-    noted = object.__new__(proof.Proof)
+    monkeypatch.setattr(
+        verification.Proof, "_send", lambda self: (read.append(len(self.waiting)), self.waiting.clear())
+    )
+    noted = object.__new__(verification.Proof)
     noted.waiting, noted.copied, noted.since = [], None, 0.0
     import torch
 
-    for number in range(2 * proof.EVERY - 1):
-        noted.now = proof.Batch(number, (0, number), [torch.tensor(7)], [1], [torch.tensor(3)])
+    for number in range(2 * verification.EVERY - 1):
+        noted.now = verification.Batch(number, (0, number), [torch.tensor(7)], [1], [torch.tensor(3)])
         noted.end(None)
-    assert read == [proof.EVERY]
+    assert read == [verification.EVERY]

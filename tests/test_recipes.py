@@ -8,12 +8,12 @@ from conftest import ROOT
 from torch import nn
 from torchvision.models import resnet18
 
-from app import artifacts
-from app.cli import CLI
 from app.data import DigitsDataModule
-from app.environment import Environment
-from app.errors import UserError
 from app.model import ResNet18
+from sagemaker_lightning.cli import export
+from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.errors import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def test_the_stem_for_small_images():
 
 def test_an_exported_model_says_what_it_was_made_with(tmp_path):
     model = ResNet18(num_classes=10, stem="small", channels_last=True)
-    artifacts.save(tmp_path, model, DigitsDataModule(), {}, "", "")
+    export.save(tmp_path, model, DigitsDataModule(), {}, "", "")
     about = json.loads((tmp_path / "model.json").read_text())
     assert about["hyperparameters"]["stem"] == "small"
     network = resnet18(num_classes=about["num_classes"])

@@ -11,6 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 from containers import ROOT, docker
 from environments import python_of
+
 from rehearsal import LABEL, Rehearsal, run, run_command
 
 pytestmark = pytest.mark.docker
@@ -326,7 +327,7 @@ def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
 # A real network, whose list names a container once that has left since: the moment itself cannot be met.
 LEAVES = """
 import docker
-from scripts.rehearsal.containers import remove
+from rehearsal.engines.containers import remove
 
 network, reloads = docker.from_env().networks.create(NAME), []
 reload = network.reload
@@ -360,7 +361,7 @@ EMPTIES = """
 import sys
 from pathlib import Path
 import docker
-from scripts.rehearsal import owner
+from rehearsal import owner
 
 client, seen = docker.from_env(), []
 collection = type(client.containers)
@@ -511,7 +512,7 @@ def test_a_client_is_not_started_without_a_rehearsal(endpoint):
     command = [
         python_of("rehearsal"),
         "-m",
-        "scripts.rehearsal",
+        "rehearsal",
         "exec",
         f"--endpoint={endpoint}",
         "--",

@@ -14,6 +14,7 @@ from conftest import write_cifar
 from containers import ROOT, docker
 from environments import python_of
 from local_mode import Client
+
 from rehearsal import LIMIT, ROLE, Rehearsal
 
 pytestmark = pytest.mark.docker

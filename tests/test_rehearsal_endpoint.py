@@ -21,8 +21,9 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from containers import ROOT
 from environments import python_of
-from rehearsal import LIMIT, ROLE, Rehearsal, run, run_command
 from test_rehearsal_clients import Person
+
+from rehearsal import LIMIT, ROLE, Rehearsal, run, run_command
 
 pytestmark = pytest.mark.slow
 
@@ -633,7 +634,7 @@ def test_the_key_of_a_rehearsal(endpoint, tmp_path):
     command = [
         python_of("rehearsal"),
         "-m",
-        "scripts.rehearsal",
+        "rehearsal",
         "exec",
         f"--endpoint={endpoint.endpoint}",
         "--",

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.rehearsal import artifacts, folders, settings, sync
-from scripts.rehearsal.folders import Folder
-from scripts.rehearsal.layout import Layout
+from rehearsal import settings
+from rehearsal.jobs import artifacts, checkpoint_sync, folders
+from rehearsal.jobs.folders import Folder
+from rehearsal.jobs.layout import Layout
 
 SECRET = b"a secret of this machine"
 LIMIT = 30  # seconds: who has not done it by then hangs
@@ -97,12 +98,12 @@ def state(folder: Path) -> dict[str, tuple]:
     return {path.name: (path.lstat().st_mtime, path.lstat().st_size) for path in folder.iterdir()}
 
 
-def uploader(store: Store, folder: Path, **given) -> sync.Uploader:
+def uploader(store: Store, folder: Path, **given) -> checkpoint_sync.Uploader:
     """Return the copy of a checkpoint folder; `notes` are what it has said."""
     plain = {"every": 0.01, "lag": 0.0, "settle": 0.0, "stall_after": None, "markers": True, "markers_uploaded": False}
     notes: list[str] = []
     kept = settings.Sync(**plain | {"deletions": True, "flush": False} | given)
-    found = sync.Uploader(store, "s3://bucket/run", folder, kept, notes.append)
+    found = checkpoint_sync.Uploader(store, "s3://bucket/run", folder, kept, notes.append)
     found.notes = notes
     return found
 

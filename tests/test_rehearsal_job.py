@@ -17,13 +17,16 @@ from types import SimpleNamespace
 import pytest
 from records import interrupted
 
-from scripts.rehearsal import logs, processes, report, schedule, settings
-from scripts.rehearsal.job import NOTES, Job, Place
-from scripts.rehearsal.masking import Mask
-from scripts.rehearsal.metrics import Metrics
-from scripts.rehearsal.processes import Process, Processes
-from scripts.rehearsal.record import ENDED, Record
-from scripts.rehearsal.service import Service
+from rehearsal import settings
+from rehearsal.api.service import Service
+from rehearsal.engines import processes
+from rehearsal.engines.processes import Process, Processes
+from rehearsal.jobs import logs, schedule
+from rehearsal.jobs.job import NOTES, Job, Place
+from rehearsal.jobs.masking import Mask
+from rehearsal.jobs.metrics import Metrics
+from rehearsal.jobs.record import ENDED, Record
+from rehearsal.report import page
 
 LIMIT = 30  # seconds: who has not done it by then never will
 SYNC = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
@@ -420,7 +423,7 @@ def secret_record() -> Record:
 
 def test_no_secret_in_a_report_or_record(tmp_path):
     record = secret_record()
-    report.write(record, tmp_path / "report.html")
+    page.write(record, tmp_path / "report.html")
     for text in ((tmp_path / "report.html").read_text(), json.dumps(record.as_json())):
         assert not [secret for secret in SECRETS if secret in text]
         assert text.count(CLEAR) >= 4 and "image:0123456789012345678901234567890123456789" in text

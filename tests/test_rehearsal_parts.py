@@ -15,11 +15,14 @@ from types import SimpleNamespace
 import aws_services
 import pytest
 
-from scripts.rehearsal import artifacts, bridge, channels, cloud, layout, logs, metrics, schedule, settings, sync
-from scripts.rehearsal.channels import JobFailed
-from scripts.rehearsal.errors import Refused
-from scripts.rehearsal.keys import Key
-from scripts.rehearsal.schedule import Rule, Schedule, parse
+from rehearsal import settings
+from rehearsal.api import clients
+from rehearsal.api.access_keys import Key
+from rehearsal.api.errors import Refused
+from rehearsal.engines import bridge
+from rehearsal.jobs import artifacts, channels, checkpoint_sync, layout, logs, metrics, schedule
+from rehearsal.jobs.channels import JobFailed
+from rehearsal.jobs.schedule import Rule, Schedule, parse
 
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"
 KEY = Key("id", "secret")
@@ -39,7 +42,7 @@ def endpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def s3_client(endpoint):
     """A client of S3."""
-    return cloud.client("s3", endpoint, "us-east-1", KEY)
+    return clients.client("s3", endpoint, "us-east-1", KEY)
 
 
 @pytest.fixture
@@ -499,17 +502,17 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
 def clock(monkeypatch):
     """The time that an Uploader sees."""
     found = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(sync, "time", SimpleNamespace(monotonic=lambda: found.now))
+    monkeypatch.setattr(checkpoint_sync, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
 
 
-def uploader(s3, folder: Path, uri: str = "s3://bucket/run", **given) -> sync.Uploader:
+def uploader(s3, folder: Path, uri: str = "s3://bucket/run", **given) -> checkpoint_sync.Uploader:
     """Return an Uploader that has not started; `notes` are what it has said."""
     plain = {"lag": 0.0, "settle": 0.0, "stall_after": None, "deletions": True, "flush": False}
     plain |= {"every": 0.01, "markers": False, "markers_uploaded": False}
     folder.mkdir(exist_ok=True)
     notes = []
-    found = sync.Uploader(s3, uri, folder, settings.Sync(**plain | given), notes.append)
+    found = checkpoint_sync.Uploader(s3, uri, folder, settings.Sync(**plain | given), notes.append)
     found.notes = notes
     return found
 
@@ -540,7 +543,7 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
     assert content(s3, "run/1") == b"changed" == content(s3, "run/link") and found.notes == []
 
 
-def counted(found: sync.Uploader) -> list[str]:
+def counted(found: checkpoint_sync.Uploader) -> list[str]:
     """Return what an Uploader uploads from now on."""
     said, upload = [], found._upload
 
@@ -554,7 +557,7 @@ def counted(found: sync.Uploader) -> list[str]:
 
 def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
     put(s3, "run/old", "run/sub/older", "run-2/x", "run")
-    assert sync.restore(s3, "s3://bucket/run", tmp_path) == (2, len("run/old" + "run/sub/older"))
+    assert checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path) == (2, len("run/old" + "run/sub/older"))
     assert files(tmp_path) == {"old": "run/old", "sub/older": "run/sub/older"}
     found = uploader(s3, tmp_path)
     said = counted(found)
@@ -577,14 +580,14 @@ def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
 
 
 def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
-    assert sync.restore(s3, "s3://bucket/run/", tmp_path) == (0, 0)
+    assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path) == (0, 0)
     put(s3, *(f"run/{number}" for number in range(PAGE + 1)))
-    assert sync.restore(s3, "s3://bucket/run/", tmp_path)[0] == PAGE + 1
+    assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path)[0] == PAGE + 1
     with pytest.raises(JobFailed, match="Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"):
-        sync.restore(s3, "s3://no-such-bucket/x", tmp_path)
+        checkpoint_sync.restore(s3, "s3://no-such-bucket/x", tmp_path)
     put(s3, "run/../../x")
     with pytest.raises(JobFailed, match="is no name of a file"):
-        sync.restore(s3, "s3://bucket/run", tmp_path / "a")
+        checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path / "a")
 
 
 @pytest.mark.parametrize("uri", ["s3://bucket/run", "s3://bucket/run/", "s3://bucket", "s3://bucket/"])
@@ -592,7 +595,7 @@ def test_a_copy_and_its_restoration_are_one(s3, tmp_path, clock, uri):
     found = uploader(s3, tmp_path / "a", uri)
     write(found.folder.root, "1", "b/2")
     found._look()
-    assert sync.restore(s3, uri, tmp_path / "b") == (2, 4)
+    assert checkpoint_sync.restore(s3, uri, tmp_path / "b") == (2, 4)
     assert files(tmp_path / "b") == files(tmp_path / "a")
 
 
@@ -663,7 +666,7 @@ def test_markers_that_are_uploaded(s3, tmp_path, clock):
     assert files(tmp_path) == {} and keys(s3) == []
 
 
-def failing(found: sync.Uploader, monkeypatch, deed) -> None:
+def failing(found: checkpoint_sync.Uploader, monkeypatch, deed) -> None:
     """Let something happen in the midst of each upload."""
     upload = found.s3.upload_fileobj
 
@@ -884,7 +887,7 @@ def test_nothing_is_an_empty_archive(s3, tmp_path):
      "http://192.168.1.1", "HTTP://127.1.2.3:5".lower()],
 )  # fmt: skip
 def test_an_address_of_this_machine(endpoint_):
-    assert cloud.own(endpoint_) == endpoint_
+    assert clients.own(endpoint_) == endpoint_
 
 
 @pytest.mark.parametrize(
@@ -899,11 +902,11 @@ def test_an_address_of_this_machine(endpoint_):
 )  # fmt: skip
 def test_an_address_of_another_machine(endpoint_):
     with pytest.raises(ValueError, match="--endpoint: found"):
-        cloud.own(endpoint_)
+        clients.own(endpoint_)
     with pytest.raises(ValueError, match="--endpoint: found"):
-        cloud.client("s3", endpoint_, "us-east-1", KEY)
+        clients.client("s3", endpoint_, "us-east-1", KEY)
     with pytest.raises(ValueError, match="--endpoint: found"):
-        cloud.variables(endpoint_, KEY)
+        clients.variables(endpoint_, KEY)
 
 
 @pytest.mark.parametrize(
@@ -921,14 +924,14 @@ def test_an_address_of_another_machine(endpoint_):
     ],
 )
 def test_bucket_and_key(uri, parts):
-    assert cloud.split(uri) == parts
+    assert clients.split(uri) == parts
 
 
 def test_all_pages_of_a_list(s3):
     names = [f"x/{number:02}" for number in range(3 * PAGE)]
     put(s3, *names, "x/", "x/folder/", "y")
-    assert list(cloud.objects(s3, "bucket", "x/")) == [(name, 4) for name in names]
-    assert len(list(cloud.objects(s3, "bucket", ""))) == 3 * PAGE + 1
+    assert list(clients.objects(s3, "bucket", "x/")) == [(name, 4) for name in names]
+    assert len(list(clients.objects(s3, "bucket", ""))) == 3 * PAGE + 1
 
 
 def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
@@ -936,7 +939,7 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "mine")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     monkeypatch.setenv("KEPT", "1")
-    found = cloud.variables("http://127.0.0.1:4571", KEY)
+    found = clients.variables("http://127.0.0.1:4571", KEY)
     assert found["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4571"
     assert (found["AWS_REGION"], found["AWS_DEFAULT_REGION"], found["KEPT"]) == ("eu-west-1", "eu-west-1", "1")
     assert found["AWS_ACCESS_KEY_ID"] == "id" and found["AWS_CONFIG_FILE"] == os.devnull
@@ -1003,7 +1006,7 @@ def events(client, stream: str) -> list[str]:
 
 
 def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
-    client = cloud.client("logs", endpoint, "us-east-1", KEY)
+    client = clients.client("logs", endpoint, "us-east-1", KEY)
     found = logs.Logs(client, "job", tmp_path)
     for host in ("algo-1", "algo-2", "algo-1"):  # again, after a restart
         found.open(host)

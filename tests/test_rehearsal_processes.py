@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 from conftest import write_cifar
-from rehearsal import LIMIT, Rehearsal, run_command
 from test_rehearsal_clients import FAST, same, weights
 
-from scripts.rehearsal import bridge, processes
-from scripts.rehearsal.layout import Layout
+from rehearsal import LIMIT, Rehearsal, run_command
+from rehearsal.engines import bridge, processes
+from rehearsal.jobs.layout import Layout
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 

@@ -12,11 +12,12 @@ import pytest
 from botocore.model import Shape
 from botocore.validate import ParamValidator
 
-from scripts.rehearsal import layout, rules
-from scripts.rehearsal.errors import Refused
-from scripts.rehearsal.metrics import Metrics
-from scripts.rehearsal.record import Record, Transition
-from scripts.rehearsal.service import Service
+from rehearsal.api import rules
+from rehearsal.api.errors import Refused
+from rehearsal.api.service import Service
+from rehearsal.jobs import layout
+from rehearsal.jobs.metrics import Metrics
+from rehearsal.jobs.record import Record, Transition
 
 MODEL = botocore.session.get_session().get_service_model("sagemaker")
 CREATE = MODEL.operation_model("CreateTrainingJob").input_shape

@@ -1,4 +1,4 @@
-"""app/rendezvous.py: the variables of torch.distributed and of the network, and the wait for names."""
+"""contract/rendezvous.py: the variables of torch.distributed and of the network, and the wait for names."""
 
 import itertools
 import os
@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from app import rendezvous
-from app.environment import Environment
-from app.errors import UserError
+from sagemaker_lightning.contract import rendezvous
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.errors import UserError
 
 TWO = Environment(hosts=("algo-1", "algo-2"), current_host="algo-2")
 THERE = socket.if_nameindex()[0][1]

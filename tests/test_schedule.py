@@ -7,10 +7,10 @@ import torch
 from pytorch_lightning import Callback
 from torch.optim.lr_scheduler import OneCycleLR
 
-from app.cli import CLI
-from app.environment import Environment
-from app.errors import UserError
-from app.schedule import Triangle
+from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.cli.lr_schedules import Triangle
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.errors import UserError
 
 SMALL = ["--data=ranks.Numbered", "--data.size=44", "--data.batch_size=8", "--model=ranks.Regression"]
 SMALL += ["--checkpoint.monitor=null"]
@@ -70,7 +70,7 @@ def rates(tmp_path, *flags: str) -> list[float]:
 
 
 def test_it_is_stepped_after_each_batch(tmp_path):
-    found = rates(tmp_path, "--lr_scheduler=app.schedule.Triangle")
+    found = rates(tmp_path, "--lr_scheduler=sagemaker_lightning.cli.lr_schedules.Triangle")
     assert found == pytest.approx([0, 1, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
 
 
@@ -99,6 +99,6 @@ def test_others_are_stepped_after_each_epoch(tmp_path):
 
 
 def test_a_run_without_an_end_has_no_triangle(tmp_path):
-    flags = ["--lr_scheduler=app.schedule.Triangle", "--trainer.max_epochs=-1"]
+    flags = ["--lr_scheduler=sagemaker_lightning.cli.lr_schedules.Triangle", "--trainer.max_epochs=-1"]
     with pytest.raises(UserError, match=r"--lr_scheduler=Triangle: the run has no end"):
         rates(tmp_path, *flags)

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from app import sharding
-from app.errors import UserError
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.rows import partition
 
 
 def cases(count: int = 2000):
@@ -25,7 +25,7 @@ def once(parts, total: int) -> bool:
 
 def test_the_hosts_have_every_row_once():
     for total, hosts in cases():
-        parts = [sharding.rows(total, hosts, host) for host in range(hosts)]
+        parts = [partition.rows(total, hosts, host) for host in range(hosts)]
         assert once(parts, total)
         assert max(map(len, parts)) - min(map(len, parts)) <= (1 if total < 10**9 else 2)  # of 10**15, floats
 
@@ -33,7 +33,7 @@ def test_the_hosts_have_every_row_once():
 def test_the_rows_are_the_articles():
     for total, hosts in cases():
         for host in random.Random(total).sample(range(hosts), min(hosts, 3)):
-            part = sharding.rows(total, hosts, host)
+            part = partition.rows(total, hosts, host)
             assert (part.start, part.stop) == (round(host * total / hosts), round((host + 1) * total / hosts))
 
 
@@ -43,36 +43,36 @@ def test_so_have_weighted_hosts():
     for total, hosts in cases(60):
         weights = [draw.choice([0, 0.5, 1, 1, 4, 8.25]) for _ in range(hosts)]
         weights[draw.randrange(hosts)] = 3
-        parts = sharding.weighted(total, weights)
+        parts = partition.weighted(total, weights)
         assert once(parts, total)
         for part, weight in zip(parts, weights, strict=True):
             assert abs(len(part) - total * weight / sum(weights)) <= 1 + total * 1e-12
         if total < 10**9:  # beyond, a division of floats and one of whole numbers may round to another side
-            assert sharding.weighted(total, [2.5] * hosts) == [sharding.rows(total, hosts, k) for k in range(hosts)]
+            assert partition.weighted(total, [2.5] * hosts) == [partition.rows(total, hosts, k) for k in range(hosts)]
 
 
 def test_so_have_the_devices_of_a_host():
     for total, hosts in cases(60):
-        part = sharding.rows(total, hosts, hosts // 2)
-        pieces = sharding.devices(part, 8)
+        part = partition.rows(total, hosts, hosts // 2)
+        pieces = partition.devices(part, 8)
         assert once([range(one.start - part.start, one.stop - part.start) for one in pieces], len(part))
 
 
 def test_groups_share_by_weight_in_any_order():
     hosts = {"big": ["algo-1", "algo-10"], "small": ["algo-2", "algo-3", "algo-4"]}
     weights = {"big": 4, "small": 1}
-    parts = sharding.groups(1100, hosts, weights)
+    parts = partition.groups(1100, hosts, weights)
     assert once([parts[host] for host in sorted(parts)], 1100)
     assert {host: len(part) for host, part in parts.items()} == {
         "algo-1": 400, "algo-10": 400, "algo-2": 100, "algo-3": 100, "algo-4": 100
     }  # fmt: skip
     turned = {name: hosts[name][::-1] for name in reversed(hosts)}
-    assert sharding.groups(1100, turned, dict(reversed(weights.items()))) == parts
+    assert partition.groups(1100, turned, dict(reversed(weights.items()))) == parts
 
 
 def test_files_are_numbered_on():
     counts = {"b.npy": 5, "a.npy": 3, "c.npy": 0}
-    found = sharding.files(counts)
+    found = partition.files(counts)
     assert found == {"a.npy": range(3), "b.npy": range(3, 8), "c.npy": range(8, 8)}
 
 
@@ -82,7 +82,7 @@ def test_what_is_missing():
         part = range(first := draw.randrange(30), first + draw.randrange(30))
         done = [range(at := draw.randrange(70), at + draw.randrange(12)) for _ in range(draw.randrange(8))]
         wanted = sorted(set(part) - set().union(*map(set, done)))
-        found = sharding.missing(part, done)
+        found = partition.missing(part, done)
         assert list(itertools.chain(*found)) == wanted and all(found)
         assert all(one.stop < other.start for one, other in itertools.pairwise(found))
 
@@ -90,15 +90,15 @@ def test_what_is_missing():
 @pytest.mark.parametrize("wrong", [(-1, 1, 0), (5, 2, 2), (5, 2, -1), (5, 0, 0)])
 def test_a_host_that_is_not_there(wrong):
     with pytest.raises(ValueError, match="rows: host"):
-        sharding.rows(*wrong)
+        partition.rows(*wrong)
 
 
 @pytest.mark.parametrize("weights", [[], [0, 0], [1, -1]])
 def test_weights_that_are_none(weights):
     with pytest.raises(UserError, match="weights: found"):
-        sharding.weighted(10, weights)
+        partition.weighted(10, weights)
 
 
 def test_a_group_without_a_weight():
     with pytest.raises(UserError, match="none for the instance group small"):
-        sharding.groups(10, {"big": ["a"], "small": ["b"]}, {"big": 1})
+        partition.groups(10, {"big": ["a"], "small": ["b"]}, {"big": 1})

@@ -12,14 +12,15 @@ import ranks
 import torch
 from pytorch_lightning import Callback
 
-from app import shards, train
-from app.cli import CLI
+from app import train
 from app.data import CIFAR10DataModule, DigitsDataModule
-from app.environment import Environment
-from app.errors import UserError
-from app.resident import ResidentLoader
-from app.shards import Shard
-from app.world import World
+from sagemaker_lightning.callbacks.rank_consistency import World
+from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data import host_shards
+from sagemaker_lightning.data.host_shards import Shard
+from sagemaker_lightning.data.partition import ResidentLoader
 
 SHARDED = '{"training": {"TrainingInputMode": "File", "S3DistributionType": "ShardedByS3Key"}}'
 
@@ -151,10 +152,10 @@ def test_a_shard_that_is_too_small_is_an_error_on_every_rank(tmp_path: Path, siz
 
 def test_augmentation_and_order_differ_between_nodes():
     have = [Shard("a", 2, 40, 4), Shard("b", 1, 40, 4)]
-    options = [shards.ranks(have, "train", rank, 42) for rank in range(3)]
+    options = [host_shards.ranks(have, "train", rank, 42) for rank in range(3)]
     assert [(each["rank"], each["world_size"]) for each in options] == [(0, 2), (1, 2), (0, 1)]
     assert options[0]["seed"] == options[1]["seed"] != options[2]["seed"]
-    assert options[0]["shards"] == [(40, 2), (40, 1)] and shards.ranks([], "train", 2, 42) == {}
+    assert options[0]["shards"] == [(40, 2), (40, 1)] and host_shards.ranks([], "train", 2, 42) == {}
 
 
 # The program ----------------------------------------------------------------------------------------------------------

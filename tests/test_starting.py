@@ -1,4 +1,4 @@
-"""app/starting.py: a slow start says what it does, a quick one and one that is done say nothing."""
+"""process/start_notice.py: a slow start says what it does, a quick one and one that is done say nothing."""
 
 import os
 import subprocess
@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from app import starting
-from app.progress import StartProgress
+from sagemaker_lightning.callbacks.progress import StartProgress
+from sagemaker_lightning.process import start_notice
 
 ROOT = Path(__file__).resolve().parents[1]
 BEFORE = """
 import sys, time
-from app import starting
-starting._busy = lambda: {busy}
-starting.FIRST, starting.NEXT = {first}, {next}
+from sagemaker_lightning.process import start_notice
+start_notice._busy = lambda: {busy}
+start_notice.FIRST, start_notice.NEXT = {first}, {next}
 """
 
 
@@ -70,13 +70,13 @@ def test_whoever_has_not_begun_says_nothing():
 def test_a_process_that_had_to_wait_is_on_a_busy_machine(tmp_path, text, busy):
     if text is not None:
         (tmp_path / "schedstat").write_text(text)
-    assert starting._busy(tmp_path / "schedstat") is busy
+    assert start_notice._busy(tmp_path / "schedstat") is busy
 
 
 def test_the_first_step_is_the_end(monkeypatch):
     told = []
-    monkeypatch.setattr(starting, "doing", told.append)
-    monkeypatch.setattr(starting, "done", lambda: told.append(None))
+    monkeypatch.setattr(start_notice, "doing", told.append)
+    monkeypatch.setattr(start_notice, "done", lambda: told.append(None))
     callback = StartProgress()
     callback.setup(None, None, "fit")
     callback.on_train_start(None, None)

@@ -10,9 +10,9 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils._pytree import tree_map
 from torchmetrics import MeanMetric
 
-from app import partial
-from app.plain import MANY, decoded, encoded, without_devices
-from app.state import SMALL, State
+from sagemaker_lightning.resume import epoch_state
+from sagemaker_lightning.state.encoding import MANY, decoded, encoded, without_devices
+from sagemaker_lightning.state.object_state import SMALL, State
 
 Step = namedtuple("Step", "state reward done")
 
@@ -120,7 +120,7 @@ def test_a_long_value_is_kept_when_it_changes(make, change):
 
 
 def test_what_is_too_long_is_told(monkeypatch):
-    monkeypatch.setattr("app.state.HUGE", SMALL + 1)
+    monkeypatch.setattr("sagemaker_lightning.state.object_state.HUGE", SMALL + 1)
     owner = type("Mine", (), {})()
     owner.value = np.zeros(SMALL + 2)
     state = State(lambda: {"mine": owner})
@@ -187,9 +187,9 @@ def test_a_metric_stays_on_its_device():
     trainer = Trainer(accelerator="cpu", callbacks=[Watching()], logger=False, enable_checkpointing=False)
     trainer.strategy.connect(LightningModule())
     trainer.strategy._root_device = torch.device("meta")
-    ((name, metric),) = partial._metrics(trainer)
+    ((name, metric),) = epoch_state._metrics(trainer)
     metric.update(3.0)
-    known = {"buffers": {}, "metrics": {name: partial._state(metric)}}
+    known = {"buffers": {}, "metrics": {name: epoch_state._state(metric)}}
     metric.reset()
-    partial.restore_rank(trainer, partial.copied(known), mid_epoch=False)
+    epoch_state.restore_rank(trainer, epoch_state.copied(known), mid_epoch=False)
     assert metric.mean_value.device.type == "cpu" and metric.compute() == 3.0

@@ -1,4 +1,4 @@
-"""app/supervise.py: nothing outlives the program, whatever it started and however it ended."""
+"""process/supervisor.py: nothing outlives the program, whatever it started and however it ended."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ import uuid
 import psutil
 import pytest
 
-from app import supervise
-from app.supervise import Supervisor
+from sagemaker_lightning.process import supervisor as supervise
+from sagemaker_lightning.process.supervisor import Supervisor
 
 
 def living(mark: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""app/system.py: a line and a curve for each host, from its local rank 0, and what they say of a machine."""
+"""callbacks/host_metrics.py: a line and a curve for each host, from its local rank 0, and what they say of a machine."""
 
 import re
 import time
@@ -12,9 +12,9 @@ import torch
 from pytorch_lightning import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from app.cli import CLI, Logger
-from app.environment import Environment
-from app.system import SystemMetrics
+from sagemaker_lightning.callbacks.host_metrics import SystemMetrics
+from sagemaker_lightning.cli.lightning_cli import CLI, Logger
+from sagemaker_lightning.contract.environment import Environment
 
 LINE = re.compile(
     r"host=(\S+) cpu=\d+\.\d% memory=\d+\.\dGiB network_in=\d+\.\dMiB/s network_out=\d+\.\dMiB/s"

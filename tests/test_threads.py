@@ -1,4 +1,4 @@
-"""app/threads.py: as many threads as there are CPUs for this process, and none that spins while others want them."""
+"""process/threads.py: as many threads as there are CPUs for this process, and none that spins while others want them."""
 
 import os
 import subprocess
@@ -9,9 +9,11 @@ import pytest
 import pytorch_lightning
 import torch
 
-from app import threads, train, train_torchrun
-from app.environment import Environment
-from app.errors import UserError
+from app import train
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.launch import torchrun_command
+from sagemaker_lightning.process import threads
 
 ROOT = Path(__file__).resolve().parents[1]
 MANY = 64  # CPUs of the machine that the quotas below are of
@@ -67,7 +69,7 @@ def test_a_system_without_cgroups(tmp_path, monkeypatch):
 
 
 def test_the_affinity_counts():
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nfrom app import threads\n"
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nfrom sagemaker_lightning.process import threads\n"
     assert run(f"{code}print(threads.usable_cpus())").stdout == "1\n"
 
 
@@ -93,7 +95,7 @@ def test_what_the_user_has_set_stays(monkeypatch, name):
 def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
     for package in ("pytorch_lightning", "torchvision"):
         (tmp_path / f"{package}.py").write_text("import os; print(os.environ.get('OMP_NUM_THREADS'))")
-    code = "from app import imports, threads\nthreads.usable_cpus = lambda: 1\nimports.import_lightning()"
+    code = "from sagemaker_lightning.process import lightning_import, threads\nthreads.usable_cpus = lambda: 1\nimports.import_lightning()"
     if len(os.sched_getaffinity(0)) == 1 and not own:
         pytest.skip("one CPU: there is nothing to say")
     assert set(run(code, tmp_path, **own).stdout.split()) == {str(found)}
@@ -127,7 +129,7 @@ def test_too_many_processes_are_refused(monkeypatch):
     with pytest.raises(UserError, match=says):
         threads.share(64)
     with pytest.raises(UserError, match=says):
-        train_torchrun.command(Environment(), ["--trainer.devices=64"], 0, Path("train.py"))
+        torchrun_command.command(Environment(), ["--trainer.devices=64"], 0, Path("train.py"))
     threads.check(8)
     monkeypatch.setattr(threads, "usable_cpus", lambda: 16)
     threads.check(64)
@@ -151,7 +153,7 @@ def test_a_training_with_too_many_processes_never_starts(monkeypatch, tmp_path, 
 SPINNING = """
 import ctypes, importlib.util, threading, time
 from pathlib import Path
-from app import threads
+from sagemaker_lightning.process import threads
 
 torch = Path(importlib.util.find_spec("torch").origin).parent
 libgomp = ctypes.CDLL(str(torch / "lib/libgomp.so.1"))
@@ -195,7 +197,7 @@ def test_waiting_threads_spin_only_while_nobody_else_wants_the_cpu():
 
 @pytest.mark.parametrize("name", threads.WAITING)
 def test_how_the_user_has_threads_wait_stays(name):
-    code = "import threading\nfrom app import threads\nimport ctypes, importlib.util\nfrom pathlib import Path\n"
+    code = "import threading\nfrom sagemaker_lightning.process import threads\nimport ctypes, importlib.util\nfrom pathlib import Path\n"
     code += "ctypes.CDLL(str(Path(importlib.util.find_spec('torch').origin).parent / 'lib/libgomp.so.1'))\n"
     code += "threads.spin_only_alone(2)\nprint(threading.active_count())"
     assert run(code).stdout == "2\n"

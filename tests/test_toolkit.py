@@ -1,4 +1,4 @@
-"""app/toolkit.py in the real toolkit: which program runs, by which launcher, and what is said of it."""
+"""launch/toolkit_hook.py in the real toolkit: which program runs, by which launcher, and what is said of it."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 import warm
 from conftest import ROOT, Job
 
-from app.threads import usable_cpus
+from sagemaker_lightning.process.threads import usable_cpus
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""app/watch.py and app/lifeline.py on one node: what a rank says, and what it means when it says nothing any more.
+"""nodes/watchdog.py and callbacks/heartbeat.py on one node: what a rank says, and what it means when it says nothing any more.
 
 Ranks are lifelines of this process; what the kernel does for a rank that dies, closing its line, the test does. Several
 hosts are in tests/test_peers.py.
@@ -16,10 +16,10 @@ import pytest
 from aws_services import free_port
 from rank_process import may, process
 
-from app import lifeline
-from app.failures import OUT_OF_MEMORY
-from app.lifeline import Lifeline
-from app.watch import Verdict, Watch
+from sagemaker_lightning.callbacks import heartbeat
+from sagemaker_lightning.callbacks.heartbeat import Lifeline
+from sagemaker_lightning.contract.failures import OUT_OF_MEMORY
+from sagemaker_lightning.nodes.watchdog import Verdict, Watch
 
 RANK = "host algo-2, local rank 1"
 OTHER = "host algo-2, local rank 0"
@@ -44,7 +44,7 @@ def watched(hosts: tuple[str, ...] = ("algo-2",), **settings) -> Watch:
 @pytest.fixture
 def watch(monkeypatch) -> Iterator[Watch]:
     """A watch on the only host of a job."""
-    monkeypatch.setattr("app.watch.LAST_WORDS", 0.2)
+    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 0.2)
     with watched() as made:
         yield made
 
@@ -234,7 +234,7 @@ def test_an_exception_after_a_rank_has_died(watch, code, expected):
 @pytest.mark.slow
 def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(monkeypatch):
     """It knows the reason, and gets time to tell."""
-    monkeypatch.setattr("app.watch.LAST_WORDS", 0.5)
+    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 0.5)
     with watched(("algo-1", "algo-2")) as watch:
         first, second = rank(watch, OTHER), rank(watch)
         first.failed(LOST)
@@ -247,7 +247,7 @@ def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(mon
 
 def test_that_time_is_within_the_wait_for_a_verdict(monkeypatch):
     """Who waits hears of the dead rank before giving up, however long the last words may take."""
-    monkeypatch.setattr("app.watch.LAST_WORDS", 0.4)
+    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 0.4)
     with watched(("algo-1", "algo-2"), silence=0.5) as watch:
         watch.ended = True
         rank(watch).failed(LOST)
@@ -258,7 +258,7 @@ def test_that_time_is_within_the_wait_for_a_verdict(monkeypatch):
 
 
 def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
-    monkeypatch.setattr("app.watch.LAST_WORDS", 60.0)
+    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 60.0)
     with watched() as watch:
         line = rank(watch)
         line.failed(LOST)
@@ -272,7 +272,7 @@ def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
 
 def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
     """No other reason can be better: who asks need not wait."""
-    monkeypatch.setattr("app.watch.LAST_WORDS", 60.0)
+    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 60.0)
     with watched(("algo-1", "algo-2")) as watch, process(watch.path, RANK, ENDS["killed"][0]) as started:
         may(started)
         assert watch.wait_for_verdict().why == ENDS["killed"][1]
@@ -281,7 +281,7 @@ def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
 @pytest.mark.slow
 def test_a_launcher_whose_rank_is_dead_is_left_time_to_end_by_itself(monkeypatch):
     """The others are told at once; the program here is ended only if its launcher does not."""
-    monkeypatch.setattr("app.watch.LAST_WORDS", 1.0)
+    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 1.0)
     with watched(("algo-1", "algo-2")) as watch:
         rank(watch).failed("error: boom")
         assert comes(lambda: "failed" in watch.peers.last)
@@ -307,7 +307,7 @@ def test_who_fails_by_itself_is_not_told_to_end(watch):
 
 def test_the_step_is_said_once_a_second(watch, monkeypatch):
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(lifeline, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: clock.now))
     line, trainer = rank(watch), SimpleNamespace(current_epoch=1, global_step=7)
     line.on_train_batch_start(trainer, None, None, 0)
     assert comes(lambda: watch.peers.status == "epoch 2, step 7")

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, Job
 from tensorboard.compat.tensorflow_stub.io.gfile import S3FileSystem
 
-from app.cli import Logger
+from sagemaker_lightning.cli.lightning_cli import Logger
 
 pytestmark = pytest.mark.slow
 

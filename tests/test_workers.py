@@ -28,7 +28,7 @@ PROGRAM = """
 import signal
 import sys
 from torch.utils.data import DataLoader
-from app.exact import exact
+from sagemaker_lightning.data.deterministic import exact
 from numbers_of_mine import Numbers
 
 if __name__ == "__main__":

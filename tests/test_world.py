@@ -1,4 +1,4 @@
-"""app/world.py: N ranks compute what one process would, agree before they start, and step as far as N should."""
+"""callbacks/rank_consistency.py: N ranks compute what one process would, agree before they start, and step as far as N should."""
 
 import pickle
 import re
@@ -12,10 +12,10 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from app.cli import CLI
-from app.environment import Environment
-from app.resident import ResidentLoader
-from app.world import World
+from sagemaker_lightning.callbacks.rank_consistency import World
+from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.data.partition import ResidentLoader
 
 pytestmark = pytest.mark.slow
 

@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 
 try:
-    from app.files import check_writable
     from benchmarks import report as machines
     from benchmarks.gpu import machine, report, runner
     from benchmarks.gpu.machine import Machine
     from benchmarks.gpu.parts import PARTS, SECONDS, Options
     from benchmarks.gpu.results import Results
+    from sagemaker_lightning.contract.atomic_files import check_writable
 except ModuleNotFoundError as error:
     raise SystemExit(
         f"error: the package {error.name} is missing here; install environment.yml's, or see benchmarks/carry.py for a "

@@ -10,9 +10,9 @@ from pytorch_lightning import Callback
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from app.cli import CLI
-from app.environment import Environment
 from benchmarks.step import Setting
+from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.contract.environment import Environment
 
 WARMUP = 10  # batches before the ones that are looked at
 SHOWN = 12  # kernels in the table

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.files import whole
+from sagemaker_lightning.contract.atomic_files import whole
 
 SAME = ("gpu", "driver", "versions", "commit", "miniature")
 """What has to be alike for a run to go on with an earlier one's file."""

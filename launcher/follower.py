@@ -1,0 +1,120 @@
+"""Follows a training job: its status changes and log lines while it runs, what it took and cost at its end."""
+
+import sys
+import time
+from pathlib import Path
+
+from launcher import aws
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+ENDED = {"Completed", "Failed", "Stopped"}
+LAST_LOOKS = 3  # at most, after the end: CloudWatch Logs gets the last lines some seconds late
+
+
+def follow(name: str, region: str, seconds: float) -> int:
+    """Print what happens to job `name`, looking every `seconds`; return the exit status: 0 if it completed."""
+    sagemaker, log = aws.client("sagemaker", region), Log(name, region)
+    shown = 0
+    try:
+        while True:
+            job = sagemaker.describe_training_job(TrainingJobName=name)
+            shown = show_status(job, shown)
+            log.show()
+            if job["TrainingJobStatus"] in ENDED:
+                break
+            time.sleep(seconds)
+        for _ in range(LAST_LOOKS):
+            time.sleep(seconds)
+            if not log.show():
+                break
+        return report(job)
+    except KeyboardInterrupt:
+        print(f"\nno longer following; the job goes on. To stop it: {stop_command(name, region)}", file=sys.stderr)
+        return 130
+    except (aws.ClientError, aws.BotoCoreError) as error:
+        print(f"error: the job cannot be followed any longer, but goes on: {aws.explain(error)}", file=sys.stderr)
+        return 1
+
+
+def stop_command(name: str, region: str) -> str:
+    """Return the command that stops the job."""
+    return f"{sys.executable} {Path(__file__).with_name('aws.py')} stop {name} --region={region}"
+
+
+def show_status(job: dict, shown: int) -> int:
+    """Print the status changes from number `shown` on and return how many there are by now."""
+    changes = job.get("SecondaryStatusTransitions", [])
+    for change in changes[shown:]:
+        print(f"[{change['StartTime']:%H:%M:%S}] {change['Status']}: {change.get('StatusMessage', '')}", flush=True)
+    return len(changes)
+
+
+def report(job: dict) -> int:
+    """Print how the job ended, and return the exit status."""
+    status, name = job["TrainingJobStatus"], job["TrainingJobName"]
+    seconds, billable = job.get("TrainingTimeInSeconds"), job.get("BillableTimeInSeconds")
+    line = f"{name}: {status}"
+    if job.get("SecondaryStatus") not in (None, status):
+        line += f" ({job['SecondaryStatus']})"
+    if seconds is not None:
+        line += f", {seconds} s of training"
+    if billable is not None:
+        resources = job.get("ResourceConfig", {})
+        groups = resources.get("InstanceGroups") or [resources]
+        instances = sum(group.get("InstanceCount", 1) for group in groups)
+        line += (
+            f", {billable} s billable on each of {instances} instances" if instances > 1 else f", {billable} s billable"
+        )
+        if job.get("EnableManagedSpotTraining") and seconds:
+            line += f", {100 * (1 - billable / seconds):.1f} % saved by spot"
+    print(line, flush=True)
+    if status == "Completed":
+        print(f"model: {job.get('ModelArtifacts', {}).get('S3ModelArtifacts')}", flush=True)
+        return 0
+    print(f"error: {job.get('FailureReason') or f'the job ended as {status}'}", file=sys.stderr)
+    return 1
+
+
+class Log:
+    """The log of a job: a stream of lines for each instance, of which each line is shown once."""
+
+    def __init__(self, name: str, region: str) -> None:
+        self.name, self.logs = name, aws.client("logs", region)
+        self.tokens: dict[str, str] = {}
+        self.readable = True
+
+    def show(self) -> bool:
+        """Print what is new, and return whether anything was."""
+        if not self.readable:
+            return False
+        try:
+            return any([self._show(stream) for stream in self._streams()])
+        except self.logs.exceptions.ResourceNotFoundException:  # no job has logged yet in this account and region
+            return False
+        except aws.ClientError as error:
+            if error.response["Error"]["Code"] != "AccessDeniedException":
+                raise
+            self.readable = False
+            print(f"the log cannot be shown: {aws.explain(error)}", file=sys.stderr)
+            return False
+
+    def _streams(self) -> list[str]:
+        """Return the names of the streams that there are by now: JOB/algo-1-1234567890, JOB/algo-2-..."""
+        pages = self.logs.get_paginator("describe_log_streams").paginate(
+            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.name}/"
+        )
+        return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
+
+    def _show(self, stream: str) -> bool:
+        """Print the new lines of a stream, with the host where there are several, and return whether there were any."""
+        host = stream.removeprefix(f"{self.name}/").rsplit("-", 1)[0]
+        found = False
+        while True:
+            token = {"nextToken": self.tokens[stream]} if stream in self.tokens else {}
+            page = self.logs.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
+            for event in page["events"]:
+                print(f"{host}: {event['message']}", flush=True)
+            found = found or bool(page["events"])
+            if page["nextForwardToken"] == self.tokens.get(stream):  # the end, for now
+                return found
+            self.tokens[stream] = page["nextForwardToken"]

@@ -1,0 +1,1 @@
+"""The endpoint: AWS's APIs as a training job needs them."""

@@ -1,0 +1,100 @@
+"""Clients of the rehearsal's own endpoint, and of no other: they never reach AWS."""
+
+import ipaddress
+import os
+import threading
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import boto3
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from rehearsal.api.access_keys import Key
+
+REGION = "us-east-1"
+# In one piece, as far as S3 takes it: for each part that is asked for, moto copies the whole object.
+WHOLE = TransferConfig(multipart_threshold=5 * 1024**3, use_threads=False)
+PRIVATE = [ipaddress.ip_network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
+
+
+def client(service: str, endpoint: str, region: str, key: Key):
+    """Return a boto3 client of the endpoint, with its key, which AWS would refuse."""
+    return boto3.client(
+        service,
+        endpoint_url=own(endpoint),
+        region_name=region,
+        aws_access_key_id=key.id,
+        aws_secret_access_key=key.secret,
+        config=Config(retries={"mode": "standard"}, max_pool_connections=20, proxies={}),
+    )
+
+
+class Clients:
+    """The endpoint's clients, each made once: botocore's may be shared among threads, their making may not."""
+
+    def __init__(self, endpoint: str, key: Key) -> None:
+        self.endpoint, self.key, self.made, self.lock = endpoint, key, {}, threading.Lock()
+
+    def __call__(self, region: str, service: str):
+        with self.lock:
+            key = region, service
+            if key not in self.made:
+                self.made[key] = client(service, self.endpoint, region, self.key)
+            return self.made[key]
+
+
+def own(endpoint: str) -> str:
+    """Return `endpoint`; ValueError if it is not an address of this machine: the loopback's or a private one.
+
+    Not the link-local ones: AWS's metadata service has one. A user's name, or a backslash, hides the host from some
+    readers of addresses.
+    """
+    try:
+        host = urlsplit(endpoint).hostname or ""
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+        local = address.is_loopback or any(address in network for network in PRIVATE)
+    except ValueError:
+        local = False
+    local = local and endpoint.startswith(("http://", "https://")) and not set(endpoint) & set("@\\")
+    if not local:
+        raise ValueError(
+            f"--endpoint: found {endpoint!r}, allowed is a rehearsal's address, e.g. http://127.0.0.1:4571"
+        )
+    return endpoint
+
+
+def variables(endpoint: str, key: Key) -> dict[str, str]:
+    """Return the environment of a client that reaches the endpoint only, with nothing of the person's own AWS."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION") or REGION
+    told = {"AWS_ENDPOINT_URL": own(endpoint), "AWS_DEFAULT_REGION": region, "AWS_REGION": region}
+    direct = dict.fromkeys(("no_proxy", "NO_PROXY"), urlsplit(endpoint).hostname)
+    nobody = {name: os.devnull for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
+    return kept | key.variables | told | direct | nobody | {"AWS_EC2_METADATA_DISABLED": "true"}
+
+
+def split(uri: str) -> tuple[str, str]:
+    """Return bucket and key of an s3:// address, or of an https:// one as the service takes it."""
+    scheme, _, rest = uri.partition("://")  # no urlsplit: ? and # may be in a key
+    if scheme == "https":  # https://s3.REGION.amazonaws.com/BUCKET/KEY
+        rest = rest.partition("/")[2]
+    bucket, _, key = rest.partition("/")
+    return bucket, key.lstrip("/")
+
+
+def objects(s3, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
+    """Yield key and size of each object whose key starts with `prefix`, but for those that stand for a folder."""
+    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        for entry in page.get("Contents", []):
+            if not entry["Key"].endswith("/"):
+                yield entry["Key"], entry["Size"]
+
+
+def reason(error: ClientError | BotoCoreError | OSError) -> str:
+    """Return what S3, its client or this machine has against a call."""
+    if not isinstance(error, ClientError):
+        return getattr(error, "strerror", None) or str(error)
+    found = error.response["Error"]
+    return f"{found.get('Code')}: {found.get('Message')}"

@@ -1,0 +1,133 @@
+"""The endpoint: SageMaker's operations by `service`, S3, STS, IAM, ECR and CloudWatch Logs by moto, nothing else."""
+
+import json
+import threading
+from collections.abc import Callable
+from xml.sax.saxutils import escape
+
+from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
+from werkzeug.wrappers import Request, Response
+
+from rehearsal.api import gate, sockets
+from rehearsal.api.access_keys import Keys
+from rehearsal.api.account import Account, with_key
+from rehearsal.api.errors import Refused
+from rehearsal.api.gate import Caller, Closed
+from rehearsal.api.service import Service
+from rehearsal.jobs.record import ENDED
+
+CONTROL = "/Rehearsal/"  # our own requests, which are signed for a service of our own
+# Each is an application of its own: moto's dispatcher, its /moto-api and the services that run programs are not asked.
+BY_MOTO = ("s3", "sts", "iam", "ecr", "logs")
+# What the hosts of a job may ask for: nothing that starts or stops a job, or says what its hosts are.
+BY_JOBS = ("s3", "sts", "logs", "sagemaker")
+READING = ("DescribeTrainingJob", "ListTrainingJobs", "ListTags")
+
+
+class Handler(sockets.Handler, MotoRequestHandler):
+    """moto's handler keeps the names of S3's metadata as they are."""
+
+
+class Endpoint:
+    """The WSGI application."""
+
+    def __init__(self, service: Service, keys: Keys) -> None:
+        self.service, self.keys = service, keys
+        self.account: Account  # given when the address is known, which its clients need
+        self.moto, self.making = {}, threading.Lock()
+        # moto fails where two requests are at the same object: two hosts that upload a checkpoint of the same name.
+        self.locks = [threading.Lock() for _ in range(64)]
+
+    def __call__(self, environ: dict, start_response: Callable):
+        def without_cors(status: str, headers: list, *more):
+            kept = [(name, value) for name, value in headers if not name.lower().startswith("access-control-")]
+            return start_response(status, kept, *more)
+
+        try:
+            gate.keep_pages_out(environ)
+            answer = self._answer(environ, gate.caller(environ, self._key))
+        except Closed as closed:
+            answer = refused(environ, closed.code, str(closed), closed.status)
+        return answer(environ, without_cors)
+
+    def _key(self, name: str):
+        """Return a key that is good: a job's only while the job is there."""
+        key = self.keys.find(name)
+        if key and key.job:
+            job = self.service.jobs.get(key.job)
+            return key if job and job.record.status not in ENDED else None
+        return key
+
+    def _answer(self, environ: dict, caller: Caller) -> Callable:
+        """Return what answers a request, as a WSGI application."""
+        target, service = environ.get("HTTP_X_AMZ_TARGET", ""), caller.service
+        known, _, operation = target.partition(".")
+        if caller.key.job and (service not in BY_JOBS or (service == "sagemaker" and operation not in READING)):
+            message = (
+                f"found {operation or service}, allowed to a job's hosts is {', '.join(BY_JOBS[:3])} and reading jobs"
+            )
+            raise Closed(message, "AccessDeniedException")
+        if service == "sagemaker" and known == "SageMaker":
+            return self._sagemaker(Request(environ), operation, caller.region)
+        if service == gate.OWN:
+            return self._control(Request(environ))
+        if service in BY_MOTO:
+            return self.account.answer(environ, caller) or self._by_moto(caller)
+        return refused(
+            environ, "NotImplemented", f"the rehearsal does not emulate {service}; it has {', '.join(BY_MOTO)}"
+        )
+
+    def _by_moto(self, caller: Caller) -> Callable:
+        with self.making:
+            if caller.service not in self.moto:
+                self.moto[caller.service] = create_backend_app(caller.service)
+        application = self.moto[caller.service]
+
+        def answer(environ: dict, start_response: Callable):
+            with self.locks[hash(environ["PATH_INFO"]) % len(self.locks)]:
+                try:
+                    if caller.service == "sts":
+                        found = Response.from_app(application, environ, buffered=True)
+                        return with_key(found, caller.key)(environ, start_response)
+                    return application(environ, start_response)
+                except NotImplementedError as error:
+                    message = f"{error} by moto, which answers for this service"
+                    return refused(environ, "NotImplemented", message)(environ, start_response)
+
+        return answer
+
+    def _sagemaker(self, request: Request, operation: str, region: str) -> Response:
+        try:
+            try:
+                content = json.loads(request.get_data() or b"{}")
+            except (ValueError, RecursionError):
+                raise Refused("SerializationException", "the request's body is not JSON") from None
+            return answered(self.service.answer(operation, content, region))
+        except Refused as refused:
+            return answered({"__type": refused.code, "message": str(refused), "Message": str(refused)}, status=400)
+
+    def _control(self, request: Request) -> Response:
+        """Answer `python -m rehearsal interrupt` and `exec`."""
+        if request.path == CONTROL:
+            return answered({"rehearsal": [job.record.name for job in list(self.service.jobs.values())]})
+        if request.path != f"{CONTROL}interrupt" or request.method != "POST":
+            return answered({"error": f"{request.path} is not known"}, status=404)
+        try:
+            return answered({"done": self.service.interrupt(json.loads(request.get_data()))})
+        except (ValueError, RecursionError) as error:  # RecursionError: brackets in brackets
+            return answered({"error": str(error)}, status=409)
+
+
+def refused(environ: dict, code: str | None, message: str, status: int = 400) -> Response:
+    """Return an error that says why, in the service's protocol, or as text: a client does not try it again."""
+    if code is None:
+        return Response(f"{message}\n", status=status, content_type="text/plain; charset=utf-8")
+    if "HTTP_X_AMZ_TARGET" in environ:
+        return answered({"__type": code, "message": message}, status=status)
+    error = f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
+    return Response(f"<ErrorResponse>{error}</ErrorResponse>", status=status, content_type="text/xml")
+
+
+def answered(content: dict, status: int = 200) -> Response:
+    """Return an answer of the AWS JSON protocol."""
+    return Response(json.dumps(content), status=status, content_type="application/x-amz-json-1.1")

@@ -1,0 +1,1 @@
+"""What a job's hosts are: containers, or processes of this machine."""

@@ -1,0 +1,1 @@
+"""Training jobs under SageMaker's rules: data, attempts, checkpoints, logs, what is left."""

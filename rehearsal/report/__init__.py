@@ -1,0 +1,1 @@
+"""What is shown of jobs: live, and as a page."""

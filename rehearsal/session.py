@@ -1,0 +1,113 @@
+"""A rehearsal from its start to Ctrl-C: the engine, the endpoint, the live view, the reports."""
+
+import os
+import threading
+from functools import partial
+from pathlib import Path
+
+from docker.errors import DockerException
+
+from rehearsal import single_job
+from rehearsal.api import clients as cloud
+from rehearsal.api import server, sockets
+from rehearsal.api.access_keys import Keys
+from rehearsal.api.account import Account
+from rehearsal.api.service import ACCOUNT, Service
+from rehearsal.engines.containers import Containers
+from rehearsal.engines.processes import ROOT, Processes
+from rehearsal.jobs.job import Place
+from rehearsal.jobs.record import Record
+from rehearsal.owner import Owner
+from rehearsal.report import page
+from rehearsal.report.live_view import View
+from rehearsal.settings import Settings
+from sagemaker_lightning.contract.atomic_files import json_text
+
+
+def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) -> None:
+    """Serve until `ended` is set; then stop all jobs and leave nothing but the reports. ValueError: --run failed.
+
+    `hurry` gives the jobs no time to end by themselves.
+    """
+    request = single_job.read(settings.run) if settings.run else None
+    owner = Owner()
+    engine = None
+    try:
+        engine = choose(settings, owner)
+        client = getattr(engine, "client", None)
+        for line in owner.end_orphans(client):
+            print(line, flush=True)
+        failed = _serve(settings, (ended, hurry), owner, engine, request)
+    finally:
+        owner.close(getattr(engine, "client", None))
+    if failed:
+        raise ValueError(failed)
+
+
+def choose(settings: Settings, owner: Owner) -> Containers | Processes:
+    """Return what runs the jobs; it says so where that is not Docker."""
+    if settings.engine != "processes":
+        try:
+            return Containers(owner.label, settings.gpus)
+        except DockerException as error:
+            if settings.engine == "docker":
+                raise ValueError(f"--engine=docker: no Docker engine answers: {error}") from error
+    found = Processes(
+        Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv/bin/python")), owner.folder.name, owner.note_process
+    )
+    print("no Docker engine: jobs run as processes, with this checkout's application", flush=True)
+    return found
+
+
+def _serve(
+    settings: Settings,
+    events: tuple[threading.Event, threading.Event],
+    owner: Owner,
+    engine: Containers | Processes,
+    request: dict | None,
+) -> str | None:
+    ended, hurry = events
+    addresses = ["127.0.0.1"] + ([engine.bridge] if engine.bridge else [])
+    keys = Keys()
+    service = Service(settings, lambda region, job: place(region, job))
+    endpoint = server.Endpoint(service, keys)
+    with sockets.served(endpoint, settings.port, addresses, server.Handler) as port:
+        here, for_jobs = (f"http://{address}:{port}" for address in (addresses[0], addresses[-1]))
+        clients = cloud.Clients(here, keys.person)
+        endpoint.account = Account(clients, engine)
+        owner.keep(keys.person, [f"{address}:{port}" for address in addresses])
+
+        def place(region: str, job: str) -> Place:
+            return Place(
+                engine=engine,
+                clients=partial(clients, region),
+                work=owner.folder,
+                variables=keys.of_job(job).variables | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region},
+                report=partial(write, settings),
+            )
+
+        told = {"AWS_ENDPOINT_URL": here} | keys.person.variables | {"AWS_DEFAULT_REGION": cloud.REGION}
+        print(
+            f"endpoint: {here} (account {ACCOUNT})\n"
+            f"for a client: export {' '.join(f'{name}={value}' for name, value in told.items())}\n"
+            f"reports: {settings.folder}",
+            flush=True,
+        )
+        with View(service.shown):
+            failed = single_job.run(here, keys.person, request, ended) if request else None
+            if not request:
+                ended.wait()
+            service.close(hurry)
+    if request:
+        print(f"report: {settings.folder / request['TrainingJobName'] / 'report.html'}", flush=True)
+    return failed
+
+
+def write(settings: Settings, record: Record, folder: Path) -> None:
+    """Write a job's record and report into its folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "job.json").write_text(json_text(record.as_json(), indent=1))
+        page.write(record, folder / "report.html", price=settings.price, spot_price=settings.spot_price)
+    except OSError as error:  # the job has its end all the same
+        print(f"warning: the report of {record.name} could not be written: {error}", flush=True)

@@ -1,0 +1,1 @@
+"""Callbacks and loggers, each usable alone."""

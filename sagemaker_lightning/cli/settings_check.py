@@ -1,0 +1,56 @@
+"""Settings that cannot be on this machine, in this job or at all: refused, each by its flag."""
+
+import torch
+from jsonargparse import Namespace
+
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.process.threads import usable_cpus
+
+LEAST = {
+    "trainer.log_every_n_steps": 0,
+    "trainer.check_val_every_n_epoch": 1,
+    "trainer.accumulate_grad_batches": 1,
+    "trainer.num_sanity_val_steps": -1,
+    "trainer.gradient_clip_val": 0,
+    "progress.every_n_seconds": 0,
+    "system.every_n_seconds": 0,
+    "data.init_args.batch_size": 1,
+    "data.init_args.num_workers": 0,
+}
+"""The least value of settings of which Lightning, or a data module of somebody else's, would take any number."""
+
+WORKERS_PER_CPU, WORKERS = 8, 64  # allowed of one data loader: more would only fill the memory
+
+
+def check(config: Namespace, environment: Environment) -> None:
+    """Raise UserError for what cannot be; take the number of nodes from the job."""
+    for key, least in LEAST.items():
+        value = config.get(key)
+        if isinstance(value, (int, float)) and not value >= least:  # nan is not
+            raise UserError(f"--{key.replace('.init_args', '')}: found {value}, allowed is {least} or more")
+    workers, most = config.get("data.init_args.num_workers"), max(WORKERS, WORKERS_PER_CPU * usable_cpus())
+    if isinstance(workers, int) and workers > most:
+        raise UserError(f"--data.num_workers: found {workers}, allowed here are {most}: each is a process of its own")
+    if config.trainer.val_check_interval == 0:
+        raise UserError(
+            "--trainer.val_check_interval: found 0, allowed is a number of batches or a fraction of an epoch; for no "
+            "validation, --trainer.limit_val_batches=0"
+        )
+    accelerator = config.trainer.accelerator
+    if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise UserError(
+            f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu and auto; or "
+            "start it where there is a GPU"
+        )
+    channels, chosen = environment.channels, config.data
+    ours = chosen is not None and chosen.class_path.endswith("CIFAR10DataModule")
+    if len(channels) > 1 and ours and not chosen.init_args.data_dir:
+        raise UserError(
+            f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the training data "
+            "`training`, or give its folder"
+        )
+    nodes, known = config.trainer.num_nodes, environment.num_nodes
+    if nodes != known:
+        print(f"warning: --trainer.num_nodes={nodes} is ignored: there are {known}, as the job says", flush=True)
+        config.trainer.num_nodes = known

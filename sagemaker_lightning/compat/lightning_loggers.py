@@ -1,0 +1,63 @@
+"""How CSVLogger begins its file, and how loggers of files choose a version.
+
+A CSVLogger removes the file of the run that is being resumed: Lightning-AI/pytorch-lightning
+#19446 made it so, as rows of other columns cannot be added to a file. callbacks/loggers.py goes on with
+it.
+
+On an upgrade: compare loggers/csv_logs.py of pytorch_lightning and of lightning_fabric: when the
+writer is made, and which of its methods touch the file; and where loggers keep the version that
+they were given.
+"""
+
+from typing import Any
+
+from fsspec import AbstractFileSystem
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.loggers.csv_logs import ExperimentWriter
+from pytorch_lightning.loggers.logger import rank_zero_experiment
+
+
+class Writer(ExperimentWriter):
+    """The writer of a CSVLogger's file, of which two steps can be overridden."""
+
+    @property
+    def files(self) -> AbstractFileSystem:
+        """The file system in which the file is."""
+        return self._fs
+
+    def begin_file(self) -> None:
+        """Make way for a new file: one that is there is removed. Called when the writer is made."""
+        super()._check_log_dir_exists()
+
+    def add_columns(self, columns: list[str]) -> None:
+        """Write the file anew with more columns; to be overridden."""
+        raise NotImplementedError
+
+    def _check_log_dir_exists(self) -> None:
+        self.begin_file()
+
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        self.add_columns(fieldnames)
+
+
+class WriterLogger(CSVLogger):
+    """A CSVLogger whose writer `make_writer` makes; a base to put before its own class."""
+
+    def make_writer(self) -> Writer:
+        """Return the writer; to be overridden."""
+        raise NotImplementedError
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Writer:
+        """The writer, made when it is first wanted; `CSVLogger.finalize` asks if it was."""
+        if self._experiment is None:
+            self._fs.makedirs(self.root_dir, exist_ok=True)
+            self._experiment = self.make_writer()
+        return self._experiment
+
+
+def take_version(logger: Any, version: int | str) -> None:
+    """Give a logger a version if it has none; by itself it would take the next free one."""
+    if getattr(logger, "_version", "") is None:
+        logger._version = version

@@ -1,0 +1,140 @@
+"""Lightning's loops of a training, and what fetches their batches (pytorch_lightning/loops).
+
+Lightning's loops are private since 2.0 (Lightning-AI/pytorch-lightning #16445), and its own
+checkpoints are taken in the middle of an epoch's bookkeeping: what was to come is lost or done
+twice (#14579, #19549, #19367). A run that goes on exactly needs to know when a batch, a validation
+and an epoch are over with all that belongs to them: resume/fit_loops.py derives from the three loops
+here.
+
+On an upgrade: compare fit_loop.py, training_epoch_loop.py, evaluation_loop.py and fetchers.py with
+those of the version before, method by method of those that resume/fit_loops.py overrides: the order of
+counters, hooks and checkpoints in `advance`, `on_advance_end`, `on_run_start` and `reset`, and
+where `setup_data` sets `_combined_loader`.
+"""
+
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.loops.evaluation_loop import _EvaluationLoop
+from pytorch_lightning.loops.fetchers import _DataLoaderIterDataFetcher
+from pytorch_lightning.loops.fit_loop import _FitLoop
+from pytorch_lightning.loops.loop import _Loop
+from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.utilities import CombinedLoader
+
+
+class _TakesLoaders:
+    """A loop whose `take_loaders` is told of its loaders before Lightning begins to iterate.
+
+    `setup_data` sets `_combined_loader` and goes on to iter(), with no hook between.
+    """
+
+    @property
+    def _combined_loader(self) -> CombinedLoader | None:
+        return vars(self).get("_combined_loader")
+
+    @_combined_loader.setter
+    def _combined_loader(self, loader: CombinedLoader | None) -> None:
+        before, vars(self)["_combined_loader"] = self._combined_loader, loader
+        self.take_loaders(loader, before)
+
+    @property
+    def loaders(self) -> CombinedLoader | None:
+        """The loaders, None until they are set up."""
+        return self._combined_loader
+
+    def take_loaders(self, loader: CombinedLoader | None, before: CombinedLoader | None) -> None:
+        """Learn of loaders that are set up in the place of others; to be overridden."""
+
+
+class FitLoop(_TakesLoaders, _FitLoop):
+    """Lightning's loop over the epochs."""
+
+    def leave_restart(self) -> None:
+        """Have Lightning take this run for one that was not restarted.
+
+        The setter of _FitLoop makes `restarting` True of any run with max_steps, so that of its
+        base is called.
+        """
+        _Loop.restarting.fset(self, False)
+
+
+class EpochLoop(_TrainingEpochLoop):
+    """Lightning's loop over the batches of an epoch."""
+
+    def profile(self, fetcher: Any) -> None:
+        """Have the trainer's profiler measure how long `fetcher` takes, as Lightning does."""
+        fetcher._start_profiler = self._on_before_fetch
+        fetcher._stop_profiler = self._on_after_fetch
+
+
+class ValidationLoop(_TakesLoaders, _EvaluationLoop):
+    """Lightning's loop over the batches of a validation."""
+
+
+def ignore_signals_of_others(trainer: Trainer) -> None:
+    """Have ranks not tell each other of SIGTERM before each batch.
+
+    Lightning broadcasts a tensor for that, and waits for it (added by #20825; its cost: #21487).
+    resume/agreement.py tells them while the next step is computed.
+    """
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def combined_loader(trainer: Trainer) -> CombinedLoader | None:
+    """Return the object that combines the training loaders, None until they are set up.
+
+    `trainer.train_dataloader` is what it was made of; data/epoch_loaders.py needs the one that Lightning
+    iterates over.
+    """
+    return trainer.fit_loop._combined_loader
+
+
+def fetcher(trainer: Trainer) -> Any:
+    """Return what fetches the training batches, None before and after training."""
+    return trainer.fit_loop._data_fetcher
+
+
+def is_drawn_by_steps(fetcher: Any) -> bool:
+    """Return whether `training_step` takes an iterator (`dataloader_iter`) and draws batches."""
+    return isinstance(fetcher, _DataLoaderIterDataFetcher)
+
+
+def batches_are_done(trainer: Trainer) -> bool:
+    """Return whether the epoch has had its last batch."""
+    return trainer.fit_loop.epoch_loop._num_ready_batches_reached()
+
+
+def epoch_is_done(trainer: Trainer) -> bool:
+    """Return whether the epoch has had its last batch, or max_steps is reached."""
+    return trainer.fit_loop.epoch_loop._is_training_done
+
+
+def accumulates(trainer: Trainer) -> bool:
+    """Return whether more gradients are to be added before the optimizer's next step."""
+    return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def loaders_are_due(trainer: Trainer) -> bool:
+    """Return whether Trainer(reload_dataloaders_every_n_epochs=...) has the loaders made anew."""
+    return bool(trainer.fit_loop._should_reload_train_dl)
+
+
+def loaders_made_in(trainer: Trainer) -> int | float:
+    """Return the epoch in which the training loaders were made; -inf if none were.
+
+    Trainer(reload_dataloaders_every_n_epochs=...) counts from it; no property has it.
+    """
+    return trainer.fit_loop._last_train_dl_reload_epoch
+
+
+def end_evaluation_mode(trainer: Trainer) -> None:
+    """Give the modules the modes that they had before the validation, as its end would."""
+    trainer.fit_loop.epoch_loop.val_loop._on_evaluation_model_train()
+
+
+def transferred(trainer: Trainer, batch: Any) -> Any:
+    """Return a batch as `training_step` gets it (`advance` does the same): on the device."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

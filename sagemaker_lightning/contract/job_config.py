@@ -1,0 +1,171 @@
+"""Checks the files of input/config before the toolkit reads them, which would answer with a traceback.
+
+    python sagemaker_lightning/contract/job_config.py FOLDER     prints what is wrong with which file, and ends with status 1 if anything is
+
+Only the standard library is needed: entrypoint.sh runs it by itself.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # by itself, this package is not on Python's path
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from sagemaker_lightning.contract.errors import UserError
+
+FILE_BYTES = 2**24
+# Linux takes 131,072 bytes in one variable, and the toolkit puts these files into one (SM_TRAINING_ENV).
+ALL_CHARACTERS = 100_000
+CHANNEL = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; UserError names the file and what is wrong with it."""
+    try:
+        if not path.is_file():
+            raise ValueError("it is no file")
+        if path.stat().st_size > FILE_BYTES:
+            raise ValueError(f"it has {path.stat().st_size} bytes")
+        content = json.loads(path.read_bytes().decode())
+        if type(content) is dict:
+            _check_texts(content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); allowed is a JSON object") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); allowed is a JSON object") from None
+    if type(content) is not dict:
+        raise UserError(f"{path}: found {json.dumps(content)[:50]}; allowed is a JSON object")
+    return content
+
+
+def checkpoint_path(path: Path) -> str:
+    """Return the folder that a checkpointconfig.json names; UserError if it names none."""
+    content = read(path)
+    if wrong := _check_checkpoints(content):
+        raise UserError(f"{path}: {wrong}")
+    return content["LocalPath"]
+
+
+def _check_texts(content: Any) -> None:
+    """Raise ValueError for a text that no environment variable can have, in values or names."""
+    for text in _texts(content):
+        if "\0" in text:
+            raise ValueError(f"it has a NUL in {text[:50]!r}")
+        text.encode()  # UnicodeEncodeError is a ValueError: half of a surrogate pair
+
+
+def _texts(content: Any) -> Iterator[str]:
+    if type(content) is str:
+        yield content
+    elif type(content) is list:
+        for inner in content:
+            yield from _texts(inner)
+    elif type(content) is dict:
+        yield from content
+        for inner in content.values():
+            yield from _texts(inner)
+
+
+def check(folder: Path) -> None:
+    """Raise UserError, which names the file, if one of input/config is not what SageMaker writes there."""
+    checks = {
+        "hyperparameters.json": _check_hyperparameters,
+        "resourceconfig.json": _check_resources,
+        "inputdataconfig.json": _check_channels,
+        "checkpointconfig.json": _check_checkpoints,
+    }
+    characters = {}
+    for name, check_content in checks.items():
+        path = folder / name
+        if name == "checkpointconfig.json" and not path.exists():
+            continue
+        content = read(path)
+        if wrong := check_content(content):
+            raise UserError(f"{path}: {wrong}")
+        characters[path] = len(json.dumps(content))
+    if sum(characters.values()) > ALL_CHARACTERS:
+        longest = max(characters, key=characters.get)
+        raise UserError(
+            f"{longest}: found {characters[longest]} characters; all files there may have {ALL_CHARACTERS}, as they "
+            "become environment variables; give what is longer as a file in a channel"
+        )
+
+
+def _check_hyperparameters(content: dict) -> str:
+    for name, value in content.items():
+        if not name or "=" in name:
+            return f"found the name {name!r}; allowed are names without ="
+        try:
+            decoded = json.loads(value) if type(value) is str else value
+        except RecursionError:
+            return f"{name} is a list or object that is nested too deeply; allowed are some levels"
+        except ValueError:
+            decoded = value
+        try:
+            _check_texts(decoded if type(decoded) is str else "")
+        except ValueError as error:
+            return f"{name} cannot be an argument: {error}"
+        # Those of the SDKs become variables, paths and the like as they are.
+        if name in TEXTS and decoded is not None and type(decoded) is not str:
+            return f"found {name}={json.dumps(decoded)[:50]}; allowed is a text"
+        if name == LEVEL and type(decoded) is not int and decoded not in LEVELS:
+            return f"found {name}={json.dumps(decoded)[:50]}; allowed are {', '.join(LEVELS)} and their numbers"
+    return ""
+
+
+TEXTS = {"sagemaker_program", "sagemaker_submit_directory", "sagemaker_region", "sagemaker_job_name"}
+TEXTS |= {"sagemaker_s3_output"}
+LEVEL, LEVELS = "sagemaker_container_log_level", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+def _check_resources(content: dict) -> str:
+    hosts, groups = content.get("hosts", []), content.get("instance_groups", [])
+    if type(hosts) is not list or not all(type(host) is str and host for host in hosts):
+        return f"found hosts {json.dumps(hosts)[:50]}; allowed is a list of names"
+    if content.get("current_host") not in hosts:
+        return "its current_host is not one of its hosts; allowed is a name of that list"
+    if len({*hosts}) < len(hosts):
+        return f"found hosts {json.dumps(hosts)[:50]}; allowed is each name once"
+    for name in ("network_interface_name", "current_group_name", "current_instance_type"):
+        if type(content.get(name, "")) is not str:
+            return f"found {name} {json.dumps(content[name])[:50]}; allowed is a name"
+    if type(groups) is not list or not all(map(_is_group, groups)):
+        return "its instance_groups are wrong; allowed is a list of {instance_group_name, instance_type, hosts}"
+    return ""
+
+
+def _is_group(group: Any) -> bool:
+    names = type(group) is dict and [group.get("instance_group_name"), group.get("instance_type", "")]
+    hosts = names and group.get("hosts")
+    return type(hosts) is list and all(type(name) is str for name in [*names, *hosts])
+
+
+def _check_channels(content: dict) -> str:
+    for name, channel in content.items():
+        if not CHANNEL.fullmatch(name) or name in (".", ".."):
+            return f"found the channel {name!r}; allowed are up to 64 letters, digits and ._-"
+        if type(channel) is not dict:
+            return f"found {json.dumps(channel)[:50]} for channel {name}; allowed is a JSON object"
+    return ""
+
+
+def _check_checkpoints(content: dict) -> str:
+    path = content.get("LocalPath")
+    return "" if type(path) is str and path else "allowed is a JSON object with LocalPath, the path of a folder"
+
+
+def main() -> None:
+    """Check the folder that the command line names."""
+    try:
+        check(Path(sys.argv[1]))
+    except UserError as error:
+        print(" ".join(str(error).split()))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What the log says of a job before it starts: enough to tell what runs where on what, and no secrets."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.hyperparameters import is_own
+
+COUNTED = 100_000  # files of a channel that are counted; a channel that is streamed from S3 may have millions
+MASK = "******"
+SECRET_NAME = re.compile(
+    r"secret|password|passwd|token|credential|api[-_.]?key|(private|access)[-_.]?key", re.IGNORECASE
+)
+# AWS key id, AWS secret key, a PEM block, tokens of GitHub, Hugging Face, OpenAI, Slack, a JWT, user:password in a URL.
+SECRET_VALUE = re.compile(
+    r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|(?<![\w/+])[\w/+]{40}(?![\w/+=])|-----BEGIN"
+    r"|\b(gh[pousr]_|github_pat_|hf_|sk-|xox[bpas]-)\w{10}|\beyJ[\w-]{10,}\.|://[^/\s:]+:[^/\s@]+@"
+)
+
+
+def masked(name: str, value: object) -> str:
+    """Return a hyperparameter's value as a log may show it."""
+    return MASK if SECRET_NAME.search(name) or SECRET_VALUE.search(str(value)) else str(value)
+
+
+def lines(environment: Environment, program: str, hyperparameters: Mapping[str, object]) -> Iterator[str]:
+    """Yield the summary: hosts, devices, channels with files and bytes, program, hyperparameters."""
+    hosts = (f"{host} (this one)" if host == environment.current_host else host for host in environment.hosts)
+    yield f"hosts: {', '.join(hosts)}"
+    yield f"devices: {environment.num_gpus} GPUs, {os.cpu_count()} CPUs"
+    for name, folder in environment.channels.items():
+        yield f"channel {name}: {folder}, {_content(folder)}"
+    if not environment.channels:
+        yield "channels: none"
+    yield f"program: {program}"
+    for name in filter(is_own, sorted(hyperparameters)):
+        yield f"hyperparameter {name}: {masked(name, hyperparameters[name])}"
+
+
+def _content(folder: Path) -> str:
+    files = size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            files += 1
+            size += os.lstat(os.path.join(place, name)).st_size  # noqa: PTH116, PTH118  a Path for each takes ten times as long
+            if files == COUNTED:
+                return f"more than {COUNTED} files"
+    return f"{files} files, {size} bytes"

@@ -1,0 +1,1 @@
+"""Batches that are functions of (seed, epoch, position): shared out among ranks, begun where training is."""

@@ -1,0 +1,123 @@
+"""The order of an epoch, of any sampler: a function of (seed, epoch), shared out among the ranks."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from lightning_fabric.utilities.data import sized_len
+from pytorch_lightning.utilities.seed import isolate_rng
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.partition import Course, Division
+from sagemaker_lightning.data.seeded_indices import Key, Keys, seed_all
+from sagemaker_lightning.state import generators
+
+
+class Batches(Sampler):
+    """One rank's batches of keys, in the order that a DataLoader's own sampler draws for each epoch.
+
+    Args:
+        loader: The DataLoader.
+        seed: Decides the order, with the epoch.
+        rank: This rank.
+        world_size: Number of ranks that share each batch.
+    """
+
+    def __init__(self, loader: DataLoader, seed: Sequence, rank: int, world_size: int) -> None:
+        made = loader.batch_sampler
+        self.alone = made is None  # samples without batches
+        self.whole = self.alone or type(made) is not BatchSampler
+        if self.whole:  # it makes batches of its own: a rank gets every nth; the last, too few for all, are left out
+            self.sampler, size, drop_last = loader.sampler if self.alone else made, 1, True
+        else:
+            self.sampler, size, drop_last = made.sampler, made.batch_size, made.drop_last
+        self.loader, self.seed, self.rank, self.ranks, self.size = loader, tuple(seed), rank, world_size, size
+        self.at = (0, 0, 0)  # epoch, turn and batch at which the next iteration starts
+        self.begun: list | None = None  # its order
+        length = sized_len(self.sampler)
+        self.endless = length is None
+        if self.endless:
+            self.course = None
+            return
+        self.course = Course(Division(length, size, world_size, drop_last))
+        if not len(self):
+            raise UserError(
+                f"--data: {length} {'batches' if self.whole else 'samples'} for {world_size} ranks and a "
+                f"batch size of {size}; allowed is at least one batch for each rank"
+            )
+
+    def __len__(self) -> int:
+        if self.endless:
+            raise TypeError(f"{type(self.sampler).__name__} has no length")
+        return self.course.division.batches
+
+    def sizes(self, epoch: int, batch: int) -> list[int]:
+        """Return the number of samples that each rank has in a batch."""
+        if self.endless:
+            return [1] * self.ranks
+        division, first = self.course.of_epoch(epoch)
+        return [1] * division.ranks if self.whole else division.sizes(batch - first)
+
+    def begin(self, epoch: int, turn: int, batch: int) -> None:
+        """Have the next iteration start at a batch of an epoch; `turn` counts those within an epoch."""
+        self.at = epoch, turn, batch
+        self.begun = None if self.endless else self._order(epoch, turn)
+
+    def __iter__(self) -> Iterator:
+        # When its first batch is asked for: torch makes two iterators, and uses one.
+        (epoch, turn, start), order = self.at, self.begun
+        self.at, self.begun = (epoch, turn, 0), None
+        seed = (*self.seed, epoch, turn) if turn else (*self.seed, epoch)
+        for places, indices in self._drawn(epoch, turn, start, order):
+            yield Key(indices[0], seed, places[0]) if self.alone else Keys(indices, seed, places)
+
+    def _drawn(self, epoch: int, turn: int, start: int, order: list | None) -> Iterator[tuple[list, list]]:
+        """Yield the places and the indices of each batch."""
+        if self.endless:
+            yield from self._endless(epoch, turn, start)
+            return
+        order = self._order(epoch, turn) if order is None else order
+        division, first = self.course.of_epoch(epoch)
+        for batch in range(start, len(self)):
+            places = division.part(batch - first, self.rank)
+            if places and places[-1] >= len(order):
+                return  # the sampler has drawn fewer than it said
+            if self.alone:
+                yield [places[0]], [order[places[0]]]
+            elif self.whole:
+                for place in places:
+                    yield [(place, k) for k in range(len(order[place]))], order[place]
+            else:
+                yield list(places), [order[place] for place in places]
+
+    def _endless(self, epoch: int, turn: int, start: int) -> Iterator[tuple[list, list]]:
+        """Yield the batches of a sampler without a length: what was done before is drawn again, as indices only."""
+        drawn, place = None, 0
+        for batch in itertools.count():
+            with isolate_rng():
+                self._seed(epoch, turn, batch)
+                drawn = drawn or iter(self.sampler)
+                parts = []
+                for _ in range(self.ranks):  # of all ranks, of which this one takes its own
+                    try:
+                        parts.append([next(drawn) for _ in range(self.size)])
+                    except (StopIteration, RuntimeError):
+                        return
+            indices = parts[self.rank][0] if self.whole and not self.alone else parts[self.rank]
+            if batch >= start:
+                yield [(batch, self.rank, k) for k in range(len(indices))], indices
+            place += len(indices)
+
+    def _order(self, epoch: int, turn: int) -> list:
+        """Return all that the sampler draws in an epoch."""
+        with isolate_rng():
+            self._seed(epoch, turn)
+            for owner in (self.sampler, getattr(self.sampler, "sampler", None)):
+                if hasattr(owner, "set_epoch"):
+                    owner.set_epoch(epoch)
+            return list(self.sampler)
+
+    def _seed(self, epoch: int, *more: int) -> None:
+        key = ("order", *self.seed, epoch, *more) if any(more) else ("order", *self.seed, epoch)
+        number = seed_all(*key)
+        generators.reseed(generators.find({"sampler": self.sampler}, skip=(Dataset,)), number)

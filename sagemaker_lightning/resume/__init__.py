@@ -1,0 +1,1 @@
+"""Exact resume: an interrupted run ends with the weights of an uninterrupted one."""

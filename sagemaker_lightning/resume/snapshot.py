@@ -1,0 +1,111 @@
+"""The state of a job at a moment at which nothing is half done: all that is needed to go on from there."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytorch_lightning import Trainer
+
+from sagemaker_lightning.callbacks import loggers as curves
+from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoints, lightning_loops
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.deterministic import reached
+from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.resume import checkpoint_file, epoch_state, fit_loops, model_changes
+from sagemaker_lightning.resume.agreement import Agreement
+from sagemaker_lightning.resume.user_state import Held
+from sagemaker_lightning.resume.verification import Proof
+from sagemaker_lightning.state.encoding import NotPlain, plain
+from sagemaker_lightning.state.object_state import digest
+
+COMMON = {"epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "optimizer_states",
+          "lr_schedulers", "hparams_name", "hyper_parameters", "hparams_type", "datamodule_hparams_name",
+          "datamodule_hyper_parameters", "datamodule_hparams_type"}  # fmt: skip
+"""What is the same on all ranks in a Lightning checkpoint, or of the first one for all."""
+HYPER = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "datamodule_hparams")
+LATER = "optimizer_states"
+
+
+class Snapshot:
+    """Takes states.
+
+    Args:
+        trainer: Lightning's trainer.
+        agreement: What all ranks say to each other.
+        chance: What knows the seed of all.
+        proof: What knows what came of earlier interruptions.
+    """
+
+    def __init__(self, trainer: Trainer, agreement: Agreement, chance: Chance, proof: Proof) -> None:
+        self.trainer, self.agreement, self.chance, self.proof = trainer, agreement, chance, proof
+        self.held, self.given = Held(trainer), model_changes.limits(trainer)
+        self.limits = self.given  # with what hooks that begin training have added
+        self.before_data: Mapping[str, Any] | None = None  # what objects held when the training data was made anew
+        self.run: Mapping[str, Any] = {}  # what `same.described`
+
+    def take(self, kind: str) -> dict[str, Any]:
+        """Return the state of the job, copied; of a "validation", which changes no optimizer, without copies of these.
+
+        Before such a state is written, it has to be made `whole`.
+        """
+        trainer, gather = self.trainer, self.agreement.gather
+        loggers = curves.tell(trainer.loggers) if trainer.is_global_zero else []
+        moment, loggers = gather((time.time_ns(), loggers))[0]
+        state, notes = self.lightnings(kind)
+        own = {name: value for name, value in state.items() if name not in COMMON}
+        said = gather(digest(own))
+        if said[0] == said[trainer.global_rank]:
+            own = {}
+        self.held.within = kind != "epoch"
+        known = epoch_state.of_rank(trainer, gather, self.held) | {"own": own, "notes": notes if own else {}}
+        known["gradients"] = epoch_state.gradients(trainer, gather)
+        ours = {
+            "step": trainer.global_step, "kind": kind, "number": moment, "saved_at": moment / 1e9,
+            "seed": self.chance.seed, "world_size": trainer.world_size, "should_stop": bool(trainer.should_stop),
+            "ranks": gather(known), "shown": epoch_state.of_job(trainer),
+            "run": self.run, "loggers": loggers,
+            "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
+            "made": lightning_loops.loaders_made_in(trainer), "searched": model_changes.searched(trainer),
+            "limits": self.given, "added": self._added(), "tickets": model_changes.tickets(trainer),
+            "groups": model_changes.groups(trainer), "before_data": self.before_data,
+        }  # fmt: skip
+        if kind == "epoch":
+            fit_loops.end_as_lightning_does(state["loops"]["fit_loop"])
+        return state | {checkpoint_file.KEY: ours | {"journal": self.proof.run, "resumes": self.proof.resumes}}
+
+    def begin(self, added: Sequence[int]) -> None:
+        """Take what is there now for what a run begins with, but for the epochs and steps that were `added` before."""
+        self.held.mark()
+        self.limits = [now - more for now, more in zip(model_changes.limits(self.trainer), added, strict=True)]
+
+    def _added(self) -> list[int]:
+        return [now - then for now, then in zip(model_changes.limits(self.trainer), self.limits, strict=True)]
+
+    def whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of a validation with all of it copied."""
+        return state | {
+            LATER: plain(state[LATER], state[checkpoint_file.KEY]["notes"], self._cannot_be_saved, (LATER,))
+        }
+
+    def lightnings(self, kind: str = "") -> tuple[dict[str, Any], dict]:
+        """Return what Lightning saves, as others can read it too; and what of it was of another type."""
+        notes: dict[tuple, tuple] = {}
+        with lightning_callbacks.pruned_as_it_is(self.trainer):
+            state = lightning_checkpoints.state_of(self.trainer)
+        later = {LATER: state.pop(LATER)} if kind == "validation" else {}
+        return plain(state, notes, self._cannot_be_saved) | later, notes
+
+    def _cannot_be_saved(self, found: NotPlain) -> Any:
+        """Return the text that stands for a hyperparameter, which no run needs to go on; else UserError."""
+        name = str(found.path[0])
+        if name.startswith(HYPER):
+            return f"({found.kind})"
+        kind = type(self.trainer.lightning_module)
+        model = f"{kind.__module__}.{kind.__qualname__}"
+        whose = {"state_dict": "state_dict() of", "callbacks": "a callback of", "lr_schedulers": "a scheduler of",
+                 LATER: "an optimizer of"}  # fmt: skip
+        of = whose.get(name, "on_save_checkpoint() or state_dict() of")
+        raise UserError(
+            f"a checkpoint of this run could not be read again: {found} ({of} {model}); keep numbers, text, tensors, "
+            "arrays, lists and dicts there"
+        )
