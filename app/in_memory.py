@@ -1,25 +1,122 @@
-"""What the data modules have in common. Parameter names, defaults and split are those of Lightning Bolts' class."""
+"""Data that stays in memory: batches are cut from it by index, and nothing is left to chance.
+
+Which sample comes when, and how it is augmented, is a pure function of (seed, epoch, position in the epoch). No
+worker, process or clock enters it, so that a resumed run sees what an uninterrupted one would have seen, and so does
+a run with another number of workers. Whole batches are augmented and normalised at once, on the device.
+"""
 
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from pytorch_lightning import LightningDataModule
+from torch import Tensor
 
-from app.augmentation import Normalize
+from app.augmentation import Augmentation, Normalize, generator
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.data.host_shards import Shard
-from sagemaker_lightning.data.partition import ResidentLoader, ResidentSet
+from sagemaker_lightning.data.partition import Course, Division, PartitionedLoader
 from sagemaker_lightning.process.allocator import give_back
 
 
+@dataclass(frozen=True)
+class ResidentSet:
+    """Images, uint8 [N, C, H, W], and their labels, int64 [N], on one device."""
+
+    images: Tensor
+    labels: Tensor
+
+    def subset(self, index: Tensor) -> "ResidentSet":
+        """Return the samples of `index`, int64 [n], copied."""
+        return ResidentSet(self.images[index], self.labels[index])
+
+    def to(self, device: torch.device) -> "ResidentSet":
+        """Return the set on `device`; the same tensors if they are there."""
+        return ResidentSet(self.images.to(device), self.labels.to(device))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class ResidentLoader(PartitionedLoader):
+    """Batches of a resident set for one rank: (float32 [n, C, H, W], int64 [n]) on the set's device.
+
+    `rank` of `world_size` ranks takes its slice of each global batch of `data` (see Division). Where the nodes have
+    different data, these are the ranks of this node, there is no `course`, and `shards` has (samples, ranks) of every
+    node in the order of their ranks: all nodes make as many batches as the one that has the fewest.
+    `position` tells at which epoch and batch an iteration starts; it defaults to the first of both.
+    """
+
+    def __init__(
+        self,
+        data: ResidentSet,
+        *,
+        batch_size: int,
+        normalize: Normalize,
+        seed: int | str = 0,
+        shuffle: bool = False,
+        augment: bool = False,
+        flip: bool = False,
+        cutout: int = 0,
+        drop_last: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        shards: Sequence[tuple[int, int]] = (),
+        position: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
+        self.data, self.normalize, self.seed, self.batch_size = data, normalize, seed, batch_size
+        self.shuffle, self.augment, self.flip, self.cutout, self.rank = shuffle, augment, flip, cutout, rank
+        self.division = Division(len(data), batch_size, world_size, drop_last)
+        self.divisions = [Division(size, batch_size, ranks, drop_last) for size, ranks in shards] or [self.division]
+        self.batches = min(division.batches for division in self.divisions)
+        if not self.batches:
+            least = min(self.divisions, key=lambda division: division.batches)
+            raise UserError(
+                f"--data.batch_size: {batch_size} on {least.ranks} ranks is more than the {least.size} samples there "
+                f"are{' on a host' if shards else ''}"
+            )
+        self.course, self.position = None if shards else Course(self.division), position
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def sizes(self, epoch: int, batch: int) -> list[int]:
+        """Return the number of samples that each rank of the job has in batch `batch` of epoch `epoch`."""
+        if not self.course:
+            return [size for division in self.divisions for size in division.sizes(batch)]
+        division, first = self.course.of_epoch(epoch)
+        return division.sizes(batch - first)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        epoch, start = self.position()
+        size, device = len(self.data), self.data.images.device
+        order = torch.arange(size)
+        if self.shuffle:
+            order = torch.randperm(size, generator=generator("order", self.seed, epoch))
+        order = order.to(device)  # of the whole epoch, at once: nothing is left to send to a GPU while it trains
+        choices = None
+        if self.augment:
+            choices = Augmentation.of_epoch(self.seed, epoch, size, self.flip).to(device)
+        division, first = self.course.of_epoch(epoch) if self.course else (self.division, 0)
+        for batch in range(start, self.batches):
+            part = division.part(batch - first, self.rank)
+            part = slice(part.start, part.stop)
+            samples = self.data.subset(order[part])
+            images = self.normalize(choices[part].crop(samples.images) if choices else samples.images)
+            yield choices[part].cut(images, self.cutout) if choices and self.cutout else images, samples.labels
+
+
 class ResidentDataModule(LightningDataModule, ABC):
-    """A data module whose images stay in memory (see sagemaker_lightning/data/partition.py); a subclass says where they come from.
+    """A data module whose images stay in memory; a subclass says where they come from.
+
+    Parameter names, defaults and split are those of Lightning Bolts' class.
 
     Args:
         val_split: Images kept for validation: a number of them, or a fraction of the training set. Where the nodes

@@ -16,8 +16,8 @@ from torchvision.transforms import functional
 
 from app.augmentation import PADDING, Augmentation, Normalize
 from app.data import CIFAR10DataModule, DigitsDataModule
+from app.in_memory import ResidentLoader, ResidentSet
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.partition import ResidentLoader, ResidentSet
 
 
 def numbered(size: int) -> ResidentSet:

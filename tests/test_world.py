@@ -12,10 +12,10 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
+from app.in_memory import ResidentLoader
 from sagemaker_lightning.callbacks.rank_consistency import World
 from sagemaker_lightning.cli.lightning_cli import CLI
 from sagemaker_lightning.contract.environment import Environment
-from sagemaker_lightning.data.partition import ResidentLoader
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher,
 from sagemaker_lightning.compat.torch_data import GivenIndices, MadeIterators, of_several_datasets
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
-from sagemaker_lightning.data.partition import ResidentLoader
+from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import DrawnWithState, Plan, drawing, has_state
 
 
@@ -37,7 +37,7 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     `rank` of `world_size` ranks gets its share of each batch of all ranks, each sample once, unless the loader has a
     DistributedSampler already. Workers live on when a signal comes to all processes: their own process ends them.
     """
-    if isinstance(loader, (ResidentLoader, Exact, Streamed)):
+    if isinstance(loader, (PartitionedLoader, Exact, Streamed)):
         return loader, ""
     iterates = getattr(type(loader), "__iter__", None)
     own = iterates is not DataLoader.__iter__
@@ -71,9 +71,9 @@ def _of(loader: Any, library: str) -> bool:
     return any(kind.__module__.startswith(f"{library}.") for kind in type(loader).__mro__)
 
 
-def divided(loader: Any) -> "ResidentLoader | Batches | None":
+def divided(loader: Any) -> "PartitionedLoader | Batches | None":
     """Return what knows how the ranks divide the batches of a loader, if anything does."""
-    return loader if isinstance(loader, ResidentLoader) else getattr(loader, "exactly", None)
+    return loader if isinstance(loader, PartitionedLoader) else getattr(loader, "exactly", None)
 
 
 def reached(trainer: Trainer) -> int | None:
@@ -84,7 +84,7 @@ def reached(trainer: Trainer) -> int | None:
 
 def order_of(loader: Any, stateful: bool) -> dict[str, Any]:
     """Return the objects that decide the order of an epoch, of a loader that does not save their state itself."""
-    if isinstance(loader, ResidentLoader) or stateful:
+    if isinstance(loader, PartitionedLoader) or stateful:
         return {}
     if not isinstance(loader, DataLoader):
         return {"loader": loader}

@@ -26,7 +26,7 @@ from sagemaker_lightning.data.deterministic import (
     order_of,
     plan,
 )
-from sagemaker_lightning.data.partition import ResidentLoader
+from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.data.seeded_indices import number_of, seed_all
 from sagemaker_lightning.state import batch_digest, generators
@@ -404,7 +404,7 @@ class Turns:
         """Begin an iteration, after `start` batches; `loaded` if the loader knows that, `after` if it knows an end."""
         self.turn, self.over, self.iterator = turn, False, iter(())
         self.begun += 1
-        if isinstance(self.loader, ResidentLoader):
+        if isinstance(self.loader, PartitionedLoader):
             self.iterator = iter(self.loader)  # it asks itself where training is
             return
         if (exactly := divided(self.loader)) is not None:
