@@ -1,1 +1,1 @@
-"""sagemaker-lightning: a PyTorch Lightning application that trains on SageMaker or a desk from one image."""
+"""The example, yours to replace: a model, its data, and the programs that train it."""

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from sagemaker_lightning.contract.errors import UserError
+
 from app import cifar10_files
 from app.in_memory import ResidentDataModule
-from sagemaker_lightning.contract.errors import UserError
 
 
 class CIFAR10DataModule(ResidentDataModule):

@@ -17,13 +17,14 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
-from app.augmentation import Augmentation, Normalize, generator
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.data.host_shards import Shard
 from sagemaker_lightning.data.partition import Course, Division, PartitionedLoader
 from sagemaker_lightning.process.allocator import give_back
+
+from app.augmentation import Augmentation, Normalize, generator
 
 
 @dataclass(frozen=True)

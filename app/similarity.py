@@ -9,12 +9,9 @@ in `neighbours` and `scores`, by number); with `dense`, all scores ([rows, all r
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
-    from sagemaker_lightning.contract.shutdown import leave_at_once
-    from sagemaker_lightning.process import start_notice, threads
+    from sagemaker_lightning.process.start import before_torch
 
-    leave_at_once()
-    start_notice.begin("importing torch")
-    threads.prepare()
+    before_torch()
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -23,10 +20,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from app import split
 from sagemaker_lightning.contract.environment import Environment, failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported
+from sagemaker_lightning.rows import job
 from sagemaker_lightning.rows.table import Table
 
 GROUP = 64  # of so many columns, the maximum is taken first: sorting all scores would take longer than computing them
@@ -187,16 +184,16 @@ def main(args: list[str] | None = None) -> None:
     """Compare the rows of a job's channel, or of --input."""
     with reported(failure_file(), place()):
         environment = Environment.read()
-        made = split.parser(__doc__)
+        made = job.parser(__doc__)
         made.add_class_arguments(Similarity)
-        given = split.parse(made, environment, args)
+        given = job.parse(made, environment, args)
         settings = {field.name: getattr(given, field.name) for field in fields(Similarity)}
         chosen = Similarity(**settings)
-        table = split.read(environment, given)
+        table = job.read(environment, given)
         # Where numbers are of rows: merging hosts that have files of their own numbers them anew.
         decisive = {name: value for name, value in vars(chosen).items() if name != "memory"}
         decisive |= {"program": "similarity", "numbers": [] if chosen.dense else ["neighbours"]}
-        split.run(environment, table, given, decisive, lambda device: Compared(chosen, table, device))
+        job.run(environment, table, given, decisive, lambda device: Compared(chosen, table, device))
 
 
 if __name__ == "__main__":

@@ -7,21 +7,18 @@ On one node it is app/train.py, and nothing more.
 """
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
-    from sagemaker_lightning.contract.shutdown import leave_at_once
-    from sagemaker_lightning.process import start_notice
-    from sagemaker_lightning.process.lightning_import import import_lightning
+    from sagemaker_lightning.process.start import before_lightning
 
-    leave_at_once()
-    start_notice.begin("importing torch and Lightning")
-    import_lightning()
+    before_lightning()
 
 import os
 
-from app import train
 from sagemaker_lightning.contract import rendezvous
 from sagemaker_lightning.contract.environment import Environment, failure_file, place
 from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.process import start_notice
+
+from app import train
 
 
 def main(args: list[str] | None = None) -> None:

@@ -19,11 +19,12 @@ import numpy as np
 from torch.utils.data import DataLoader, random_split
 from torchvision.datasets import CIFAR10
 
-from app import cifar10_files
-from app.data import CIFAR10DataModule
 from benchmarks import report, training
 from benchmarks.original import Images
 from sagemaker_lightning.process.allocator import give_back
+
+from app import cifar10_files
+from app.data import CIFAR10DataModule
 
 SIZE = 50_000 * 3 * 32 * 32  # bytes
 PAIRS = 5  # default of --n

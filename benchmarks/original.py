@@ -24,12 +24,13 @@ from torch.utils.data import DataLoader, Dataset, random_split
 from torchvision import transforms
 from torchvision.models import resnet18
 
-from app import cifar10_files
-from app.augmentation import Normalize
-from app.data import CIFAR10DataModule
 from benchmarks import accuracy, report, training, turns
 from benchmarks.training import RandomDataModule
 from benchmarks.turns import Clock
+
+from app import cifar10_files
+from app.augmentation import Normalize
+from app.data import CIFAR10DataModule
 
 
 class Images(Dataset):

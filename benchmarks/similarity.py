@@ -19,10 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from app.similarity import KINDS, Compared, Similarity
 from benchmarks import report
 from sagemaker_lightning.process import allocator
 from sagemaker_lightning.rows.table import Table
+
+from app.similarity import KINDS, Compared, Similarity
 
 CPU = torch.device("cpu")
 BLOCK = 1024  # rows that are compared with all rows in a turn

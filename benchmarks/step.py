@@ -11,10 +11,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from app.model import ResNet18
 from benchmarks import report, training, turns
 from benchmarks.training import RandomDataModule
 from benchmarks.turns import Clock
+
+from app.model import ResNet18
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from app.data import CIFAR10DataModule
 from benchmarks.turns import Clock
 from sagemaker_lightning.cli.lightning_cli import CLI
 from sagemaker_lightning.contract.environment import Environment
+
+from app.data import CIFAR10DataModule
 
 BATCH_SIZE = 32  # the application's default, and the original's
 

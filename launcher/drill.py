@@ -1,4 +1,4 @@
-"""The job's first steps on this machine, interrupted, before it costs anything: sagemaker_lightning/drill/command.py on what it is sent."""
+"""The job's first steps on this machine, interrupted, before it costs anything: by sagemaker_lightning.drill."""
 
 import json
 import os

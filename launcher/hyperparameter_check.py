@@ -8,9 +8,9 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from sagemaker_lightning.contract.hyperparameters import flags
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT))
-from sagemaker_lightning.contract.hyperparameters import flags  # noqa: E402  which needs nothing but the standard library
 
 # The launchers hand their flags on to this program as they are.
 PROGRAM, LAUNCHERS = "app/train.py", {"app/train_multi_node.py", "app/train_torchrun.py"}

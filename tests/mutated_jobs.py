@@ -202,7 +202,7 @@ NUMBERS = ["-1", "0", "0.5", "1e30", "1e400", "nan", str(2**63 - 1), str(2**63),
 CHOSEN = [
     {"data": "DigitsDataModule", "optimizer": "SGD", "lr_scheduler": "StepLR", "lr_scheduler.step_size": "1"},
     {"model": "ResNet18", "optimizer": "Adam", "lr_scheduler": "CosineAnnealingLR", "lr_scheduler.T_max": "2"},
-    {"optimizer": "AdamW", "lr_scheduler": "sagemaker_lightning.cli.lr_schedules.Triangle"},
+    {"optimizer": "AdamW", "lr_scheduler": "app.schedule.Triangle"},
     {"optimizer": "RMSprop", "lr_scheduler": "OneCycleLR", "lr_scheduler.max_lr": "1", "lr_scheduler.total_steps": "9"},
     {"optimizer": "Adam", "lr_scheduler": "ReduceLROnPlateau", "lr_scheduler.monitor": "val_loss"},
     {"trainer.callbacks": "EarlyStopping", "trainer.callbacks.monitor": "val_loss"},
@@ -461,10 +461,11 @@ def run(folder: Path, hyperparameters: dict[str, object]) -> None:
     """Run the program in a process of its own, as the toolkit does: in the folder of the job's source."""
     import torch
 
-    from app import train
     from sagemaker_lightning.contract import hyperparameters as encoded
     from sagemaker_lightning.contract.environment import failure_file, place
     from sagemaker_lightning.contract.failures import reported
+
+    from app import train
 
     multiprocessing.set_start_method("fork", force=True)
     log = os.open(folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)

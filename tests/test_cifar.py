@@ -17,8 +17,9 @@ import pytest
 from conftest import batch, write_cifar
 from torchvision.datasets import CIFAR10
 
-from app import cifar10_files
 from sagemaker_lightning.contract.errors import UserError
+
+from app import cifar10_files
 
 
 def read(folder, train=True):

@@ -1,7 +1,8 @@
-"""cli/lightning_cli.py: the original's flags, the order of precedence, other people's classes, and one line for each mistake."""
+"""cli/lightning_cli.py: the original's flags, what precedes what, other people's classes, one line for each mistake."""
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,16 @@ import torch
 import yaml
 from pytorch_lightning.loggers import TensorBoardLogger
 
-from app.data import CIFAR10DataModule, DigitsDataModule
-from app.model import ResNet18
 from sagemaker_lightning.cli import smddp
 from sagemaker_lightning.cli.lightning_cli import CLI
 from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided
+
+from app import train
+from app.data import CIFAR10DataModule, DigitsDataModule
+from app.model import ResNet18
 
 TRAINER_YAML = yaml.safe_load((Path(__file__).parent.parent / "app/trainer.yaml").read_text())
 
@@ -28,7 +31,7 @@ def no_flags_of_pytest(monkeypatch, tmp_path):
 
 
 def cli(*flags: str, **environment) -> CLI:
-    return CLI(Environment(**environment), list(flags))
+    return CLI(Environment(**environment), list(flags), train.APPLICATION)
 
 
 def test_without_flags():
@@ -94,7 +97,7 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
 
     config = TRAINER_YAML | {"checkpoint": {"dirpath": "/from/yaml"}, "logger": {"save_dir": "/yaml", "flush_secs": 9}}
     (tmp_path / "trainer.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.setattr("sagemaker_lightning.cli.lightning_cli.__file__", str(tmp_path / "cli.py"))
+    monkeypatch.setattr(train, "APPLICATION", replace(train.APPLICATION, settings=tmp_path / "trainer.yaml"))
     made = cli(**directories | {"hosts": ("a",)})
     assert str(made.trainer.checkpoint_callback.dirpath) == "/from/yaml"
     assert made.trainer.logger.save_dir == "/yaml"

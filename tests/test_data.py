@@ -14,10 +14,11 @@ from conftest import ROOT, write_cifar
 from pytorch_lightning import LightningModule, Trainer
 from torchvision.transforms import functional
 
+from sagemaker_lightning.contract.errors import UserError
+
 from app.augmentation import PADDING, Augmentation, Normalize
 from app.data import CIFAR10DataModule, DigitsDataModule
 from app.in_memory import ResidentLoader, ResidentSet
-from sagemaker_lightning.contract.errors import UserError
 
 
 def numbered(size: int) -> ResidentSet:

@@ -1,4 +1,4 @@
-"""state/batch_digest.py: what is another batch has another digest, on every device the same one, and nothing makes it fail."""
+"""state/batch_digest.py: what is another batch has another digest, on each device the same, and nothing fails it."""
 
 from collections import UserDict, namedtuple
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""callbacks/divergence.py: a loss that is NaN or infinite fails the job at its step, and no good checkpoint is replaced."""
+"""callbacks/divergence.py: a NaN or infinite loss fails the job at its step, and no good checkpoint is replaced."""
 
 import json
 import math
@@ -12,9 +12,10 @@ import ranks
 import torch
 from foreign import Model
 
-from app import train
 from sagemaker_lightning.callbacks.divergence import EVERY, Divergence
 from sagemaker_lightning.contract.atomic_files import json_text
+
+from app import train
 
 FLAGS = ["--model=diverging.Diverging", "--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
 QUIET = ["--trainer.enable_model_summary=false", "--system.every_n_seconds=1000"]

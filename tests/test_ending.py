@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Job
 
-from app import train
 from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.launch import user_program
+
+from app import train
 
 FLAGS = ["--model=diverging.Diverging", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
 FLAGS += ["--trainer.enable_model_summary=false"]
@@ -75,7 +76,7 @@ def somebodys(request, monkeypatch) -> Callable[[str, str], str]:
 
     def make(method: str, line: str) -> str:
         file = ROOT / f"{request.param.replace('.', '/')}.py"
-        source = "import torch\nfrom diverging import Diverging\nfrom sagemaker_lightning.contract.errors import UserError\n\n\n"
+        source = "import torch\nfrom diverging import Diverging\nfrom sagemaker_lightning import UserError\n\n\n"
         source += f"class Mine(Diverging):\n    def {method}:\n        {line}\n"
         module = types.ModuleType(request.param)
         exec(compile(source, str(file), "exec"), vars(module))

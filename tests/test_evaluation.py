@@ -11,6 +11,8 @@ from foreign import Data, Model
 from sagemaker_lightning.cli.lightning_cli import CLI
 from sagemaker_lightning.contract.environment import Environment
 
+from app.train import APPLICATION
+
 FLAGS = ["--trainer.accelerator=cpu", "--data=test_evaluation.Samples", "--model=test_evaluation.Evaluated"]
 
 
@@ -32,7 +34,7 @@ class Evaluated(Model):
 def cli(*flags: str) -> CLI:
     """Return what the flags make, with the folders of a desk."""
     sys.argv = ["evaluate.py"]
-    return CLI(Environment(), [*FLAGS, *flags])
+    return CLI(Environment(), [*FLAGS, *flags], APPLICATION)
 
 
 def evaluated(flags: list[str]) -> dict[str, float]:

@@ -228,7 +228,8 @@ def test_place_without_a_rank():
 
 
 def test_a_failure_file_that_cannot_be_written():
-    code = "from pathlib import Path\nfrom sagemaker_lightning.contract.failures import reported\nwith reported(Path('/nowhere/failure')):\n 1 / 0"
+    code = "from pathlib import Path\nfrom sagemaker_lightning.contract.failures import reported\n"
+    code += "with reported(Path('/nowhere/failure')):\n 1 / 0"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.endswith("error: /nowhere/failure could not be written: No such file or directory\n")

@@ -91,7 +91,7 @@ KINDS = {
     "a plateau": ["--model.schedule=plateau", "--trainer.max_epochs=4"],
     "an average of the weights": EMA,
     "mixed precision": ["--trainer.precision=bf16-mixed", "--trainer.deterministic=true"],
-    "a rate for each step": ["--optimizer=SGD", "--optimizer.lr=0.1", "--lr_scheduler=sagemaker_lightning.cli.lr_schedules.Triangle"],
+    "a rate for each step": ["--optimizer=SGD", "--optimizer.lr=0.1", "--lr_scheduler=app.schedule.Triangle"],
     "early stopping": [*EARLY, "--trainer.max_epochs=12", "--resume.every_n_steps=3"],
 }  # fmt: skip
 

@@ -591,7 +591,8 @@ def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
     done = launch(*NEEDED, *flags, "--dry-run", "trainer.max_epochs=3", **variables)
     line, sent = (tmp_path / "record").read_text().splitlines()[1:]
     assert line.endswith(
-        f"--volume {tmp_path}/some:/opt/ml/input/data/training:ro --env A=b {IMAGE} python -m sagemaker_lightning.drill -- train"
+        f"--volume {tmp_path}/some:/opt/ml/input/data/training:ro --env A=b {IMAGE} "
+        "python -m sagemaker_lightning.drill -- train"
     )
     assert line.startswith("run --rm ") and json.loads(sent) == {"trainer.max_epochs": "3"}
     if drilled:

@@ -7,10 +7,11 @@ import pytest
 import torch
 from pytorch_lightning import Trainer
 
-from app.data import DigitsDataModule
-from app.model import ResNet18
 from sagemaker_lightning.callbacks import progress
 from sagemaker_lightning.callbacks.progress import LogProgress
+
+from app.data import DigitsDataModule
+from app.model import ResNet18
 
 LINE = re.compile(
     r"epoch=(\d+)/2 step=(\d+)/(\d+) train_loss=\d+\.\d{4} train_acc=[01]\.\d{4} "

@@ -1,4 +1,4 @@
-"""resume/verification.py: a run that goes on says whether it does what was done before, and what differs first if it does not."""
+"""resume/verification.py: a run that goes on says whether it does what was done before, or what differs first."""
 
 import json
 import re

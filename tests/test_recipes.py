@@ -8,12 +8,13 @@ from conftest import ROOT
 from torch import nn
 from torchvision.models import resnet18
 
-from app.data import DigitsDataModule
-from app.model import ResNet18
 from sagemaker_lightning.cli import export
 from sagemaker_lightning.cli.lightning_cli import CLI
 from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
+
+from app.data import DigitsDataModule
+from app.model import ResNet18
 
 pytestmark = pytest.mark.slow
 

@@ -236,7 +236,7 @@ def test_text_of_jobs_is_escaped(tmp_path: Path):
 
 
 def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
-    """As its log says it (sagemaker_lightning/resume/verification.py); of a program that says nothing, there is no column."""
+    """As its log says it (resume/verification.py); of a program that says nothing, there is no column."""
     record, said = interrupted(), "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."
     assert "went on" not in page(record, tmp_path).text
     record.attempts[1].proved = PROVED.search(said)[1]

@@ -12,6 +12,8 @@ from sagemaker_lightning.cli.lr_schedules import Triangle
 from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
 
+from app.train import APPLICATION
+
 SMALL = ["--data=ranks.Numbered", "--data.size=44", "--data.batch_size=8", "--model=ranks.Regression"]
 SMALL += ["--checkpoint.monitor=null"]
 
@@ -63,14 +65,14 @@ def rates(tmp_path, *flags: str) -> list[float]:
     """Return the learning rate of each step of two epochs of five steps."""
     environment = Environment(model_dir=tmp_path / "m", output_data_dir=tmp_path, checkpoint_dir=tmp_path / "c")
     given = ["--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--optimizer=SGD", "--optimizer.lr=2.0", *flags]
-    cli = CLI(environment, [*SMALL, *given])
+    cli = CLI(environment, [*SMALL, *given], APPLICATION)
     cli.trainer.callbacks.append(seen := Rates())
     cli.trainer.fit(cli.model, cli.datamodule)
     return seen.seen
 
 
 def test_it_is_stepped_after_each_batch(tmp_path):
-    found = rates(tmp_path, "--lr_scheduler=sagemaker_lightning.cli.lr_schedules.Triangle")
+    found = rates(tmp_path, "--lr_scheduler=app.schedule.Triangle")
     assert found == pytest.approx([0, 1, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
 
 
@@ -99,6 +101,6 @@ def test_others_are_stepped_after_each_epoch(tmp_path):
 
 
 def test_a_run_without_an_end_has_no_triangle(tmp_path):
-    flags = ["--lr_scheduler=sagemaker_lightning.cli.lr_schedules.Triangle", "--trainer.max_epochs=-1"]
+    flags = ["--lr_scheduler=app.schedule.Triangle", "--trainer.max_epochs=-1"]
     with pytest.raises(UserError, match=r"--lr_scheduler=Triangle: the run has no end"):
         rates(tmp_path, *flags)

@@ -12,15 +12,16 @@ import ranks
 import torch
 from pytorch_lightning import Callback
 
-from app import train
-from app.data import CIFAR10DataModule, DigitsDataModule
-from app.in_memory import ResidentLoader
 from sagemaker_lightning.callbacks.rank_consistency import World
 from sagemaker_lightning.cli.lightning_cli import CLI
 from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.host_shards import Shard
+
+from app import train
+from app.data import CIFAR10DataModule, DigitsDataModule
+from app.in_memory import ResidentLoader
 
 SHARDED = '{"training": {"TrainingInputMode": "File", "S3DistributionType": "ShardedByS3Key"}}'
 

@@ -1,4 +1,4 @@
-"""callbacks/host_metrics.py: a line and a curve for each host, from its local rank 0, and what they say of a machine."""
+"""callbacks/host_metrics.py: a line and a curve for each host, from its local rank 0, and what they say."""
 
 import re
 import time

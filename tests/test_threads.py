@@ -1,4 +1,4 @@
-"""process/threads.py: as many threads as there are CPUs for this process, and none that spins while others want them."""
+"""process/threads.py: as many threads as this process has CPUs, and none that spins while others want them."""
 
 import os
 import subprocess
@@ -9,11 +9,12 @@ import pytest
 import pytorch_lightning
 import torch
 
-from app import train
 from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import torchrun_command
 from sagemaker_lightning.process import threads
+
+from app import train
 
 ROOT = Path(__file__).resolve().parents[1]
 MANY = 64  # CPUs of the machine that the quotas below are of
@@ -69,7 +70,8 @@ def test_a_system_without_cgroups(tmp_path, monkeypatch):
 
 
 def test_the_affinity_counts():
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nfrom sagemaker_lightning.process import threads\n"
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    code += "from sagemaker_lightning.process import threads\n"
     assert run(f"{code}print(threads.usable_cpus())").stdout == "1\n"
 
 
@@ -95,7 +97,8 @@ def test_what_the_user_has_set_stays(monkeypatch, name):
 def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
     for package in ("pytorch_lightning", "torchvision"):
         (tmp_path / f"{package}.py").write_text("import os; print(os.environ.get('OMP_NUM_THREADS'))")
-    code = "from sagemaker_lightning.process import lightning_import, threads\nthreads.usable_cpus = lambda: 1\nimports.import_lightning()"
+    code = "from sagemaker_lightning.process import lightning_import, threads\nthreads.usable_cpus = lambda: 1\n"
+    code += "lightning_import.import_lightning()"
     if len(os.sched_getaffinity(0)) == 1 and not own:
         pytest.skip("one CPU: there is nothing to say")
     assert set(run(code, tmp_path, **own).stdout.split()) == {str(found)}
@@ -197,7 +200,8 @@ def test_waiting_threads_spin_only_while_nobody_else_wants_the_cpu():
 
 @pytest.mark.parametrize("name", threads.WAITING)
 def test_how_the_user_has_threads_wait_stays(name):
-    code = "import threading\nfrom sagemaker_lightning.process import threads\nimport ctypes, importlib.util\nfrom pathlib import Path\n"
+    code = "import threading\nfrom sagemaker_lightning.process import threads\n"
+    code += "import ctypes, importlib.util\nfrom pathlib import Path\n"
     code += "ctypes.CDLL(str(Path(importlib.util.find_spec('torch').origin).parent / 'lib/libgomp.so.1'))\n"
     code += "threads.spin_only_alone(2)\nprint(threading.active_count())"
     assert run(code).stdout == "2\n"

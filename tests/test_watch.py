@@ -1,4 +1,4 @@
-"""nodes/watchdog.py and callbacks/heartbeat.py on one node: what a rank says, and what it means when it says nothing any more.
+"""nodes/watchdog.py and callbacks/heartbeat.py on one node: what a rank says, and what it means when it is silent.
 
 Ranks are lifelines of this process; what the kernel does for a rank that dies, closing its line, the test does. Several
 hosts are in tests/test_peers.py.

@@ -1,4 +1,4 @@
-"""callbacks/rank_consistency.py: N ranks compute what one process would, agree before they start, and step as far as N should."""
+"""N ranks compute what one process would, agree before they start, and step as far as N should."""
 
 import pickle
 import re
@@ -12,10 +12,12 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from app.in_memory import ResidentLoader
 from sagemaker_lightning.callbacks.rank_consistency import World
 from sagemaker_lightning.cli.lightning_cli import CLI
 from sagemaker_lightning.contract.environment import Environment
+
+from app.in_memory import ResidentLoader
+from app.train import APPLICATION
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +151,7 @@ def host(node: int, **variables: str) -> dict[str, str]:
 def fit_by_flags(flags: dict[int, list[str]], *for_all: str) -> int:
     """Train as the program does, with flags that differ by node; return the steps."""
     here = flags.get(int(ranks.os.environ["GROUP_RANK"]), [])
-    made = CLI(Environment.read(), [*for_all, *here])
+    made = CLI(Environment.read(), [*for_all, *here], APPLICATION)
     made.trainer.fit(made.model, made.datamodule)
     return made.trainer.global_step
 
@@ -341,7 +343,7 @@ def test_with_an_optimizer_by_flags(tmp_path: Path):
 
 def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    made = CLI(Environment(), [*SHORT, "--lr_scaling=linear"])
+    made = CLI(Environment(), [*SHORT, "--lr_scaling=linear"], APPLICATION)
     made.trainer.fit(made.model, made.datamodule)
     assert made.trainer.optimizers[0].param_groups[0]["lr"] == 1e-3
     assert "lr_scaling" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A job's secrets: what is kept and shown of it hides what the job's own log hides (sagemaker_lightning/contract/job_summary.py)."""
+"""A job's secrets: what is kept and shown of it hides what the job's own log hides (job_summary.py of the runtime)."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""A rank's line to the watch on its node (nodes/watchdog.py): what it does, why it failed; broken, it says the rank died."""
+"""A rank's line to its node's watch (nodes/watchdog.py): what it does, why it failed; broken, it says the rank died."""
 
 import ctypes
 import json

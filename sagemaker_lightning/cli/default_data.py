@@ -10,21 +10,24 @@ import yaml
 from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.cli import LightningArgumentParser
 
-from app import data
 from sagemaker_lightning.cli import flags
+from sagemaker_lightning.cli.application import Application, class_path
 from sagemaker_lightning.contract.errors import UserError
 
 
-def default_data(args: list[str], has_channels: bool, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def default_data(
+    args: list[str], has_channels: bool, settings: Mapping[str, Any], application: Application
+) -> dict[str, Any] | None:
     """Return the default of --data: class path and what SageMaker says of the data; None for the model's own loaders.
 
     Args:
         args: The command line.
         has_channels: Whether the job has channels.
         settings: What SageMaker says of the data, by the name of a data module's parameter.
+        application: What the program trains on by default.
     """
-    cifar10, digits = (f"{data.__name__}.{name}DataModule" for name in ("CIFAR10", "Digits"))
-    default = cifar10 if has_channels else digits
+    of_a_folder = application.channel_data or application.data
+    default = of_a_folder if has_channels else application.data
     own = False  # whether the model has training data of its own
     with suppress(Exception):  # the parser itself will say what is wrong
         if name := _class_path(args, "data", LightningDataModule):
@@ -32,7 +35,7 @@ def default_data(args: list[str], has_channels: bool, settings: Mapping[str, Any
             known = flags.settings(name)
             return {"class_path": name, "init_args": {key: settings[key] for key in settings if key in known}}
         if any("data_dir" in (key, *_settings_in(value)) for key, value in _given(args, "data")):
-            default = cifar10  # who gives a folder wants what is in it; the digits come from none
+            default = of_a_folder  # who gives a folder wants what is in it
         name = _class_path(args, "model", LightningModule)
         own = name and has_own_data(name)
     if own:
@@ -42,7 +45,9 @@ def default_data(args: list[str], has_channels: bool, settings: Mapping[str, Any
                 "or give --data=NAME to train on other data"
             )
         return None
-    return {"class_path": default} | ({"init_args": dict(settings)} if settings else {})
+    if not default:
+        return None
+    return {"class_path": class_path(default)} | ({"init_args": dict(settings)} if settings else {})
 
 
 def has_own_data(model: str) -> bool:

@@ -1,17 +1,74 @@
-"""The trained model in the model directory: written aside, then renamed, so that it is whole or absent."""
+"""The trained model in the model directory: tested, written aside, then renamed, so that it is whole or absent."""
 
 import json
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
 import torchvision
+from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import nn
 
+from sagemaker_lightning.cli.lightning_cli import CLI
 from sagemaker_lightning.contract.atomic_files import json_text
+from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.resume import journal
+
+
+def export(cli: CLI, environment: Environment) -> None:
+    """Test the best model and write it to the model directory; no rank returns before it is there."""
+    state, best = None, ""
+    if cli.trainer.is_global_zero:  # on its host alone: hosts share no disk
+        best = cli.config_init.checkpoint.readable()
+        state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if best else None
+    if state := cli.trainer.strategy.broadcast(state):
+        cli.model.load_state_dict(state, strict=cli.model.strict_loading)
+    metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
+    source = cli.model if cli.datamodule is None else cli.datamodule
+    if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):
+        for found in cli.trainer.test(cli.model, cli.datamodule, verbose=False)[:1]:  # none with limit_test_batches=0
+            metrics |= found
+    superfluous = uploaded_checkpoints(cli, environment)
+    if cli.trainer.is_global_zero:
+        config = cli.parser.dump(cli.config, skip_none=False)
+        about = environment.revision, config, Path(best).name
+        resumes = cli.config_init.resume.resumes
+        path = save(environment.model_dir, cli.model, cli.datamodule, metrics, *about, resumes)
+        print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
+        print(f"model: {path}")
+        print(f"logs: {logs(cli, environment)}")
+        removed = "removed, as the run is finished; with a checkpoint folder, they stay there"
+        print(f"checkpoints: {removed if superfluous else environment.checkpoint_dir}", flush=True)
+    cli.trainer.strategy.barrier("artifacts")
+    if cli.trainer.local_rank == 0:
+        for path in superfluous:
+            path.unlink(missing_ok=True)
+        if superfluous:
+            with suppress(OSError):  # somebody else's files are in it
+                environment.checkpoint_dir.rmdir()
+
+
+def uploaded_checkpoints(cli: CLI, environment: Environment) -> list[Path]:
+    """Return this run's checkpoints if they are in the folder of the job's output, which SageMaker uploads.
+
+    There they are for a run that is interrupted or fails; of one that is finished, nobody needs them. On a desk they
+    stay: they are why a run that is started again trains nothing.
+    """
+    folder, output = environment.checkpoint_dir, environment.output_data_dir
+    if output == Environment.output_data_dir or folder != output / "checkpoints":
+        return []
+    files = [path for _, path in cli.config_init.resume.folder.named()] + cli.config_init.checkpoint.files()
+    return [path for path in files + journal.files(folder) if path.parent.resolve() == folder.resolve()]
+
+
+def logs(cli: CLI, environment: Environment) -> str:
+    """Return where the logs are, S3 included: this host's are below it, and those of the others."""
+    folder = str(getattr(cli.trainer.logger, "save_dir", None) or environment.log_dir)
+    return str(environment.log_dir.parent) if folder == str(environment.log_dir) else folder
 
 
 def save(

@@ -11,20 +11,16 @@ import yaml
 from sagemaker_lightning.cli.suggestions import find_class, first_line, shown
 from sagemaker_lightning.contract.errors import UserError
 
-RENAMED = {"cifar10-94": "fast", "cifar10-96": "accurate"}
-"""Recipes by the names that they had: these claimed accuracies that nobody has measured."""
-
-
 NOT_A_SETTING = re.compile(r"--?h(elp)?|--.+\.help|--print_config")
 BARE = re.compile(r"\.(?:init_args|class_path)(?=\.|$)")
 
 
-def recipes(args: list[str]) -> list[str]:
-    """Return `args` with the path of a recipe for each `--config` that is a recipe's name."""
+def recipes(args: list[str], known: Mapping[str, str]) -> list[str]:
+    """Return `args` with the path of a recipe for each `--config` that is the name of a `known` one."""
     paths = []
     for before, word in zip(["", *args], args, strict=False):
         name = word if before == "--config" else word.removeprefix("--config=") if "--config=" in word else ""
-        paths.append(word.removesuffix(name) + known_recipes().get(name, name) if name and not is_file(name) else word)
+        paths.append(word.removesuffix(name) + known.get(name, name) if name and not is_file(name) else word)
     return paths
 
 
@@ -110,8 +106,3 @@ def is_file(name: str) -> bool:
         return Path(name).is_file()
     except (OSError, ValueError):
         return False
-
-
-def known_recipes() -> dict[str, str]:
-    """Return the path of each recipe by its name."""
-    return {path.stem: str(path) for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml"))}

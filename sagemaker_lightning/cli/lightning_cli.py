@@ -5,7 +5,6 @@ import logging
 import re
 import sys
 import warnings
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,7 +13,6 @@ from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from app import model
 from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.callbacks.host_metrics import SystemMetrics
@@ -22,6 +20,7 @@ from sagemaker_lightning.callbacks.loggers import Logger
 from sagemaker_lightning.callbacks.progress import LogProgress
 from sagemaker_lightning.callbacks.rank_consistency import World
 from sagemaker_lightning.cli import default_data, flags, lr_schedules, mistakes, settings_check, smddp
+from sagemaker_lightning.cli.application import Application, class_path
 from sagemaker_lightning.compat import jsonargparse_types, overhead
 from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
@@ -61,11 +60,15 @@ def _in_processes_of_their_own(strategy: Any) -> Any:
 class CLI(LightningCLI):
     """Parses `args` (sys.argv's if None) and makes `trainer`, `model` and `datamodule` of them.
 
+    `application` has what the program trains where no flag says so.
+
     UserError says in one line which flag is wrong.
     """
 
-    def __init__(self, environment: Environment, args: list[str] | None = None) -> None:
-        self.environment = environment
+    def __init__(
+        self, environment: Environment, args: list[str] | None = None, application: Application | None = None
+    ) -> None:
+        self.environment, self.application = environment, application or Application()
         _quiet()
         overhead.trim_lightning()
         jsonargparse_types.keep_whole_numbers()
@@ -74,7 +77,7 @@ class CLI(LightningCLI):
             LightningModule,
             subclass_mode_model=True,
             parser_kwargs={
-                "default_config_files": [str(Path(__file__).with_name("trainer.yaml"))],
+                "default_config_files": [str(self.application.settings)] if self.application.settings else [],
                 "exit_on_error": False,  # raise instead of printing the usage and leaving
                 "allow_abbrev": False,  # a misspelt flag is a mistake, not another flag's short name
             },
@@ -99,9 +102,10 @@ class CLI(LightningCLI):
             default="none",
             help="Whether to multiply the learning rate by the world size (linear) or by its square root (sqrt).",
         )
+        if self.application.model:
+            parser.set_defaults({"model": {"class_path": class_path(self.application.model)}})
         parser.set_defaults(
             {
-                "model": {"class_path": f"{model.__name__}.ResNet18"},
                 "trainer.num_nodes": self.environment.num_nodes,
                 "logger.save_dir": str(self.environment.log_dir),
                 "checkpoint.dirpath": str(self.environment.checkpoint_dir),
@@ -113,16 +117,17 @@ class CLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str] | None) -> None:
         """Parse `args`; the parser's many lines become one."""
         given = sys.argv[1:] if args is None else args
-        found = flags.recipes(given)
-        parser.set_defaults(
-            {"data": default_data.default_data(found, bool(self.environment.channels), self._data_settings)}
-        )
+        application, has_channels = self.application, bool(self.environment.channels)
+        found = flags.recipes(given, application.recipe_files)
+        parser.set_defaults({"data": default_data.default_data(found, has_channels, self._data_settings, application)})
         try:
             super().parse_arguments(parser, args if found == given else found)
         except mistakes.REFUSED as error:
-            raise UserError(mistakes.explain_all(parser, found) or mistakes.explain(error, parser)) from None
+            raise UserError(
+                mistakes.explain_all(parser, found, application) or mistakes.explain(error, parser)
+            ) from None
         if said := mistakes.unwanted(self.config):
-            raise UserError(mistakes.explain_all(parser, found) or said)
+            raise UserError(mistakes.explain_all(parser, found, application) or said)
         # Before a seed is drawn, another one on each host.
         given = json.loads(parser.dump(self.config, skip_none=False, skip_validation=True, format="json"))
         self.given = dict(flags.flat(given))

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sagemaker_lightning.cli import flags
+from sagemaker_lightning.cli.application import Application
 from sagemaker_lightning.cli.suggestions import REPLACED, choice, closest, find_class, listed, shortened, shown, why_not
 from sagemaker_lightning.compat import jsonargparse_types
 from sagemaker_lightning.contract.errors import UserError
@@ -44,7 +45,7 @@ REFERENCE = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer
 ROOM = 800  # characters of the line: SageMaker shows 1,024, and host and rank are added
 
 
-def explain_all(parser: ArgumentParser, args: list[str]) -> str:
+def explain_all(parser: ArgumentParser, args: list[str], application: Application | None = None) -> str:
     """Return one line that names everything wrong in `args`; "" if nothing is.
 
     The parser stops at the first mistake. So each flag is parsed by itself, with those that choose its class.
@@ -56,7 +57,7 @@ def explain_all(parser: ArgumentParser, args: list[str]) -> str:
         if any(_covers(other, flag) for other in wrong if other != flag):  # its class is not known
             continue
         above = [word for other, others, _ in given if other != flag and _covers(other, flag) for word in others]
-        if said := _wrong_file(flag, words) or _said(parser, [*above, *words]):
+        if said := _wrong_file(flag, words, application or Application()) or _said(parser, [*above, *words]):
             wrong.setdefault(flag, f"{said if said.startswith(('-', f'{flag}: ')) else f'{flag}: {said}'}{source}")
     rest = [word for flag, words, _ in given if not any(_covers(other, flag) for other in wrong) for word in words]
     said = _said(parser, rest, whole=True)
@@ -193,15 +194,16 @@ def _may_be_null(path: str, name: str) -> bool:
     return True
 
 
-def _wrong_file(flag: str, words: list[str]) -> str:
+def _wrong_file(flag: str, words: list[str], application: Application) -> str:
     """Return the line for a --config that is no file of flags."""
     name = words[-1].removeprefix("--config=")
     if flag != "--config" or len(words) == 1 and words[0] == flag:
         return ""
     if not flags.is_file(name):
-        known = ", ".join(flags.known_recipes())
-        now = f"is called {flags.RENAMED[name]} now" if name in flags.RENAMED else f"is no file in {Path.cwd()}"
-        return f"--config: found {shown(name)}, which {now}; allowed is a file, or one of {known}"
+        known, renamed = ", ".join(application.recipe_files), application.renamed_recipes
+        now = f"is called {renamed[name]} now" if name in renamed else f"is no file in {Path.cwd()}"
+        allowed = f"a file, or one of {known}" if known else "a file"
+        return f"--config: found {shown(name)}, which {now}; allowed is {allowed}"
     try:
         flags.settings_in(name)
     except UserError as error:

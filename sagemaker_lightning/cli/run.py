@@ -1,21 +1,4 @@
-"""Trains a model and writes it down: environment and flags -> fit -> test -> export.
-
-    python app/train.py --data=CIFAR10DataModule --data.data_dir=DIR --trainer.max_epochs=5     on a desk
-    docker run IMAGE train                                                                      as SageMaker does
-    docker run IMAGE python app/train.py --help                                                 all flags
-
-`app/train_multi_node.py` and `app/train_torchrun.py` start it on several nodes or devices. Without SageMaker's
-variables everything goes below ./output.
-"""
-
-if __name__ == "__main__":  # before all else: what is imported takes seconds
-    from sagemaker_lightning.contract.shutdown import leave_at_once
-    from sagemaker_lightning.process import start_notice
-    from sagemaker_lightning.process.lightning_import import import_lightning
-
-    leave_at_once()
-    start_notice.begin("importing torch and Lightning")
-    import_lightning()
+"""A run from environment and flags to the model in its folder: fit -> test -> export."""
 
 import logging
 import os
@@ -30,14 +13,13 @@ from sagemaker_lightning.process.lightning_import import check_version
 
 check_version()  # before what would fail to import with another version of Lightning
 
-import torch
 from jsonargparse import Namespace
-from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from sagemaker_lightning.callbacks import heartbeat
 from sagemaker_lightning.callbacks.progress import StartProgress
-from sagemaker_lightning.cli import export as artifacts
 from sagemaker_lightning.cli import mistakes
+from sagemaker_lightning.cli.application import Application
+from sagemaker_lightning.cli.export import export
 from sagemaker_lightning.cli.lightning_cli import CLI
 from sagemaker_lightning.contract import hyperparameters, rendezvous
 from sagemaker_lightning.contract.atomic_files import check_writable
@@ -47,12 +29,14 @@ from sagemaker_lightning.contract.failures import reported, write
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop
 from sagemaker_lightning.drill.drilled_run import Drilled
 from sagemaker_lightning.process import start_notice, threads
-from sagemaker_lightning.resume import journal
 from sagemaker_lightning.resume.callback import Resume
 
 
-def main(args: list[str] | None = None) -> None:
-    """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
+def main(application: Application, args: list[str] | None = None) -> None:
+    """Train as `args` (sys.argv's if None) say, and where they do not, as `application` does.
+
+    Exits with a status above 0 if the model was not written.
+    """
     start_notice.doing("reading flags and data")
     heartbeat.end_with_the_launcher(os.environ)
     line = heartbeat.Lifeline(watch(), place())
@@ -66,7 +50,7 @@ def main(args: list[str] | None = None) -> None:
             check_writable(environment.model_dir, "the model")
             logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(say_once)
             with wrong_if_it_leaves(printed_only if failure_file() else None):
-                cli = CLI(environment, args)
+                cli = CLI(environment, args, application)
             threads.share(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
             cli.trainer.callbacks += [line, StartProgress()]
             resume = cli.config_init.resume
@@ -130,7 +114,7 @@ def printed_only(leaving: SystemExit) -> str:
     """Return what is wrong with a job that prints its settings."""
     return (
         "hyperparameters: found one that prints something and trains nothing (print_config, help, version, ...), so "
-        "there is no model; leave it out, or run `docker run IMAGE python app/train.py` with that flag"
+        "there is no model; leave it out, or run the program itself with that flag, outside of a job"
     )
 
 
@@ -153,52 +137,6 @@ def stopped(line: heartbeat.Lifeline, why: str, loud: bool = True) -> None:
             write(file, said)
 
 
-def export(cli: CLI, environment: Environment) -> None:
-    """Test the best model and write it to the model directory; no rank returns before it is there."""
-    state, best = None, ""
-    if cli.trainer.is_global_zero:  # on its host alone: hosts share no disk
-        best = cli.config_init.checkpoint.readable()
-        state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if best else None
-    if state := cli.trainer.strategy.broadcast(state):
-        cli.model.load_state_dict(state, strict=cli.model.strict_loading)
-    metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
-    source = cli.model if cli.datamodule is None else cli.datamodule
-    if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):
-        for found in cli.trainer.test(cli.model, cli.datamodule, verbose=False)[:1]:  # none with limit_test_batches=0
-            metrics |= found
-    superfluous = uploaded_checkpoints(cli, environment)
-    if cli.trainer.is_global_zero:
-        config = cli.parser.dump(cli.config, skip_none=False)
-        about = environment.revision, config, Path(best).name
-        resumes = cli.config_init.resume.resumes
-        path = artifacts.save(environment.model_dir, cli.model, cli.datamodule, metrics, *about, resumes)
-        print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
-        print(f"model: {path}")
-        print(f"logs: {logs(cli, environment)}")
-        removed = "removed, as the run is finished; with a checkpoint folder, they stay there"
-        print(f"checkpoints: {removed if superfluous else environment.checkpoint_dir}", flush=True)
-    cli.trainer.strategy.barrier("artifacts")
-    if cli.trainer.local_rank == 0:
-        for path in superfluous:
-            path.unlink(missing_ok=True)
-        if superfluous:
-            with suppress(OSError):  # somebody else's files are in it
-                environment.checkpoint_dir.rmdir()
-
-
-def uploaded_checkpoints(cli: CLI, environment: Environment) -> list[Path]:
-    """Return this run's checkpoints if they are in the folder of the job's output, which SageMaker uploads.
-
-    There they are for a run that is interrupted or fails; of one that is finished, nobody needs them. On a desk they
-    stay: they are why a run that is started again trains nothing.
-    """
-    folder, output = environment.checkpoint_dir, environment.output_data_dir
-    if output == Environment.output_data_dir or folder != output / "checkpoints":
-        return []
-    files = [path for _, path in cli.config_init.resume.folder.named()] + cli.config_init.checkpoint.files()
-    return [path for path in files + journal.files(folder) if path.parent.resolve() == folder.resolve()]
-
-
 def say_once(record: logging.LogRecord) -> bool:
     """Return whether a line of Lightning's is to be said: that fitting stopped it says each time that it looks."""
     text = record.getMessage()
@@ -209,13 +147,3 @@ def say_once(record: logging.LogRecord) -> bool:
 
 
 say_once.said = set()
-
-
-def logs(cli: CLI, environment: Environment) -> str:
-    """Return where the logs are, S3 included: this host's are below it, and those of the others."""
-    folder = str(getattr(cli.trainer.logger, "save_dir", None) or environment.log_dir)
-    return str(environment.log_dir.parent) if folder == str(environment.log_dir) else folder
-
-
-if __name__ == "__main__":
-    main()

@@ -72,7 +72,11 @@ def _subclass_names(path: str) -> list[str]:
 
 
 def _made_anyway(kind: type) -> bool:
-    return kind.__module__.startswith("app.") and hasattr(kind, "on_train_batch_start") and hasattr(kind, "state_key")
+    return (
+        kind.__module__.startswith("sagemaker_lightning.")
+        and hasattr(kind, "on_train_batch_start")
+        and hasattr(kind, "state_key")
+    )
 
 
 def why_not(given: str) -> str:

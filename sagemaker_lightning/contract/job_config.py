@@ -1,6 +1,8 @@
 """Checks the files of input/config before the toolkit reads them, which would answer with a traceback.
 
-    python sagemaker_lightning/contract/job_config.py FOLDER     prints what is wrong with which file, and ends with status 1 if anything is
+    python sagemaker_lightning/contract/job_config.py FOLDER
+
+prints what is wrong with which file, and ends with status 1 if anything is.
 
 Only the standard library is needed: entrypoint.sh runs it by itself.
 """
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # by itself, this package is not on Python's path
-    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from sagemaker_lightning.contract.errors import UserError
 

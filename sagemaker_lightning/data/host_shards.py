@@ -70,7 +70,7 @@ def share(read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray
 
 
 def ranks(shards: Sequence[Shard], split: str, rank: int, seed: int) -> dict[str, object]:
-    """Return what global rank `rank` has to tell its PartitionedLoader of the nodes' parts of `split` ("train" or "val").
+    """Return what global rank `rank` has to tell its loader of the nodes' parts of `split` ("train" or "val").
 
     Each node has an order and an augmentation of its own, so that equal positions on two nodes are not treated alike.
     """

@@ -1,9 +1,9 @@
 """Interrupts the first steps of a training at several moments, and compares what comes out with a run left alone.
 
     python -m sagemaker_lightning.drill -- python app/train.py --model=mine.Model --data=mine.Data
-    python -m sagemaker_lightning.drill -- python my_train.py                  a program of your own that trains with app/train.py
+    python -m sagemaker_lightning.drill -- python my_train.py           a program of your own that trains by the CLI's run
     python -m sagemaker_lightning.drill -- python app/train_torchrun.py --trainer.devices=2 --trainer.accelerator=cpu
-    docker run IMAGE python -m sagemaker_lightning.drill -- train              the job whose files are mounted at /opt/ml
+    docker run IMAGE python -m sagemaker_lightning.drill -- train       the job whose files are mounted at /opt/ml
 
 The command is started as it is given, as often as it takes, in a folder of its own that looks like the working folder:
 a few short epochs, first left alone, then once for each interruption: within an epoch, at an epoch's end, in a
@@ -306,7 +306,7 @@ class Drill:
         done = comparison.steps(self.alone)
         if not any(step["at"][0] == "batch" for step in done):
             raise Impossible(
-                "the command ended with exit status 0 and trained nothing by app/train.py; allowed is a program that "
+                "the command ended with exit status 0 and trained nothing by sagemaker_lightning.cli.run; allowed is a program that "
                 "trains with it"
             )
         if not newest_step(self.alone / "ml/checkpoints"):
@@ -412,7 +412,8 @@ NAMES = ["kill-in-epoch", "stop-in-epoch", "kill-at-epoch-end", "stop-at-epoch-e
 def parser() -> argparse.ArgumentParser:
     """Return the parser of what comes before the command."""
     found = Parser(
-        prog="python -m sagemaker_lightning.drill", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m sagemaker_lightning.drill",
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="python -m sagemaker_lightning.drill [FLAG]... -- COMMAND...", allow_abbrev=False,
     )  # fmt: skip
     add = found.add_argument
@@ -473,7 +474,3 @@ def run(drill: Drill, names: Sequence[str]) -> int:
         return 1
     print(f"identical: {len(chosen)} interruptions; weights, optimizers, metrics, curves, model files", flush=True)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

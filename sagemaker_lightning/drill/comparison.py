@@ -1,4 +1,4 @@
-"""What differs between two runs of the same job: steps, state, model, curves. Each is a folder that drill/command.py made.
+"""What differs between two runs of the same job: steps, state, model, curves. Each is a folder that the drill made.
 
 What two runs can never have in common is left out: moments, seconds, and how busy the machine was.
 """

@@ -1,6 +1,6 @@
 """What a run does that drill/command.py drills: it is short, writes down its steps, and waits where it is interrupted.
 
-Nothing is asked of the user's program: it is enough that it trains with app/train.py.
+Nothing is asked of the user's program: it is enough that it trains by cli/run.py.
 """
 
 import json

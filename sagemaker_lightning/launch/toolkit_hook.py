@@ -1,5 +1,6 @@
-"""What runs inside the training toolkit's own process: SAGEMAKER_TRAINING_MODULE=sagemaker_lightning.launch.toolkit_hook:main.
+"""What runs inside the training toolkit's own process.
 
+SAGEMAKER_TRAINING_MODULE=sagemaker_lightning.launch.toolkit_hook:main, which the image sets, has it run there.
 The toolkit imports and calls `main` in place of its own last step (aws/sagemaker-training-toolkit 5.1.4, trainer.py).
 It starts the job's program on this node when all nodes are there, hands signals on, ends it when another node is lost,
 and sees to it that no failure ends in exit status 0: the toolkit leaves by `finally: sys.exit(exit_code)` with

@@ -1,18 +1,11 @@
-"""Starts app/train.py on this node by torchrun, which starts one process for each device.
-
-    docker run -e SAGEMAKER_PROGRAM=app/train_torchrun.py IMAGE train
-    python app/train_torchrun.py FLAGS          --trainer.devices=N for N processes on a CPU
-                                                --max_restarts=N to start all ranks again when one has died, N times
-
-torchrun's own documentation: https://docs.pytorch.org/docs/stable/elastic/run.html
-"""
+"""The command line of torchrun on a node, and becoming it."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-from sagemaker_lightning.contract import rendezvous, shutdown
+from sagemaker_lightning.contract import rendezvous
 from sagemaker_lightning.contract.environment import Environment, failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported
@@ -71,15 +64,14 @@ def _restarts(args: list[str]) -> tuple[int, list[str]]:
     return int(given.max_restarts), rest
 
 
-def main(args: list[str] | None = None) -> None:
-    """Become torchrun."""
+def main(program: Path, args: list[str] | None = None) -> None:
+    """Become torchrun, which starts `program` with `args` (sys.argv's if None)."""
     import torch  # here, as the toolkit imports this module and needs no torch
 
     with reported(failure_file(), place()):
         environment = Environment.read()
         gpus = environment.num_gpus or torch.cuda.device_count()
         restarts, rest = _restarts(sys.argv[1:] if args is None else args)
-        program = Path(__file__).with_name("train.py")
         line = command(environment, rest, gpus, program, restarts)
         if len(environment.hosts) > 1:
             start_notice.doing("waiting for the other hosts")
@@ -89,9 +81,3 @@ def main(args: list[str] | None = None) -> None:
             variables.pop("SAGEMAKER_LIGHTNING_WATCH", None)
     start_notice.doing("torchrun, which starts the ranks")
     os.execve(line[0], line, variables)
-
-
-if __name__ == "__main__":
-    shutdown.leave_at_once()
-    start_notice.begin("importing torch")
-    main()

@@ -15,15 +15,17 @@ from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import torchrun_command
 
-HOME = Path(__file__).resolve().parent.parent  # where the image's own application is
+HOME = Path(__file__).resolve().parents[2]  # beside this package: where the image's own programs are
 CODE = Path(environment.code_dir)  # where a job's own source is
 DISTRIBUTIONS = {
     "sagemaker_torch_distributed_enabled": None,
     "sagemaker_pytorch_ddp_enabled": "pytorchddp",
     "sagemaker_distributed_dataparallel_enabled": "smdistributed.dataparallel",  # SDK 2's pytorchddp, too
 }
-TRAINING = ("app/train.py", "app/train_multi_node.py", "app/train_torchrun.py")
-"""The image's programs of which the main host alone writes the model."""
+TORCHRUN = "train_torchrun.py"
+"""The image's program that starts the one beside it by torchrun."""
+TRAINING = ("train.py", "train_multi_node.py", TORCHRUN)
+"""Names of the image's programs of which the main host alone writes the model."""
 REFUSED = {
     "sagemaker_mpi_enabled": "mpi",
     "sagemaker_parameter_server_enabled": "parameter_server",
@@ -101,7 +103,7 @@ def missing_model(folder: Path, name: str, here: Environment, before: Mapping[Pa
     `before` is what was `written` to the model directory when the program started.
     """
     after = written(here.model_dir)
-    trains = folder == HOME and name in TRAINING
+    trains = folder == HOME and Path(name).name in TRAINING
     expected = here.model_dir / "model.pt"
     changed = after.get(expected) != before.get(expected) if trains else after != before
     if changed or (here.current_host != here.hosts[0] and (trains or folder == CODE)):
@@ -141,6 +143,6 @@ def command(job, here: Environment, folder: Path, name: str, given: dict) -> tup
     if not name.endswith(".py"):
         raise UserError(f"sagemaker_program: found {name}, torchrun allows a .py file only")
     if ours:
-        return [sys.executable, str(HOME / "app/train_torchrun.py"), *args], "torchrun", 1
+        return [sys.executable, str((HOME / name).with_name(TORCHRUN)), *args], "torchrun", 1
     ranks = torchrun_command.processes(args, job.num_gpus)
     return torchrun_command.command(here, args, job.num_gpus, folder / name), "torchrun", ranks

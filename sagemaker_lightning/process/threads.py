@@ -67,7 +67,7 @@ def variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> dict[str
 
 
 def users(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what the user has said: not what launch/toolkit_hook.py has set for a program of the job's own that calls ours."""
+    """Return what the user has said: not what the toolkit's hook has set for a job's own program that calls ours."""
     shares = variables(given={})
     return {name: given[name] for name in COUNT if name in given and given[name] != shares.get(name)}
 

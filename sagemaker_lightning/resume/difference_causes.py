@@ -25,8 +25,8 @@ from sagemaker_lightning.state.encoding import NotPlain, encoded
 MANY = 3  # causes that are told
 DRAWS = re.compile(r"rng|random|generator", re.IGNORECASE)
 """The name of a class that draws random numbers, of whatever library."""
-KNOWN = (Tensor, nn.Module, Callback, LightningDataModule, Trainer, Dataset, DataLoader, Sampler, *object_graph.GENERATORS,
-         torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.BuiltinFunctionType,
+KNOWN = (Tensor, nn.Module, Callback, LightningDataModule, Trainer, Dataset, DataLoader, Sampler,
+         *object_graph.GENERATORS, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.BuiltinFunctionType,
          types.ModuleType)  # fmt: skip
 """What is saved, or holds nothing that is."""
 CONTAINERS = (dict, list, tuple, deque)

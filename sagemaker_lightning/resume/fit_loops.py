@@ -1,4 +1,4 @@
-"""Lightning's fit loop, which asks resume/callback.py and resume/restore.py at the moments at which nothing is half done.
+"""Lightning's fit loop, which asks callback.py and restore.py at the moments at which nothing is half done.
 
 Lightning 2.6's own checkpoints are taken in the middle of things, and what was to come is lost or done twice: the
 validation after a checkpoint in on_train_batch_end, the step of a ReduceLROnPlateau, the epoch after one in

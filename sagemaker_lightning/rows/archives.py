@@ -5,6 +5,7 @@ Nothing is unpacked: files are read where they are, by their names without folde
 
 import os
 import stat
+import sys
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -110,14 +111,19 @@ def opened(name: str, folder: Path) -> Model:
         if not found:
             raise ValueError(f"{name}: found no such file; allowed are model.tar.gz, s3://BUCKET/KEY and a folder")
         return Model(name, Path(name))
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    from launcher import aws
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise ValueError(f"{name}: {sys.executable} has no boto3; pip install boto3, or give a file") from None
 
     bucket, _, key = name.removeprefix("s3://").partition("/")
     path = folder / f"{len(list(folder.iterdir()))}.tar.gz"
     try:
-        aws.client("s3", aws.region(None, "us-east-1")).download_file(bucket, key, str(path))
+        region = os.environ.get("AWS_REGION") or boto3.Session().region_name or "us-east-1"
+        patience = Config(connect_timeout=5, retries={"mode": "standard"})
+        boto3.client("s3", region_name=region, config=patience).download_file(bucket, key, str(path))
     except (BotoCoreError, ClientError) as error:
         raise ValueError(f"{name} could not be fetched: {error}") from None
     return Model(name, path)

@@ -3,17 +3,9 @@
     docker run -e SAGEMAKER_PROGRAM=app/split.py IMAGE train        with the hyperparameter function=mine.compute
     python app/split.py --function mine.compute --input rows.npy    on a desk
 
-The function gets a block, float32 [n, columns], and returns an array whose first dimension is n, or several by name.
-app/similarity.py is such a job, whose function sees all rows.
+The function gets a block, float32 [n, columns], and returns an array whose first dimension is n, or several by name. A
+function that sees all rows needs a program of its own, with the parts of this one: app/similarity.py is one.
 """
-
-if __name__ == "__main__":  # before all else: what is imported takes seconds
-    from sagemaker_lightning.contract.shutdown import leave_at_once
-    from sagemaker_lightning.process import start_notice, threads
-
-    leave_at_once()
-    start_notice.begin("importing torch")
-    threads.prepare()
 
 import importlib
 import os
@@ -171,7 +163,3 @@ def main(args: list[str] | None = None) -> None:
         table = read(environment, given)
         settings = {"function": given.function} | given.settings
         run(environment, table, given, settings, lambda _: lambda rows: function(table[rows], **given.settings))
-
-
-if __name__ == "__main__":
-    main()

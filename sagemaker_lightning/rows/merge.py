@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Merge what the hosts of a job have computed into one file of each array.
 
     python scripts/merge_parts.py MODEL... --output FOLDER
@@ -18,8 +17,6 @@ import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 

@@ -30,9 +30,9 @@ LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), range, s
           np.ndarray, np.generic, np.dtype, torch.dtype, torch.device, torch.Size)  # fmt: skip
 # Of these, classes say nothing that a user wrote, and functions read nothing that a user may change.
 LIBRARIES = {"torch", "torchvision", "torchaudio", "torchdata", "torchmetrics", "numpy", "pandas", "pyarrow", "PIL",
-             "pytorch_lightning", "lightning", "lightning_fabric", "lightning_utilities", "litdata", "datasets", "app",
-             "transformers", "scipy", "sklearn", "h5py", "lmdb", "jsonargparse", "tensorboard", "fsspec", "cv2", "zmq",
-             "builtins", *sys.stdlib_module_names}  # fmt: skip
+             "pytorch_lightning", "lightning", "lightning_fabric", "lightning_utilities", "litdata", "datasets",
+             "sagemaker_lightning", "transformers", "scipy", "sklearn", "h5py", "lmdb", "jsonargparse", "tensorboard",
+             "fsspec", "cv2", "zmq", "builtins", *sys.stdlib_module_names}  # fmt: skip
 ENTERED = (nn.Module, Callback, LightningDataModule, torch.utils.data.Dataset, torch.utils.data.Sampler,
            torch.utils.data.DataLoader)  # fmt: skip
 # What the base class of optimizers deals with: state, groups, hooks.
