@@ -90,9 +90,11 @@ def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS
     from sagemaker_lightning.cli.lightning_cli import CLI
     from sagemaker_lightning.contract.environment import Environment
 
+    from app.train import APPLICATION
+
     flags = ["--trainer.max_epochs=-1", f"--trainer.max_steps={steps}", f"--trainer.accelerator={accelerator}"]
     flags += [f"--resume.dirpath={folder}", "--resume.every_n_steps=5", "--checkpoint.monitor=null"]
-    cli = CLI(Environment(), flags)
+    cli = CLI(Environment(), flags, APPLICATION)
     stalls = Stalls(cli.config_init.resume, waits)
     cli.trainer.callbacks.append(stalls)
     cli.trainer.fit(cli.model, cli.datamodule)

@@ -34,6 +34,8 @@ from sagemaker_lightning.resume.callback import Resume
 from sagemaker_lightning.resume.verification import Proof
 from sagemaker_lightning.state import generators, object_graph, object_state
 
+from app.train import APPLICATION
+
 PAIRS, STARTS = 20, 5  # defaults of --n and --starts
 DATA = {"our loader": [], "a DataLoader": [f"--data={__package__}.proof.Loaded"],
         "a stream": [f"--data={__package__}.proof.Streamed"]}  # fmt: skip
@@ -151,7 +153,7 @@ def steps(name: str, n: int, number: int) -> list[float]:
         path = Path(folder)
         environment = Environment(model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints")
         flags = ["--trainer.max_epochs=-1", "--trainer.limit_val_batches=0", "--checkpoint.monitor=null"]
-        cli = CLI(environment, [*DATA[name], *flags, f"--trainer.accelerator={training.accelerator()}"])
+        cli = CLI(environment, [*DATA[name], *flags, f"--trainer.accelerator={training.accelerator()}"], APPLICATION)
         cli.trainer.callbacks.append(turns)
         cli.trainer.fit(cli.model, cli.datamodule)
     return turns.ratios

@@ -24,8 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 def main(interruptions: int, seed: int, engine: str, epochs: int) -> None:
     """Run both jobs, and print what came of them."""
     from containers import TAG
-
-    from rehearsal import Rehearsal
+    from rehearsals import Rehearsal
 
     sort = ["of any unwarned", "of any warned", "of all either"][seed % 3]
     flags = [f"--interrupt=every ~20s {interruptions} times {sort}", f"--seed={seed}", f"--engine={engine}"]

@@ -15,6 +15,7 @@ from sagemaker_lightning.cli.lightning_cli import CLI
 from sagemaker_lightning.contract.environment import Environment
 
 from app.data import CIFAR10DataModule
+from app.train import APPLICATION
 
 BATCH_SIZE = 32  # the application's default, and the original's
 
@@ -56,7 +57,7 @@ def train(clock: Clock, data: list[str], batch_size: int | None = BATCH_SIZE) ->
         environment = Environment(model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints")
         flags = [f"--trainer.accelerator={accelerator()}", "--trainer.devices=1"]
         flags += [f"--data.batch_size={batch_size}"] if batch_size else []
-        cli = CLI(environment, [*data, *flags, f"--trainer.max_steps={clock.total_steps}"])
+        cli = CLI(environment, [*data, *flags, f"--trainer.max_steps={clock.total_steps}"], APPLICATION)
         cli.trainer.callbacks.append(clock)
         batches = cli.datamodule.num_samples // cli.datamodule.batch_size
         if clock.total_steps >= batches:

@@ -121,7 +121,7 @@ def test_why_it_cannot_be_drilled_is_one_line(desk: Desk, model, flags, why):
 def test_a_program_that_does_not_train_with_us(desk: Desk):
     (desk.folder / "hello.py").write_text("print('hello')\n")
     done = desk.drill("--", "python", "hello.py")
-    assert done.returncode == 1 and "trained nothing by app/train.py" in done.stdout
+    assert done.returncode == 1 and "trained nothing by sagemaker_lightning.cli.run" in done.stdout
     done = desk.drill("--", "./nowhere")
     assert done.returncode == 1 and "error: ./nowhere: cannot be started (No such file or directory)" in done.stdout
 

@@ -19,7 +19,7 @@ STANDS_STILL = """
 import os, subprocess, sys, time
 from pathlib import Path
 from containers import docker, no_engine
-from rehearsal import Rehearsal
+from rehearsals import Rehearsal
 import sweeper
 
 def test_that_stands_still(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from sagemaker_lightning.contract.errors import UserError
 
 from app.data import DigitsDataModule
 from app.model import ResNet18
+from app.train import APPLICATION
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,11 @@ MINIATURE = ["--trainer.precision=32-true", "--trainer.accelerator=cpu", "--trai
 
 def made(folder, *flags: str) -> CLI:
     """Return what the command line makes of flags."""
-    return CLI(Environment(model_dir=folder / "m", output_data_dir=folder, checkpoint_dir=folder / "c"), list(flags))
+    return CLI(
+        Environment(model_dir=folder / "m", output_data_dir=folder, checkpoint_dir=folder / "c"),
+        list(flags),
+        APPLICATION,
+    )
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -11,8 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 from containers import ROOT, docker
 from environments import python_of
-
-from rehearsal import LABEL, Rehearsal, run, run_command
+from rehearsals import LABEL, Rehearsal, run, run_command
 
 pytestmark = pytest.mark.docker
 

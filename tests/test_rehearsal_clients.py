@@ -14,8 +14,7 @@ from conftest import write_cifar
 from containers import ROOT, docker
 from environments import python_of
 from local_mode import Client
-
-from rehearsal import LIMIT, ROLE, Rehearsal
+from rehearsals import LIMIT, ROLE, Rehearsal
 
 pytestmark = pytest.mark.docker
 

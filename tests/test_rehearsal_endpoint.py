@@ -21,9 +21,8 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from containers import ROOT
 from environments import python_of
+from rehearsals import LIMIT, ROLE, Rehearsal, run, run_command
 from test_rehearsal_clients import Person
-
-from rehearsal import LIMIT, ROLE, Rehearsal, run, run_command
 
 pytestmark = pytest.mark.slow
 

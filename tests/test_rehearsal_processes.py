@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 from conftest import write_cifar
+from rehearsals import LIMIT, Rehearsal, run_command
 from test_rehearsal_clients import FAST, same, weights
 
-from rehearsal import LIMIT, Rehearsal, run_command
 from rehearsal.engines import bridge, processes
 from rehearsal.jobs.layout import Layout
 

@@ -22,6 +22,7 @@ from sagemaker_lightning.data.host_shards import Shard
 from app import train
 from app.data import CIFAR10DataModule, DigitsDataModule
 from app.in_memory import ResidentLoader
+from app.train import APPLICATION
 
 SHARDED = '{"training": {"TrainingInputMode": "File", "S3DistributionType": "ShardedByS3Key"}}'
 
@@ -249,13 +250,15 @@ def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
     two = {"hosts": ("a", "b"), "current_host": "a", "channels": {"training": Path("/channel")}}
     sharded = Environment(**two, sharded_channels=frozenset({"training"}))
     flags = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp"]
-    made = CLI(sharded, [*given, *flags]).datamodule
+    made = CLI(sharded, [*given, *flags], APPLICATION).datamodule
     assert type(made) is CIFAR10DataModule and made.sharded is True and made.data_dir == "/channel"
-    assert CLI(sharded, [*given, "--data.sharded=false", *flags]).datamodule.sharded is False
-    assert CLI(Environment(**two), [*given, *flags]).datamodule.sharded is False
+    assert CLI(sharded, [*given, "--data.sharded=false", *flags], APPLICATION).datamodule.sharded is False
+    assert CLI(Environment(**two), [*given, *flags], APPLICATION).datamodule.sharded is False
     if not given:  # classes without such a parameter
-        assert CLI(sharded, ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags]).datamodule.size
-        assert type(CLI(sharded, ["--data=DigitsDataModule", *flags]).datamodule) is DigitsDataModule
+        assert CLI(
+            sharded, ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags], APPLICATION
+        ).datamodule.size
+        assert type(CLI(sharded, ["--data=DigitsDataModule", *flags], APPLICATION).datamodule) is DigitsDataModule
 
 
 def test_one_node_reads_the_files_that_are_there(tmp_path):

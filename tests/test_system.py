@@ -16,6 +16,8 @@ from sagemaker_lightning.callbacks.host_metrics import SystemMetrics
 from sagemaker_lightning.cli.lightning_cli import CLI, Logger
 from sagemaker_lightning.contract.environment import Environment
 
+from app.train import APPLICATION
+
 LINE = re.compile(
     r"host=(\S+) cpu=\d+\.\d% memory=\d+\.\dGiB network_in=\d+\.\dMiB/s network_out=\d+\.\dMiB/s"
     r"( gpu_memory=\d+\.\dGiB)?( gpu=\d+\.\d%)?"
@@ -84,7 +86,9 @@ def test_flags_and_what_the_environment_says(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     two = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
     made = CLI(
-        Environment(**two), ["--system.every_n_seconds=7", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"]
+        Environment(**two),
+        ["--system.every_n_seconds=7", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"],
+        APPLICATION,
     )
     (callback,) = [each for each in made.trainer.callbacks if isinstance(each, SystemMetrics)]
     assert (callback.every_n_seconds, callback.host) == (7.0, "algo-2")

@@ -14,6 +14,8 @@ from benchmarks.step import Setting
 from sagemaker_lightning.cli.lightning_cli import CLI
 from sagemaker_lightning.contract.environment import Environment
 
+from app.train import APPLICATION
+
 WARMUP = 10  # batches before the ones that are looked at
 SHOWN = 12  # kernels in the table
 
@@ -54,7 +56,7 @@ def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[
         flags += [f"--data.val_split={batches * setting.batch_size}", "--trainer.num_sanity_val_steps=0"]
         flags += [f"--trainer.limit_train_batches={batches if stage == 'step' else 2}", "--trainer.devices=1"]
         flags += [f"--trainer.limit_val_batches={0 if stage == 'step' else batches}"]
-        cli = CLI(environment, flags)
+        cli = CLI(environment, flags, APPLICATION)
         profiler = Profiler(stage, count, warmup)
         cli.trainer.callbacks.append(profiler)
         cli.trainer.fit(cli.model, cli.datamodule)

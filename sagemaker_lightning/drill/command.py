@@ -1,7 +1,7 @@
 """Interrupts the first steps of a training at several moments, and compares what comes out with a run left alone.
 
     python -m sagemaker_lightning.drill -- python app/train.py --model=mine.Model --data=mine.Data
-    python -m sagemaker_lightning.drill -- python my_train.py           a program of your own that trains by the CLI's run
+    python -m sagemaker_lightning.drill -- python my_train.py           a program of your own that trains by cli/run.py
     python -m sagemaker_lightning.drill -- python app/train_torchrun.py --trainer.devices=2 --trainer.accelerator=cpu
     docker run IMAGE python -m sagemaker_lightning.drill -- train       the job whose files are mounted at /opt/ml
 
@@ -306,8 +306,8 @@ class Drill:
         done = comparison.steps(self.alone)
         if not any(step["at"][0] == "batch" for step in done):
             raise Impossible(
-                "the command ended with exit status 0 and trained nothing by sagemaker_lightning.cli.run; allowed is a program that "
-                "trains with it"
+                "the command ended with exit status 0 and trained nothing by sagemaker_lightning.cli.run; allowed is a "
+                "program that trains by it, as app/train.py does"
             )
         if not newest_step(self.alone / "ml/checkpoints"):
             raise Impossible(

@@ -26,8 +26,8 @@ MANY = 3  # causes that are told
 DRAWS = re.compile(r"rng|random|generator", re.IGNORECASE)
 """The name of a class that draws random numbers, of whatever library."""
 KNOWN = (Tensor, nn.Module, Callback, LightningDataModule, Trainer, Dataset, DataLoader, Sampler,
-         *object_graph.GENERATORS, torch.optim.Optimizer, type, types.FunctionType, types.MethodType, types.BuiltinFunctionType,
-         types.ModuleType)  # fmt: skip
+         *object_graph.GENERATORS, torch.optim.Optimizer, type, types.FunctionType, types.MethodType,
+         types.BuiltinFunctionType, types.ModuleType)  # fmt: skip
 """What is saved, or holds nothing that is."""
 CONTAINERS = (dict, list, tuple, deque)
 HARMLESS = ("logging", "threading", "_thread", "pathlib", "re", "functools", "weakref", "pytorch_lightning",
