@@ -1,1 +1,40 @@
-"""What takes a PyTorch Lightning application to SageMaker and brings it to its end, whatever interrupts it."""
+"""Takes a PyTorch Lightning application to SageMaker and brings it to its end, whatever interrupts it.
+
+The names below are imported when they are first used: `import sagemaker_lightning` imports neither torch nor Lightning.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+PUBLIC = {
+    "Application": "cli.application",
+    "CLI": "cli.lightning_cli",
+    "Environment": "contract.environment",
+    "UserError": "contract.errors",
+    "Resume": "resume.callback",
+    "BestModel": "resume.best_model",
+    "Chance": "data.seeding",
+    "Lifeline": "callbacks.heartbeat",
+    "World": "callbacks.rank_consistency",
+    "Divergence": "callbacks.divergence",
+    "LogProgress": "callbacks.progress",
+    "SystemMetrics": "callbacks.host_metrics",
+    "Logger": "callbacks.loggers",
+    "Triangle": "cli.lr_schedules",
+}
+"""The public names, and the modules that have them."""
+
+__all__ = [*PUBLIC, "__version__"]  # noqa: PLE0604  (names alone)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *PUBLIC})

@@ -13,6 +13,7 @@ import torch
 from foreign import Model
 
 from sagemaker_lightning.callbacks.divergence import EVERY, Divergence
+from sagemaker_lightning.cli import run
 from sagemaker_lightning.contract.atomic_files import json_text
 
 from app import train
@@ -177,13 +178,13 @@ NAN, INF = math.nan, math.inf
 def test_a_validation_that_finds_no_number(fit, monkeypatch, found, flag, warned, best):
     """It is warned of once, makes no model the best, and what is written is JSON."""
     chosen = []
-    export = train.export
+    export = run.export
 
     def noted(cli, environment) -> None:
         chosen.append(Path(cli.config_init.checkpoint.best_model_path).name)
         export(cli, environment)
 
-    monkeypatch.setattr(train, "export", noted)
+    monkeypatch.setattr(run, "export", noted)
     values = ", ".join(str(value).replace("nan", ".nan").replace("inf", ".inf") for value in found)
     said, status = fit(
         *VALIDATING, f"--trainer.max_epochs={len(found)}", f"--model.found=[{values}]", *([flag] if flag else [])

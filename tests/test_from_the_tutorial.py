@@ -10,12 +10,12 @@ import pytest
 from containers import ROOT
 
 from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.cli.run import warn_of_lost_folders
 from sagemaker_lightning.cli.suggestions import REPLACED
 from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
 
 from app.data import CIFAR10DataModule
-from app.train import warn_of_lost_folders
 
 PAGE = (ROOT / "docs/from-the-tutorial.md").read_text()
 FLAGS = PAGE.partition("## Flags")[2].partition("\n## ")[0]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import Job
 
-from app import train
+from sagemaker_lightning.cli import export, run
 
 
 @pytest.mark.slow
@@ -32,11 +32,11 @@ def test_a_mistake_of_two_ranks_is_not_followed_by_how_they_were_ended(job: Job,
 )
 def test_where_the_logs_are(save_dir, said):
     cli = SimpleNamespace(trainer=SimpleNamespace(logger=SimpleNamespace(save_dir=save_dir) if save_dir else None))
-    assert train.logs(cli, SimpleNamespace(log_dir=Path("/b/tensorboard/algo-1"))) == said
+    assert export.logs(cli, SimpleNamespace(log_dir=Path("/b/tensorboard/algo-1"))) == said
 
 
 def test_that_fitting_stopped_is_said_once(monkeypatch):
-    monkeypatch.setattr(train.say_once, "said", set())
+    monkeypatch.setattr(run.say_once, "said", set())
     texts = ["`Trainer.fit` stopped: `max_epochs=1` reached."] * 2 + ["another line"] * 2
     records = [logging.LogRecord("x", logging.INFO, "", 0, text, None, None) for text in texts]
-    assert [train.say_once(record) for record in records] == [True, False, True, True]
+    assert [run.say_once(record) for record in records] == [True, False, True, True]

@@ -38,6 +38,7 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(list(PRELOADED))
 # The folder in which each process notes its environment: /proc/PID/environ still has the server's.
 notes = os.environ.get("WARM_NOTES")
+OURS = str(ROOT / "app"), str(ROOT / "sagemaker_lightning")
 INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")})
 
 
@@ -213,7 +214,7 @@ def _forget() -> None:
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
         if name.startswith("sagemaker_training") or (
-            file and not file.startswith((*INSTALLED, str(ROOT / "app"))) and name not in ("__main__", "warm")
+            file and not file.startswith((*INSTALLED, *OURS)) and name not in ("__main__", "warm")
         ):
             del sys.modules[name]
     sys.path[:] = [path for path in sys.path if path.startswith((*INSTALLED, sys.base_prefix)) or path == str(ROOT)]

@@ -31,13 +31,9 @@ def main() -> None:
     os.environ.setdefault("ZOO_ROOT", str(os.getpid()))
     mode, rest = (sys.argv[1], sys.argv[2:]) if sys.argv[1] in ("torchrun", "script") else ("train", sys.argv[1:])
     if mode == "torchrun":
-        from app import train_torchrun
+        from sagemaker_lightning.launch import torchrun_command
 
-        inner = train_torchrun.command
-        train_torchrun.command = lambda environment, args, gpus, program, *more: inner(
-            environment, args, gpus, Path(__file__).resolve(), *more
-        )
-        train_torchrun.main(rest)
+        torchrun_command.main(Path(__file__).resolve(), rest)
         return
     count_hooks()
     if mode == "script":
