@@ -1,4 +1,4 @@
-# A container that trains a PyTorch Lightning app on SageMaker. scripts/build_image.sh builds it and explains ARGs.
+# A container that trains a PyTorch Lightning application on SageMaker. scripts/build_image.sh builds it and explains ARGs.
 # Layers come in the order in which they change: system, conda, packages, code, version.
 # Plain instructions only (no heredocs, no --mount, no syntax line): BuildKit and the legacy builder both build it.
 
@@ -102,6 +102,7 @@ RUN mkdir -p /opt/ml/input/config /opt/ml/input/data /opt/ml/model /opt/ml/outpu
 
 # The code comes last: a change of it adds kilobytes.
 COPY entrypoint.sh ./
+COPY sagemaker_lightning sagemaker_lightning
 COPY app app
 
 # SAGEMAKER_PROGRAM is what `train` runs, SAGEMAKER_TRAINING_MODULE what runs inside `train`.

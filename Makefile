@@ -16,7 +16,8 @@ $(VENV)/ready: environment.yml tests/requirements.txt scripts/make_env.sh
 
 train: $(VENV)/ready  ## train on the embedded data, by the SageMaker toolkit, without Docker; files go to output/ml
 	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR) SAGEMAKER_BASE_DIR=$(CURDIR)/output/ml \
-	SAGEMAKER_PROGRAM=app/train_multi_node.py SAGEMAKER_TRAINING_MODULE=sagemaker_lightning.launch.toolkit_hook:main ./entrypoint.sh train
+	SAGEMAKER_PROGRAM=app/train_multi_node.py \
+	SAGEMAKER_TRAINING_MODULE=sagemaker_lightning.launch.toolkit_hook:main ./entrypoint.sh train
 
 test: $(VENV)/ready  ## run all tests, three side by side; those of the image need a Docker engine
 	$(BIN)/python -m pytest -n 3 $(FLAGS)

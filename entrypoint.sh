@@ -58,7 +58,7 @@ prepare() {
     provide inputdataconfig.json "$(channels)"
     local wrong
     wrong=$(python -I "$home/sagemaker_lightning/contract/job_config.py" "$base/input/config") ||
-        fail "${wrong:-$base/input/config: cannot be checked; is $home/app whole, and can python run?}"
+        fail "${wrong:-$base/input/config: cannot be checked; is $home/sagemaker_lightning whole, and can python run?}"
 }
 
 provide() {
@@ -99,7 +99,7 @@ busy() {
 }
 
 # A container's first process does not hear a signal that it has no handler for. This shell has one; what it becomes gets
-# signals blocked, and they wait until sagemaker_lightning/launch/toolkit_hook.py, seconds later, has its own.
+# signals blocked, and they wait until launch/toolkit_hook.py, seconds later, has its own.
 trap 'exit 143' TERM
 trap 'exit 130' INT
 temporary=
@@ -109,6 +109,7 @@ if [[ ${1-} == train ]]; then
     (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
     prepare
     busy
-    [[ ${SAGEMAKER_TRAINING_MODULE-} != sagemaker_lightning.launch.toolkit_hook:main ]] || exec env --block-signal=TERM --block-signal=INT python -m sagemaker_lightning.launch.train_command
+    [[ ${SAGEMAKER_TRAINING_MODULE-} != sagemaker_lightning.launch.toolkit_hook:main ]] ||
+        exec env --block-signal=TERM --block-signal=INT python -m sagemaker_lightning.launch.train_command
 fi
 exec "$@"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning import UserError
 
 from app import cifar10_files
 from app.in_memory import ResidentDataModule

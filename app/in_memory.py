@@ -17,7 +17,7 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning import UserError
 from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.data.host_shards import Shard

@@ -8,7 +8,7 @@ from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning import UserError
 
 
 class ResNet18(LightningModule):

@@ -39,6 +39,6 @@ echo '"""In place of sagemaker-training'"'"'s C extension, which only MPI calls.
 # shellcheck disable=SC2086
 uv $packages --requirements "$home/tests/requirements.txt"
 [[ $# -eq 0 ]] || uv "$@"
-# `app` can be imported from anywhere in this environment.
+# `sagemaker_lightning` and `app` can be imported from anywhere in this environment.
 echo "$home" >"$site/sagemaker-lightning.pth"
 touch "$directory/ready"
