@@ -15,14 +15,13 @@ if __name__ == "__main__":  # before all else: what is imported takes seconds
 
 from pathlib import Path
 
-from sagemaker_lightning.cli import run
-from sagemaker_lightning.cli.application import Application
+from sagemaker_lightning.cli import application, run
 
 from app.data import CIFAR10DataModule, DigitsDataModule
 from app.model import ResNet18
 
 HERE = Path(__file__).parent
-APPLICATION = Application(
+APPLICATION = application.Application(
     model=ResNet18,
     data=DigitsDataModule,
     channel_data=CIFAR10DataModule,

@@ -1,4 +1,4 @@
-"""The image: its size by part, and what a changed line in `app/` or the runtime costs: seconds to rebuild, bytes to push.
+"""The image: its size by part, and what a changed line of code costs: seconds to rebuild, bytes to push.
 
     python -m benchmarks.image IMAGE
 

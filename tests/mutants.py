@@ -1,4 +1,4 @@
-"""Changes app/ in one place at a time, and says which changes no test finds: `make mutants`.
+"""Changes app/ and sagemaker_lightning/ in one place at a time, and says which changes no test finds: `make mutants`.
 
     python tests/mutants.py [--n 200] [--seed 1] [--only sagemaker_lightning/contract/shutdown.py ...]
 
@@ -137,12 +137,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", nargs="*", help="files below app/; default: all")
+    parser.add_argument("--only", nargs="*", help="files below app/ or sagemaker_lightning/; default: all")
     args = parser.parse_args()
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["torch", "torchvision", "pytorch_lightning", "torchmetrics.classification", "jsonargparse", "pytest"]
     )
-    modules = args.only or [str(path.relative_to(ROOT)) for path in sorted((ROOT / "app").rglob("*.py"))]
+    files = [path for folder in ("app", "sagemaker_lightning") for path in sorted((ROOT / folder).rglob("*.py"))]
+    modules = args.only or [str(path.relative_to(ROOT)) for path in files]
     everywhere = []
     for module in modules:
         source = (ROOT / module).read_text()

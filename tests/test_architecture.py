@@ -1,28 +1,33 @@
-"""What import-linter and ruff (`make lint`) cannot say of app/: who reads and who writes the environment."""
+"""What import-linter and ruff (`make lint`) cannot say: who reads and who writes the environment, and what shadows."""
 
 import re
 import sys
 from pathlib import Path
 
-APP = Path(__file__).resolve().parent.parent / "app"
+ROOT = Path(__file__).resolve().parent.parent
 
 
-def modules() -> list[Path]:
-    return sorted(APP.rglob("*.py"))
+def modules(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
 def test_one_module_names_sagemakers_variables():
-    readers = {path.stem for path in modules() if re.search(r"[\"']SM_[A-Z]+[\"'_]", path.read_text())}
+    readers = {
+        path.stem
+        for path in modules("app", "sagemaker_lightning")
+        if re.search(r"[\"']SM_[A-Z]+[\"'_]", path.read_text())
+    }
     assert readers == {"environment"}
 
 
 def test_only_launchers_write_the_environment():
     writes = r"os\.environ\.update|os\.environ\[[^]]+\] *=|os\.putenv|os\.environ\.setdefault"
-    writers = {path.stem for path in modules() if re.search(writes, path.read_text())}
+    writers = {path.stem for path in modules("app", "sagemaker_lightning") if re.search(writes, path.read_text())}
     assert writers == {"train_multi_node", "threads", "requirements"}
 
 
 def test_no_module_shadows_a_package():
-    """`python app/train.py` puts app/ first on the path: a module there must not be taken for another's package."""
+    """`python app/train.py` puts app/ first on the path: a module there must not be taken for another's package; so do
+    `python sagemaker_lightning/launch/torchrun.py` and its folder."""
     others = set(sys.stdlib_module_names) | {"sagemaker", "torch", "lightning", "numpy", "yaml", "tensorboard", "boto3"}
-    assert not others & {path.stem for path in modules()}
+    assert not others & {path.stem for path in modules("app", "sagemaker_lightning/launch")}

@@ -22,13 +22,13 @@ from sagemaker_lightning.compat import names, versions
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process import lightning_import
 
-APP = ROOT / "app"
-COMPAT = sorted(path for path in (APP / "compat").glob("*.py") if path.stem != "names")
-OTHERS = sorted(path for path in APP.rglob("*.py") if path.parent.name != "compat")
+APP, RUNTIME = ROOT / "app", ROOT / "sagemaker_lightning"
+COMPAT = sorted(path for path in (RUNTIME / "compat").glob("*.py") if path.stem != "names")
+OTHERS = sorted(path for path in (*APP.rglob("*.py"), *RUNTIME.rglob("*.py")) if path.parent.name != "compat")
 PACKAGES = {"torch", "torchvision", "torchmetrics", "pytorch_lightning", "lightning_fabric", "lightning_utilities"}
 PACKAGES |= {"jsonargparse", "sagemaker_training", "fsspec"}
 PRIVATE = re.compile(r"(?!_fields$)_[A-Za-z]\w*")  # `_fields` of a named tuple is Python's, and public
-TOOLKIT = {"program", "requirements", "start", "toolkit"}
+TOOLKIT = {"user_program", "requirements", "train_command", "toolkit_hook", "__main__"}
 """Modules that import the toolkit, which reads where its folders are when it is imported. No class there is derived."""
 
 
@@ -40,7 +40,7 @@ def test_no_private_name_has_moved():
             for name, forms in needed.items():
                 found = form(module, name, forms)
                 if not any(fits(found, one) for one in forms.split(" | ")):
-                    who = ", ".join(users(APP / f"compat/{ours}.py", name.rpartition(".")[2])) or "its users"
+                    who = ", ".join(users(RUNTIME / f"compat/{ours}.py", name.rpartition(".")[2])) or "its users"
                     moved.append(
                         f"{module}.{name}: found {found}, expected {forms}; sagemaker_lightning/compat/{ours}.py, {who}"
                     )

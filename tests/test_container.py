@@ -207,7 +207,7 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A copy of what the image is built from, to be changed."""
-    for name in ("app", "scripts"):
+    for name in ("app", "sagemaker_lightning", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / "source" / name)
     for name in ("Dockerfile", "Makefile", ".dockerignore", "entrypoint.sh", "environment.yml"):
         shutil.copy2(ROOT / name, tmp_path / "source" / name)

@@ -178,8 +178,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("image", "name"), NAMES.items())
-def test_a_job_is_named_after_its_image(monkeypatch, image, name):
-    monkeypatch.syspath_prepend(ROOT / "scripts")
+def test_a_job_is_named_after_its_image(image, name):
     from launcher import job_request
 
     found = job_request.job_name(image)
@@ -533,7 +532,7 @@ def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
     """moto's environment has boto3 and no Lightning; a copy of the checkout has no .venv beside it."""
     from environments import python_of
 
-    for folder in ("app", "scripts"):
+    for folder in ("app", "sagemaker_lightning", "launcher", "scripts"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     done = subprocess.run(
         [str(python_of("rehearsal")), str(tmp_path / "scripts/launch.py"), *NEEDED, "--dry-run", "anything=1"],
@@ -633,9 +632,8 @@ def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
     assert 0 <= min(found["train_acc"]) <= max(found["train_acc"]) <= 1 and min(found["images_per_second"]) > 0
 
 
-def test_the_requests_shape_is_botocores_to_judge(monkeypatch):
+def test_the_requests_shape_is_botocores_to_judge():
     """A field that the model does not know, or that is missing, cannot come of flags: botocore's own check finds it."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
     from launcher import request_validation
 
     with pytest.raises(ValueError, match="Missing required parameter"):

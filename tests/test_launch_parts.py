@@ -1,13 +1,10 @@
 """The parts of scripts/launch.py by themselves: waits that contradict the run's limit, and the last looks at a log."""
 
 import argparse
-import sys
 from types import SimpleNamespace
 
 import pytest
-from containers import ROOT
 
-sys.path.insert(0, str(ROOT / "scripts"))
 from launcher import contradictions, follower
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:1"

@@ -15,10 +15,7 @@ import numpy as np
 import pytest
 from containers import ROOT
 
-from sagemaker_lightning.rows import blocks, parts
-
-sys.path.insert(0, str(ROOT / "scripts"))
-from sagemaker_lightning.rows import archives, merge
+from sagemaker_lightning.rows import archives, blocks, merge, parts
 
 ROWS, HOSTS = 30, 3
 

@@ -262,7 +262,8 @@ def test_make_push_needs_a_repository():
 @pytest.fixture
 def checkout(tmp_path) -> Path:
     """A copy of scripts/ whose CIFAR-10 is a small file: the real one is out of reach here."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "checkout/scripts")
+    for folder in ("scripts", "launcher"):
+        shutil.copytree(ROOT / folder, tmp_path / "checkout" / folder)
     (tmp_path / "published").write_bytes(b"cifar")
     path = tmp_path / "checkout/scripts/upload_data.sh"
     text = path.read_text()
@@ -359,22 +360,21 @@ def test_a_script_runs_from_anywhere_and_through_a_link(name, tmp_path):
     assert done.returncode == 1 and "found 4 arguments" in failed(done)
 
 
-def test_scripts_import_only_boto3_and_the_standard_library():
+def test_the_launcher_imports_only_boto3_and_the_standard_library():
+    """And what merges parts, numpy: each with modules of ours that need no more (pyproject.toml)."""
     import ast
 
-    # The one way from hyperparameters to flags, which needs the standard library alone: tests/test_architecture.py.
-    shared = {"sagemaker_lightning.contract.hyperparameters"}
-    of_arrays = {
-        "part_manifests": {"numpy", "sagemaker_lightning.rows.parts"},
-        "merge_parts": {"numpy", "sagemaker_lightning.contract.atomic_files", "sagemaker_lightning.rows.parts"},
-    }
-    own = {path.stem for path in (ROOT / "scripts").glob("*.py")}
-    for path in (ROOT / "scripts").glob("*.py"):
-        source = path.read_text()
-        besides = shared | of_arrays.get(path.stem, set())
-        for node in ast.walk(ast.parse(source)):
+    allowed = sys.stdlib_module_names | {"boto3", "botocore", "launcher"}
+    contract = {"sagemaker_lightning.contract.hyperparameters", "sagemaker_lightning.contract.atomic_files"}
+    rows = {f"sagemaker_lightning.rows.{name}" for name in ("archives", "manifests", "merge", "parts")}
+    paths = {path: contract for path in (ROOT / "launcher").glob("*.py")}
+    paths |= {ROOT / f"{name.replace('.', '/')}.py": contract | rows | {"numpy"} for name in rows - {"parts"}}
+    paths |= {path: rows for path in (ROOT / "scripts").glob("*.py")}
+    for path, besides in paths.items():
+        for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                allowed = sys.stdlib_module_names | {"boto3", "botocore"} | own
-                assert name in besides or name.split(".")[0] in allowed, f"{path}: {name}"
+                assert name in besides | {"sagemaker_lightning.contract.errors"} or name.split(".")[0] in allowed, (
+                    f"{path}: {name}"
+                )
