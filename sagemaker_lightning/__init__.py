@@ -4,7 +4,6 @@ The names below are imported when they are first used: `import sagemaker_lightni
 """
 
 from importlib import import_module
-from typing import Any
 
 __version__ = "0.1.0"
 
@@ -29,7 +28,7 @@ PUBLIC = {
 __all__ = [*PUBLIC, "__version__"]  # noqa: PLE0604  (names alone)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
