@@ -237,6 +237,8 @@ def _numeric(chosen: dict[str, str], seen: set) -> Iterator[str]:
     from sagemaker_lightning.cli.lightning_cli import CLI
     from sagemaker_lightning.contract.environment import Environment
 
+    from app.train import APPLICATION
+
     class Parsed(CLI):
         """What reads flags and makes nothing."""
 
@@ -244,7 +246,7 @@ def _numeric(chosen: dict[str, str], seen: set) -> Iterator[str]:
             """Make nothing."""
 
     words = [f"--{name}={value}" for name, value in chosen.items()]
-    made = Parsed(Environment(), words)
+    made = Parsed(Environment(), words, APPLICATION)
     for flag in (flag.removeprefix("--") for flag in made.given):
         with suppress(ValueError, KeyError):
             if (flag, chosen.get(flag.partition(".")[0])) not in seen:

@@ -44,6 +44,7 @@ BETWEEN_THE_LINES = {
     "make test-fast": "test_commands.py::test_what_make_runs_for_developers",
     "make soak": "test_commands.py::test_what_make_runs_for_developers",
     "make mutants": "test_commands.py::test_what_make_runs_for_developers",
+    "pip install .": "test_package.py::test_a_wheel_installs_into_an_empty_environment",
     "make lint": "test_commands.py::test_what_continuous_integration_runs",
     "COMPILER=1 make build": "test_container.py::test_a_compiler_is_a_build_argument",
     "LIGHTNING_BOLTS=0.7.0 make build": "test_container.py::test_lightning_bolts_is_a_build_argument",

@@ -16,6 +16,7 @@ from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
 
 from app.data import CIFAR10DataModule
+from app.train import APPLICATION
 
 PAGE = (ROOT / "docs/from-the-tutorial.md").read_text()
 FLAGS = PAGE.partition("## Flags")[2].partition("\n## ")[0]
@@ -63,14 +64,14 @@ def test_the_page_has_the_table_of_the_program():
 @pytest.mark.parametrize(("flag", "text"), ROWS.items(), ids=ROWS)
 def test_an_old_flag_is_told_what_replaced_it(flag, text):
     with pytest.raises(UserError) as error:
-        Parsed(Environment(), [f"{flag}=1"])
+        Parsed(Environment(), [f"{flag}=1"], APPLICATION)
     assert str(error.value) == f"{flag}: is no flag here; {text.replace('`', '').replace(chr(92), '')}"
 
 
 @pytest.mark.parametrize("name", ["max_epochs", "deterministic", "batch_size", "val_split", "num_workers", "max_steps"])
 def test_a_flag_without_its_group_is_told_its_group(name):
     with pytest.raises(UserError, match=rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"):
-        Parsed(Environment(), [f"--{name}=1"])
+        Parsed(Environment(), [f"--{name}=1"], APPLICATION)
 
 
 @pytest.mark.slow
@@ -80,7 +81,8 @@ def test_the_new_flags_parse():
         name, _, value = flag.partition("=")
         usual, *more = VALUES.get(name, [value])
         words = [f"{name}={usual if value in ('', 'N', 'NAME') else value}", *more]
-        Parsed(Environment(), sorted(words, key=lambda word: word.partition("=")[0]))  # a class before its settings
+        words.sort(key=lambda word: word.partition("=")[0])  # a class before its settings
+        Parsed(Environment(), words, APPLICATION)
     assert len(named) > 20
 
 
@@ -88,10 +90,10 @@ def test_the_tutorials_command_and_hyperparameters_parse():
     (command,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     program, name, *flags = shlex.split(command.replace("\\\n", " "))
     assert (program, name) == (".venv/bin/python", "app/train.py")
-    config = Parsed(Environment(), flags).config
+    config = Parsed(Environment(), flags, APPLICATION).config
     assert config.data.class_path == "app.data.CIFAR10DataModule" and config.data.init_args.data_dir == ".cache"
     job = Environment(channels={"training": Path("/opt/ml/input/data/training")})
-    config = Parsed(job, [f"--{name}={value}" for name, value in DEFAULT_HYPERPARAMS.items()]).config
+    config = Parsed(job, [f"--{name}={value}" for name, value in DEFAULT_HYPERPARAMS.items()], APPLICATION).config
     assert config.data.init_args.data_dir == "/opt/ml/input/data/training" and config.optimizer.init_args.lr == 1e-3
 
 
@@ -102,7 +104,7 @@ def test_the_strategies_that_were_accelerators():
     assert len(names) == 5
     for name in ("ddp", *names):
         with pytest.raises(UserError, match=f"--trainer.accelerator: found '{name}', .*use --trainer.strategy=ddp"):
-            Parsed(Environment(), [f"--trainer.accelerator={name}"])
+            Parsed(Environment(), [f"--trainer.accelerator={name}"], APPLICATION)
 
 
 def test_files_that_the_page_names_are_there():
@@ -119,7 +121,7 @@ def test_folders_that_sagemaker_does_not_keep_are_warned_of(tmp_path, capsys):
     environment = Environment(checkpoint_dir=Path("/opt/ml/checkpoints"))
     flags = ["--resume.dirpath=checkpoints", "--logger.save_dir=s3://bucket/logs", "--checkpoint.dirpath=/somewhere",
              "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs"]  # fmt: skip
-    warn_of_lost_folders(Parsed(environment, flags).config, environment)
+    warn_of_lost_folders(Parsed(environment, flags, APPLICATION).config, environment)
     assert [line for line in capsys.readouterr().out.splitlines() if "warning" in line] == [
         f"warning: --{flag} is {tmp_path}/{flag.partition('=')[2]}, of which SageMaker keeps nothing; leave it "
         "out, or give a folder below /opt/ml/checkpoints"

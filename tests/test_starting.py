@@ -29,39 +29,41 @@ def said(code: str, busy: bool = False, first: float = 100.0, later: float = 100
 
 
 def test_a_quick_start_says_nothing():
-    assert said("starting.begin('one'); starting.doing('two'); starting.done()") == ""
+    assert said("start_notice.begin('one'); start_notice.doing('two'); start_notice.done()") == ""
 
 
 def test_a_slow_one_says_what_it_does_and_what_follows():
-    code = "starting.begin('one')\nwhile not starting._said: time.sleep(0.01)\nstarting.doing('two')"
+    code = "start_notice.begin('one')\nwhile not start_notice._said: time.sleep(0.01)\nstarting.doing('two')"
     assert said(code, first=0.1) == "starting: one (0 s so far)\nstarting: two (0 s so far)\n"
 
 
 @pytest.mark.slow
 def test_it_is_said_again():
-    code = "starting.begin('one'); time.sleep(1); starting.done(); time.sleep(0.3); print('END', file=sys.stderr)"
+    code = (
+        "start_notice.begin('one'); time.sleep(1); start_notice.done(); time.sleep(0.3); print('END', file=sys.stderr)"
+    )
     lines = said(code, first=0.05, later=0.05).splitlines()
     assert len(lines) > 3 and set(lines) <= {f"starting: one ({second} s so far)" for second in (0, 1, 2)} | {"END"}
     assert lines[-1] == "END"
 
 
 def test_nothing_is_said_once_it_is_done():
-    code = "starting.begin('one'); starting.done(); starting.doing('two'); time.sleep(0.2)"
+    code = "start_notice.begin('one'); start_notice.done(); start_notice.doing('two'); time.sleep(0.2)"
     assert said(code, busy=True, first=0.05, later=0.05) == "starting: one (0 s so far)\n"
 
 
 def test_on_a_busy_machine_it_is_said_at_once():
-    assert said("starting.begin('one'); starting.done()", busy=True) == "starting: one (0 s so far)\n"
+    assert said("start_notice.begin('one'); start_notice.done()", busy=True) == "starting: one (0 s so far)\n"
 
 
 def test_one_rank_of_a_node_speaks():
-    code = "starting.begin('one'); starting.doing('two')"
+    code = "start_notice.begin('one'); start_notice.doing('two')"
     assert said(code, busy=True, LOCAL_RANK="1") == ""
     assert said(code, busy=True, LOCAL_RANK="0").count("\n") == 2
 
 
 def test_whoever_has_not_begun_says_nothing():
-    assert said("starting.doing('one')", busy=True) == ""
+    assert said("start_notice.doing('one')", busy=True) == ""
 
 
 @pytest.mark.parametrize(
