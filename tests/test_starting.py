@@ -33,7 +33,7 @@ def test_a_quick_start_says_nothing():
 
 
 def test_a_slow_one_says_what_it_does_and_what_follows():
-    code = "start_notice.begin('one')\nwhile not start_notice._said: time.sleep(0.01)\nstarting.doing('two')"
+    code = "start_notice.begin('one')\nwhile not start_notice._said: time.sleep(0.01)\nstart_notice.doing('two')"
     assert said(code, first=0.1) == "starting: one (0 s so far)\nstarting: two (0 s so far)\n"
 
 
