@@ -34,6 +34,7 @@ MISCONFIGURED = (MisconfigurationException,)
 LIBRARIES = {"jsonargparse", "lightning_fabric", "pytorch_lightning", "torch", *sys.stdlib_module_names}
 # What of this package may be between a flag and such a check. The rest of it is anybody's code, as a model is.
 CALLERS = {
+    "sagemaker_lightning.compat.lightning_checkpoints",
     "sagemaker_lightning.resume.best_model",
     "sagemaker_lightning.cli.lightning_cli",
     "sagemaker_lightning.resume.fit_loops",

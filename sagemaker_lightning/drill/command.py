@@ -44,7 +44,7 @@ from sagemaker_lightning.contract.shutdown import newest_step
 from sagemaker_lightning.drill import comparison
 from sagemaker_lightning.process.supervisor import adopt_orphans, living
 
-HOME = Path(__file__).resolve().parent.parent
+HOME = Path(__file__).resolve().parents[2]  # beside this package: where entrypoint.sh is
 GRACE = 120.0  # seconds from SIGTERM to the end: after these, SageMaker kills
 VERDICT = re.compile(r"(warning: )?resumed at step \d+: ")
 COPIED = 2**26, 2**28  # bytes of a file, and of all files, that are copied and not linked
