@@ -7,7 +7,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 
-from app import best, checkpoints, curves, intact, loops, partial, revive, same
+from app import best, checkpoints, curves, intact, loops, partial, revive, same, written
 from app.agreement import Agreement
 from app.chance import Chance
 from app.compat import lightning_checkpoints, lightning_loops
@@ -90,6 +90,7 @@ class Restart:
         for callback in self.trainer.checkpoint_callbacks:  # Lightning saves it, and does not load it
             if hasattr(callback, "current_score"):
                 callback.current_score = checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
+        written.write_again(self.trainer, self.meta["files"])
         self.trainer.should_stop = self.meta["should_stop"]
         lightning_checkpoints.give(self.trainer, checkpoint, str(path))
         return True

@@ -6,7 +6,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 
-from app import checkpoints, curves, loops, partial, revive
+from app import checkpoints, curves, loops, partial, revive, written
 from app.agreement import Agreement
 from app.chance import Chance
 from app.compat import lightning_callbacks, lightning_checkpoints, lightning_loops
@@ -48,8 +48,9 @@ class Snapshot:
         Before such a state is written, it has to be made `whole`.
         """
         trainer, gather = self.trainer, self.agreement.gather
-        loggers = curves.tell(trainer.loggers) if trainer.is_global_zero else []
-        moment, loggers = gather((time.time_ns(), loggers))[0]
+        first = trainer.is_global_zero
+        told = time.time_ns(), curves.tell(trainer.loggers) if first else [], written.names(trainer) if first else {}
+        moment, loggers, files = gather(told)[0]
         state, notes = self.lightnings(kind)
         own = {name: value for name, value in state.items() if name not in COMMON}
         said = gather(digest(own))
@@ -62,7 +63,7 @@ class Snapshot:
             "step": trainer.global_step, "kind": kind, "number": moment, "saved_at": moment / 1e9,
             "seed": self.chance.seed, "world_size": trainer.world_size, "should_stop": bool(trainer.should_stop),
             "ranks": gather(known), "shown": partial.of_job(trainer),
-            "run": self.run, "loggers": loggers,
+            "run": self.run, "loggers": loggers, "files": files,
             "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
             "made": lightning_loops.loaders_made_in(trainer), "searched": revive.searched(trainer),
             "limits": self.given, "added": self._added(), "tickets": revive.tickets(trainer),
