@@ -3,6 +3,7 @@
 python app/torchrun.py FLAGS PROGRAM ...      as `python -m torch.distributed.run`
 """
 
+import os
 import sys
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
@@ -14,9 +15,11 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
+from app.launched import launches
 from app.stop import SIGNALS, status
 
 if __name__ == "__main__":
+    launches(os.environ)
     try:
         main()
     except SignalException as error:

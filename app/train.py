@@ -41,6 +41,7 @@ from app.environment import Environment, failure_file, place, watch
 from app.errors import UserError
 from app.failures import reported, write
 from app.files import check_writable
+from app.launched import end_with_the_launcher
 from app.progress import StartProgress
 from app.resume import Resume
 from app.stop import Interrupted, Stop
@@ -49,7 +50,7 @@ from app.stop import Interrupted, Stop
 def main(args: list[str] | None = None) -> None:
     """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
     starting.doing("reading flags and data")
-    lifeline.end_with_the_launcher(os.environ)
+    end_with_the_launcher(os.environ)
     line = lifeline.Lifeline(watch(), place())
     known: list[Resume] = []  # one, when the flags are read
     with reported(failure_file(), place(), tell=line.failed, also=partial(went_otherwise, known)):

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1  # prctl(2), as app/lifeline.py has it
+PR_SET_PDEATHSIG = 1  # prctl(2), as app/launched.py has it
 
 
 @contextmanager

@@ -30,8 +30,9 @@ def checkout(tmp_path_factory) -> Path:
         (folder / ".venv").symlink_to(sys.prefix)
     python_of("rehearsal")
     (folder / ".venvs").symlink_to(ROOT / ".venvs")
-    example = folder / "examples/spot.json"
-    example.write_text(example.read_text().replace('"sagemaker-lightning"', f'"{TAG}"'))
+    example = folder / "examples/spot.json"  # with an eighth of the images
+    text = example.read_text().replace('"sagemaker-lightning"', f'"{TAG}"').replace('"64"', '"8"')
+    example.write_text(text.replace('"resume.every', '"trainer.limit_train_batches": "12", "resume.every'))
     write_cifar(folder / "cifar10")
     # Twenty epochs are the soak's (tests/test_train.py).
     config = folder / "output/ml/input/config"
