@@ -65,8 +65,11 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
     if needs_docker and "make build" not in text:
         request.getfixturevalue("image")
     checkout = checkouts(page)
-    if name := re.match(r"# (\w+\.py)\n", text):  # a file of the user's
+    if name := re.match(r"# (\w+\.py)\n", text):  # a file of the user's, which another command names
         (checkout / name[1]).write_text(text)
+        compile(text, name[1], "exec")
+        assert f"{Path(name[1]).stem}." in PAGES[page].replace(text, "").replace(name[1], "")
+        return
     # The image's name is the user's: a test does not tag one of its own with it.
     text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", TAG, text)
     short = "output/ml/input/config/hyperparameters.json:/opt/ml/input/config/hyperparameters.json:ro"
