@@ -34,14 +34,13 @@ import torch
 from jsonargparse import Namespace
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from app import artifacts, hyperparameters, journal, lifeline, mistakes, rendezvous, starting, threads
+from app import artifacts, hyperparameters, journal, launched, lifeline, mistakes, rendezvous, starting, threads
 from app.cli import CLI
 from app.drilled import Drilled
 from app.environment import Environment, failure_file, place, watch
 from app.errors import UserError
 from app.failures import reported, write
 from app.files import check_writable
-from app.launched import end_with_the_launcher
 from app.progress import StartProgress
 from app.resume import Resume
 from app.stop import Interrupted, Stop
@@ -50,10 +49,10 @@ from app.stop import Interrupted, Stop
 def main(args: list[str] | None = None) -> None:
     """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
     starting.doing("reading flags and data")
-    end_with_the_launcher(os.environ)
     line = lifeline.Lifeline(watch(), place())
     known: list[Resume] = []  # one, when the flags are read
-    with reported(failure_file(), place(), tell=line.failed, also=partial(went_otherwise, known)):
+    told = reported(failure_file(), place(), tell=line.failed, also=partial(went_otherwise, known))
+    with launched.bound(os.environ), told:
         environment = Environment.read()
         with Stop(environment.checkpoint_dir, partial(stopped, line)) as stop:
             rendezvous.forget_absent_interface(environment, os.environ)

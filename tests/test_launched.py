@@ -11,15 +11,15 @@ from containers import ROOT
 RANK = """
 import os, time
 os.read(0, 1)  # until the launcher is gone, or is to go
-from app.launched import end_with_the_launcher
-end_with_the_launcher(os.environ)
-os.write(1, b"lives")
-time.sleep(60)
+from app.launched import bound
+with bound(os.environ):
+    os.write(1, b"lives")
+    time.sleep(60)
 """
 LAUNCHER = f"""
 import os, subprocess, sys
-from app.launched import end_with_the_launcher
-end_with_the_launcher(os.environ)
+from app.launched import launches
+launches(os.environ)
 child = subprocess.Popen([sys.executable, "-S", "-c", {RANK!r}], env=os.environ | {{"LOCAL_RANK": "1"}})
 print(child.pid, flush=True)
 sys.stdin.close()
