@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from sagemaker_lightning import UserError
 from sagemaker_lightning.data import host_shards
-from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.data.host_shards import Shard
 from sagemaker_lightning.data.partition import Course, Division, PartitionedLoader
 from sagemaker_lightning.process.allocator import give_back
@@ -53,7 +53,7 @@ class ResidentLoader(PartitionedLoader):
     `rank` of `world_size` ranks takes its slice of each global batch of `data` (see Division). Where the nodes have
     different data, these are the ranks of this node, there is no `course`, and `shards` has (samples, ranks) of every
     node in the order of their ranks: all nodes make as many batches as the one that has the fewest.
-    `position` tells at which epoch and batch an iteration starts; it defaults to the first of both.
+    `epoch` tells which epoch an iteration is of, unless that was told to `begin`; it defaults to the first.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ResidentLoader(PartitionedLoader):
         rank: int = 0,
         world_size: int = 1,
         shards: Sequence[tuple[int, int]] = (),
-        position: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self.data, self.normalize, self.seed, self.batch_size = data, normalize, seed, batch_size
         self.shuffle, self.augment, self.flip, self.cutout, self.rank = shuffle, augment, flip, cutout, rank
@@ -84,7 +84,8 @@ class ResidentLoader(PartitionedLoader):
                 f"--data.batch_size: {batch_size} on {least.ranks} ranks is more than the {least.size} samples there "
                 f"are{' on a host' if shards else ''}"
             )
-        self.course, self.position = None if shards else Course(self.division), position
+        self.course, self.epoch = None if shards else Course(self.division), epoch
+        self.at: tuple[int, int] | None = None  # epoch and batch at which the next iteration starts
 
     def __len__(self) -> int:
         return self.batches
@@ -96,8 +97,16 @@ class ResidentLoader(PartitionedLoader):
         division, first = self.course.of_epoch(epoch)
         return division.sizes(batch - first)
 
+    def begin(self, epoch: int, batch: int) -> None:
+        """Have the next iteration start at a batch of an epoch; those after it start at the first batch."""
+        self.at = epoch, batch
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        epoch, start = self.position()
+        epoch, start = self.at or (self.epoch(), 0)
+        self.at = None
+        return self._batches(epoch, start)
+
+    def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         size, device = len(self.data), self.data.images.device
         order = torch.arange(size)
         if self.shuffle:
@@ -252,7 +261,7 @@ class ResidentDataModule(LightningDataModule, ABC):
             if split != "test":
                 options |= host_shards.ranks(self.shards, split, trainer.global_rank, self.seed)
         if trainer and split == "train":
-            options["position"] = partial(position, trainer)
+            options["epoch"] = partial(attrgetter("current_epoch"), trainer)
         normalize = Normalize(self.mean, self.std) if self.normalize else Normalize()
         options = {"seed": self.seed} | options
         return ResidentLoader(self.sets[split], batch_size=self.batch_size, normalize=normalize, **options)

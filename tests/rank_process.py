@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1  # prctl(2), as sagemaker_lightning/callbacks/heartbeat.py has it
+PR_SET_PDEATHSIG = 1  # prctl(2), as sagemaker_lightning/process/parent_process.py has it
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/ is run by a test; those between the lines, too.
+"""Every command of the pages is run by a test; those between the lines, too.
 
 Blocks of commands are run as they are. For a command between the lines, the table says which test runs it: with smaller
 numbers, where it takes hours; with a stand-in, where it needs AWS or a GPU. What all of them say is parsed here.
@@ -11,40 +11,26 @@ import subprocess
 import pytest
 import warm
 from containers import ROOT
+from pages import FENCE, PAGES, TESTS
 
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:make|python3?|\.venvs?/\S+|docker|torchrun|tensorboard|pip|scripts/\S+(?= ))(?= |$)"
 )
 
-BLOCKS = {  # of each page, the tests that run its blocks of commands
-    "README.md": ["test_readme.py::test_a_command_of_the_readme", "test_readme.py::test_a_job_by_an_sdk"],
-    "docs/drill.md": [
-        "test_drill.py::test_the_page_drills_a_program_of_a_users_own",
-        "test_container.py::test_a_job_is_drilled_in_the_image",
-        "test_drill.py::test_the_page_drills_before_it_launches",
-    ],
-    "docs/from-the-tutorial.md": [
-        "test_from_the_tutorial.py::test_the_tutorials_command_and_hyperparameters_parse"  # it needs a GPU
-    ],
-    "docs/gpu.md": [  # with --miniature
-        "test_gpu.py::test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing",
-        "test_gpu.py::test_what_travels_is_installed_without_a_network",
-    ],
-    "docs/zoo.md": ["test_zoo.py::test_the_commands_of_the_page"],
-}
-
-README_BLOCK, LAUNCH = BLOCKS["README.md"][0], "test_drill.py::test_the_page_drills_before_it_launches"
+RUN, SDK = "test_readme.py::test_a_block_of_a_page", "test_readme.py::test_a_job_by_an_sdk"
+LAUNCH, DRILL, GPU = TESTS["docs/drill.md"][2], TESTS["docs/drill.md"][0], TESTS["docs/gpu.md"]
 BETWEEN_THE_LINES = {
     "make": "test_commands.py::test_make_prints_its_targets",
-    "make train": README_BLOCK,
-    "make build": README_BLOCK,
-    "make rehearsal": README_BLOCK,
+    "make train": RUN,
+    "make build": RUN,
+    "make rehearsal": RUN,
     "make test-fast": "test_commands.py::test_what_make_runs_for_developers",
     "make soak": "test_commands.py::test_what_make_runs_for_developers",
     "make mutants": "test_commands.py::test_what_make_runs_for_developers",
     "pip install .": "test_package.py::test_a_wheel_installs_into_an_empty_environment",
+    "make compat": "test_commands.py::test_what_make_runs_for_developers",
+    "make compat LIGHTNING=2.5.2": "test_commands.py::test_what_make_runs_for_developers",
+    "make test": "test_commands.py::test_what_continuous_integration_runs",
     "make lint": "test_commands.py::test_what_continuous_integration_runs",
     "COMPILER=1 make build": "test_container.py::test_a_compiler_is_a_build_argument",
     "LIGHTNING_BOLTS=0.7.0 make build": "test_container.py::test_lightning_bolts_is_a_build_argument",
@@ -52,7 +38,7 @@ BETWEEN_THE_LINES = {
     "make benchmark": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
     "make scaling": "test_scaling.py::test_two_cores_are_compared_as_nodes",
     # Need a GPU.
-    'make gpu FLAGS="--data_dir cifar10"': BLOCKS["docs/gpu.md"][0],
+    'make gpu FLAGS="--data_dir cifar10"': GPU[0],
     "python -m benchmarks.accuracy fast --data_dir cifar10 --n 25": "test_benchmarks.py::test_a_recipe_is_measured",
     # Need AWS.
     "make push REPOSITORY=sagemaker-lightning": "test_scripts.py::test_a_push_to_amazon_ecr",
@@ -63,20 +49,20 @@ BETWEEN_THE_LINES = {
     "tensorboard --logdir s3://my-bucket/logs": "test_watching.py::test_tensorboard_on_s3_while_the_job_runs",
     "python -m benchmarks.scaling sagemaker --instances 1 2 4 8 -- FLAGS":
         "test_scaling.py::test_the_jobs_of_a_table",
-    "python app/train.py": README_BLOCK,
-    ".venv/bin/python app/train.py": README_BLOCK,
+    "python app/train.py": RUN,
+    ".venv/bin/python app/train.py": RUN,
     "python app/train_torchrun.py --trainer.devices=2": "test_drill.py::test_two_ranks_by_torchrun",
     "torchrun --nproc-per-node=2 app/train.py": "test_drill.py::test_two_ranks_by_torchrun",
-    "docker run": README_BLOCK,
-    "docker run IMAGE train": README_BLOCK,
-    "docker run IMAGE python app/train.py": README_BLOCK,
-    "scripts/merge_parts.py MODEL... --output=FOLDER": README_BLOCK,
-    "python -m sagemaker_lightning.drill -- python my_train.py": BLOCKS["docs/drill.md"][0],
+    "docker run": RUN,
+    "docker run IMAGE train": RUN,
+    "docker run IMAGE python app/train.py": RUN,
+    "scripts/merge_parts.py MODEL... --output=FOLDER": RUN,
+    "python -m sagemaker_lightning.drill -- python my_train.py": DRILL,
     ".venvs/rehearsal/bin/python -m rehearsal exec -- python my_estimator.py":
         "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws",
     ".venvs/rehearsal/bin/python -m rehearsal interrupt JOB --host=algo-2 --unwarned":
         "test_rehearsal.py::test_an_interruption_by_hand",
-    "python -m benchmarks.carry --data FOLDER": BLOCKS["docs/gpu.md"][1],
+    "python -m benchmarks.carry --data FOLDER": GPU[1],
     "python -m benchmarks.gpu report FILE": "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs",
     "python -m benchmarks.gpu report --write": "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs",
     "python -m benchmarks.image IMAGE": "test_benchmarks.py::test_the_image_and_a_change_of_it_are_measured",
@@ -107,17 +93,18 @@ def test_every_command_between_the_lines_is_in_the_table():
     assert said() == set(BETWEEN_THE_LINES)
 
 
-def test_every_page_with_a_block_of_commands_is_in_the_table():
-    blocks = {name: FENCE.findall(page) for name, page in PAGES.items()}
-    assert {name for name, found in blocks.items() if any(language == "sh" for language, _ in found)} == set(BLOCKS)
-    for name, found in blocks.items():  # a block that shows output has no language
-        assert not [text for language, text in found if not language and all(map(COMMAND.match, text.splitlines()))], (
-            name
-        )
+def test_every_block_of_commands_is_run():
+    """A page with tests of its own has such blocks; a block that shows output has no language, and is no command."""
+    for page in TESTS:
+        assert any(language == "sh" for language, _ in FENCE.findall(PAGES[page])), page
+    for name, page in PAGES.items():
+        for language, text in FENCE.findall(page):
+            assert language in ("sh", "python", ""), (name, language)
+            assert language or not all(map(COMMAND.match, text.splitlines())), (name, text)
 
 
 def test_the_tests_of_the_table_are_there():
-    for test in {*BETWEEN_THE_LINES.values(), *(test for tests in BLOCKS.values() for test in tests)}:
+    for test in {*BETWEEN_THE_LINES.values(), RUN, SDK, *(test for tests in TESTS.values() for test in tests)}:
         file, _, name = test.partition("::")
         assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
 
@@ -154,11 +141,12 @@ def test_the_words_of_a_command_are_known(command):
 
 
 def test_make_prints_its_targets():
-    """Those of the README among them."""
+    """Those of the pages among them."""
     listed = subprocess.check_output(["make", "--no-print-directory"], cwd=ROOT, text=True)  # a make may run this
     (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert [line.split()[0] for line in listed.splitlines()] == targets.split()
-    assert {*re.findall(r"make ([a-z-]+)", PAGES["README.md"])} <= set(targets.split())
+    named = {target for text in (*said(), *FENCED) for target in re.findall(r"^(?:\S+=\S+ )*make ([a-z-]+)", text)}
+    assert named <= set(targets.split())
 
 
 def test_what_continuous_integration_runs():
@@ -173,6 +161,7 @@ def test_what_continuous_integration_runs():
     [
         ("test-fast", "tests/test_files.py", r"\d+ passed"),
         ("soak", "tests/test_commands.py -k mutants", r"no tests ran|\d+ deselected"),
+        ("compat", "-k test_no_private_name_has_moved", r"1 passed"),
         (
             "mutants",
             "--n 1 --only sagemaker_lightning/compat/jsonargparse_types.py",

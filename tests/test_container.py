@@ -43,7 +43,7 @@ def mount(source: Path, target: str, mode: str = "rw") -> tuple[str, ...]:
 
 def test_without_data_and_without_a_network(container, image, tmp_path):
     """Shortened; with nothing mounted at all, README's first command in a container runs."""
-    (tmp_path / "hyperparameters.json").write_text('{"trainer.max_epochs": "1"}')
+    (tmp_path / "hyperparameters.json").write_text('{"trainer.max_epochs": "1", "trainer.limit_train_batches": "5"}')
     given = mount(tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro")
     run = container("train", options=("--network", "none", *given))
     assert run.returncode == 0, run.stdout
@@ -242,7 +242,7 @@ def test_the_program_is_a_build_argument(image: str, tag: str, tmp_path: Path):
     run = build(tag, **build_variables(), SAGEMAKER_PROGRAM="app/train_torchrun.py")
     assert run.returncode == 0, run.stdout[-3000:]
     (tmp_path / "hyperparameters.json").write_text(
-        '{"trainer.max_epochs": "1", "trainer.devices": "2", "data.batch_size": "256", "trainer.accelerator": "cpu"}'
+        '{"trainer.max_steps": "2", "trainer.devices": "2", "data.batch_size": "32", "trainer.accelerator": "cpu"}'
     )
     path = "/opt/ml/input/config/hyperparameters.json"
     done = docker("run", "--rm", *mount(tmp_path / "hyperparameters.json", path, "ro"), tag)

@@ -61,6 +61,22 @@ def test_what_is_done_again_is_what_was_done(tmp_path: Path):
     assert not run.verdicts and len(run.described) == 2
 
 
+def test_a_model_that_is_saved_again_has_the_same_name(tmp_path: Path):
+    """By a ModelCheckpoint of the user's own; a file of another run in its folder is left as it is."""
+    flags = ["--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.dirpath=mine", "--resume.every_n_steps=6",
+             "--trainer.callbacks.every_n_train_steps=4", "--trainer.callbacks.save_top_k=-1"]  # fmt: skip
+    run = Broken(tmp_path, *flags)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/epoch=0-step=4.ckpt").write_text("of another run")
+    run.kill("1:7")
+    assert (tmp_path / "mine/epoch=1-step=16.ckpt").exists()
+    run.finish()
+    assert "resumed at step 12: " in run.said
+    expected = {f"epoch={(step - 1) // 10}-step={step}.ckpt" for step in range(4, 31, 4)} | {"epoch=0-step=4-v1.ckpt"}
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == expected
+    assert (tmp_path / "mine/epoch=0-step=4.ckpt").read_text() == "of another run"
+
+
 KILLED = {name: flags for name, flags in CODE.items() if "min_size" not in "".join(flags)}
 FEW = ["the control", "two optimizers, by hand", "accumulated gradients", "an iterable dataset in workers"]
 

@@ -1,9 +1,11 @@
-"""Every command of the README is run, in its order, on a copy of this checkout."""
+"""Every block of commands of a page is run, in the page's order, on a copy of this checkout."""
 
+import functools
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,32 +14,38 @@ from conftest import write_cifar
 from containers import DOCKER, ROOT, TAG, build_variables, copy_checkout, no_engine
 from environments import python_of
 from local_mode import Client
+from pages import FENCE, PAGES, TESTS, blocks
 
 pytestmark = pytest.mark.slow
 
-README = (ROOT / "README.md").read_text()
-FENCES = re.findall(r"^```(sh|python)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-COMMANDS = [fence for fence in FENCES if "from sagemaker" not in fence[1]]
+BLOCKS = [(page, *block) for page in PAGES if page not in TESTS for block in blocks(page)]
+COMMANDS = [block for block in BLOCKS if "from sagemaker" not in block[2]]
 NEEDS_DOCKER = re.compile(r"docker|make build|make rehearsal|output/model/")
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory) -> Path:
-    """What `git clone` gives, with the environment that there is, and CIFAR-10 (a small one) in `cifar10`."""
-    folder = tmp_path_factory.mktemp("checkout")
-    copy_checkout(folder)
-    if Path(sys.prefix, "ready").exists():
-        (folder / ".venv").symlink_to(sys.prefix)
-    python_of("rehearsal")
-    (folder / ".venvs").symlink_to(ROOT / ".venvs")
-    example = folder / "examples/spot.json"
-    example.write_text(example.read_text().replace('"sagemaker-lightning"', f'"{TAG}"'))
-    write_cifar(folder / "cifar10")
-    # Twenty epochs are the soak's (tests/test_train.py).
-    config = folder / "output/ml/input/config"
-    config.mkdir(parents=True)
-    (config / "hyperparameters.json").write_text('{"trainer.max_epochs": "2"}')
-    return folder
+def checkouts(tmp_path_factory) -> Callable[[str], Path]:
+    """What `git clone` gives, for each page: with the environment that there is, and CIFAR-10 (small) in `cifar10`."""
+
+    @functools.cache
+    def checkout(page: str) -> Path:
+        folder = tmp_path_factory.mktemp(Path(page).stem)
+        copy_checkout(folder)
+        if Path(sys.prefix, "ready").exists():
+            (folder / ".venv").symlink_to(sys.prefix)
+        python_of("rehearsal")
+        (folder / ".venvs").symlink_to(ROOT / ".venvs")
+        example = folder / "examples/spot.json"  # with an eighth of the images
+        text = example.read_text().replace('"sagemaker-lightning"', f'"{TAG}"').replace('"64"', '"8"')
+        example.write_text(text.replace('"resume.every', '"trainer.limit_train_batches": "12", "resume.every'))
+        write_cifar(folder / "cifar10")
+        # Twenty epochs are the soak's (tests/test_train.py).
+        config = folder / "output/ml/input/config"
+        config.mkdir(parents=True)
+        (config / "hyperparameters.json").write_text('{"trainer.max_epochs": "2"}')
+        return folder
+
+    return checkout
 
 
 def image_variables() -> dict[str, str]:
@@ -45,14 +53,24 @@ def image_variables() -> dict[str, str]:
     return {"IMAGE": TAG, "DOCKER": DOCKER, "GIT_DIR": str(ROOT / ".git"), **build_variables()}
 
 
-@pytest.mark.parametrize(("language", "text"), COMMANDS, ids=[text.splitlines()[-1] for _, text in COMMANDS])
-def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
+@pytest.mark.parametrize(
+    ("page", "language", "text"), COMMANDS, ids=[f"{page}: {text.splitlines()[-1]}" for page, _, text in COMMANDS]
+)
+def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: str):
     if text == "make test\n":  # it is what runs these tests; .ci/run calls it
         assert re.search(r"^run make test$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
         return
     needs_docker = NEEDS_DOCKER.search(text)
     if needs_docker and (reason := no_engine()):
         pytest.skip(f"no Docker engine answers: {reason}")
+    if needs_docker and "make build" not in text:
+        request.getfixturevalue("image")
+    checkout = checkouts(page)
+    if name := re.match(r"# (\w+\.py)\n", text):  # a file of the user's, which another command names
+        (checkout / name[1]).write_text(text)
+        compile(text, name[1], "exec")
+        assert f"{Path(name[1]).stem}." in PAGES[page].replace(text, "").replace(name[1], "")
+        return
     # The image's name is the user's: a test does not tag one of its own with it.
     text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", TAG, text)
     short = "output/ml/input/config/hyperparameters.json:/opt/ml/input/config/hyperparameters.json:ro"
@@ -82,8 +100,9 @@ def test_a_command_of_the_readme(checkout: Path, language: str, text: str):
     ("sdk", "client", "output"),
     [("sdk2", "Estimator(", "output/estimator"), ("sdk3", "ModelTrainer(", "output/model-trainer")],
 )
-def test_a_job_by_an_sdk(checkout: Path, tmp_path: Path, image: str, sdk: str, client: str, output: str):
-    (text,) = [text for _, text in FENCES if client in text]
+def test_a_job_by_an_sdk(checkouts, tmp_path: Path, image: str, sdk: str, client: str, output: str):
+    ((page, text),) = [(page, text) for page, _, text in BLOCKS if client in text]
+    checkout = checkouts(page)
     text = text.replace('"sagemaker-lightning"', f'"{image}"')
     user = Client(sdk, tmp_path)
     try:
@@ -98,21 +117,10 @@ def test_a_job_by_an_sdk(checkout: Path, tmp_path: Path, image: str, sdk: str, c
         user.clean()
 
 
-def test_the_readme_has_its_commands():
-    assert len(FENCES) == 14
-
-
 def test_the_file_tree_is_true():
-    tree = README.rsplit("```\n", 2)[1]
+    (tree,) = [text for _, text in FENCE.findall(PAGES["docs/architecture.md"]) if text.startswith("Dockerfile ")]
     for name in re.findall(r"(?:^|  )(\.?[\w./]+[/.\w])  ", tree):
         assert (ROOT / name).exists(), name
     for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
         top = f"{name.split('/')[0]}{'/' if '/' in name else ''}"
-        assert top in tree or top in (
-            ".dockerignore",
-            ".gitignore",
-            "LICENSE",
-            "README.md",
-            "pyproject.toml",
-            ".ci/",
-        ), name
+        assert top in tree or top in (".dockerignore", ".gitignore", "LICENSE", "pyproject.toml", ".ci/", *PAGES), name

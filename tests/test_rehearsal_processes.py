@@ -38,7 +38,7 @@ def rehearsal(tmp_path_factory):
 def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://rehearsal/cifar10/"}
     fields = {
-        "HyperParameters": FAST | {"trainer.max_epochs": "4", "data.val_split": "0.2", "data": "CIFAR10DataModule"},
+        "HyperParameters": FAST | {"trainer.max_epochs": "3", "data.val_split": "0.2", "data": "CIFAR10DataModule"},
         "Environment": {"OMP_NUM_THREADS": "1"},
         "hosts": 2,
         "InputDataConfig": [

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 MERGE = ROOT / "scripts/merge_parts.py"
 PROGRAM = ROOT / "app/similarity.py"
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs/row-jobs.md").read_text()
 
 
 def rows(count: int = 601, columns: int = 24, seed: int = 0) -> np.ndarray:
@@ -347,7 +347,7 @@ def test_a_damaged_part_is_named(parts, tmp_path, place):
 def test_a_function_of_ones_own(tmp_path):
     table = rows(100)
     job = Job(tmp_path, table)
-    (function,) = re.findall(r"^```python\n([^`]*def norms[^`]*)^```$", README, re.MULTILINE)
+    (function,) = re.findall(r"^```python\n([^`]*def norms[^`]*)^```$", PAGE, re.MULTILINE)
     (tmp_path / "mine.py").write_text(function)
     flags = ["--function=mine.norms", "--block_rows=7", '--settings={"power": 4}']
     job.run(3, *flags, program=ROOT / "app/split.py")

@@ -74,6 +74,8 @@ CODE = {
     "with workers": [WORKERS],
     "the number of steps is asked for": ["--model=strangers.Estimated", WORKERS],
     "drawn on the way to the device": ["--model=strangers.Augmented", WORKERS],
+    "a pass over the data as an epoch begins": ["--model=strangers.Anchored", "--data.dataset=numpy"],
+    "the same of a stream in workers": ["--model=strangers.Anchored", "--data.dataset=stream", WORKERS],
     "two optimizers, by hand": ["--model=strangers.Adversarial"],
     "accumulated gradients": ["--trainer.accumulate_grad_batches=3"],
     "an optimizer with a counter": ["--model=strangers.Following"],
@@ -137,7 +139,8 @@ def test_within_an_epoch(tmp_path: Path, kind):
     check(tmp_path, *flags, at=places)
 
 
-ENDS = ["the number of steps is asked for", "a sampler that counts", "an iterable dataset", "plain attributes",
+ENDS = ["the number of steps is asked for", "a pass over the data as an epoch begins", "a sampler that counts",
+        "the same of a stream in workers", "an iterable dataset", "plain attributes",
         "a loader that saves its state, of a stream", "a numpy generator in a worker that stays"]  # fmt: skip
 
 

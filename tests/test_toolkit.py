@@ -200,7 +200,7 @@ def test_the_ranks_of_a_jobs_own_program_share_the_cpus(job: Job, own, found):
 
 def test_torchrun_for_our_own_program(job: Job):
     given = {"sagemaker_torch_distributed_enabled": "true", "trainer.devices": "2", "trainer.accelerator": "cpu"}
-    given |= {"trainer.max_epochs": "1", "data.batch_size": "256"}
+    given |= {"trainer.max_steps": "2", "data.batch_size": "32"}
     job.write("input/config/hyperparameters.json", json.dumps(given))
     run = job.run()
     assert run.returncode == 0, run.stdout

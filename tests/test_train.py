@@ -17,7 +17,8 @@ from app.data import DigitsDataModule
 
 pytestmark = pytest.mark.slow
 
-SHORT = {"trainer.max_epochs": "2", "data.batch_size": "256"}
+FEW = {"trainer.limit_train_batches": "4", "trainer.limit_val_batches": "1", "trainer.limit_test_batches": "1"}
+SHORT = FEW | {"trainer.max_epochs": "2", "data.batch_size": "32"}
 
 
 @pytest.mark.parametrize(("epochs", "least"), [("5", 0.7), pytest.param("20", 0.95, marks=pytest.mark.soak)])

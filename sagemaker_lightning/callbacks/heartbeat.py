@@ -1,19 +1,14 @@
 """A rank's line to its node's watch (nodes/watchdog.py): what it does, why it failed; broken, it says the rank died."""
 
-import ctypes
 import json
 import os
-import signal
 import socket
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
-
-PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class Lifeline(Callback):
@@ -50,9 +45,3 @@ class Lifeline(Callback):
         if self.socket:
             with suppress(OSError):  # the watch is gone: so will this process be
                 self.socket.sendall(json.dumps(message).encode() + b"\n")
-
-
-def end_with_the_launcher(variables: Mapping[str, str]) -> None:
-    """Have the kernel end this process when the launcher that started it ends: it would wait for its peers for ever."""
-    if "LOCAL_RANK" in variables:  # set by torchrun, and by Lightning for the ranks it starts
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -34,12 +34,12 @@ MISCONFIGURED = (MisconfigurationException,)
 LIBRARIES = {"jsonargparse", "lightning_fabric", "pytorch_lightning", "torch", *sys.stdlib_module_names}
 # What of this package may be between a flag and such a check. The rest of it is anybody's code, as a model is.
 CALLERS = {
-    "sagemaker_lightning.compat.lightning_checkpoints",
     "sagemaker_lightning.resume.best_model",
     "sagemaker_lightning.cli.lightning_cli",
     "sagemaker_lightning.resume.fit_loops",
     "sagemaker_lightning.cli.lr_schedules",
 }
+COMPAT = "sagemaker_lightning.compat."  # the beginning of the names of those that stand for Lightning
 
 OLD_ACCELERATORS = ("ddp", "ddp2", "ddp_cpu", "ddp_spawn", "dp", "horovod")  # values of Lightning below 1.8
 REFERENCE = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer.html"}  # of what is too long to list
@@ -145,8 +145,9 @@ def named(
 ) -> Exception:
     """Return `error`, which came through `frames`, as UserError that names the flag; itself if there is more to it."""
     names = [frame.f_globals.get("__name__", "") for frame, _ in frames]
-    foreign = {name.partition(".")[0] for name in names if name not in CALLERS}
-    if isinstance(error, UserError) or not names or names[-1] in CALLERS or not foreign <= LIBRARIES:
+    between = [name in CALLERS or name.startswith(COMPAT) for name in names]
+    foreign = {name.partition(".")[0] for name, own in zip(names, between, strict=True) if not own}
+    if isinstance(error, UserError) or not names or between[-1] or not foreign <= LIBRARIES:
         return error
     said = " ".join(str(error).split())
     if not isinstance(error, (ValueError, MisconfigurationException)) or not said:

@@ -28,7 +28,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported, write
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop
 from sagemaker_lightning.drill.drilled_run import Drilled
-from sagemaker_lightning.process import start_notice, threads
+from sagemaker_lightning.process import parent_process, start_notice, threads
 from sagemaker_lightning.resume.callback import Resume
 
 
@@ -38,10 +38,10 @@ def main(application: Application, args: list[str] | None = None) -> None:
     Exits with a status above 0 if the model was not written.
     """
     start_notice.doing("reading flags and data")
-    heartbeat.end_with_the_launcher(os.environ)
     line = heartbeat.Lifeline(watch(), place())
     known: list[Resume] = []  # one, when the flags are read
-    with reported(failure_file(), place(), tell=line.failed, also=partial(went_otherwise, known)):
+    told = reported(failure_file(), place(), tell=line.failed, also=partial(went_otherwise, known))
+    with parent_process.bound(os.environ), told:
         environment = Environment.read()
         with Stop(environment.checkpoint_dir, partial(stopped, line)) as stop:
             rendezvous.forget_absent_interface(environment, os.environ)

@@ -63,6 +63,10 @@ class Batches(Sampler):
         self.at = epoch, turn, batch
         self.begun = None if self.endless else self._order(epoch, turn)
 
+    def rewind(self, epoch: int) -> None:
+        """Have iterations start at the first batch of an epoch that nobody has begun."""
+        self.at, self.begun = (epoch, 0, 0), None
+
     def __iter__(self) -> Iterator:
         # When its first batch is asked for: torch makes two iterators, and uses one.
         (epoch, turn, start), order = self.at, self.begun

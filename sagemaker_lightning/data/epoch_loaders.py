@@ -16,6 +16,7 @@ from sagemaker_lightning.compat.lightning_loaders import PlaceableLoader
 from sagemaker_lightning.compat.lightning_loops import is_drawn_by_steps
 from sagemaker_lightning.compat.torch_data import end_workers, has_iterator
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.deterministic import (
     counts_only,
     data_of,
@@ -98,6 +99,11 @@ class Placed(Together):
             Turns(loader, (*self.seed, number) if number else self.seed, mode)
             for number, loader in enumerate(self.flattened)
         ]
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Have a hook that goes through the training data as an epoch begins draw what this epoch draws."""
+        for turns in self.turns:
+            turns.epoch_begins(epoch)
 
     def give_back(self, states: Mapping[str, Any]) -> None:
         """Give back what was there at an epoch's end, before the hooks that begin the next one change it."""
@@ -251,6 +257,13 @@ class Turns:
         self.begin(self.turn + 1, 0)
         return self.iterator
 
+    def epoch_begins(self, epoch: int) -> None:
+        """Have an iteration of somebody else's begin as if nobody had gone through the loader before."""
+        if isinstance(exactly := divided(self.loader), Batches):
+            exactly.rewind(epoch)
+        elif not exactly and not self.stateful:
+            generators.reseed(self._generators(), number_of("epoch", *self.seed, epoch))
+
     def give_back(self, told: Mapping[str, Any], data: str = "now") -> None:
         """Give back the order's state, and the data's, as it was at the end (`now`) or when an iteration began."""
         self._has_no_state(self.stateful and told["own"] is None)
@@ -258,6 +271,7 @@ class Turns:
         if self.again or getattr(self.loader, "num_workers", 0):
             self.data.restore(self.data.all(self.first[1]) | told[data], touch=False)
         self._set_source(told["source"])
+        plan(self.loader, told["begun"], 0)  # for a hook that goes through it before the next epoch does
 
     def prepare(self, epoch: int, told: Mapping[str, Any] | None, proves: bool) -> None:
         """Have an epoch begin, or go on from what was `told`: give back what was there when it began."""
@@ -405,7 +419,8 @@ class Turns:
         self.turn, self.over, self.iterator = turn, False, iter(())
         self.begun += 1
         if isinstance(self.loader, PartitionedLoader):
-            self.iterator = iter(self.loader)  # it asks itself where training is
+            self.loader.begin(self.epoch, start)
+            self.iterator = iter(self.loader)
             return
         if (exactly := divided(self.loader)) is not None:
             for earlier in range(self.drawn, turn):  # what counts its epochs counts these
@@ -424,7 +439,7 @@ class Turns:
 
     def _others(self, first: int, ended: bool) -> Iterator:
         """Go through a loader that knows no positions; one that has `ended` has to be begun twice."""
-        found = {} if self.own and isinstance(self.loader, DataLoader) else generators.find({"loader": self._inside()})
+        found = self._generators()
         generators.reseed(found, number_of("order", *self.seed, self.epoch, self.turn))
         batches, key = iter(self.loader), (self.epoch, self.turn)
         if self.once:
@@ -445,6 +460,10 @@ class Turns:
                 yield batch
 
         return drawn()
+
+    def _generators(self) -> dict[str, Any]:
+        """Return the generators that what the loader draws comes of, if it saves no state of its own."""
+        return {} if self.own and isinstance(self.loader, DataLoader) else generators.find({"loader": self._inside()})
 
     def _inside(self) -> Any:
         names = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")

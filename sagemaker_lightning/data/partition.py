@@ -73,7 +73,7 @@ class Course:
 
 
 class PartitionedLoader(ABC):
-    """A loader that shares its batches out among the ranks by itself, and begins where training is by itself."""
+    """A loader that shares its batches out among the ranks by itself, and begins where it is told to."""
 
     course: Course | None
     """How its rank goes through the epochs; None where the nodes have different data."""
@@ -81,3 +81,7 @@ class PartitionedLoader(ABC):
     @abstractmethod
     def sizes(self, epoch: int, batch: int) -> list[int]:
         """Return the number of samples that each rank of the job has in batch `batch` of epoch `epoch`."""
+
+    @abstractmethod
+    def begin(self, epoch: int, batch: int) -> None:
+        """Have the next iteration start at a batch of an epoch; those after it start at the first batch."""

@@ -8,6 +8,7 @@ from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import CombinedLoader
 
 from sagemaker_lightning.compat import lightning_loaders
+from sagemaker_lightning.compat.lightning_loops import combined_loader
 from sagemaker_lightning.compat.random_generators import without_entropy
 from sagemaker_lightning.data.deterministic import exact, of_class
 from sagemaker_lightning.data.epoch_loaders import Drawn, Placed
@@ -52,7 +53,9 @@ class Chance(Callback):
         seed_all("start", self.seed, trainer.global_rank)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Seed what is drawn before the first batch."""
+        """Seed what is drawn before the first batch, also from the training data."""
+        if isinstance(loader := combined_loader(trainer), Placed):
+            loader.epoch_begins(trainer.current_epoch)
         seed_all("epoch", self.seed, trainer.current_epoch, trainer.global_rank)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

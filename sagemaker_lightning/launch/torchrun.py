@@ -3,6 +3,7 @@
 python sagemaker_lightning/launch/torchrun.py FLAGS PROGRAM ...      as `python -m torch.distributed.run`
 """
 
+import os
 import sys
 
 if __name__ == "__main__":  # before all else: what is imported takes seconds
@@ -15,8 +16,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
 from sagemaker_lightning.contract.shutdown import SIGNALS, status
+from sagemaker_lightning.process.parent_process import launches
 
 if __name__ == "__main__":
+    launches(os.environ)
     try:
         main()
     except SignalException as error:

@@ -227,7 +227,7 @@ def _exit_status(process: int) -> int | None:
 
 
 def _lives(launcher: int) -> bool:
-    """Return whether a launcher had not begun to end: the kernel kills its ranks then (callbacks/heartbeat.py)."""
+    """Return whether a launcher had not begun to end: the kernel kills its ranks then (process/parent_process.py)."""
     told = _stat(launcher)
     return not launcher or bool(told and told[0] not in "ZX" and told[49] == "0")
 

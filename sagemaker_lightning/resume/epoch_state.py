@@ -11,7 +11,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning import Trainer
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricTracker
 
 from sagemaker_lightning.compat import lightning_loops, lightning_metrics, metrics
 from sagemaker_lightning.resume.user_state import Held, roots
@@ -36,7 +36,8 @@ def of_rank(trainer: Trainer, gather: Callable[[Any], list], held: Held, loaders
     buffers = {name: buffer for name, buffer in buffers.items() if name not in alike or name not in kept}
     counted = {name: metrics.state_of(metric) for name, metric in _metrics(trainer)}
     results = lightning_metrics.gathered(trainer)
-    return copied({"buffers": buffers, "metrics": counted, "results": results}) | {"held": held.told(loaders)}
+    told = {"held": held.told(loaders), "tracked": {path: len(one) for path, one in _trackers(trainer)}}
+    return copied({"buffers": buffers, "metrics": counted, "results": results}) | told
 
 
 def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tensor] | None:
@@ -67,6 +68,12 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
         if (saved := known["buffers"].get(name)) is not None and saved.shape == buffer.shape:
             buffer.copy_(saved)
     device = trainer.strategy.root_device
+    for path, tracker in _trackers(trainer):
+        size = known["tracked"].get(path, len(tracker))
+        while len(tracker) < size:
+            tracker.increment()
+        for name, _ in list(tracker.named_children())[size:]:  # what a hook that begins training has added
+            delattr(tracker, name)
     for name, metric in _metrics(trainer):
         if saved := known["metrics"].get(name):
             metrics.restore(metric, saved, metric.device)  # a callback's may be on the CPU
@@ -113,3 +120,9 @@ def has_values(tensor: Tensor) -> bool:
 
 def _metrics(trainer: Trainer) -> Iterator[tuple[str, Metric]]:
     return ((path, one) for path, one in object_graph.walk(roots(trainer), code=False) if isinstance(one, Metric))
+
+
+def _trackers(trainer: Trainer) -> Iterator[tuple[str, MetricTracker]]:
+    return (
+        (path, one) for path, one in object_graph.walk(roots(trainer), code=False) if isinstance(one, MetricTracker)
+    )

@@ -21,6 +21,7 @@ from sagemaker_lightning.resume import (
     model_changes,
     restore_check,
     run_settings,
+    user_checkpoints,
 )
 from sagemaker_lightning.resume.agreement import Agreement
 from sagemaker_lightning.resume.checkpoint_dir import Folder, choose
@@ -99,6 +100,7 @@ class Restart:
         for callback in self.trainer.checkpoint_callbacks:  # Lightning saves it, and does not load it
             if hasattr(callback, "current_score"):
                 callback.current_score = checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
+        user_checkpoints.write_again(self.trainer, self.meta["files"])
         self.trainer.should_stop = self.meta["should_stop"]
         lightning_checkpoints.give(self.trainer, checkpoint, str(path))
         return True

@@ -11,7 +11,7 @@ from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoint
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import reached
 from sagemaker_lightning.data.seeding import Chance
-from sagemaker_lightning.resume import checkpoint_file, epoch_state, fit_loops, model_changes
+from sagemaker_lightning.resume import checkpoint_file, epoch_state, fit_loops, model_changes, user_checkpoints
 from sagemaker_lightning.resume.agreement import Agreement
 from sagemaker_lightning.resume.user_state import Held
 from sagemaker_lightning.resume.verification import Proof
@@ -49,8 +49,13 @@ class Snapshot:
         Before such a state is written, it has to be made `whole`.
         """
         trainer, gather = self.trainer, self.agreement.gather
-        loggers = curves.tell(trainer.loggers) if trainer.is_global_zero else []
-        moment, loggers = gather((time.time_ns(), loggers))[0]
+        first = trainer.is_global_zero
+        told = (
+            time.time_ns(),
+            curves.tell(trainer.loggers) if first else [],
+            user_checkpoints.names(trainer) if first else {},
+        )
+        moment, loggers, files = gather(told)[0]
         state, notes = self.lightnings(kind)
         own = {name: value for name, value in state.items() if name not in COMMON}
         said = gather(digest(own))
@@ -63,7 +68,7 @@ class Snapshot:
             "step": trainer.global_step, "kind": kind, "number": moment, "saved_at": moment / 1e9,
             "seed": self.chance.seed, "world_size": trainer.world_size, "should_stop": bool(trainer.should_stop),
             "ranks": gather(known), "shown": epoch_state.of_job(trainer),
-            "run": self.run, "loggers": loggers,
+            "run": self.run, "loggers": loggers, "files": files,
             "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
             "made": lightning_loops.loaders_made_in(trainer), "searched": model_changes.searched(trainer),
             "limits": self.given, "added": self._added(), "tickets": model_changes.tickets(trainer),

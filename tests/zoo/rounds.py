@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,6 +85,14 @@ class Job:
                 except OSError:
                     continue
         return found
+
+    def go_to_another_machine(self) -> None:
+        """Lose what a job without a checkpoint has written: only checkpoints are there again on the next instance."""
+        if any(self.folder.rglob("step-*.ckpt")):
+            return
+        for path in self.folder.iterdir():
+            if users(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def end(self) -> list[int]:
         """Kill what is left of it; return the ids of what was."""
@@ -271,6 +280,7 @@ def interrupted(folder: Path, reference: Reference, round: Round, interruptions:
             if wrong := faults(job, one, round.launcher):
                 round.outcome, round.detail = wrong
                 return round
+            job.go_to_another_machine()
         status = job.wait(job.start())
         round.outcome, round.detail = judged(job, reference, status, said + job.said)
         return round

@@ -1,0 +1,65 @@
+"""process/parent_process.py: a rank whose launcher is gone ends, whether it had begun before that or not."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from containers import ROOT
+
+RANK = """
+import os, time
+os.read(0, 1)  # until the launcher is gone, or is to go
+from sagemaker_lightning.process.parent_process import bound
+with bound(os.environ):
+    os.write(1, b"lives")
+    time.sleep(60)
+"""
+LAUNCHER = f"""
+import os, subprocess, sys
+from sagemaker_lightning.process.parent_process import launches
+launches(os.environ)
+child = subprocess.Popen([sys.executable, "-S", "-c", {RANK!r}], env=os.environ | {{"LOCAL_RANK": "1"}})
+print(child.pid, flush=True)
+sys.stdin.close()
+os.read(int(sys.argv[1]), 1)  # until it is killed
+"""
+
+
+def launched(variables: dict[str, str]) -> tuple[int, int, int, subprocess.Popen]:
+    """Start a launcher, and return what lets its rank begin, what the rank writes to, its PID, and the launcher."""
+    go, said = os.pipe(), os.pipe()
+    end = os.pipe()
+    started = subprocess.Popen(
+        [sys.executable, "-S", "-c", LAUNCHER, str(end[0])], stdin=go[0], stdout=said[1], pass_fds=(end[0],),
+        env=variables | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    for descriptor in (go[0], said[1], end[0]):
+        os.close(descriptor)
+    rank = int(os.read(said[0], 100))
+    started.ends = end[1]
+    return go[1], said[0], rank, started
+
+
+def test_a_rank_that_begins_when_its_launcher_is_gone():
+    go, said, rank, launcher = launched({})
+    launcher.kill()
+    launcher.wait()
+    os.write(go, b"x")
+    assert os.read(said, 100) == b""  # it has ended, and said nothing
+    for descriptor in (go, said, launcher.ends):
+        os.close(descriptor)
+
+
+def test_a_rank_whose_launcher_goes_afterwards():
+    go, said, rank, launcher = launched({"SAGEMAKER_LIGHTNING_LAUNCHER": "1"})  # of somebody else, who lives
+    os.write(go, b"x")
+    assert os.read(said, 100) == b"lives"
+    variables = Path(f"/proc/{rank}/environ").read_text().split("\0")
+    assert f"SAGEMAKER_LIGHTNING_LAUNCHER={launcher.pid}" in variables
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    assert os.read(said, 100) == b""
+    for descriptor in (go, said, launcher.ends):
+        os.close(descriptor)

@@ -1,0 +1,46 @@
+"""The pages of the documentation hang together: links lead somewhere, and each page is one click from the README."""
+
+import re
+from pathlib import PurePosixPath
+
+import pytest
+from containers import ROOT
+from pages import FENCE, PAGES
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+WIDEST = 120  # columns of a line that can be wrapped
+
+
+def anchors(page: str) -> set[str]:
+    """Return what a link may have after its #, as GitHub makes it of the headings."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", PAGES[page]), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(page: str) -> list[tuple[str, str]]:
+    """Return where the links of a page lead, within the repository: (path, anchor)."""
+    found = [link.partition("#") for link in LINK.findall(FENCE.sub("", PAGES[page])) if "://" not in link]
+    folder = ROOT / PurePosixPath(page).parent
+    return [(str((folder / path).resolve().relative_to(ROOT)) if path else page, anchor) for path, _, anchor in found]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    for path, anchor in links(page):
+        assert (ROOT / path).exists(), path
+        assert not anchor or anchor in anchors(path), f"{path}#{anchor}"
+
+
+def test_each_page_is_one_click_from_the_readme():
+    assert {path for path, _ in links("README.md")} >= PAGES.keys() - {"README.md"}
+
+
+def test_the_readme_is_one_page():
+    assert len(PAGES["README.md"].splitlines()) <= 130
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_are_wrapped(page):
+    """Rows of tables and blocks of code cannot be."""
+    lines = FENCE.sub("", PAGES[page]).splitlines()
+    assert not [line for line in lines if len(line) > WIDEST and not line.startswith(("|", "!["))]
