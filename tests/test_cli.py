@@ -34,6 +34,22 @@ def cli(*flags: str, **environment) -> CLI:
     return CLI(Environment(**environment), list(flags), train.APPLICATION)
 
 
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "--model: is needed, and not given"),
+        (["--model=foreign.Model"], "--data: found null, but Model has no train_dataloader of its own"),
+        (
+            ["--model=foreign.Model", "--config=fast"],
+            "--config: found 'fast', which is no file in .*; allowed is a file$",
+        ),
+    ],
+)
+def test_a_program_without_defaults_says_what_it_needs(flags, says):
+    with pytest.raises(UserError, match=says):
+        CLI(Environment(), flags)
+
+
 def test_without_flags():
     made = cli()
     assert type(made.model) is ResNet18 and type(made.datamodule) is DigitsDataModule
