@@ -23,13 +23,12 @@ from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.host_shards import Shard
 from sagemaker_lightning.data.partition import Course, Division, PartitionedLoader
 from sagemaker_lightning.process.allocator import give_back
-from sagemaker_lightning.state.object_graph import Unchanging
 
 from app.augmentation import Augmentation, Normalize, generator
 
 
 @dataclass(frozen=True)
-class ResidentSet(Unchanging):
+class ResidentSet:
     """Images, uint8 [N, C, H, W], and their labels, int64 [N], on one device."""
 
     images: Tensor

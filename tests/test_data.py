@@ -15,8 +15,6 @@ from pytorch_lightning import LightningModule, Trainer
 from torchvision.transforms import functional
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.state.object_graph import walk
-from sagemaker_lightning.state.object_state import State
 
 from app.augmentation import PADDING, Augmentation, Normalize
 from app.data import CIFAR10DataModule, DigitsDataModule
@@ -329,10 +327,3 @@ def test_the_class_of_lightning_bolts_trains(bolts, tmp_path):
     assert run.returncode == 0, run.stdout
     assert "test_acc=" in run.stdout
     assert (tmp_path / "output/model/model.pt").is_file()
-
-
-def test_samples_in_memory_are_not_searched_for_state():
-    """All of them would be looked at for each checkpoint."""
-    samples = numbered(8)
-    assert [path for path, _ in walk({"data": {"train": samples}})] == ["data", "data.train"]
-    assert not State(lambda: {"data": samples}).all()

@@ -40,13 +40,9 @@ OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
 BASES = (nn.Module, LightningModule, LightningDataModule, Callback, Metric, torch.utils.data.Dataset)
 
 
-class Unchanging:
-    """A base for what holds data that nothing changes while a run trains: no state is looked for in it."""
-
-
 def library(kind: type) -> bool:
-    """Return whether a class is a library's, or says that nothing of its objects changes."""
-    return issubclass(kind, Unchanging) or (kind.__module__ or "").partition(".")[0] in LIBRARIES
+    """Return whether a class is a library's."""
+    return (kind.__module__ or "").partition(".")[0] in LIBRARIES
 
 
 def walk(roots: Mapping[str, Any], skip: tuple = (), code: bool = True) -> Iterator[tuple[str, Any]]:
