@@ -40,7 +40,7 @@ soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders an
 mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and print what no test finds: an hour or two
 	$(BIN)/python tests/mutants.py $(FLAGS)
 
-zoo: $(VENV)/ready  ## interrupt user code of 200 kinds at random moments (FLAGS="run --help" lists its flags)
+zoo: $(VENV)/ready  ## interrupt user code of 245 kinds at random moments (FLAGS="run --help" lists its flags)
 	$(BIN)/python -m tests.zoo $(FLAGS)
 
 lint: $(VENV)/ready  ## check style and imports, and the shell scripts where shellcheck is installed

@@ -662,6 +662,15 @@ class Curriculum(Callback):
         trainer.train_dataloader.dataset.level += 0.5
 
 
+class OwnRates(Callback):
+    """Sets the learning rate by what this rank alone knows."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        """Set it."""
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = 0.01 * (1 + trainer.global_rank)
+
+
 class Thaw(BaseFinetuning):
     """Freezes the body, and trains it from the second epoch on."""
 

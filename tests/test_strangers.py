@@ -262,6 +262,15 @@ def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
     assert not same(expected, Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(given)}").finish())
 
 
+def test_ranks_that_do_not_train_one_model_are_told_so(tmp_path: Path):
+    run = Run(tmp_path, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.callbacks=strangers.OwnRates")
+    run.finish()
+    said = (
+        "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so that the ranks have other weights, too"
+    )
+    assert run.said.count(said) == 1
+
+
 def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
     """But no other number: neither another batch of all ranks, nor what happens to be as large as a rank's batch."""
     run = Run(tmp_path, "--data=strangers.Named", "--data.processes=1")

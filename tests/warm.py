@@ -106,6 +106,8 @@ def start(
             target=_begin, args=([str(word) for word in argv], str(folder), dict(variables), _Descriptor(output), notes)
         )
         process.start()
+        # Else another thread's start() asks it for its status, too, and of two that ask one is told 255.
+        multiprocessing.process._children.discard(process)
     return Started(process, os.fdopen(reading, encoding="utf-8", errors="replace") if reading is not None else None)
 
 

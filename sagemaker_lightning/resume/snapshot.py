@@ -42,6 +42,7 @@ class Snapshot:
         self.limits = self.given  # with what hooks that begin training have added
         self.before_data: Mapping[str, Any] | None = None  # what objects held when the training data was made anew
         self.run: Mapping[str, Any] = {}  # what `same.described`
+        self.said = False  # that the ranks have learning rates of their own
 
     def take(self, kind: str) -> dict[str, Any]:
         """Return the state of the job, copied; of a "validation", which changes no optimizer, without copies of these.
@@ -50,17 +51,18 @@ class Snapshot:
         """
         trainer, gather = self.trainer, self.agreement.gather
         first = trainer.is_global_zero
-        told = (
+        of_first = (
             time.time_ns(),
             curves.tell(trainer.loggers) if first else [],
             user_checkpoints.names(trainer) if first else {},
         )
-        moment, loggers, files = gather(told)[0]
+        moment, loggers, files = gather(of_first)[0]
         state, notes = self.lightnings(kind)
         own = {name: value for name, value in state.items() if name not in COMMON}
-        said = gather(digest(own))
-        if said[0] == said[trainer.global_rank]:
+        told = gather((digest(own), _rates(trainer)))
+        if told[0][0] == told[trainer.global_rank][0]:
             own = {}
+        self._compare([rates for _, rates in told])
         self.held.within = kind != "epoch"
         known = epoch_state.of_rank(trainer, gather, self.held) | {"own": own, "notes": notes if own else {}}
         known["gradients"] = epoch_state.gradients(trainer, gather)
@@ -100,6 +102,18 @@ class Snapshot:
         later = {LATER: state.pop(LATER)} if kind == "validation" else {}
         return plain(state, notes, self._cannot_be_saved) | later, notes
 
+    def _compare(self, rates: Sequence[list[float]]) -> None:
+        """Say, once, that the ranks do not train one model any more, of whose weights a checkpoint has the first's."""
+        other = next((rank for rank, own in enumerate(rates) if own != rates[0]), 0)
+        if other and not self.said and self.trainer.is_global_zero:
+            print(
+                f"warning: the learning rates are {_listed(rates[0])} on rank 0 and {_listed(rates[other])} on rank "
+                f"{other}, so that the ranks have other weights, too: once it is interrupted, this run is not exact; "
+                "set them by what all ranks know, such as self.log(..., sync_dist=True)",
+                flush=True,
+            )
+        self.said = self.said or bool(other)
+
     def _cannot_be_saved(self, found: NotPlain) -> Any:
         """Return the text that stands for a hyperparameter, which no run needs to go on; else UserError."""
         name = str(found.path[0])
@@ -114,3 +128,12 @@ class Snapshot:
             f"a checkpoint of this run could not be read again: {found} ({of} {model}); keep numbers, text, tensors, "
             "arrays, lists and dicts there"
         )
+
+
+def _rates(trainer: Trainer) -> list[float]:
+    groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
+    return [float(group["lr"]) for group in groups if "lr" in group]
+
+
+def _listed(rates: list[float]) -> str:
+    return ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(rates))

@@ -1,5 +1,6 @@
 """The table of the documentation, from the lines of JSON that rounds have left."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_name.setdefault(row["configuration"], []).append(row)
-    lines = [totals(rows), ""]
+    lines = [textwrap.fill(totals(rows), 105), ""]
     subject = ""
     for configuration in CONFIGURATIONS.values():
         if configuration.name not in by_name:
