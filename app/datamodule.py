@@ -4,7 +4,6 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from functools import partial
-from operator import attrgetter
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from pytorch_lightning import LightningDataModule
 from app import shards
 from app.augmentation import Normalize
 from app.errors import UserError
+from app.exact import position
 from app.memory import give_back
 from app.resident import ResidentLoader, ResidentSet
 from app.shards import Shard
@@ -153,7 +153,7 @@ class ResidentDataModule(LightningDataModule, ABC):
             if split != "test":
                 options |= shards.ranks(self.shards, split, trainer.global_rank, self.seed)
         if trainer and split == "train":
-            options["epoch"] = partial(attrgetter("current_epoch"), trainer)
+            options["position"] = partial(position, trainer)
         normalize = Normalize(self.mean, self.std) if self.normalize else Normalize()
         options = {"seed": self.seed} | options
         return ResidentLoader(self.sets[split], batch_size=self.batch_size, normalize=normalize, **options)

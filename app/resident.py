@@ -108,7 +108,8 @@ class ResidentLoader:
     `rank` of `world_size` ranks takes its slice of each global batch of `data` (see Division). Where the nodes have
     different data, these are the ranks of this node, there is no `course`, and `shards` has (samples, ranks) of every
     node in the order of their ranks: all nodes make as many batches as the one that has the fewest.
-    `epoch` tells which epoch an iteration is of, unless that was told to `begin`; it defaults to the first.
+    `position` tells at which epoch and batch an iteration starts; it defaults to the first of both. Once `begin` has
+    told that, it tells the epoch alone: an iteration of somebody else's starts at its first batch.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class ResidentLoader:
         rank: int = 0,
         world_size: int = 1,
         shards: Sequence[tuple[int, int]] = (),
-        epoch: Callable[[], int] = lambda: 0,
+        position: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.data, self.normalize, self.seed, self.batch_size = data, normalize, seed, batch_size
         self.shuffle, self.augment, self.flip, self.cutout, self.rank = shuffle, augment, flip, cutout, rank
@@ -139,8 +140,9 @@ class ResidentLoader:
                 f"--data.batch_size: {batch_size} on {least.ranks} ranks is more than the {least.size} samples there "
                 f"are{' on a host' if shards else ''}"
             )
-        self.course, self.epoch = None if shards else Course(self.division), epoch
+        self.course, self.position = None if shards else Course(self.division), position
         self.at: tuple[int, int] | None = None  # epoch and batch at which the next iteration starts
+        self.told = False
 
     def __len__(self) -> int:
         return self.batches
@@ -153,15 +155,17 @@ class ResidentLoader:
         return division.sizes(batch - first)
 
     def begin(self, epoch: int, batch: int) -> None:
-        """Have the next iteration start at a batch of an epoch; those after it start at the first batch."""
-        self.at = epoch, batch
+        """Have the next iteration start at a batch of an epoch."""
+        self.at, self.told = (epoch, batch), True
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        epoch, start = self.at or (self.epoch(), 0)
-        self.at = None
-        return self._batches(epoch, start)
+        at, self.at = self.at, None
+        return self._batches(at)
 
-    def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, at: tuple[int, int] | None) -> Iterator[tuple[Tensor, Tensor]]:
+        epoch, start = at or self.position()
+        if self.told and not at:
+            start = 0
         size, device = len(self.data), self.data.images.device
         order = torch.arange(size)
         if self.shuffle:

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 from torchmetrics import MeanMetric
 
 from app import partial
+from app.compat import metrics
 from app.plain import MANY, decoded, encoded, without_devices
 from app.state import SMALL, State
 
@@ -189,7 +190,7 @@ def test_a_metric_stays_on_its_device():
     trainer.strategy._root_device = torch.device("meta")
     ((name, metric),) = partial._metrics(trainer)
     metric.update(3.0)
-    known = {"buffers": {}, "metrics": {name: partial._state(metric)}}
+    known = {"buffers": {}, "metrics": {name: metrics.state_of(metric)}, "tracked": {}}
     metric.reset()
     partial.restore_rank(trainer, partial.copied(known), mid_epoch=False)
     assert metric.mean_value.device.type == "cpu" and metric.compute() == 3.0
