@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from sagemaker_lightning import UserError
 from sagemaker_lightning.data import host_shards
+from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.data.host_shards import Shard
 from sagemaker_lightning.data.partition import Course, Division, PartitionedLoader
 from sagemaker_lightning.process.allocator import give_back
@@ -52,7 +52,8 @@ class ResidentLoader(PartitionedLoader):
     `rank` of `world_size` ranks takes its slice of each global batch of `data` (see Division). Where the nodes have
     different data, these are the ranks of this node, there is no `course`, and `shards` has (samples, ranks) of every
     node in the order of their ranks: all nodes make as many batches as the one that has the fewest.
-    `epoch` tells which epoch an iteration is of, unless that was told to `begin`; it defaults to the first.
+    `position` tells at which epoch and batch an iteration starts; it defaults to the first of both. Once `begin` has
+    told that, it tells the epoch alone: an iteration of somebody else's starts at its first batch.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ResidentLoader(PartitionedLoader):
         rank: int = 0,
         world_size: int = 1,
         shards: Sequence[tuple[int, int]] = (),
-        epoch: Callable[[], int] = lambda: 0,
+        position: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self.data, self.normalize, self.seed, self.batch_size = data, normalize, seed, batch_size
         self.shuffle, self.augment, self.flip, self.cutout, self.rank = shuffle, augment, flip, cutout, rank
@@ -83,8 +84,9 @@ class ResidentLoader(PartitionedLoader):
                 f"--data.batch_size: {batch_size} on {least.ranks} ranks is more than the {least.size} samples there "
                 f"are{' on a host' if shards else ''}"
             )
-        self.course, self.epoch = None if shards else Course(self.division), epoch
+        self.course, self.position = None if shards else Course(self.division), position
         self.at: tuple[int, int] | None = None  # epoch and batch at which the next iteration starts
+        self.told = False
 
     def __len__(self) -> int:
         return self.batches
@@ -97,15 +99,17 @@ class ResidentLoader(PartitionedLoader):
         return division.sizes(batch - first)
 
     def begin(self, epoch: int, batch: int) -> None:
-        """Have the next iteration start at a batch of an epoch; those after it start at the first batch."""
-        self.at = epoch, batch
+        """Have the next iteration start at a batch of an epoch."""
+        self.at, self.told = (epoch, batch), True
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        epoch, start = self.at or (self.epoch(), 0)
-        self.at = None
-        return self._batches(epoch, start)
+        at, self.at = self.at, None
+        return self._batches(at)
 
-    def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, at: tuple[int, int] | None) -> Iterator[tuple[Tensor, Tensor]]:
+        epoch, start = at or self.position()
+        if self.told and not at:
+            start = 0
         size, device = len(self.data), self.data.images.device
         order = torch.arange(size)
         if self.shuffle:
@@ -260,7 +264,7 @@ class ResidentDataModule(LightningDataModule, ABC):
             if split != "test":
                 options |= host_shards.ranks(self.shards, split, trainer.global_rank, self.seed)
         if trainer and split == "train":
-            options["epoch"] = partial(attrgetter("current_epoch"), trainer)
+            options["position"] = partial(position, trainer)
         normalize = Normalize(self.mean, self.std) if self.normalize else Normalize()
         options = {"seed": self.seed} | options
         return ResidentLoader(self.sets[split], batch_size=self.batch_size, normalize=normalize, **options)

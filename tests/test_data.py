@@ -37,7 +37,7 @@ def labels_of(loader) -> list[list[int]]:
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
-    epochs = [sum(labels_of(loader(epoch=lambda epoch=epoch: epoch)), []) for epoch in range(3)]
+    epochs = [sum(labels_of(loader(position=lambda epoch=epoch: (epoch, 0))), []) for epoch in range(3)]
     assert all(sorted(epoch) == list(range(103)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
     assert epochs[0] == sum(labels_of(loader()), [])
@@ -46,13 +46,19 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
 
 
 def test_an_iteration_that_starts_in_mid_epoch_sees_the_rest_of_it():
-    whole = list(loader(augment=True, flip=True, epoch=lambda: 1))
-    resumed = loader(augment=True, flip=True, epoch=lambda: 1)
-    resumed.begin(1, 4)
-    rest = list(resumed)
+    whole = list(loader(augment=True, flip=True, position=lambda: (1, 0)))
+    rest = list(loader(augment=True, flip=True, position=lambda: (1, 4)))
     assert len(whole) == 11 and len(rest) == 7
     for (images, labels), (others, same) in zip(whole[4:], rest, strict=True):
         assert torch.equal(images, others) and torch.equal(labels, same)
+
+
+def test_an_iteration_of_somebody_elses_sees_all_of_the_epoch():
+    """Once it is told where an epoch begins, wherever training is by then."""
+    made = loader(position=lambda: (1, 9))
+    assert len(list(made)) == 2
+    made.begin(1, 4)
+    assert [len(list(made)) for _ in range(3)] == [7, 11, 11]
 
 
 @pytest.mark.parametrize("size", [40, 41, 42, 43, 59, 60, 61, 97])
@@ -124,8 +130,8 @@ def test_fewer_samples_than_a_batch_of_every_rank_is_an_error_that_names_the_fla
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1), (1, 4)])
 def test_an_epoch_goes_on_with_another_number_of_ranks(before, after, drop_last):
     """The same order, no sample twice, none left out but what drop_last leaves out anyway."""
-    options = {"epoch": lambda: 1, "drop_last": drop_last}
-    order = sum(labels_of(loader(epoch=lambda: 1)), [])
+    options = {"position": lambda: (1, 0), "drop_last": drop_last}
+    order = sum(labels_of(loader(position=lambda: (1, 0))), [])
     first = [loader(rank=rank, world_size=before, **options) for rank in range(before)]
     for done in range(len(first[0]) + 1):
         seen = [sum(parts, []) for parts in zip(*map(labels_of, first), strict=True)][:done]
@@ -135,13 +141,12 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(before, after, drop_last)
         for one in rest:
             one.course.begun = 1, reached
             start = one.course.of_epoch(1)[1]
-            one.begin(1, start)
-        of_ranks = list(map(labels_of, rest))
-        others = [sum(parts, []) for parts in zip(*of_ranks, strict=True)]
+            one.position = lambda start=start: (1, start)
+        others = [sum(parts, []) for parts in zip(*map(labels_of, rest), strict=True)]
         assert start + len(others) == len(rest[0])
         assert sum(others, []) == order[reached : reached + sum(map(len, others))]
         assert [rest[0].sizes(1, start + k) for k in range(len(others))] == [
-            [len(one[k]) for one in of_ranks] for k in range(len(others))
+            [len(labels_of(one)[k]) for one in rest] for k in range(len(others))
         ]
         missing = len(order) - reached - sum(map(len, others))
         assert missing < (10 * after if drop_last else 1) or missing < after

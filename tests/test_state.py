@@ -10,6 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.utils._pytree import tree_map
 from torchmetrics import MeanMetric
 
+from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.resume import epoch_state
 from sagemaker_lightning.state.encoding import MANY, decoded, encoded, without_devices
 from sagemaker_lightning.state.object_state import SMALL, State
@@ -189,7 +190,7 @@ def test_a_metric_stays_on_its_device():
     trainer.strategy._root_device = torch.device("meta")
     ((name, metric),) = epoch_state._metrics(trainer)
     metric.update(3.0)
-    known = {"buffers": {}, "metrics": {name: epoch_state._state(metric)}}
+    known = {"buffers": {}, "metrics": {name: metrics.state_of(metric)}, "tracked": {}}
     metric.reset()
     epoch_state.restore_rank(trainer, epoch_state.copied(known), mid_epoch=False)
     assert metric.mean_value.device.type == "cpu" and metric.compute() == 3.0

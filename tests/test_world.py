@@ -59,7 +59,7 @@ def loader_of(data: ranks.Numbered, rank: int, world: int, epoch: int) -> Reside
     loader = data.train_dataloader()
     options = {"seed": data.seed, "shuffle": True, "augment": True, "flip": True, "rank": rank, "world_size": world}
     made = ResidentLoader(loader.data, batch_size=data.batch_size, normalize=loader.normalize, **options)
-    made.epoch = lambda: epoch
+    made.position = lambda: (epoch, 0)
     return made
 
 

@@ -5,6 +5,7 @@ _core.py: it goes through components, of which the local variable `component` is
 made.
 """
 
+import functools
 import inspect
 from collections.abc import Iterable
 from types import FrameType
@@ -21,9 +22,10 @@ def keep_whole_numbers() -> None:
     that a source file gives is not reliable either: typing caches unions, and takes two that
     differ in their order only for the same.
     """
-    if _typehints.sort_subtypes_for_union.__module__ != __name__:
+    if not hasattr(_typehints.sort_subtypes_for_union, "__wrapped__"):
         sort = _typehints.sort_subtypes_for_union
 
+        @functools.wraps(sort)
         def sort_with_int_first(*args: Any, **kwargs: Any) -> list:
             return int_before_float(list(sort(*args, **kwargs)))
 

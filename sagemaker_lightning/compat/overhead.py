@@ -8,6 +8,7 @@ trainer/connectors/logger_connector/result.py, and tensorboard's
 compat/tensorflow_stub/io/gfile.py.
 """
 
+import functools
 import importlib
 import sys
 from collections.abc import Iterator
@@ -88,6 +89,7 @@ def _move_only_to_another_device() -> None:
 
     move = _ResultMetric.to
 
+    @functools.wraps(move)
     def to(metric: _ResultMetric, place: Any) -> _ResultMetric:
         return metric if metric.is_tensor and metric.value.device == place else move(metric, place)
 

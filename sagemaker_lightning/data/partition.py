@@ -84,4 +84,4 @@ class PartitionedLoader(ABC):
 
     @abstractmethod
     def begin(self, epoch: int, batch: int) -> None:
-        """Have the next iteration start at a batch of an epoch; those after it start at the first batch."""
+        """Have the next iteration start at a batch of an epoch."""

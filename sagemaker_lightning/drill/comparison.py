@@ -21,7 +21,7 @@ from sagemaker_lightning.state.object_state import digest
 
 STEP = ("batch", "learning rate", "loss")
 """What is known of a step, in the order in which one leads to the next."""
-WRITTEN = ("number", "saved_at", "made", "journal", "resumes")
+WRITTEN = ("number", "saved_at", "made", "journal", "resumes", "files")
 """Of what is ours in a checkpoint: when and by which processes it was written."""
 TRIES = ("begun", "workers")
 """Of what a checkpoint says of a loader: how often it was begun, each process counted, and by how many workers."""

@@ -10,16 +10,18 @@ from pathlib import Path
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from sagemaker_lightning.contract.shutdown import NAME
+
 
 def names(trainer: Trainer) -> dict[str, list[str]]:
     """Return the names of the files in the local folder of each ModelCheckpoint, by the callback's key."""
-    return {one.state_key: sorted(path.name for path in folder.iterdir()) for one, folder in _folders(trainer)}
+    return {one.state_key: sorted(_models(one, folder)) for one, folder in _folders(trainer)}
 
 
 def write_again(trainer: Trainer, known: Mapping[str, Sequence[str]]) -> None:
     """Have files written again that are there and not among those that were `known`; rank 0 decides."""
     for callback, folder in _folders(trainer):
-        later = {path.name for path in folder.iterdir()}.difference(known.get(callback.state_key, ()))
+        later = _models(callback, folder).difference(known.get(callback.state_key, ()))
         if later and trainer.is_global_zero:
             callback.file_exists = _Files(callback, later).exists
 
@@ -41,3 +43,9 @@ class _Files:
 def _folders(trainer: Trainer) -> list[tuple[ModelCheckpoint, Path]]:
     callbacks = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
     return [(one, Path(one.dirpath)) for one in callbacks if one.dirpath and Path(one.dirpath).is_dir()]
+
+
+def _models(callback: ModelCheckpoint, folder: Path) -> set[str]:
+    """Return the names of the files that a callback may have written: not those of the checkpoints to resume from."""
+    found = {path.name for path in folder.iterdir() if path.suffix == callback.FILE_EXTENSION}
+    return {name for name in found if not NAME.fullmatch(name)}
