@@ -75,7 +75,9 @@ class Environment:
         output_data_dir = Path(variables.get("SM_OUTPUT_DATA_DIR", cls.output_data_dir))
         return cls(
             hosts=_training_hosts(variables) or everyone,
-            groups={key: tuple(one["hosts"]) for key, one in _json(variables, GROUPS, dict, {}).items()},
+            groups={
+                key: tuple(one["hosts"]) for key, one in _json(variables, GROUPS, dict, {}).items()
+            },
             current_host=current_host,
             num_gpus=_json(variables, "SM_NUM_GPUS", int, 0),
             network_interface=variables.get("SM_NETWORK_INTERFACE_NAME"),
@@ -85,9 +87,13 @@ class Environment:
             output_data_dir=output_data_dir,
             checkpoint_dir=_checkpoint_dir(variables) or output_data_dir / "checkpoints",
             revision=variables.get("SAGEMAKER_LIGHTNING_REVISION") or cls.revision,
-            user_args=tuple(_json(variables, "SM_USER_ARGS", list, ())) if "SM_USER_ARGS" in variables else None,
+            user_args=tuple(_json(variables, "SM_USER_ARGS", list, ()))
+            if "SM_USER_ARGS" in variables
+            else None,
             hyperparameters=_hyperparameters(variables),
-            rendezvous_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout),
+            rendezvous_timeout=_seconds(
+                variables, "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT", cls.rendezvous_timeout
+            ),
             peer_timeout=_seconds(variables, "SAGEMAKER_LIGHTNING_PEER_TIMEOUT", cls.peer_timeout),
             torchrun=_torchrun(variables),
             watch=watch(variables),
@@ -98,7 +104,11 @@ class Environment:
     def log_dir(self) -> Path:
         """Folder of this host's logs; in a job with a folder for checkpoints, there: it outlives interruptions."""
         output, checkpoints = self.output_data_dir, self.checkpoint_dir
-        return (output if checkpoints.is_relative_to(output) else checkpoints) / "tensorboard" / self.current_host
+        return (
+            (output if checkpoints.is_relative_to(output) else checkpoints)
+            / "tensorboard"
+            / self.current_host
+        )
 
     @property
     def takes_part(self) -> bool:
@@ -122,7 +132,11 @@ class Environment:
 
     @property
     def _training_channel(self) -> str:
-        return "training" if "training" in self.channels or len(self.channels) != 1 else next(iter(self.channels))
+        return (
+            "training"
+            if "training" in self.channels or len(self.channels) != 1
+            else next(iter(self.channels))
+        )
 
 
 def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
@@ -132,7 +146,11 @@ def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
 
 def watch(variables: Mapping[str, str] = os.environ) -> Path | None:
     """Return the socket on which this node's watch listens to its ranks, None where there is none; apart, too."""
-    return Path(variables["SAGEMAKER_LIGHTNING_WATCH"]) if "SAGEMAKER_LIGHTNING_WATCH" in variables else None
+    return (
+        Path(variables["SAGEMAKER_LIGHTNING_WATCH"])
+        if "SAGEMAKER_LIGHTNING_WATCH" in variables
+        else None
+    )
 
 
 def drilled(variables: Mapping[str, str], base: Path, asked: Mapping) -> dict[str, str]:
@@ -144,14 +162,20 @@ def drilled(variables: Mapping[str, str], base: Path, asked: Mapping) -> dict[st
         "SM_OUTPUT_DATA_DIR": str(base / "output/data"),
         "SM_CHECKPOINT_DIR": str(base / "checkpoints"),
     }
-    others = ("SM_OUTPUT_DIR", "SAGEMAKER_LIGHTNING_WATCH")  # of the job, if any, in which this is run
+    others = (
+        "SM_OUTPUT_DIR",
+        "SAGEMAKER_LIGHTNING_WATCH",
+    )  # of the job, if any, in which this is run
     kept = {name: value for name, value in variables.items() if name not in others}
     return kept | moved | {DRILL: json.dumps(asked)}
 
 
 def place(variables: Mapping[str, str] = os.environ) -> str:
     """Return the host and rank of this process, for messages; the rank on this host where only that is known."""
-    rank = next((f"{words} {variables[key]}" for key, words in RANKS.items() if key in variables), "local rank 0")
+    rank = next(
+        (f"{words} {variables[key]}" for key, words in RANKS.items() if key in variables),
+        "local rank 0",
+    )
     return f"host {variables.get('SM_CURRENT_HOST', 'localhost')}, {rank}"
 
 
@@ -164,7 +188,9 @@ def _json(variables: Mapping[str, str], name: str, kind: type, default):
     except json.JSONDecodeError:
         value = None
     if not isinstance(value, kind) or (value == [] and default):
-        raise UserError(f"{name}: found {variables[name]!r}, allowed is a JSON {kind.__name__}, not empty")
+        raise UserError(
+            f"{name}: found {variables[name]!r}, allowed is a JSON {kind.__name__}, not empty"
+        )
     return value
 
 
@@ -182,7 +208,9 @@ def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         value = 0
     if not 1 <= value < 1e6:  # nan is not
-        raise UserError(f"{name}: found {variables[name]!r}, allowed is a number of seconds, 1 or more")
+        raise UserError(
+            f"{name}: found {variables[name]!r}, allowed is a number of seconds, 1 or more"
+        )
     return value
 
 
@@ -206,17 +234,31 @@ def _channels(variables: Mapping[str, str]) -> dict[str, Path]:
     """Return the folder of each channel in SM_CHANNELS that is data; the toolkit upper-cases names and nothing more."""
     names = _json(variables, "SM_CHANNELS", list, [])
     if not names:  # a desk without the toolkit: SM_CHANNEL_TRAINING alone is enough
-        names = [key.removeprefix("SM_CHANNEL_").lower() for key in variables if key.startswith("SM_CHANNEL_")]
+        names = [
+            key.removeprefix("SM_CHANNEL_").lower()
+            for key in variables
+            if key.startswith("SM_CHANNEL_")
+        ]
     missing = [name for name in names if f"SM_CHANNEL_{name.upper()}" not in variables]
     if missing:
-        raise UserError(f"SM_CHANNELS names {missing[0]!r}, but SM_CHANNEL_{missing[0].upper()} is not set")
-    return {name: Path(variables[f"SM_CHANNEL_{name.upper()}"]) for name in sorted(names) if name not in CODE_CHANNELS}
+        raise UserError(
+            f"SM_CHANNELS names {missing[0]!r}, but SM_CHANNEL_{missing[0].upper()} is not set"
+        )
+    return {
+        name: Path(variables[f"SM_CHANNEL_{name.upper()}"])
+        for name in sorted(names)
+        if name not in CODE_CHANNELS
+    }
 
 
 def _sharded_channels(variables: Mapping[str, str]) -> frozenset[str]:
     """Return the channels that SM_INPUT_DATA_CONFIG, the toolkit's copy of inputdataconfig.json, calls sharded."""
     config = _json(variables, "SM_INPUT_DATA_CONFIG", dict, {})
-    kinds = {name: entry.get("S3DistributionType") for name, entry in config.items() if isinstance(entry, dict)}
+    kinds = {
+        name: entry.get("S3DistributionType")
+        for name, entry in config.items()
+        if isinstance(entry, dict)
+    }
     return frozenset(name for name, kind in kinds.items() if kind == "ShardedByS3Key")
 
 

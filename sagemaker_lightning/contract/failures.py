@@ -10,10 +10,14 @@ from pathlib import Path
 
 from sagemaker_lightning.contract.errors import UserError
 
-FAILURE_REASON_CHARACTERS = 1024  # that much of the failure file SageMaker shows (API reference, FailureReason)
+FAILURE_REASON_CHARACTERS = (
+    1024  # that much of the failure file SageMaker shows (API reference, FailureReason)
+)
 
 LOST = "lost a peer"
-OUT_OF_MEMORY = "most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
+OUT_OF_MEMORY = (
+    "most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
+)
 
 # What an exception's class and text tell, and what to do about it. The first that matches counts.
 ADVICE = (
@@ -60,22 +64,30 @@ ADVICE = (
 )
 
 # What faulthandler says of a crash in native code, and Python of a file that it cannot compile.
-FATAL = re.compile(r"^(Fatal Python error: .*)\n(?:.*\n)*?((?:Current t|T)hread .*\n(?:  .*\n)*)", re.MULTILINE)
+FATAL = re.compile(
+    r"^(Fatal Python error: .*)\n(?:.*\n)*?((?:Current t|T)hread .*\n(?:  .*\n)*)", re.MULTILINE
+)
 # An exception that nothing caught in native code, as of NCCL's watchdog; such code's log: "[E1122 10:00:00.1 x.cpp:9]".
-NATIVE = re.compile(r"^terminate called after throwing an instance of '(.+)'(?:\n *what\(\): *(.*))?", re.MULTILINE)
+NATIVE = re.compile(
+    r"^terminate called after throwing an instance of '(.+)'(?:\n *what\(\): *(.*))?", re.MULTILINE
+)
 NATIVE_LOG = re.compile(r"terminate called after throwing |\[[EWIF]\d{4} ")
 # What Python prints between an exception and another one that came of it (traceback.py).
 CAME_OF_IT = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
-SYNTAX = re.compile(r'^  File "(.+)", line (\d+)\n(?: .*\n)*((?:Syntax|Indentation|Tab)Error: .*)', re.MULTILINE)
+SYNTAX = re.compile(
+    r'^  File "(.+)", line (\d+)\n(?: .*\n)*((?:Syntax|Indentation|Tab)Error: .*)', re.MULTILINE
+)
 
 
 def explain(kind: str, message: str) -> str:
     """Return one line about an exception of class `kind` that says `message`: what to do, if that is known."""
     said = " ".join(f"{kind}: {message}".split()).rstrip(": ")
-    advice = next((text for pattern, text in ADVICE if re.search(pattern, said, re.IGNORECASE)), None)
+    advice = next(
+        (text for pattern, text in ADVICE if re.search(pattern, said, re.IGNORECASE)), None
+    )
     return f"{advice} ({_shortened(said, 400)})" if advice else _shortened(said, 700)
 
 
@@ -107,7 +119,11 @@ def reported(
             try:
                 write(failure_file, line, trace)
             except OSError as unwritable:
-                print(f"error: {failure_file} could not be written: {unwritable.strerror}", file=sys.stderr, flush=True)
+                print(
+                    f"error: {failure_file} could not be written: {unwritable.strerror}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         sys.exit(1)
 
 
@@ -143,23 +159,41 @@ def last_error(stderr: str) -> tuple[str, str]:
     the cause of nothing. Without any, what was said last has to do, and nothing at all gives "".
     """
     # "[rank1]: " comes from torch, "  | " and "  +-+---" from an exception group.
-    lines = [re.sub(r"^\[rank\d+\]:\s?|^ *(\| ?|\+[-+ ]*)+", "", line) for line in stderr.splitlines()]
+    lines = [
+        re.sub(r"^\[rank\d+\]:\s?|^ *(\| ?|\+[-+ ]*)+", "", line) for line in stderr.splitlines()
+    ]
     starts = [
-        number for number, line in enumerate(lines) if re.match(r"(Exception Group )?Traceback \(most recent", line)
+        number
+        for number, line in enumerate(lines)
+        if re.match(r"(Exception Group )?Traceback \(most recent", line)
     ]
     found, came_of_it = [], False
     for start, limit in zip(starts, [*starts[1:], len(lines)], strict=False):
         rest = range(start + 1, limit)
-        end = next((number for number in rest if lines[number] and not lines[number].startswith((" ", "\t"))), None)
+        end = next(
+            (
+                number
+                for number in rest
+                if lines[number] and not lines[number].startswith((" ", "\t"))
+            ),
+            None,
+        )
         if end and not re.search(r"\bChildFailedError\b|SignalException", lines[end]):
             rest = takewhile(lambda line: not NATIVE_LOG.match(line), lines[end + 1 :])
-            more = [line for line in rest if line.strip()]  # of the message, if not much comes after it
+            more = [
+                line for line in rest if line.strip()
+            ]  # of the message, if not much comes after it
             message = [lines[end], *(more if limit == len(lines) and len(more) <= 10 else [])]
             kind, _, text = "\n".join(message).partition(": ")
             said = found[-1][0] if came_of_it else explain(kind.rpartition(".")[2], text)
             found.append((said, "\n".join([*lines[start:end], *message])))
-            came_of_it = said.startswith(LOST) and any(line in CAME_OF_IT for line in lines[end:limit])
-    found += [(explain(native[1], native[2] or ""), native[0]) for native in NATIVE.finditer("\n".join(lines))]
+            came_of_it = said.startswith(LOST) and any(
+                line in CAME_OF_IT for line in lines[end:limit]
+            )
+    found += [
+        (explain(native[1], native[2] or ""), native[0])
+        for native in NATIVE.finditer("\n".join(lines))
+    ]
     causes = [error for error in found if not error[0].startswith(LOST)] or found
     if causes:
         return causes[-1]
@@ -180,11 +214,15 @@ def ended_rank(stderr: str) -> tuple[str, int]:
     """
     told = [
         (f"rank {rank}", int(status))
-        for rank, status in re.findall(r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: (-?\d+) ", stderr)
+        for rank, status in re.findall(
+            r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: (-?\d+) ", stderr
+        )
     ]  # by torchrun, the first one last
     told += [
         (f"the rank with PID {rank}", int(status))
-        for rank, status in re.findall(r"Child process with PID (\d+) terminated with code (-?\d+)\b", stderr)
+        for rank, status in re.findall(
+            r"Child process with PID (\d+) terminated with code (-?\d+)\b", stderr
+        )
     ]  # by Lightning
     return next((one for one in told if one[1] == -9), told[-1] if told else ("", 0))
 

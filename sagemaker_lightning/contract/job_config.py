@@ -36,7 +36,9 @@ def read(path: Path) -> dict[str, Any]:
         if type(content) is dict:
             _check_texts(content)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); allowed is a JSON object") from None
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}); allowed is a JSON object"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error}); allowed is a JSON object") from None
     if type(content) is not dict:
@@ -119,7 +121,12 @@ def _check_hyperparameters(content: dict) -> str:
     return ""
 
 
-TEXTS = {"sagemaker_program", "sagemaker_submit_directory", "sagemaker_region", "sagemaker_job_name"}
+TEXTS = {
+    "sagemaker_program",
+    "sagemaker_submit_directory",
+    "sagemaker_region",
+    "sagemaker_job_name",
+}
 TEXTS |= {"sagemaker_s3_output"}
 LEVEL, LEVELS = "sagemaker_container_log_level", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
@@ -141,7 +148,10 @@ def _check_resources(content: dict) -> str:
 
 
 def _is_group(group: Any) -> bool:
-    names = type(group) is dict and [group.get("instance_group_name"), group.get("instance_type", "")]
+    names = type(group) is dict and [
+        group.get("instance_group_name"),
+        group.get("instance_type", ""),
+    ]
     hosts = names and group.get("hosts")
     return type(hosts) is list and all(type(name) is str for name in [*names, *hosts])
 
@@ -157,7 +167,11 @@ def _check_channels(content: dict) -> str:
 
 def _check_checkpoints(content: dict) -> str:
     path = content.get("LocalPath")
-    return "" if type(path) is str and path else "allowed is a JSON object with LocalPath, the path of a folder"
+    return (
+        ""
+        if type(path) is str and path
+        else "allowed is a JSON object with LocalPath, the path of a folder"
+    )
 
 
 def main() -> None:

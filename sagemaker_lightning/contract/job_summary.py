@@ -25,9 +25,14 @@ def masked(name: str, value: object) -> str:
     return MASK if SECRET_NAME.search(name) or SECRET_VALUE.search(str(value)) else str(value)
 
 
-def lines(environment: Environment, program: str, hyperparameters: Mapping[str, object]) -> Iterator[str]:
+def lines(
+    environment: Environment, program: str, hyperparameters: Mapping[str, object]
+) -> Iterator[str]:
     """Yield the summary: hosts, devices, channels with files and bytes, program, hyperparameters."""
-    hosts = (f"{host} (this one)" if host == environment.current_host else host for host in environment.hosts)
+    hosts = (
+        f"{host} (this one)" if host == environment.current_host else host
+        for host in environment.hosts
+    )
     yield f"hosts: {', '.join(hosts)}"
     yield f"devices: {environment.num_gpus} GPUs, {os.cpu_count()} CPUs"
     for name, folder in environment.channels.items():

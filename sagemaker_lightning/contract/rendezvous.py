@@ -88,7 +88,10 @@ def forget_absent_interface(environment: Environment, variables: MutableMapping[
     for variable in INTERFACES:
         if variables.get(variable) == named:
             del variables[variable]
-            print(f"warning: {variable}={named} is ignored: this machine has no such interface", file=sys.stderr)
+            print(
+                f"warning: {variable}={named} is ignored: this machine has no such interface",
+                file=sys.stderr,
+            )
 
 
 def pauses() -> Iterator[float]:

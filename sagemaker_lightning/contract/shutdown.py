@@ -66,7 +66,10 @@ class Stop:
         self.folder, self.tell = folder, tell
         self.number: int | None = None  # the first signal that came
         self.training = self.writing = False
-        self.ended, self.took = 0.0, 0.0  # when the last batch came to its end, and the seconds since the one before
+        self.ended, self.took = (
+            0.0,
+            0.0,
+        )  # when the last batch came to its end, and the seconds since the one before
         self.pid = os.getpid()
 
     def __enter__(self) -> "Stop":
@@ -118,7 +121,9 @@ class Stop:
                 time.sleep(seconds)
         if self.pid:
             faulthandler.dump_traceback()
-            self.leave(f"no batch came to its end within {wait:.0f} s, so there is no newer checkpoint")
+            self.leave(
+                f"no batch came to its end within {wait:.0f} s, so there is no newer checkpoint"
+            )
 
     def leave(self, why: str) -> None:
         """End this process now."""

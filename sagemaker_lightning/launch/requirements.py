@@ -16,12 +16,18 @@ PACKAGE = re.compile(r"\s*(?:Collecting|Processing|Obtaining|Building wheel for)
 NO_MATCH = re.compile(r"No matching distribution found for (.+)")
 CONFLICT = re.compile(r"Cannot install (.+?) because (.+)")
 INVALID = re.compile(r"Invalid requirement: ('.*?')")
-NOT_REACHED = re.compile(r"connection broken by|Max retries exceeded|Could not fetch URL|Failed to connect")
+NOT_REACHED = re.compile(
+    r"connection broken by|Max retries exceeded|Could not fetch URL|Failed to connect"
+)
 RAISED = re.compile(r"[\w.]+(Error|Exception): ")
 FAILED = errors.InstallModuleError, errors.InstallRequirementsError
 CREDENTIALS = re.compile(r"://[^/\s@]+@")
 # What pip calls an error beside the one that counts.
-BESIDES = ("Ignored the following", "ResolutionImpossible", "pip's dependency resolver does not currently")
+BESIDES = (
+    "Ignored the following",
+    "ResolutionImpossible",
+    "pip's dependency resolver does not currently",
+)
 
 
 def install(source: Path, name: str, own: bool) -> None:
@@ -72,7 +78,9 @@ def explain(log: str, status: str = "1") -> str:
             package, why = match[1], match[2].rstrip(".")
         elif match := INVALID.match(text):
             package, why = match[1], "it is neither a requirement nor a file of the source"
-        elif text.startswith("[present-rich]"):  # a program that pip ran: its own last words say more
+        elif text.startswith(
+            "[present-rich]"
+        ):  # a program that pip ran: its own last words say more
             own = next((said.strip() for said in reversed(lines[:number]) if said.strip()), "")
             why = why or f"{own} ({text.removeprefix('[present-rich] ')})"
         elif text == "Exception:":  # and its traceback
@@ -84,4 +92,6 @@ def explain(log: str, status: str = "1") -> str:
         why = f"{why or 'no answer'} (the package index was not reached)"
         advice = "give the job a network that reaches the index, or remove that line"
     why = " ".join(why.split()) or f"pip ended with exit status {status}, and its log says no more"
-    return CREDENTIALS.sub("://******@", f"pip could not install {package[:200]}: {why[:500]}; {advice}")
+    return CREDENTIALS.sub(
+        "://******@", f"pip could not install {package[:200]}: {why[:500]}; {advice}"
+    )

@@ -28,7 +28,9 @@ from sagemaker_lightning.process import start_notice, threads
 from sagemaker_lightning.process.supervisor import STOP_SECONDS, Ended, Stopped, Supervisor
 
 # Exit statuses of a program that somebody else has told to stop, and by which signal.
-STOPPED = {sign: number for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))}
+STOPPED = {
+    sign: number for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))
+}
 
 
 def main() -> None:
@@ -40,10 +42,14 @@ def main() -> None:
         files.write_success_file()
     except (Interrupted, Stopped) as error:
         if isinstance(error, Stopped):
-            environment.write_env_vars(environment.Environment().to_env_vars())  # where checkpoints are
+            environment.write_env_vars(
+                environment.Environment().to_env_vars()
+            )  # where checkpoints are
             error = Interrupted(str(error), supervisor.asked)
         print(_report(error), file=sys.stderr, flush=True)
-        os._exit(shutdown.status(error.number))  # the toolkit knows no way out that is neither a success nor a failure
+        os._exit(
+            shutdown.status(error.number)
+        )  # the toolkit knows no way out that is neither a success nor a failure
     except BaseException as error:  # SystemExit, too
         if not isinstance(error, MEANT):
             traceback.print_exception(error)
@@ -52,7 +58,9 @@ def main() -> None:
 
 def _run(supervisor: Supervisor) -> None:
     """Meet the other hosts, run the program while they live, and raise UserError or ProgramFailed if it goes wrong."""
-    logging.getLogger("sagemaker-training-toolkit").setLevel(logging.WARNING)  # the summary says it better
+    logging.getLogger("sagemaker-training-toolkit").setLevel(
+        logging.WARNING
+    )  # the summary says it better
     job = environment.Environment()
     given = json.loads(Path(job.input_config_dir, "hyperparameters.json").read_text())
     # It becomes the program's PYTHONPATH: the image's program finds the job's modules.
@@ -63,8 +71,14 @@ def _run(supervisor: Supervisor) -> None:
         try:
             _watched(job, here, given, supervisor, watch)
         except BaseException as error:
-            found = Interrupted(str(error), supervisor.asked) if isinstance(error, Stopped) else error
-            where = "" if isinstance(found, (OtherFailed, Interrupted)) else f"host {here.current_host}: "
+            found = (
+                Interrupted(str(error), supervisor.asked) if isinstance(error, Stopped) else error
+            )
+            where = (
+                ""
+                if isinstance(found, (OtherFailed, Interrupted))
+                else f"host {here.current_host}: "
+            )
             watch.fail(f"{where}{_reason(found)}", stopped=isinstance(found, Interrupted))
             if found is error:
                 raise
@@ -74,9 +88,14 @@ def _run(supervisor: Supervisor) -> None:
 def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch: Watch) -> None:
     """Prepare the job's source, say what is going to run, run it, and raise if it does not end well on every host."""
     user_program.unpack(user_program.sent(given, "sagemaker_submit_directory"))
-    folder, name = user_program.find(user_program.sent(given, "sagemaker_program") or job.user_entry_point)
+    folder, name = user_program.find(
+        user_program.sent(given, "sagemaker_program") or job.user_entry_point
+    )
     if folder == user_program.HOME and not here.takes_part:
-        print(f"{here.current_host} takes no part in the training, which is for {', '.join(here.hosts)}", flush=True)
+        print(
+            f"{here.current_host} takes no part in the training, which is for {', '.join(here.hosts)}",
+            flush=True,
+        )
         return
     requirements.install(user_program.CODE, name, own=folder == user_program.CODE)
     command, how, processes = user_program.command(job, here, folder, name, given)
@@ -102,11 +121,15 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
         print(f"{name}: was ended, as a rank or another host has failed", flush=True)
     failed = ProgramFailed(name, ended) if ended.status else None
     puzzled = failed and not (failed.killed or ended.asked)
-    puzzled = puzzled and (failed.lost_a_peer or (watch.bereft and not watch.known))  # the log alone may mislead
+    puzzled = puzzled and (
+        failed.lost_a_peer or (watch.bereft and not watch.known)
+    )  # the log alone may mislead
     verdict = watch.wait_for_verdict() if puzzled else watch.known
     if failed and verdict and verdict.stopped:
         raise _because_of(verdict, ended.asked)
-    told = STOPPED.get(ended.status) if supervisor.grace is None else None  # by somebody else than this process
+    told = (
+        STOPPED.get(ended.status) if supervisor.grace is None else None
+    )  # by somebody else than this process
     if failed and (ended.asked or told):
         raise Interrupted(f"{name} {_how(ended.status, ended.asked)}", ended.asked or told)
     if verdict and (puzzled or not verdict.here or supervisor.grace is not None):
@@ -124,8 +147,12 @@ def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch:
 def _watch(here: Environment, given: dict, supervisor: Supervisor) -> Watch:
     """Return the watch between the hosts that train; one over this host's ranks alone if it is none of them."""
     told = {"the list of hosts": ", ".join(here.hosts), "the program's version": here.revision}
-    told["the program"] = user_program.sent(given, "sagemaker_program") or os.environ.get("SAGEMAKER_PROGRAM", "")
-    told |= {f"hyperparameter {name}": job_summary.masked(name, value) for name, value in given.items()}
+    told["the program"] = user_program.sent(given, "sagemaker_program") or os.environ.get(
+        "SAGEMAKER_PROGRAM", ""
+    )
+    told |= {
+        f"hyperparameter {name}": job_summary.masked(name, value) for name, value in given.items()
+    }
 
     def end(verdict: Verdict) -> None:
         supervisor.end(STOP_SECONDS if verdict.stopped else here.peer_timeout / 6)
@@ -184,15 +211,23 @@ class ProgramFailed(Exception):
         self.lost_a_peer = why.startswith(failures.LOST)
         if self.killed or (status < 0 and not self.trace):
             why = f"{rank} {_how(status)}{f': {failures.OUT_OF_MEMORY}' if self.killed else ''}"
-        elif ended.status in (-9, 128 + 9) and not (rank or self.trace):  # nor by Lightning, as a rank had ended
+        elif ended.status in (-9, 128 + 9) and not (
+            rank or self.trace
+        ):  # nor by Lightning, as a rank had ended
             why = failures.OUT_OF_MEMORY
-        super().__init__(f"{name} {_how(ended.status, ended.asked)}: {why or 'nothing on its stderr says why'}")
+        super().__init__(
+            f"{name} {_how(ended.status, ended.asked)}: {why or 'nothing on its stderr says why'}"
+        )
 
 
 def _how(status: int, asked: int | None = None) -> str:
     """Return how a process ended, and the signal after which it did; `status` is -N if signal N killed it."""
     after = f" after {Signals(asked).name}" if asked else ""
-    return f"was killed by {Signals(-status).name}{after}" if status < 0 else f"ended with exit status {status}{after}"
+    return (
+        f"was killed by {Signals(-status).name}{after}"
+        if status < 0
+        else f"ended with exit status {status}{after}"
+    )
 
 
 MEANT = (UserError, ProgramFailed, OtherFailed, Interrupted, errors.ClientError)
@@ -202,7 +237,11 @@ MEANT = (UserError, ProgramFailed, OtherFailed, Interrupted, errors.ClientError)
 def _reason(error: BaseException) -> str:
     """Return why, in one line; what to do about it, if that is known."""
     meant = isinstance(error, MEANT)
-    return " ".join(str(error).split()) if meant else failures.explain(type(error).__name__, str(error))
+    return (
+        " ".join(str(error).split())
+        if meant
+        else failures.explain(type(error).__name__, str(error))
+    )
 
 
 def _report(error: BaseException) -> str:
@@ -214,10 +253,20 @@ def _report(error: BaseException) -> str:
         # What a rank says that lost another one, or that was ended for that, is not the reason where that is known.
         said = path.read_text() if path.is_file() else ""
         knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
-        replaced = not said or (knows and said.startswith((f"error: {failures.LOST}", "interrupted")))
-        trace = getattr(error, "trace", "") if isinstance(error, MEANT) else "".join(traceback.format_exception(error))
+        replaced = not said or (
+            knows and said.startswith((f"error: {failures.LOST}", "interrupted"))
+        )
+        trace = (
+            getattr(error, "trace", "")
+            if isinstance(error, MEANT)
+            else "".join(traceback.format_exception(error))
+        )
         failures.write(path, line, trace, mode="w" if replaced else "x")
         return path.read_text().splitlines()[0]
     except OSError as unwritable:
-        print(f"{line}\nerror: {path} could not be written: {unwritable.strerror}", file=sys.stderr, flush=True)
+        print(
+            f"{line}\nerror: {path} could not be written: {unwritable.strerror}",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(1)

@@ -20,7 +20,9 @@ VARIABLES = {
 }
 
 
-def command(environment: Environment, args: list[str], gpus: int, program: Path, max_restarts: int = 0) -> list[str]:
+def command(
+    environment: Environment, args: list[str], gpus: int, program: Path, max_restarts: int = 0
+) -> list[str]:
     """Return the command line by which torchrun starts `program` with `args` on this node, which has `gpus` GPUs.
 
     On several nodes the first host keeps the store of the rendezvous (told by `is_host`: a container's own name is not
@@ -29,7 +31,11 @@ def command(environment: Environment, args: list[str], gpus: int, program: Path,
     variables = rendezvous.torch_distributed(environment) | os.environ
     if len(environment.hosts) > 1:
         here = environment.current_host
-        place = [f"--nnodes={len(environment.hosts)}", "--rdzv-backend=c10d", f"--local-addr={here}"]
+        place = [
+            f"--nnodes={len(environment.hosts)}",
+            "--rdzv-backend=c10d",
+            f"--local-addr={here}",
+        ]
         place += [f"--rdzv-endpoint={environment.hosts[0]}:{rendezvous.main_port(variables)}"]
         place += [f"--rdzv-conf=is_host={int(here == environment.hosts[0])}"]
     else:
@@ -38,7 +44,13 @@ def command(environment: Environment, args: list[str], gpus: int, program: Path,
     if not gpus:
         threads.check(ranks)
     place += [f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"]
-    return [sys.executable, str(Path(__file__).with_name("torchrun.py")), *place, str(program), *args]
+    return [
+        sys.executable,
+        str(Path(__file__).with_name("torchrun.py")),
+        *place,
+        str(program),
+        *args,
+    ]
 
 
 def processes(args: list[str], gpus: int) -> int:
@@ -50,7 +62,9 @@ def processes(args: list[str], gpus: int) -> int:
         return gpus or 1
     names = [name for name in devices.split(",") if name.strip()]
     if not all(name.strip().isdigit() for name in names) or devices == "0":
-        raise UserError(f"--trainer.devices: found {devices!r}, allowed are -1, auto, a number or a list of numbers")
+        raise UserError(
+            f"--trainer.devices: found {devices!r}, allowed are -1, auto, a number or a list of numbers"
+        )
     return int(names[0]) if len(names) == 1 else len(names)
 
 
@@ -60,7 +74,9 @@ def _restarts(args: list[str]) -> tuple[int, list[str]]:
     parser.add_argument("--max_restarts", "--max-restarts", default="0")
     given, rest = parser.parse_known_args(args)
     if not given.max_restarts.isdigit():
-        raise UserError(f"--max_restarts: found {given.max_restarts!r}, allowed is a number, 0 or more")
+        raise UserError(
+            f"--max_restarts: found {given.max_restarts!r}, allowed is a number, 0 or more"
+        )
     return int(given.max_restarts), rest
 
 
@@ -75,7 +91,9 @@ def main(program: Path, args: list[str] | None = None) -> None:
         line = command(environment, rest, gpus, program, restarts)
         if len(environment.hosts) > 1:
             start_notice.doing("waiting for the other hosts")
-        shares = threads.variables(processes(rest, gpus))  # torchrun's own choice is one thread each
+        shares = threads.variables(
+            processes(rest, gpus)
+        )  # torchrun's own choice is one thread each
         variables = rendezvous.prepared(environment) | VARIABLES | shares | os.environ
         if restarts:  # a rank that dies is then no reason to end: its torchrun is
             variables.pop("SAGEMAKER_LIGHTNING_WATCH", None)

@@ -21,7 +21,10 @@ def main() -> None:
         environment.Environment()  # the toolkit's first step, which launch/toolkit_hook.py does not see
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        _tell(failure, f"{base / 'input/config'}: the training toolkit cannot use what is there ({reason}); correct it")
+        _tell(
+            failure,
+            f"{base / 'input/config'}: the training toolkit cannot use what is there ({reason}); correct it",
+        )
         sys.exit(1)
     try:
         trainer.train()
@@ -29,7 +32,11 @@ def main() -> None:
         with suppress(OSError):
             said = failure.read_text(errors="replace") if failure.is_file() else ""
             if said.startswith("Framework Error:"):
-                _tell(failure, f"the training toolkit failed ({said.strip().splitlines()[-1][:500]})", said)
+                _tell(
+                    failure,
+                    f"the training toolkit failed ({said.strip().splitlines()[-1][:500]})",
+                    said,
+                )
 
 
 def _tell(failure: Path, reason: str, trace: str = "") -> None:
@@ -38,7 +45,11 @@ def _tell(failure: Path, reason: str, trace: str = "") -> None:
     try:
         failures.write(failure, line, trace, mode="w")
     except OSError as unwritable:
-        print(f"error: {failure} could not be written: {unwritable.strerror}", file=sys.stderr, flush=True)
+        print(
+            f"error: {failure} could not be written: {unwritable.strerror}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import torchrun_command
 
-HOME = Path(__file__).resolve().parents[2]  # beside this package: where the image's own programs are
+HOME = (
+    Path(__file__).resolve().parents[2]
+)  # beside this package: where the image's own programs are
 CODE = Path(environment.code_dir)  # where a job's own source is
 DISTRIBUTIONS = {
     "sagemaker_torch_distributed_enabled": None,
@@ -69,7 +71,9 @@ def _check_archive(path: str) -> None:
         raise ValueError("it is damaged")
     if hasattr(tarfile, "data_filter"):
         return
-    with tarfile.open(path) as tar:  # Python below 3.11.4: of several links, one may lead out of the folder
+    with tarfile.open(
+        path
+    ) as tar:  # Python below 3.11.4: of several links, one may lead out of the folder
         if links := [member.name for member in tar if member.issym() or member.islnk()]:
             raise ValueError(f"it has the link {links[0]}, which takes Python 3.11.4 or later")
 
@@ -77,7 +81,9 @@ def _check_archive(path: str) -> None:
 def find(name: str | None) -> tuple[Path, str]:
     """Return the folder and name of the program: the job's own if it has it, else the image's."""
     if not name:
-        raise UserError("SAGEMAKER_PROGRAM: not given; allowed is a file of the job's source or of the image")
+        raise UserError(
+            "SAGEMAKER_PROGRAM: not given; allowed is a file of the job's source or of the image"
+        )
     process.validate_entry_point(name)
     for folder in (CODE, HOME):
         if (folder / name).is_file():
@@ -120,7 +126,9 @@ def _own_command(name: str, args: list[str]) -> list[str]:
     return ["/bin/sh", "-c", shlex.join([f"./{name}", *args])]
 
 
-def command(job, here: Environment, folder: Path, name: str, given: dict) -> tuple[list[str], str, int]:
+def command(
+    job, here: Environment, folder: Path, name: str, given: dict
+) -> tuple[list[str], str, int]:
     """Return the command line, how it launches the program, in words, and how many processes of it."""
     ours = folder == HOME
     args = hyperparameters.flags(given) if ours else job.to_cmd_args()

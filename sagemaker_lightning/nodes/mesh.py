@@ -78,7 +78,13 @@ class Peers:
         decide: Callable[[Verdict], None],
         suspect: Callable[[Verdict], None],
     ) -> None:
-        self.host, self.told, self.port, self.appear, self.silence = host, dict(told), port, appear, silence
+        self.host, self.told, self.port, self.appear, self.silence = (
+            host,
+            dict(told),
+            port,
+            appear,
+            silence,
+        )
         self.before = hosts[: hosts.index(host)]  # these are called, the others call
         self.others = {name: Peer() for name in hosts if name != host}
         self.decide, self.suspect = decide, suspect
@@ -101,7 +107,9 @@ class Peers:
     async def leave(self) -> None:
         """Hang up, and let what was said last arrive: a container's network goes with it."""
         self.server.close()
-        connected = [peer for peer in self.others.values() if peer.writer and not peer.gone.is_set()]
+        connected = [
+            peer for peer in self.others.values() if peer.writer and not peer.gone.is_set()
+        ]
         for peer in connected:
             with suppress(OSError, RuntimeError):
                 peer.writer.write_eof()
@@ -137,17 +145,23 @@ class Peers:
                 if await self._talk(name, reader, writer):
                     return
             except OSError as error:
-                self.others[name].problem = f"it does not answer on port {self.port} ({str(error) or 'no answer'})"
+                self.others[
+                    name
+                ].problem = f"it does not answer on port {self.port} ({str(error) or 'no answer'})"
             await asyncio.sleep(pause)
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._talk(None, reader, writer)
 
-    async def _talk(self, name: str | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _talk(
+        self, name: str | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         """Listen to a host until it hangs up; `name` if it is known. Return whether it was a watch that answered."""
         first = await self._read(reader) or {}
         caller, told = first.get("host"), first.get("told")
-        wanted = name or first.get("calls") == self.host  # else it has an address that was another host's
+        wanted = (
+            name or first.get("calls") == self.host
+        )  # else it has an address that was another host's
         if not wanted or not isinstance(caller, str) or not isinstance(told, dict):
             writer.close()
             return False
@@ -169,7 +183,12 @@ class Peers:
                 peer.done = True
                 self.decide(Verdict(message[kind], here=False, stopped=kind == "stopped"))
         if not peer.done:
-            self._lost(caller, "nothing was heard of it any more" if message is None else "its connection broke off")
+            self._lost(
+                caller,
+                "nothing was heard of it any more"
+                if message is None
+                else "its connection broke off",
+            )
         writer.close()
         peer.gone.set()
         return True
@@ -182,12 +201,20 @@ class Peers:
             return message if isinstance(message, dict) else {}
         except TimeoutError:
             return None
-        except (OSError, ValueError, RecursionError):  # a reset; a stranger that does not speak as we do
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+        ):  # a reset; a stranger that does not speak as we do
             return {}
 
     def _contradiction(self, name: str, told: Mapping[str, str]) -> None:
         """Compare what `name` was told with what this host was."""
-        differing = [key for key in sorted(self.told.keys() | told.keys()) if self.told.get(key) != told.get(key)]
+        differing = [
+            key
+            for key in sorted(self.told.keys() | told.keys())
+            if self.told.get(key) != told.get(key)
+        ]
         if differing:
             (one, ours), (other, theirs) = sorted([(self.host, self.told), (name, told)])
             parts = (
@@ -199,10 +226,17 @@ class Peers:
 
     def _lost(self, name: str, how: str) -> None:
         now = time.monotonic()
-        silent = [peer for peer in self.others.values() if peer.heard and now - peer.heard > self.silence / 2]
+        silent = [
+            peer
+            for peer in self.others.values()
+            if peer.heard and now - peer.heard > self.silence / 2
+        ]
         peer = self.others[name]
         if len(silent) == len(self.others) > 1:
-            name, how = "every other host", f"{how}: the network of this one ({self.host}) is most likely cut"
+            name, how = (
+                "every other host",
+                f"{how}: the network of this one ({self.host}) is most likely cut",
+            )
             peer = max(silent, key=lambda peer: peer.heard)
         why = f"lost {name}: {how}; last heard {now - peer.heard:.0f} s ago: {peer.status}"
         self.decide(Verdict(why, here=False))

@@ -41,7 +41,13 @@ class Watch:
     """
 
     def __init__(
-        self, host: str, hosts: tuple[str, ...], told: Mapping[str, str], *, on_verdict: Callable, **settings
+        self,
+        host: str,
+        hosts: tuple[str, ...],
+        told: Mapping[str, str],
+        *,
+        on_verdict: Callable,
+        **settings,
     ) -> None:
         self.verdict: Verdict | None = None
         self.suspected: list[Verdict] = []  # on all hosts, in the order in which they were heard of
@@ -49,7 +55,9 @@ class Watch:
         self.due = False  # whether it has been left its time
         self.bereft = False  # whether a rank here has said that it lost a peer
         self.ended = False
-        self.peers = Peers(host, hosts, told, decide=self._decide, suspect=self.suspected.append, **settings)
+        self.peers = Peers(
+            host, hosts, told, decide=self._decide, suspect=self.suspected.append, **settings
+        )
         self.on_verdict, self.silence = on_verdict, settings["silence"]
         self.loop = asyncio.new_event_loop()
 
@@ -90,7 +98,10 @@ class Watch:
 
     def wait_for_verdict(self) -> Verdict | None:
         """Return the verdict, waiting for as long as it may take to miss a host that is lost; or what is suspected."""
-        self._until(lambda: self.due or self._sure() or not self.peers.others, limit=self.silence + LAST_WORDS)
+        self._until(
+            lambda: self.due or self._sure() or not self.peers.others,
+            limit=self.silence + LAST_WORDS,
+        )
         return self.verdict or self._likeliest()
 
     @property
@@ -143,7 +154,10 @@ class Watch:
         with suppress(OSError):
             while line := await reader.readline():
                 message = json.loads(line)
-                name, self.peers.status = message.get("rank", name), message.get("status", self.peers.status)
+                name, self.peers.status = (
+                    message.get("rank", name),
+                    message.get("status", self.peers.status),
+                )
                 explained = explained or bool({"done", "failed", "stopped"} & message.keys())
                 await self._hear(message)
         ended = _exit_status(rank)
@@ -180,7 +194,9 @@ class Watch:
         self.peers.tell({"dead": why, "doubt": doubt})
         # Its launcher knows more: how it died. The node of a peer that was lost knows why, and gets time to tell;
         # less than `wait_for_verdict` takes.
-        await asyncio.sleep(min(3 * LAST_WORDS, self.silence) if doubt == 2 and self.peers.others else LAST_WORDS)
+        await asyncio.sleep(
+            min(3 * LAST_WORDS, self.silence) if doubt == 2 and self.peers.others else LAST_WORDS
+        )
         self.due = True
         if not self.ended:
             self._decide(self._likeliest())
@@ -197,7 +213,9 @@ class Watch:
         """Take `verdict` if it is the first: tell the others, and whoever has to end the program."""
         if self.verdict:
             return
-        if not verdict.stopped:  # what fails after a rank that ended of its own does so because of it
+        if (
+            not verdict.stopped
+        ):  # what fails after a rank that ended of its own does so because of it
             verdict = self._sure() or verdict
         self.verdict = verdict
         self.peers.tell({"stopped" if verdict.stopped else "failed": verdict.why})
@@ -214,7 +232,9 @@ def _stat(process: int) -> list[str]:
 
 def _processes(line: socket.socket) -> tuple[int, int]:
     """Return the PID of the rank at the other end of a line, and that of its launcher; 0 for what cannot be known."""
-    rank, _, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    rank, _, _ = struct.unpack(
+        "3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
     told = _stat(rank)
     return rank, int(told[1]) if told else 0
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
-LAUNCHER = "SAGEMAKER_LIGHTNING_LAUNCHER"  # the PID of the process that starts ranks, in their environment
+LAUNCHER = (
+    "SAGEMAKER_LIGHTNING_LAUNCHER"  # the PID of the process that starts ranks, in their environment
+)
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 

@@ -59,14 +59,20 @@ class Supervisor:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
-    def run(self, command: list[str], cwd: Path, variables: Mapping[str, str] | None = None) -> Ended:
+    def run(
+        self, command: list[str], cwd: Path, variables: Mapping[str, str] | None = None
+    ) -> Ended:
         """Run `command` in a process group of its own and return when all that it started has ended."""
         self.starting = True
         adopt_orphans()
         self.others = {child.pid for child in psutil.Process().children()}
-        self.child = subprocess.Popen(command, cwd=cwd, env=variables, stderr=subprocess.PIPE, start_new_session=True)
+        self.child = subprocess.Popen(
+            command, cwd=cwd, env=variables, stderr=subprocess.PIPE, start_new_session=True
+        )
         kept = bytearray()
-        reader = threading.Thread(target=_copy, args=(self.child.stderr.fileno(), kept), daemon=True)
+        reader = threading.Thread(
+            target=_copy, args=(self.child.stderr.fileno(), kept), daemon=True
+        )
         reader.start()
         if self.asked:  # it came while there was no one to tell yet
             self._stop(self.asked, STOP_SECONDS)
@@ -130,7 +136,9 @@ def living(program: int, others: Container[int]) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess, ChildProcessError):
             if process.status() != psutil.STATUS_ZOMBIE:
                 left.append(process)
-            elif process.pid != program and process.ppid() == os.getpid():  # an orphan that is ours to bury
+            elif (
+                process.pid != program and process.ppid() == os.getpid()
+            ):  # an orphan that is ours to bury
                 os.waitpid(process.pid, os.WNOHANG)
     return left
 

@@ -13,16 +13,32 @@ from pathlib import Path
 
 from sagemaker_lightning.contract.errors import UserError
 
-COUNT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")  # by these a user says how many threads there are
+COUNT = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OMP_THREAD_LIMIT",
+)  # by these a user says how many threads there are
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # and by these how they wait
-PROCESSES_PER_CPU, PROCESSES = 4, 8  # allowed of one job: more only wait for each other, at half a GB of memory each
+PROCESSES_PER_CPU, PROCESSES = (
+    4,
+    8,
+)  # allowed of one job: more only wait for each other, at half a GB of memory each
 
-INTERVAL = 0.25  # seconds for which it is looked how long this process's threads have to wait for a CPU
-CROWDED = 0.2  # share of that wait, in the time that they want to run, above which others want the CPU
-HOLD, LONGEST = 1.0, 4.0  # seconds without spinning, until it is looked again: at first, and at last
+INTERVAL = (
+    0.25  # seconds for which it is looked how long this process's threads have to wait for a CPU
+)
+CROWDED = (
+    0.2  # share of that wait, in the time that they want to run, above which others want the CPU
+)
+HOLD, LONGEST = (
+    1.0,
+    4.0,
+)  # seconds without spinning, until it is looked again: at first, and at last
 
 
-def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+def usable_cpus(
+    cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int:
     """Return how many CPUs this process can keep busy: its affinity's, or its cgroups' quota where that is less."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([cpus, *(max(1, round(quota)) for quota in _quotas(cgroups, own))])
@@ -43,12 +59,19 @@ def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
         if controllers and "cpu" not in controllers.split(","):
             continue
         parts = [part for part in path.split("/") if part not in ("", "..")]
-        for top in (cgroups, cgroups / "unified") if not controllers else (cgroups / controllers, cgroups / "cpu"):
+        for top in (
+            (cgroups, cgroups / "unified")
+            if not controllers
+            else (cgroups / controllers, cgroups / "cpu")
+        ):
             for depth in range(len(parts) + 1):
                 with suppress(OSError, ValueError):
                     folder = top.joinpath(*parts[:depth])
                     if controllers:
-                        quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                        quota, period = (
+                            (folder / f"cpu.cfs_{name}_us").read_text()
+                            for name in ("quota", "period")
+                        )
                     else:
                         quota, period = (folder / "cpu.max").read_text().split()
                     if int(quota) > 0:  # "max" is no number, -1 is version 1's
@@ -61,7 +84,9 @@ def variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> dict[str
     Nothing where the user has said it, or where OpenMP chooses well by itself: one for each CPU, or for each core.
     """
     cpus = usable_cpus()
-    if any(name in given for name in COUNT) or (ranks == 1 and cpus == len(os.sched_getaffinity(0))):
+    if any(name in given for name in COUNT) or (
+        ranks == 1 and cpus == len(os.sched_getaffinity(0))
+    ):
         return {}
     return {"OMP_NUM_THREADS": str(max(1, cpus // ranks))}
 
@@ -69,7 +94,9 @@ def variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> dict[str
 def users(given: Mapping[str, str]) -> dict[str, str]:
     """Return what the user has said: not what the toolkit's hook has set for a job's own program that calls ours."""
     shares = variables(given={})
-    return {name: given[name] for name in COUNT if name in given and given[name] != shares.get(name)}
+    return {
+        name: given[name] for name in COUNT if name in given and given[name] != shares.get(name)
+    }
 
 
 USERS = users(os.environ)  # before `prepare` adds to it
@@ -121,7 +148,9 @@ def spin_only_alone(threads: int) -> None:
     with suppress(OSError):  # torch has another OpenMP
         libgomp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         _watching.set()
-        threading.Thread(target=_watch, args=(libgomp, threads), daemon=True, name="spinning").start()
+        threading.Thread(
+            target=_watch, args=(libgomp, threads), daemon=True, name="spinning"
+        ).start()
 
 
 def _watch(libgomp: ctypes.CDLL, threads: int) -> None:
@@ -136,12 +165,16 @@ def _watch(libgomp: ctypes.CDLL, threads: int) -> None:
     while True:
         ran, waited = _scheduled()
         time.sleep(INTERVAL)
-        ran, waited = (now - before for now, before in zip(_scheduled(), (ran, waited), strict=True))
+        ran, waited = (
+            now - before for now, before in zip(_scheduled(), (ran, waited), strict=True)
+        )
         if waited <= CROWDED * (ran + waited):
             hold = max(HOLD, hold - INTERVAL)
             continue
         release = threading.Event()
-        threading.Thread(target=_hold, args=(libgomp, missing, release), daemon=True, name="spinning").start()
+        threading.Thread(
+            target=_hold, args=(libgomp, missing, release), daemon=True, name="spinning"
+        ).start()
         time.sleep(hold)
         release.set()  # with the thread, libgomp ends those that it held
         hold = min(2 * hold, LONGEST)
