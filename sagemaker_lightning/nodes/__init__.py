@@ -1,1 +1,1 @@
-"""Liveness between the hosts of a job, and of the ranks on a host. Standard library only."""
+"""Whether the hosts of a job and the ranks of a host are alive. Standard library only."""

@@ -1,15 +1,17 @@
-"""The line between the hosts of a job: who is there, what they were told, and who is not heard of any more.
+"""Connections between all hosts of a job: which hosts live, and whether their settings agree.
 
-What goes over it is a JSON object a line:
+A message is one JSON object on one line:
 
-    {"host": NAME, "told": {...}}   once, by both ends: who this is, and what it was told; who calls adds
-                                    "calls": NAME, whom it takes the other end for
-    {"ready": true}                 its program may start
-    {"status": TEXT}                every few seconds: it is alive, and what it does
-    {"done": true}                  its program has ended well
-    {"dead": WHY, "doubt": N}       a rank of it is dead, which may be the reason to end (see Verdict.doubt)
-    {"failed": WHY}                 its program has not, or it knows of a host whose program has not
-    {"stopped": WHY}                the same, where the cause is that it was told to stop
+    {"host": NAME, "told": {...}}   sent once by each end: the sender's name and its settings; the
+                                    end that called adds "calls": NAME, the host it wants to reach
+    {"ready": true}                 the sender is ready for the programs to start
+    {"status": TEXT}                sent every few seconds: the sender lives, and what it does
+    {"done": true}                  the sender's program has ended well
+    {"dead": WHY, "doubt": N}       a rank of the sender died, which may be the reason to end
+                                    (see Verdict.doubt)
+    {"failed": WHY}                 the sender's program failed, or the sender knows of a host whose
+                                    program failed
+    {"stopped": WHY}                the same, where the cause is a request to stop
 """
 
 import asyncio
@@ -23,8 +25,11 @@ from dataclasses import dataclass, field
 
 from sagemaker_lightning.contract.rendezvous import pauses
 
-LINE = 2**20  # bytes at most: 100 hyperparameters of 2,500 characters are a quarter of it
-LAST_WORDS = 5.0  # seconds for what ends by itself: a launcher whose rank is dead, a connection after its last message
+# Most bytes of a message. 100 hyperparameters of 2,500 characters need a quarter of it.
+LINE = 2**20
+# Seconds that we give something that ends by itself: a launcher whose rank is dead, or a connection
+# after its last message.
+LAST_WORDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -35,15 +40,21 @@ class Verdict:
     here: bool
     """Whether the cause is on this node."""
     stopped: bool = False
-    """Whether the cause is that a node was told to stop: its ranks, and so these, may be saving."""
+    """Whether the cause is that a node was told to stop.
+
+    Its ranks may then be saving a checkpoint, and so may the ranks of this node.
+    """
     doubt: int = 0
-    """Of a rank that ended without a word: 0 if that needs no other reason, 1 if the reason may be the end of a rank of
-    another host, 2 if it most likely is that of a process of its own host."""
+    """How uncertain it is that this is the cause, for a rank that ended without giving a reason.
+
+    0: nothing else explains its end. 1: a rank of another host may have caused it. 2: another
+    process of its own host most likely caused it.
+    """
 
 
 @dataclass
 class Peer:
-    """What is known of another host."""
+    """What this host knows of another host."""
 
     heard: float | None = None
     status: str = "it had just started"
@@ -55,15 +66,20 @@ class Peer:
 
 
 class Peers:
-    """The lines from `host`, one of `hosts`, to all others; everything here runs in one event loop.
+    """The connections from one host to all other hosts of the job.
+
+    All of its code runs in one event loop.
 
     Args:
-        told: What this host was told, by what it is called; all hosts were told the same.
-        port: TCP port of all hosts.
-        appear: Seconds that a host may take to appear.
-        silence: Seconds after which a host of which nothing is heard is lost.
-        decide: Called with each Verdict, a reason to end.
-        suspect: Called with each Verdict on another host that may be one.
+        host: Name of this host.
+        hosts: Names of all hosts, this one included, in the same order on all of them.
+        told: Settings of this host: a value for each description. They must be the same on all
+            hosts.
+        port: TCP port, the same on all hosts.
+        appear: Seconds that a host may take to connect.
+        silence: Seconds without a message after which a host counts as lost.
+        decide: Called with each Verdict that is a reason to end.
+        suspect: Called with each Verdict on another host that may be a reason to end.
     """
 
     def __init__(
@@ -78,34 +94,44 @@ class Peers:
         decide: Callable[[Verdict], None],
         suspect: Callable[[Verdict], None],
     ) -> None:
-        self.host, self.told, self.port, self.appear, self.silence = (
-            host,
-            dict(told),
-            port,
-            appear,
-            silence,
-        )
-        self.before = hosts[: hosts.index(host)]  # these are called, the others call
+        self.host = host
+        self.told = dict(told)
+        self.port = port
+        self.appear = appear
+        self.silence = silence
+        self.before = hosts[: hosts.index(host)]  # this host calls these; the others call it
         self.others = {name: Peer() for name in hosts if name != host}
-        self.decide, self.suspect = decide, suspect
-        self.status, self.last = "it was preparing its program", {}
+        self.decide = decide
+        self.suspect = suspect
+        self.status = "it was preparing its program"
+        self.last = {}
         self.tasks: list[asyncio.Task] = []  # asyncio itself keeps no reference
 
     async def open(self) -> None:
-        """Listen, call, and go on telling that this host lives; OSError if the port cannot be had."""
-        self.server = await asyncio.start_server(self._called, port=self.port, limit=LINE)
-        for work in (self._appear(), self._say_that_we_live(), *map(self._call, self.before)):
-            self.tasks.append(asyncio.create_task(work))
+        """Start to listen on the port, to call other hosts, and to send this host's status.
+
+        Raises OSError if this host cannot listen on the port.
+        """
+        self.server = await asyncio.start_server(self._accept, port=self.port, limit=LINE)
+        calls = map(self._call, self.before)
+        for coroutine in (self._report_missing_hosts(), self._send_status_repeatedly(), *calls):
+            self.tasks.append(asyncio.create_task(coroutine))
 
     def tell(self, message: Mapping) -> None:
-        """Send a message to all, later ones included: to each that appears, what was said so far."""
+        """Send a message to all hosts.
+
+        A host that connects later gets all that was sent so far, merged into one message.
+        """
         self.last |= message
         for peer in self.others.values():
             if peer.writer and not peer.gone.is_set():
                 _send(peer.writer, message)
 
     async def leave(self) -> None:
-        """Hang up, and let what was said last arrive: a container's network goes with it."""
+        """Close the connections, and wait up to LAST_WORDS until the others have read everything.
+
+        A container's network disappears with the container.
+        """
         self.server.close()
         connected = [
             peer for peer in self.others.values() if peer.writer and not peer.gone.is_set()
@@ -117,71 +143,90 @@ class Peers:
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), LAST_WORDS)
 
-    async def _appear(self) -> None:
+    async def _report_missing_hosts(self) -> None:
+        """After `appear` seconds, decide that the job ends if a host has not connected."""
         await asyncio.sleep(self.appear)
         missing = [name for name, peer in self.others.items() if peer.heard is None]
         for name in missing[:1]:
             try:
-                how = f"its name is that of {await _address(name)}, but {self.others[name].problem}"
+                reason = (
+                    f"its name is that of {await _resolve(name)}, but {self.others[name].problem}"
+                )
             except OSError as error:
-                how = f"its name does not resolve ({error.strerror or 'no answer'})"
-            more = f"; nor did {', '.join(missing[1:6])}" if missing[1:] else ""
-            advice = "see whether it started, or give it more time by SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT (seconds)"
-            why = f"host {name} did not appear within {self.appear:.0f} s: {how}{more}; {advice}"
+                reason = f"its name does not resolve ({error.strerror or 'no answer'})"
+            also_missing = f"; nor did {', '.join(missing[1:6])}" if missing[1:] else ""
+            advice = (
+                "see whether it started, or give it more time by "
+                "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT (seconds)"
+            )
+            why = (
+                f"host {name} did not appear within {self.appear:.0f} s: {reason}{also_missing}; "
+                f"{advice}"
+            )
             self.decide(Verdict(why, here=False))
 
-    async def _say_that_we_live(self) -> None:
+    async def _send_status_repeatedly(self) -> None:
         while True:
             self.tell({"status": self.status})
             await asyncio.sleep(min(2.0, self.silence / 5))
 
     async def _call(self, name: str) -> None:
-        """Call a host until it answers; its name is resolved anew each time."""
+        """Call a host until it answers; resolve its name again for each call."""
         for pause in pauses():
             try:
-                opening = asyncio.open_connection(await _address(name), self.port, limit=LINE)
+                opening = asyncio.open_connection(await _resolve(name), self.port, limit=LINE)
                 reader, writer = await asyncio.wait_for(opening, LAST_WORDS)
                 _send(writer, {"host": self.host, "told": self.told, "calls": name})
-                if await self._talk(name, reader, writer):
+                if await self._converse(name, reader, writer):
                     return
             except OSError as error:
-                self.others[
-                    name
-                ].problem = f"it does not answer on port {self.port} ({str(error) or 'no answer'})"
+                answer = str(error) or "no answer"
+                problem = f"it does not answer on port {self.port} ({answer})"
+                self.others[name].problem = problem
             await asyncio.sleep(pause)
 
-    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._talk(None, reader, writer)
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._converse(None, reader, writer)
 
-    async def _talk(
+    async def _converse(
         self, name: str | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Listen to a host until it hangs up; `name` if it is known. Return whether it was a watch that answered."""
-        first = await self._read(reader) or {}
-        caller, told = first.get("host"), first.get("told")
-        wanted = (
-            name or first.get("calls") == self.host
-        )  # else it has an address that was another host's
-        if not wanted or not isinstance(caller, str) or not isinstance(told, dict):
+        """Read the messages of a host until it hangs up; return whether it was a host of this job.
+
+        Args:
+            name: The host that this host called; None if the other end called.
+            reader: The messages of the other end.
+            writer: Sends messages to the other end.
+        """
+        greeting = await self._read_message(reader) or {}
+        caller = greeting.get("host")
+        their_settings = greeting.get("told")
+        # If the caller wants another host, this host now has the address that the other one had.
+        is_meant = name or greeting.get("calls") == self.host
+        if not is_meant or not isinstance(caller, str) or not isinstance(their_settings, dict):
             writer.close()
             return False
         if name is None:
             _send(writer, {"host": self.host, "told": self.told})
-        self._contradiction(caller, told)
+        self._compare_settings(caller, their_settings)
         peer = self.others.get(caller)
-        if not peer or peer.heard or caller != (name or caller):  # a stranger
+        # Not a host of this job, one that is connected already, or not the one that we called.
+        if not peer or peer.heard or caller != (name or caller):
             writer.close()
             return False
-        peer.heard, peer.writer = time.monotonic(), writer
+        peer.heard = time.monotonic()
+        peer.writer = writer
         _send(writer, self.last)
-        while message := await self._read(reader):
-            peer.heard, peer.status = time.monotonic(), message.get("status", peer.status)
-            peer.ready, peer.done = "ready" in message or peer.ready, "done" in message or peer.done
+        while message := await self._read_message(reader):
+            peer.heard = time.monotonic()
+            peer.status = message.get("status", peer.status)
+            peer.ready = "ready" in message or peer.ready
+            peer.done = "done" in message or peer.done
             if "dead" in message:
                 self.suspect(Verdict(message["dead"], here=False, doubt=message["doubt"]))
-            for kind in {"failed", "stopped"} & message.keys():
+            for key in {"failed", "stopped"} & message.keys():
                 peer.done = True
-                self.decide(Verdict(message[kind], here=False, stopped=kind == "stopped"))
+                self.decide(Verdict(message[key], here=False, stopped=key == "stopped"))
         if not peer.done:
             self._lost(
                 caller,
@@ -193,38 +238,46 @@ class Peers:
         peer.gone.set()
         return True
 
-    async def _read(self, reader: asyncio.StreamReader) -> dict | None:
-        """Return the next message, {} at the end, None after too long a silence."""
+    async def _read_message(self, reader: asyncio.StreamReader) -> dict | None:
+        """Return the next message; {} at the end; None after `silence` seconds without one."""
         try:
             line = await asyncio.wait_for(reader.readline(), self.silence)
             message = json.loads(line or "{}")
             return message if isinstance(message, dict) else {}
         except TimeoutError:
             return None
-        except (
-            OSError,
-            ValueError,
-            RecursionError,
-        ):  # a reset; a stranger that does not speak as we do
+        # The connection was reset, or the other end speaks another protocol.
+        except (OSError, ValueError, RecursionError):
             return {}
 
-    def _contradiction(self, name: str, told: Mapping[str, str]) -> None:
-        """Compare what `name` was told with what this host was."""
+    def _compare_settings(self, name: str, told: Mapping[str, str]) -> None:
+        """Decide that the job ends if the settings of host `name` differ from this host's."""
         differing = [
             key
             for key in sorted(self.told.keys() | told.keys())
             if self.told.get(key) != told.get(key)
         ]
         if differing:
-            (one, ours), (other, theirs) = sorted([(self.host, self.told), (name, told)])
+            # In the order of their names, so that both hosts write the same line.
+            first, second = sorted([(self.host, self.told), (name, told)])
+            first_host, first_settings = first
+            second_host, second_settings = second
             parts = (
-                f"{key} is {str(ours.get(key, '(none)'))[:80]} and {str(theirs.get(key, '(none)'))[:80]}"
+                f"{key} is {str(first_settings.get(key, '(none)'))[:80]} and "
+                f"{str(second_settings.get(key, '(none)'))[:80]}"
                 for key in differing
             )
-            why = f"hosts {one} and {other} were told different things: {'; '.join(parts)}; start all with the same"
+            why = (
+                f"hosts {first_host} and {second_host} were told different things: "
+                f"{'; '.join(parts)}; start all with the same"
+            )
             self.decide(Verdict(why, here=False))
 
     def _lost(self, name: str, how: str) -> None:
+        """Decide that the job ends because host `name` is lost; `how` says how it was noticed.
+
+        If all of several other hosts are silent, this host's own network is most likely cut.
+        """
         now = time.monotonic()
         silent = [
             peer
@@ -233,39 +286,39 @@ class Peers:
         ]
         peer = self.others[name]
         if len(silent) == len(self.others) > 1:
-            name, how = (
-                "every other host",
-                f"{how}: the network of this one ({self.host}) is most likely cut",
-            )
+            name = "every other host"
+            how = f"{how}: the network of this one ({self.host}) is most likely cut"
             peer = max(silent, key=lambda peer: peer.heard)
         why = f"lost {name}: {how}; last heard {now - peer.heard:.0f} s ago: {peer.status}"
         self.decide(Verdict(why, here=False))
 
 
-async def _address(name: str) -> str:
-    """Return the address of a host, asked anew; OSError if it has none, or no name server answers.
+async def _resolve(name: str) -> str:
+    """Return a host's IP address from the resolver.
 
-    In a thread of its own, as Python waits at its exit for those of asyncio's getaddrinfo: half a minute of a
-    resolver that does not answer.
+    Raises OSError if the host has none, and TimeoutError if no name server answers in LAST_WORDS.
+
+    It uses a thread of its own: at its exit, Python waits for the threads of asyncio's getaddrinfo,
+    which takes half a minute if the name server does not answer.
     """
     loop = asyncio.get_running_loop()
     answer = loop.create_future()
 
     def ask() -> None:
         try:
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
+            result = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
         except OSError as error:
-            found = error
-        with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-            loop.call_soon_threadsafe(lambda: answer.done() or answer.set_result(found))
+            result = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits for the answer any more
+            loop.call_soon_threadsafe(lambda: answer.done() or answer.set_result(result))
 
     threading.Thread(target=ask, daemon=True).start()
-    found = await asyncio.wait_for(answer, LAST_WORDS)
-    if isinstance(found, OSError):
-        raise found
-    return found
+    result = await asyncio.wait_for(answer, LAST_WORDS)
+    if isinstance(result, OSError):
+        raise result
+    return result
 
 
 def _send(writer: asyncio.StreamWriter, message: Mapping) -> None:
-    with suppress(OSError, RuntimeError):  # RuntimeError: all that this host had to say is said
+    with suppress(OSError, RuntimeError):  # RuntimeError: this end is closed for writing already
         writer.write(json.dumps(message).encode() + b"\n")

@@ -1,13 +1,17 @@
-"""Each node watches the others and its own ranks: who is lost, and why, is known everywhere within seconds.
+"""Finds out which host or rank of a job was lost, and tells every node why to end.
 
-torch.distributed alone waits half an hour for a rank that is gone, and then does not say which (init_process_group,
-`timeout`). Here the toolkit's process on each node, which computes nothing and so is never late, holds a line to that
-of every other node (nodes/mesh.py), and each rank of the application one to that of its own (callbacks/heartbeat.py).
-The first reason to end that a node hears of is its verdict: it tells all others, and has its own program end.
+torch.distributed alone waits half an hour for a rank that is gone, and then does not say which one
+it was (init_process_group, `timeout`). Here, the toolkit's process on each node keeps a connection
+to the same process on every other node (nodes/mesh.py), and each rank of the application keeps one
+to the toolkit's process of its own node (callbacks/heartbeat.py). The toolkit's process computes
+nothing, so it always answers in time. The first reason to end that a node hears of is its verdict:
+the node tells it to all others and ends its own program.
 
-A rank that ends without a word may have been ended by the end of another one: NCCL aborts a process whose peer is gone,
-a launcher kills its ranks when one has failed. So that is a suspicion at first. It is told to all nodes with the doubt
-that there is. After a while for better reasons, the suspicion of least doubt, and of these the first, is the verdict.
+A rank that ends without giving a reason may have ended because another rank ended: NCCL aborts a
+process whose peer is gone, and a launcher kills its ranks when one has failed. So such an end is
+only a suspicion at first. The node tells it to all others, with a degree of doubt. It then waits
+for a while for a better reason. If none comes, the suspicion with the least doubt is the verdict;
+of several with the same doubt, it is the first.
 """
 
 import asyncio
@@ -26,18 +30,24 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import LOST, OUT_OF_MEMORY
 from sagemaker_lightning.nodes.mesh import LAST_WORDS, LINE, Peers, Verdict
 
-# What ends a rank whatever became of the others. Not SIGABRT: it is what NCCL and gloo do where a peer is gone.
+# Signals that end a rank for a reason of its own, whatever happened to other ranks. SIGABRT is not
+# one of them: NCCL and gloo abort where a peer is gone.
 OF_ITS_OWN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 TOLD_TO_STOP = {sign for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))}
-MOMENT = 0.02  # seconds in which the loop comes to all that was there before
+MOMENT = 0.02  # seconds in which the event loop handles all that had arrived before
 
 
 class Watch:
-    """The watch on `host`; while it is entered, it runs in a thread.
+    """Watches the other hosts and the ranks of `host`, in a thread that runs while it is entered.
 
     Args:
+        host: Name of this host.
+        hosts: Names of all hosts to watch, this one included.
+        told: Settings of this host, which must be the same on all hosts (see `Peers`).
         on_verdict: Called from the thread, with the verdict, when the program has to end.
-        settings: Those of `Peers`.
+        settings: The other arguments of `Peers`: port, appear, silence.
+
+    Entering it raises UserError if this host cannot listen on the port.
     """
 
     def __init__(
@@ -50,15 +60,17 @@ class Watch:
         **settings,
     ) -> None:
         self.verdict: Verdict | None = None
-        self.suspected: list[Verdict] = []  # on all hosts, in the order in which they were heard of
-        self.dead: Verdict | None = None  # the one of them that is this host's
-        self.due = False  # whether it has been left its time
-        self.bereft = False  # whether a rank here has said that it lost a peer
-        self.ended = False
+        # The suspicions of all hosts, in the order in which this host heard of them.
+        self.suspected: list[Verdict] = []
+        self.dead: Verdict | None = None  # the suspicion on a rank of this host
+        self.due = False  # whether the time for a better reason than `dead` is over
+        self.bereft = False  # whether a rank of this host has said that it lost a peer
+        self.ended = False  # whether this host's program has ended; set by the toolkit's hook
         self.peers = Peers(
             host, hosts, told, decide=self._decide, suspect=self.suspected.append, **settings
         )
-        self.on_verdict, self.silence = on_verdict, settings["silence"]
+        self.on_verdict = on_verdict
+        self.silence = settings["silence"]
         self.loop = asyncio.new_event_loop()
 
     def __enter__(self) -> "Watch":
@@ -67,69 +79,84 @@ class Watch:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         try:
-            self._wait(self._open())
+            self._run_in_loop(self._open())
         except OSError as error:
             raise UserError(
-                f"port {self.peers.port}: cannot be listened on ({error.strerror}); it is the one after MASTER_PORT: "
-                "set that to a port with a free one after it, alike on all hosts"
+                f"port {self.peers.port}: cannot be listened on ({error.strerror}); it is the one "
+                "after MASTER_PORT: set that to a port with a free one after it, alike on all hosts"
             ) from None
         return self
 
     def __exit__(self, *_) -> None:
-        self._wait(self._leave())
+        self._run_in_loop(self._leave())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
         self.folder.cleanup()
 
     def wait_until_all_are_ready(self) -> Verdict | None:
-        """Return when every host is ready for its program to start, or the verdict as soon as there is one."""
-        self._tell({"ready": True})
-        self._until(lambda: all(peer.ready for peer in self.peers.others.values()))
+        """Return None when every host is ready to start its program; a verdict ends the wait."""
+        self._tell_hosts({"ready": True})
+        self._wait_until(lambda: all(peer.ready for peer in self.peers.others.values()))
         self.peers.status = "its program had just started"
         return self.verdict
 
     def wait_until_all_are_done(self) -> Verdict | None:
-        """Return when this host's and every other's program has ended well, or the verdict."""
+        """Return None when the programs of all hosts have ended well; a verdict ends the wait.
+
+        The program of this host must have ended well before.
+        """
         self.peers.status = "its program had ended well"
-        self._tell({"done": True})
-        self._until(lambda: all(peer.done for peer in self.peers.others.values()))
+        self._tell_hosts({"done": True})
+        self._wait_until(lambda: all(peer.done for peer in self.peers.others.values()))
         return self.verdict
 
     def wait_for_verdict(self) -> Verdict | None:
-        """Return the verdict, waiting for as long as it may take to miss a host that is lost; or what is suspected."""
-        self._until(
-            lambda: self.due or self._sure() or not self.peers.others,
+        """Wait for the verdict, for as long as it takes to notice that a host is lost.
+
+        Return the likeliest suspicion if no verdict comes; None if there is no suspicion either.
+        """
+        self._wait_until(
+            lambda: self.due or self._certain_suspicion() or not self.peers.others,
             limit=self.silence + LAST_WORDS,
         )
-        return self.verdict or self._likeliest()
+        return self.verdict or self._likeliest_suspicion()
 
     @property
     def known(self) -> Verdict | None:
-        """The verdict, or what will be it."""
-        return self.verdict or self._sure()
+        """The verdict, or the suspicion without doubt, which will become the verdict."""
+        return self.verdict or self._certain_suspicion()
 
     def fail(self, why: str, stopped: bool) -> None:
-        """Tell the other hosts why this one fails, unless there is a verdict."""
-        self.on_verdict = lambda verdict: None
-        self.loop.call_soon_threadsafe(self._decide, Verdict(why, here=True, stopped=stopped))
+        """Tell the other hosts why this one fails, unless there is a verdict.
 
-    def _wait(self, coroutine: Coroutine) -> None:
+        Args:
+            why: The reason, in one line.
+            stopped: Whether the cause is that this host was told to stop.
+        """
+        self.on_verdict = lambda verdict: None
+        verdict = Verdict(why, here=True, stopped=stopped)
+        self.loop.call_soon_threadsafe(self._decide, verdict)
+
+    def _run_in_loop(self, coroutine: Coroutine) -> None:
+        """Run a coroutine in the watch's thread and wait for its end."""
         asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
-    def _tell(self, message: dict) -> None:
+    def _tell_hosts(self, message: dict) -> None:
         self.loop.call_soon_threadsafe(self.peers.tell, message)
 
-    def _until(self, condition: Callable[[], bool], limit: float | None = None) -> None:
-        async def wait() -> None:
+    def _wait_until(self, condition: Callable[[], bool], limit: float | None = None) -> None:
+        """Wait for the condition, a verdict, or the end of `limit` seconds, whichever is first."""
+
+        async def poll() -> None:
             while not condition() and not self.verdict:
                 await asyncio.sleep(0.05)
 
         with suppress(TimeoutError):
-            self._wait(asyncio.wait_for(wait(), limit))
+            self._run_in_loop(asyncio.wait_for(poll(), limit))
 
     async def _open(self) -> None:
-        self.server = await asyncio.start_unix_server(self._rank, self.path, limit=LINE)
+        self.server = await asyncio.start_unix_server(self._accept_rank, self.path, limit=LINE)
         if self.peers.others:
             await self.peers.open()
 
@@ -137,125 +164,148 @@ class Watch:
         self.server.close()
         if self.peers.others:
             await self.peers.leave()
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
+        remaining = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in remaining:
             task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.gather(*remaining, return_exceptions=True)
 
-    async def _rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Listen to a rank of this node until its line breaks."""
-        # asyncio logs a connection's task that is cancelled as an error: this one ends quietly.
+    async def _accept_rank(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Listen to a rank of this node until its connection breaks."""
+        # asyncio logs the cancelled task of a connection as an error. This one ends quietly.
         with suppress(asyncio.CancelledError):
             await self._listen(reader, writer)
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        rank, launcher = _processes(writer.get_extra_info("socket"))
-        name, explained = "a rank", False
+        rank_pid, launcher_pid = _rank_and_launcher(writer.get_extra_info("socket"))
+        name = "a rank"
+        explained = False
         with suppress(OSError):
             while line := await reader.readline():
                 message = json.loads(line)
-                name, self.peers.status = (
-                    message.get("rank", name),
-                    message.get("status", self.peers.status),
-                )
+                name = message.get("rank", name)
+                self.peers.status = message.get("status", self.peers.status)
                 explained = explained or bool({"done", "failed", "stopped"} & message.keys())
-                await self._hear(message)
-        ended = _exit_status(rank)
+                await self._handle_message(message)
+        status = _exit_status(rank_pid)
         writer.close()
-        if not explained and ended not in TOLD_TO_STOP:
-            await self._suspect(name, ended, alone=_lives(launcher) and not self.bereft)
+        if not explained and status not in TOLD_TO_STOP:
+            await self._suspect(name, status, alone=_is_running(launcher_pid) and not self.bereft)
 
-    async def _hear(self, message: Mapping[str, str]) -> None:
-        """Take what a rank of this node says."""
+    async def _handle_message(self, message: Mapping[str, str]) -> None:
+        """Act on what a rank of this node says."""
         failed = message.get("failed", "")
         if failed.startswith(f"error: {LOST}"):
-            # It does not know why; who does will say so. What ends from now on may have been ended with it; a rank that
-            # it misses is dead already, though the loop may not have come to that.
+            # This rank does not know why its peer is gone; whoever knows will tell. A process of
+            # this node that ends after this may have ended for the same reason. The peer that the
+            # rank misses has died before, so the loop first gets time to notice its death.
             await asyncio.sleep(MOMENT)
             self.bereft = True
         elif failed:
             self._decide(Verdict(f"a rank failed: {failed.removeprefix('error: ')}", here=True))
-        # A launcher stops those that are left of its ranks: that one has ended is the reason.
+        # When a rank has died, the launcher stops the others: the reason is the death, not the
+        # stop.
         elif "stopped" in message and not (self.bereft or self.dead):
             self._decide(Verdict(message["stopped"], here=True, stopped=True))
 
     async def _suspect(self, name: str, ended: int | None, alone: bool) -> None:
-        """Suspect that a rank is the reason; `alone` if nothing of its host had ended before."""
+        """Record the suspicion that a rank of this node is the reason, and wait for a better one.
+
+        Args:
+            name: What to call the rank.
+            ended: Its exit status, -N for signal N; None if it is unknown.
+            alone: Whether no other process of this host had ended before it.
+        """
         if alone and not (self.dead and self.dead.doubt < 2):
             doubt = 0 if ended in [-number for number in OF_ITS_OWN] else 1
-            why = f"{name} ended without a word: {_how(ended)}"
+            why = f"{name} ended without a word: {_describe_end(ended)}"
         else:
             doubt = 2
-            why = f"{name} ended without a word after another process of its host: with it, or it was killed or crashed"
+            why = (
+                f"{name} ended without a word after another process of its host: with it, or it "
+                "was killed or crashed"
+            )
         if self.dead and self.dead.doubt <= doubt:
             return
         self.dead = Verdict(why, here=True, doubt=doubt)
         self.suspected.append(self.dead)
         self.peers.tell({"dead": why, "doubt": doubt})
-        # Its launcher knows more: how it died. The node of a peer that was lost knows why, and gets time to tell;
-        # less than `wait_for_verdict` takes.
+        # The rank's launcher knows more: how the rank died. If a peer was lost, the node of that
+        # peer knows why, and gets time to tell: less than `wait_for_verdict` waits.
         await asyncio.sleep(
             min(3 * LAST_WORDS, self.silence) if doubt == 2 and self.peers.others else LAST_WORDS
         )
         self.due = True
         if not self.ended:
-            self._decide(self._likeliest())
+            self._decide(self._likeliest_suspicion())
 
-    def _sure(self) -> Verdict | None:
-        """Return the suspicion of which there is no doubt."""
-        return next((one for one in self.suspected if not one.doubt), None)
+    def _certain_suspicion(self) -> Verdict | None:
+        """Return the first suspicion without doubt; None if there is none."""
+        return next((suspicion for suspicion in self.suspected if not suspicion.doubt), None)
 
-    def _likeliest(self) -> Verdict | None:
-        """Return the suspicion of which there is the least doubt."""
-        return min(self.suspected, key=lambda one: one.doubt, default=None)
+    def _likeliest_suspicion(self) -> Verdict | None:
+        """Return the suspicion with the least doubt, the first of equals; None if there is none."""
+        return min(self.suspected, key=lambda suspicion: suspicion.doubt, default=None)
 
     def _decide(self, verdict: Verdict) -> None:
-        """Take `verdict` if it is the first: tell the others, and whoever has to end the program."""
+        """Make `verdict` the verdict if there is none yet; tell the others and end the program."""
         if self.verdict:
             return
-        if (
-            not verdict.stopped
-        ):  # what fails after a rank that ended of its own does so because of it
-            verdict = self._sure() or verdict
+        # A rank that ended for a reason of its own is the cause of the failures after it.
+        if not verdict.stopped:
+            verdict = self._certain_suspicion() or verdict
         self.verdict = verdict
         self.peers.tell({"stopped" if verdict.stopped else "failed": verdict.why})
-        # A launcher whose rank has failed ends by itself.
+        # If a rank of this node failed, its launcher ends by itself, and gets time for that.
         self.loop.call_later(LAST_WORDS if verdict.here else 0, lambda: self.on_verdict(verdict))
 
 
-def _stat(process: int) -> list[str]:
-    """Return what the kernel tells of a process, from its state on (proc_pid_stat(5)); nothing if it is gone."""
+def _process_stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; [] if the process is gone.
+
+    proc_pid_stat(5) describes the fields.
+    """
     with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return []
 
 
-def _processes(line: socket.socket) -> tuple[int, int]:
-    """Return the PID of the rank at the other end of a line, and that of its launcher; 0 for what cannot be known."""
-    rank, _, _ = struct.unpack(
-        "3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
+    """Return the PIDs of the rank at the other end and of its launcher; 0 for an unknown one."""
+    rank_pid, _, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     )
-    told = _stat(rank)
-    return rank, int(told[1]) if told else 0
+    stat = _process_stat(rank_pid)
+    return rank_pid, int(stat[1]) if stat else 0
 
 
-def _exit_status(process: int) -> int | None:
-    """Return how a process that has closed its files ended: exit status, -N for signal N; None if nobody can tell."""
-    told = _stat(process)  # until its launcher has asked for it
-    code = int(told[49]) if told else 0
+def _exit_status(pid: int) -> int | None:
+    """Return the exit status of a process that has closed its files, -N for signal N.
+
+    None if it is 0 or unknown: the kernel forgets it as soon as the launcher has read it.
+    """
+    stat = _process_stat(pid)
+    code = int(stat[49]) if stat else 0
     return (-(code & 0x7F) or code >> 8) if code else None
 
 
-def _lives(launcher: int) -> bool:
-    """Return whether a launcher had not begun to end: the kernel kills its ranks then (process/parent_process.py)."""
-    told = _stat(launcher)
-    return not launcher or bool(told and told[0] not in "ZX" and told[49] == "0")
+def _is_running(launcher_pid: int) -> bool:
+    """Return whether a launcher had not begun to end; True if it is unknown (PID 0).
+
+    When a launcher ends, the kernel kills its ranks (process/parent_process.py).
+    """
+    stat = _process_stat(launcher_pid)
+    return not launcher_pid or bool(stat and stat[0] not in "ZX" and stat[49] == "0")
 
 
-def _how(ended: int | None) -> str:
-    """Return how a rank ended, in words."""
+def _describe_end(ended: int | None) -> str:
+    """Return in words how a rank ended; `ended` as in `Watch._suspect`."""
     if ended is None:
         return "it was killed, or it crashed"
     if ended >= 0:
         return f"its exit status was {ended}"
-    return f"it was killed by {signal.Signals(-ended).name}{f': {OUT_OF_MEMORY}' if ended == -signal.SIGKILL else ''}"
+    return (
+        f"it was killed by {signal.Signals(-ended).name}"
+        f"{f': {OUT_OF_MEMORY}' if ended == -signal.SIGKILL else ''}"
+    )
