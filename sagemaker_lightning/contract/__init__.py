@@ -1,1 +1,1 @@
-"""SageMaker's side: variables and files in, hyperparameters, failures, stops. Standard library only."""
+"""SageMaker's contract: its variables and files, failures and stops. Standard library only."""

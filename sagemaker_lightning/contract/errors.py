@@ -1,10 +1,10 @@
-"""The user's mistake, apart from every other error: who raises it means it."""
+"""UserError: a mistake of the user's, raised as one on purpose."""
 
 
 class UserError(ValueError):
-    """A mistake in the settings, the data or the machine that a job was given.
+    """A mistake in the settings, the data or the machine of a job.
 
-    Its text is one line: which flag or file, what was found, what is allowed, what to do. contract/failures.py shows
-    that line alone; any other error, a plain ValueError too, is shown with its traceback. A user's own model, data
-    module or callback may raise it as well.
+    Its text is one line: which flag or file, what was found, what is allowed, what to do.
+    contract/failures.py shows that line alone. It shows any other error, a plain ValueError too,
+    with its traceback. A user's own model, data module or callback may raise it as well.
     """

@@ -1,7 +1,11 @@
-"""A stop that was asked for: from the first step on, SIGTERM and SIGINT are a wish, and resume/callback.py fulfils it.
+"""Stops on request: how a process ends when it gets SIGTERM or SIGINT.
 
-What is here must work while the main thread hangs in a collective, where Python runs no signal handler: the signal's
-number comes through a pipe (signal.set_wakeup_fd, written in C) to a thread that waits for nothing else.
+From the first step on, a signal only requests a stop: resume/callback.py stops the training at the
+next batch boundary.
+
+The code here must work while the main thread hangs in a collective, when Python runs no signal
+handler. So the signal's number comes through a pipe (signal.set_wakeup_fd, written in C) to a
+thread that waits for nothing else.
 """
 
 import faulthandler
@@ -15,16 +19,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Seconds from the signal to the end of a process that gets to no batch's end, as where another rank hangs, or twice as
-# long as its last batch took; and of one that is writing its checkpoint. The launchers kill after 100, the toolkit's
-# hook after 110, SageMaker after 120.
-WAIT, WAIT_FOR_WRITING = 25.0, 90.0
+# Seconds from the signal to the end of a process that reaches no batch's end, for example because
+# another rank hangs. Twice the time of its last batch counts instead, if that is longer.
+WAIT = 25.0
+# Seconds from the signal to the end of a process that is writing its checkpoint. The launchers
+# kill after 100, the toolkit's hook after 110, SageMaker after 120.
+WAIT_FOR_WRITING = 90.0
 NAME = re.compile(r"step-(\d{9,})\.ckpt")
-"""The name of a checkpoint to resume from, with the number of optimizer steps that are in it."""
+"""The name of a checkpoint to resume from; its number is the optimizer steps that are in it."""
 
 
 def leave_at_once() -> None:
-    """Have SIGTERM and SIGINT end this process: as a container's first, it would not hear of them while it imports."""
+    """Let SIGTERM and SIGINT end this process, with the exit status that a shell gives.
+
+    Without this, the first process of a container would not react to them while it imports.
+    """
 
     def leave(number: int, frame) -> None:
         os.write(2, f"{signal.Signals(number).name}: nothing is being trained\n".encode())
@@ -35,89 +44,115 @@ def leave_at_once() -> None:
 
 
 class Interrupted(SystemExit):
-    """Training stopped as it was told to, with a checkpoint of the step that it had reached."""
+    """Training stopped on request, with a checkpoint of the step that it had reached."""
 
 
 def status(number: int) -> int:
-    """Return the exit status of a process that signal `number` has stopped, as a shell gives it."""
+    """Return the exit status, as a shell gives it, of a process that signal `number` stopped."""
     return 128 + number
 
 
 def newest_step(folder: Path) -> int:
-    """Return the step of the newest checkpoint in `folder` by its name, 0 if there is none; nothing is read."""
+    """Return the step of the newest checkpoint in `folder`; 0 if there is none.
+
+    It looks at the names of the files only and reads none of them.
+    """
     names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
     return max((int(match[1]) for name in names if (match := NAME.fullmatch(name))), default=0)
 
 
 def words(step: int, how: str) -> str:
-    """Return the line by which a stop is told from a failure; the whole project looks for its beginning."""
+    """Return the line that tells a stop from a failure; the whole project looks for its start.
+
+    Args:
+        step: The step to resume from.
+        how: What stopped the run.
+    """
     return f"interrupted, resume from step {step}: {how}"
 
 
 class Stop:
-    """While it is entered, SIGTERM and SIGINT end this process: at once before and after training, else by agreement.
+    """While it is entered, SIGTERM and SIGINT end this process in an orderly way.
+
+    Before and after training they end it at once. During training all ranks agree on the batch
+    after which they stop.
 
     Args:
-        folder: Where checkpoints are, for the step that is named.
-        tell: Called with the line that says from where to resume, before this process ends.
+        folder: Where the checkpoints are, to name the step to resume from.
+        tell: Called, before this process ends, with the line that says from where to resume.
+
+    Attributes:
+        number: The first signal that came; None before.
+        training: Whether training has begun and not ended; set by resume/callback.py.
+        writing: Whether the last checkpoint is being written; set by resume/callback.py.
     """
 
     def __init__(self, folder: Path, tell: Callable[..., None]) -> None:
-        self.folder, self.tell = folder, tell
-        self.number: int | None = None  # the first signal that came
-        self.training = self.writing = False
-        self.ended, self.took = (
-            0.0,
-            0.0,
-        )  # when the last batch came to its end, and the seconds since the one before
+        self.folder = folder
+        self.tell = tell
+        self.number: int | None = None
+        self.training = False
+        self.writing = False
+        self.ended = 0.0  # time.monotonic() when the last batch ended
+        self.took = 0.0  # seconds between the ends of the last two batches
         self.pid = os.getpid()
 
     def __enter__(self) -> "Stop":
-        reading, self.pipe = os.pipe()
+        reading_end, self.pipe = os.pipe()
         os.set_blocking(self.pipe, False)
         self.wakeup = signal.set_wakeup_fd(self.pipe, warn_on_full_buffer=False)
         self.handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self.hear()
-        os.register_at_fork(after_in_child=self._forget)
-        threading.Thread(target=self._watch, args=(reading,), daemon=True, name="stop").start()
+        os.register_at_fork(after_in_child=self._reset_signals_of_child)
+        threading.Thread(target=self._watch, args=(reading_end,), daemon=True, name="stop").start()
         return self
 
     def __exit__(self, *_) -> None:
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self.wakeup)
-        self.pid = 0  # its children have nothing to forget, and its thread nothing to do
+        self.pid = 0  # from now on, neither a child nor the thread has anything to do
         os.close(self.pipe)
 
     def hear(self) -> None:
-        """Hear signals, and nobody else: Lightning takes SIGTERM as each of its stages begins, to end this process."""
+        """Install our signal handlers again, in place of Lightning's.
+
+        Lightning installs one for SIGTERM at the start of each of its stages, to end this process.
+        """
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
 
     def batch_ended(self) -> None:
-        """Note how long a batch took."""
+        """Note that a batch has ended, and how long it took."""
         now = time.monotonic()
-        self.took, self.ended = now - self.ended if self.ended else 0.0, now
+        self.took = now - self.ended if self.ended else 0.0
+        self.ended = now
 
-    def _forget(self) -> None:
-        """In a child, such as a data worker: it shares the pipe, and its signals are not ours."""
+    def _reset_signals_of_child(self) -> None:
+        """Give a forked child, such as a data worker, the default handlers.
+
+        It shares the pipe, and its signals are not for this process.
+        """
         if self.pid == os.getppid():
             signal.set_wakeup_fd(-1)
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
 
     def _watch(self, pipe: int) -> None:
+        """Wait for a signal, then end this process if the training does not end it in time."""
         while not self.number:
-            read = os.read(pipe, 1)
-            if not read:
+            data = os.read(pipe, 1)
+            if not data:
                 os.close(pipe)
                 return
-            self.number = read[0] if read[0] in SIGNALS else None
+            self.number = data[0] if data[0] in SIGNALS else None
         if not self.training:
             self.leave("it came while nothing was being trained")
         wait = min(max(WAIT, 2 * self.took), WAIT_FOR_WRITING)
-        for seconds, waits in ((wait, False), (WAIT_FOR_WRITING - wait, True)):
-            if waits is self.writing or not waits:
+        # First the time for a batch to end; then, if a checkpoint is being written, the rest of
+        # the time for that.
+        for seconds, only_if_writing in ((wait, False), (WAIT_FOR_WRITING - wait, True)):
+            if only_if_writing is self.writing or not only_if_writing:
                 time.sleep(seconds)
         if self.pid:
             faulthandler.dump_traceback()
@@ -126,7 +161,7 @@ class Stop:
             )
 
     def leave(self, why: str) -> None:
-        """End this process now."""
+        """End this process now, after it has told `why` and from which step to resume."""
         self.tell(words(newest_step(self.folder), f"{signal.Signals(self.number).name}; {why}"))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
