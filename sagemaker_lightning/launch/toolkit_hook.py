@@ -1,10 +1,13 @@
-"""What runs inside the training toolkit's own process.
+"""Runs the job's program inside the training toolkit's own process.
 
-SAGEMAKER_TRAINING_MODULE=sagemaker_lightning.launch.toolkit_hook:main, which the image sets, has it run there.
-The toolkit imports and calls `main` in place of its own last step (aws/sagemaker-training-toolkit 5.1.4, trainer.py).
-It starts the job's program on this node when all nodes are there, hands signals on, ends it when another node is lost,
-and sees to it that no failure ends in exit status 0: the toolkit leaves by `finally: sys.exit(exit_code)` with
-exit_code still 0 where the failure file cannot be written or the hook leaves by SystemExit.
+The image sets SAGEMAKER_TRAINING_MODULE=sagemaker_lightning.launch.toolkit_hook:main. So the
+toolkit imports and calls `main` in place of its own last step (aws/sagemaker-training-toolkit
+5.1.4, trainer.py).
+
+`main` starts the program on this node when all nodes are ready, passes signals on to it, and ends
+it when another node is lost. It also makes sure that no failure ends in exit status 0: the toolkit
+leaves by `finally: sys.exit(exit_code)`, and exit_code is still 0 if the failure file cannot be
+written or the hook leaves by SystemExit.
 """
 
 import json
@@ -27,14 +30,19 @@ from sagemaker_lightning.nodes.watchdog import Watch
 from sagemaker_lightning.process import start_notice, threads
 from sagemaker_lightning.process.supervisor import STOP_SECONDS, Ended, Stopped, Supervisor
 
-# Exit statuses of a program that somebody else has told to stop, and by which signal.
+# Exit statuses of a program that something other than this process told to stop, each with the
+# signal that it used.
 STOPPED = {
     sign: number for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))
 }
 
 
 def main() -> None:
-    """Run the job's program; return if it ended well everywhere, or raise what has the toolkit exit with status 1."""
+    """Run the job's program; return if it ended well on all hosts.
+
+    Raises sagemaker_training.errors.ClientError otherwise, which makes the toolkit exit with
+    status 1. If the job was told to stop, this process exits here, with the signal's status.
+    """
     supervisor = Supervisor()
     try:
         with supervisor:
@@ -42,14 +50,12 @@ def main() -> None:
         files.write_success_file()
     except (Interrupted, Stopped) as error:
         if isinstance(error, Stopped):
-            environment.write_env_vars(
-                environment.Environment().to_env_vars()
-            )  # where checkpoints are
+            # These variables name the folder of the checkpoints.
+            environment.write_env_vars(environment.Environment().to_env_vars())
             error = Interrupted(str(error), supervisor.asked)
         print(_report(error), file=sys.stderr, flush=True)
-        os._exit(
-            shutdown.status(error.number)
-        )  # the toolkit knows no way out that is neither a success nor a failure
+        # The toolkit itself can only end with a success or a failure; this is neither.
+        os._exit(shutdown.status(error.number))
     except BaseException as error:  # SystemExit, too
         if not isinstance(error, MEANT):
             traceback.print_exception(error)
@@ -57,135 +63,168 @@ def main() -> None:
 
 
 def _run(supervisor: Supervisor) -> None:
-    """Meet the other hosts, run the program while they live, and raise UserError or ProgramFailed if it goes wrong."""
-    logging.getLogger("sagemaker-training-toolkit").setLevel(
-        logging.WARNING
-    )  # the summary says it better
+    """Meet the other hosts and run the program while they live.
+
+    Raises an exception, such as UserError, ProgramFailed, OtherFailed or Interrupted, if the job
+    does not end well; the other hosts are told of it.
+    """
+    # The toolkit's log of the job's settings is left out: our summary says it better.
+    logging.getLogger("sagemaker-training-toolkit").setLevel(logging.WARNING)
     job = environment.Environment()
-    given = json.loads(Path(job.input_config_dir, "hyperparameters.json").read_text())
+    hyperparameters = json.loads(Path(job.input_config_dir, "hyperparameters.json").read_text())
     # It becomes the program's PYTHONPATH: the image's program finds the job's modules.
     sys.path.insert(0, str(user_program.CODE))
     environment.write_env_vars(job.to_env_vars())
     here = Environment.read()
-    with _watch(here, given, supervisor) as watch:
+    with _watch(here, hyperparameters, supervisor) as watch:
         try:
-            _watched(job, here, given, supervisor, watch)
+            _run_program(job, here, hyperparameters, supervisor, watch)
         except BaseException as error:
-            found = (
+            cause = (
                 Interrupted(str(error), supervisor.asked) if isinstance(error, Stopped) else error
             )
-            where = (
+            host = (
                 ""
-                if isinstance(found, (OtherFailed, Interrupted))
+                if isinstance(cause, (OtherFailed, Interrupted))
                 else f"host {here.current_host}: "
             )
-            watch.fail(f"{where}{_reason(found)}", stopped=isinstance(found, Interrupted))
-            if found is error:
+            watch.fail(f"{host}{_reason(cause)}", stopped=isinstance(cause, Interrupted))
+            if cause is error:
                 raise
-            raise found from None
+            raise cause from None
 
 
-def _watched(job, here: Environment, given: dict, supervisor: Supervisor, watch: Watch) -> None:
-    """Prepare the job's source, say what is going to run, run it, and raise if it does not end well on every host."""
-    user_program.unpack(user_program.sent(given, "sagemaker_submit_directory"))
+def _run_program(
+    job, here: Environment, hyperparameters: dict, supervisor: Supervisor, watch: Watch
+) -> None:
+    """Prepare the job's source, print a summary, and run the program.
+
+    Raises an exception if the program does not end well on every host: Interrupted, OtherFailed,
+    ProgramFailed, NoModel or another UserError.
+
+    Args:
+        job: The toolkit's own Environment.
+        here: Our view of the same variables.
+        hyperparameters: The job's hyperparameters, those for the toolkit included.
+        supervisor: Runs the program.
+        watch: Watches the other hosts and this host's ranks.
+    """
+    user_program.unpack(user_program.sent(hyperparameters, "sagemaker_submit_directory"))
     folder, name = user_program.find(
-        user_program.sent(given, "sagemaker_program") or job.user_entry_point
+        user_program.sent(hyperparameters, "sagemaker_program") or job.user_entry_point
     )
     if folder == user_program.HOME and not here.takes_part:
         print(
-            f"{here.current_host} takes no part in the training, which is for {', '.join(here.hosts)}",
+            f"{here.current_host} takes no part in the training, which is for "
+            f"{', '.join(here.hosts)}",
             flush=True,
         )
         return
     requirements.install(user_program.CODE, name, own=folder == user_program.CODE)
-    command, how, processes = user_program.command(job, here, folder, name, given)
-    for line in job_summary.lines(here, f"{folder / name}, {how}", given):
+    command, launcher, processes = user_program.command(job, here, folder, name, hyperparameters)
+    for line in job_summary.lines(here, f"{folder / name}, {launcher}", hyperparameters):
         print(line, flush=True)
     if len(here.hosts) > 1:
         start_notice.begin("waiting for the other hosts")
     verdict = watch.wait_until_all_are_ready()
     start_notice.done()
     if verdict:
-        raise _because_of(verdict)
-    # The image's own programs see to their threads by themselves; torchrun would leave each rank a single one.
-    shares = threads.variables(processes) if folder != user_program.HOME else {}
-    variables = rendezvous.variables(here) | torchrun_command.VARIABLES | shares | os.environ
+        raise _error_for(verdict)
+    # The image's own programs set their threads themselves. For others we do, because torchrun
+    # would leave each rank a single thread.
+    thread_variables = threads.variables(processes) if folder != user_program.HOME else {}
+    variables = (
+        rendezvous.variables(here) | torchrun_command.VARIABLES | thread_variables | os.environ
+    )
     variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watch.path)
     cwd = user_program.CODE if user_program.CODE.is_dir() else user_program.HOME
-    before = user_program.written(here.model_dir)
+    files_before = user_program.written(here.model_dir)
     ended = supervisor.run(command, cwd=cwd, variables=variables)
     watch.ended = True
     if supervisor.grace is None or ended.asked:
-        print(f"{name}: {_how(ended.status, ended.asked)}", flush=True)
-    else:  # by this process, and the reason is another's
+        print(f"{name}: {_describe_end(ended.status, ended.asked)}", flush=True)
+    else:  # this process ended the program, for a reason that something else has given
         print(f"{name}: was ended, as a rank or another host has failed", flush=True)
     failed = ProgramFailed(name, ended) if ended.status else None
-    puzzled = failed and not (failed.killed or ended.asked)
-    puzzled = puzzled and (
-        failed.lost_a_peer or (watch.bereft and not watch.known)
-    )  # the log alone may mislead
-    verdict = watch.wait_for_verdict() if puzzled else watch.known
+    # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
+    is_unexplained = failed and not (failed.killed or ended.asked)
+    is_unexplained = is_unexplained and (failed.lost_a_peer or (watch.bereft and not watch.known))
+    verdict = watch.wait_for_verdict() if is_unexplained else watch.known
     if failed and verdict and verdict.stopped:
-        raise _because_of(verdict, ended.asked)
-    told = (
-        STOPPED.get(ended.status) if supervisor.grace is None else None
-    )  # by somebody else than this process
-    if failed and (ended.asked or told):
-        raise Interrupted(f"{name} {_how(ended.status, ended.asked)}", ended.asked or told)
-    if verdict and (puzzled or not verdict.here or supervisor.grace is not None):
-        raise _because_of(verdict)
+        raise _error_for(verdict, ended.asked)
+    # The signal by which something other than this process has told the program to stop.
+    others_signal = STOPPED.get(ended.status) if supervisor.grace is None else None
+    if failed and (ended.asked or others_signal):
+        raise Interrupted(
+            f"{name} {_describe_end(ended.status, ended.asked)}", ended.asked or others_signal
+        )
+    if verdict and (is_unexplained or not verdict.here or supervisor.grace is not None):
+        raise _error_for(verdict)
     if failed:
         raise failed
-    if missing := user_program.missing_model(folder, name, here, before):
+    if missing := user_program.missing_model(folder, name, here, files_before):
         if folder == user_program.HOME:
             raise Interrupted(missing, ended.asked) if ended.asked else NoModel(missing)
         print(f"warning: {missing}", flush=True)
     if verdict := watch.wait_until_all_are_done():
-        raise _because_of(verdict)
+        raise _error_for(verdict)
 
 
-def _watch(here: Environment, given: dict, supervisor: Supervisor) -> Watch:
-    """Return the watch between the hosts that train; one over this host's ranks alone if it is none of them."""
-    told = {"the list of hosts": ", ".join(here.hosts), "the program's version": here.revision}
-    told["the program"] = user_program.sent(given, "sagemaker_program") or os.environ.get(
-        "SAGEMAKER_PROGRAM", ""
-    )
-    told |= {
-        f"hyperparameter {name}": job_summary.masked(name, value) for name, value in given.items()
+def _watch(here: Environment, hyperparameters: dict, supervisor: Supervisor) -> Watch:
+    """Return the watch over the hosts that train and the ranks of this host.
+
+    If this host does not train, the watch is over its own ranks alone.
+    """
+    settings = {
+        "the list of hosts": ", ".join(here.hosts),
+        "the program's version": here.revision,
+    }
+    settings["the program"] = user_program.sent(
+        hyperparameters, "sagemaker_program"
+    ) or os.environ.get("SAGEMAKER_PROGRAM", "")
+    settings |= {
+        f"hyperparameter {name}": job_summary.masked(name, value)
+        for name, value in hyperparameters.items()
     }
 
-    def end(verdict: Verdict) -> None:
+    def end_program(verdict: Verdict) -> None:
         supervisor.end(STOP_SECONDS if verdict.stopped else here.peer_timeout / 6)
 
     return Watch(
         here.current_host,
         here.hosts if here.takes_part else (here.current_host,),
-        told,
+        settings,
         port=rendezvous.main_port(os.environ) + 1,
         appear=here.rendezvous_timeout,
         silence=here.peer_timeout / 2,
-        on_verdict=end,
+        on_verdict=end_program,
     )
 
 
 class OtherFailed(Exception):
-    """Another host, or a rank of this one, is the cause of the end."""
+    """The program ended because of another host, or because of a rank of this one."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.why)
 
 
 class NoModel(UserError):
-    """The image's own program left as if all were well, and has written no model."""
+    """The image's own program ended with exit status 0 and has written no model."""
 
     def __init__(self, missing: str) -> None:
         super().__init__(
-            f"{missing}: code of the job has ended it early (os._exit(0), SystemExit or the like); return instead"
+            f"{missing}: code of the job has ended it early (os._exit(0), SystemExit or the like); "
+            "return instead"
         )
 
 
 class Interrupted(Exception):
-    """The job was told to stop, and has not come to its end; says from which step to resume."""
+    """The job was told to stop before its end; the text says from which step to resume.
+
+    Args:
+        how: What stopped it, or a line that `shutdown.words` has made already.
+        number: The signal that told it to stop; SIGTERM if None.
+    """
 
     def __init__(self, how: str, number: int | None = None) -> None:
         self.number = number or signal.SIGTERM
@@ -196,13 +235,22 @@ class Interrupted(Exception):
         )
 
 
-def _because_of(verdict: Verdict, asked: int | None = None) -> Exception:
-    """Return what to raise for a verdict on another host, or on a rank of this one, which was `asked` to stop."""
+def _error_for(verdict: Verdict, asked: int | None = None) -> Exception:
+    """Return what to raise for a verdict on another host, or on a rank of this one.
+
+    `asked` is the signal that told the program of this host to stop, if one did.
+    """
     return Interrupted(verdict.why, asked) if verdict.stopped else OtherFailed(verdict)
 
 
 class ProgramFailed(Exception):
-    """The program did not end well; says how, and why if its stderr tells."""
+    """The program did not end well; the text says how, and why if its stderr tells.
+
+    Attributes:
+        trace: The traceback of the error; "" if stderr has none.
+        killed: The rank that SIGKILL ended, in words; "" if there is none.
+        lost_a_peer: Whether the error is that a rank lost another one.
+    """
 
     def __init__(self, name: str, ended: Ended) -> None:
         why, self.trace = failures.last_error(ended.stderr)
@@ -210,18 +258,24 @@ class ProgramFailed(Exception):
         self.killed = rank if status == -signal.SIGKILL else ""
         self.lost_a_peer = why.startswith(failures.LOST)
         if self.killed or (status < 0 and not self.trace):
-            why = f"{rank} {_how(status)}{f': {failures.OUT_OF_MEMORY}' if self.killed else ''}"
-        elif ended.status in (-9, 128 + 9) and not (
-            rank or self.trace
-        ):  # nor by Lightning, as a rank had ended
+            advice = f": {failures.OUT_OF_MEMORY}" if self.killed else ""
+            why = f"{rank} {_describe_end(status)}{advice}"
+        # SIGKILL, and it was not Lightning that sent it because a rank had ended.
+        elif ended.status in (-9, 128 + 9) and not (rank or self.trace):
             why = failures.OUT_OF_MEMORY
         super().__init__(
-            f"{name} {_how(ended.status, ended.asked)}: {why or 'nothing on its stderr says why'}"
+            f"{name} {_describe_end(ended.status, ended.asked)}: "
+            f"{why or 'nothing on its stderr says why'}"
         )
 
 
-def _how(status: int, asked: int | None = None) -> str:
-    """Return how a process ended, and the signal after which it did; `status` is -N if signal N killed it."""
+def _describe_end(status: int, asked: int | None = None) -> str:
+    """Return in words how a process ended.
+
+    Args:
+        status: Its exit status, -N if signal N killed it.
+        asked: The signal that told it to stop before, if one did.
+    """
     after = f" after {Signals(asked).name}" if asked else ""
     return (
         f"was killed by {Signals(-status).name}{after}"
@@ -231,11 +285,11 @@ def _how(status: int, asked: int | None = None) -> str:
 
 
 MEANT = (UserError, ProgramFailed, OtherFailed, Interrupted, errors.ClientError)
-"""What is raised on purpose and says all in one line; of anything else, the traceback is shown as well."""
+"""The errors raised on purpose: their one line says all. Any other is shown with a traceback."""
 
 
 def _reason(error: BaseException) -> str:
-    """Return why, in one line; what to do about it, if that is known."""
+    """Return in one line why the job failed, and what to do about it if that is known."""
     meant = isinstance(error, MEANT)
     return (
         " ".join(str(error).split())
@@ -245,23 +299,27 @@ def _reason(error: BaseException) -> str:
 
 
 def _report(error: BaseException) -> str:
-    """Write the failure file and return its first line; if it cannot be written, leave at once."""
-    kind = "" if isinstance(error, Interrupted) else "error: "
-    line = f"{kind}{_reason(error)} [host {os.environ.get('CURRENT_HOST', 'unknown')}]"
+    """Write the failure file and return its first line.
+
+    If the file cannot be written, print the line and end this process with status 1.
+    """
+    prefix = "" if isinstance(error, Interrupted) else "error: "
+    line = f"{prefix}{_reason(error)} [host {os.environ.get('CURRENT_HOST', 'unknown')}]"
     path = Path(environment.output_dir, "failure")
     try:
-        # What a rank says that lost another one, or that was ended for that, is not the reason where that is known.
-        said = path.read_text() if path.is_file() else ""
+        # A rank may have written the file first. If it only lost another rank, or was stopped
+        # because of that, what it wrote is not the reason, and the reason replaces it if we know.
+        written = path.read_text() if path.is_file() else ""
         knows = isinstance(error, OtherFailed) or getattr(error, "killed", "")
-        replaced = not said or (
-            knows and said.startswith((f"error: {failures.LOST}", "interrupted"))
+        is_replaced = not written or (
+            knows and written.startswith((f"error: {failures.LOST}", "interrupted"))
         )
         trace = (
             getattr(error, "trace", "")
             if isinstance(error, MEANT)
             else "".join(traceback.format_exception(error))
         )
-        failures.write(path, line, trace, mode="w" if replaced else "x")
+        failures.write(path, line, trace, mode="w" if is_replaced else "x")
         return path.read_text().splitlines()[0]
     except OSError as unwritable:
         print(
