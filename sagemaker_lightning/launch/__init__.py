@@ -1,1 +1,1 @@
-"""What runs inside the training toolkit's process: which program, by which launcher, and its end."""
+"""Inside the toolkit's process: chooses the program and its launcher, and handles its end."""

@@ -1,4 +1,4 @@
-"""Installs what a job's source asks for, and says which package pip could not install, and why."""
+"""Installs the packages that a job's source asks for, and explains what pip could not install."""
 
 import os
 import re
@@ -22,8 +22,8 @@ NOT_REACHED = re.compile(
 RAISED = re.compile(r"[\w.]+(Error|Exception): ")
 FAILED = errors.InstallModuleError, errors.InstallRequirementsError
 CREDENTIALS = re.compile(r"://[^/\s@]+@")
-# What pip calls an error beside the one that counts.
-BESIDES = (
+# Lines that pip also marks as errors, but that do not give the reason.
+NOT_THE_REASON = (
     "Ignored the following",
     "ResolutionImpossible",
     "pip's dependency resolver does not currently",
@@ -31,28 +31,39 @@ BESIDES = (
 
 
 def install(source: Path, name: str, own: bool) -> None:
-    """Install requirements.txt in `source`, or the package that it is, as the toolkit does.
+    """Install what the job's source asks for, as the toolkit does.
 
-    UserError says what pip could not install and why. `own` says that program `name` is the source's own; for the
-    image's, requirements.txt alone counts.
+    That is its requirements.txt, or the source itself if it is a package.
+
+    Args:
+        source: Folder of the job's source.
+        name: Name of the program.
+        own: Whether the program is the source's own. For one of the image's programs, only
+            requirements.txt is installed.
+
+    Raises UserError, which says what pip could not install, and why.
     """
-    with _pips_log() as (log, start):
+    with _pip_log() as (log, start):
         try:
             if own:
                 entry_point.install(name, str(source))
             elif modules.has_requirements(str(source)):
                 modules.install_requirements(str(source))
-        except FAILED as error:  # its text has pip's command line, with the password of an index
-            said = log.read_bytes()[start:].decode(errors="replace") if log.is_file() else ""
+        # The error's own text has pip's command line, which may have the password of an index.
+        except FAILED as error:
+            new_log = log.read_bytes()[start:].decode(errors="replace") if log.is_file() else ""
             file = "requirements.txt" if modules.has_requirements(str(source)) else "setup.py"
-            raise UserError(f"{file}: {explain(said, error.return_code)}") from None
+            raise UserError(f"{file}: {explain(new_log, error.return_code)}") from None
 
 
 @contextmanager
-def _pips_log() -> Iterator[tuple[Path, int]]:
-    """Have pip write a log, where its user has not; yield its path and where what is to come begins."""
-    if given := os.environ.get("PIP_LOG"):
-        log = Path(given)
+def _pip_log() -> Iterator[tuple[Path, int]]:
+    """Make pip write a log; yield its path and the byte at which the new part begins.
+
+    If the user has set PIP_LOG, pip appends to the user's log.
+    """
+    if users_log := os.environ.get("PIP_LOG"):
+        log = Path(users_log)
         yield log, log.stat().st_size if log.is_file() else 0
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -64,27 +75,38 @@ def _pips_log() -> Iterator[tuple[Path, int]]:
 
 
 def explain(log: str, status: str = "1") -> str:
-    """Return what pip could not install, why, and what to do, from pip's log of it."""
+    """Return in one line what pip could not install, why, and what to do.
+
+    Args:
+        log: What pip has logged.
+        status: pip's exit status.
+    """
     lines = [STAMP.sub("", line).rstrip() for line in log.splitlines()]
     packages = [match[1] for line in lines if (match := PACKAGE.match(line))]
-    package, why = packages[-1] if packages else "what it asks for", ""
+    package = packages[-1] if packages else "what it asks for"
+    why = ""
     for number, line in enumerate(lines):
         text = line.strip().removeprefix("ERROR: ")
-        if text == line.strip() or text.startswith(BESIDES):
+        if text == line.strip() or text.startswith(NOT_THE_REASON):
             continue
         if match := NO_MATCH.match(text):
-            package, why = match[1], text
+            package = match[1]
+            why = text
         elif match := CONFLICT.match(text):
-            package, why = match[1], match[2].rstrip(".")
+            package = match[1]
+            why = match[2].rstrip(".")
         elif match := INVALID.match(text):
-            package, why = match[1], "it is neither a requirement nor a file of the source"
-        elif text.startswith(
-            "[present-rich]"
-        ):  # a program that pip ran: its own last words say more
-            own = next((said.strip() for said in reversed(lines[:number]) if said.strip()), "")
-            why = why or f"{own} ({text.removeprefix('[present-rich] ')})"
-        elif text == "Exception:":  # and its traceback
-            why = next((said for said in reversed(lines) if RAISED.match(said)), "")
+            package = match[1]
+            why = "it is neither a requirement nor a file of the source"
+        # A program that pip has run failed; the last line that it wrote says more than pip.
+        elif text.startswith("[present-rich]"):
+            last_line = next(
+                (previous.strip() for previous in reversed(lines[:number]) if previous.strip()), ""
+            )
+            why = why or f"{last_line} ({text.removeprefix('[present-rich] ')})"
+        # The traceback follows, and at its end the exception.
+        elif text == "Exception:":
+            why = next((candidate for candidate in reversed(lines) if RAISED.match(candidate)), "")
         else:
             why = why or text
     advice = "correct or remove that line"

@@ -1,12 +1,16 @@
-"""torchrun, which ends as its ranks do when it is told to stop: with their exit status, and without a traceback.
+"""Runs torchrun so that a stop on request ends it without a traceback.
 
-python sagemaker_lightning/launch/torchrun.py FLAGS PROGRAM ...      as `python -m torch.distributed.run`
+Its exit status is then that of its ranks.
+
+    python sagemaker_lightning/launch/torchrun.py FLAGS PROGRAM ...
+
+takes the same arguments as `python -m torch.distributed.run`.
 """
 
 import os
 import sys
 
-if __name__ == "__main__":  # before all else: what is imported takes seconds
+if __name__ == "__main__":  # before all else, because the imports below take seconds
     from sagemaker_lightning.contract.shutdown import leave_at_once
 
     leave_at_once()
@@ -26,7 +30,8 @@ if __name__ == "__main__":
         print(f"torchrun: {error}", file=sys.stderr, flush=True)
         sys.exit(status(error.sigval))
     except ChildFailedError as error:
-        ended = {failure.exitcode for failure in error.failures.values()}
-        if not ended <= {status(number) for number in SIGNALS}:
+        statuses = {failure.exitcode for failure in error.failures.values()}
+        if not statuses <= {status(number) for number in SIGNALS}:
             raise
-        sys.exit(max(ended))  # a rank alone was told to stop, and all have agreed on it
+        # Only a rank was told to stop, not torchrun, and all ranks have agreed to stop.
+        sys.exit(max(statuses))

@@ -1,4 +1,4 @@
-"""The command line of torchrun on a node, and becoming it."""
+"""Builds the command line of torchrun for a node, and replaces this process by torchrun."""
 
 import argparse
 import os
@@ -12,10 +12,12 @@ from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.process import start_notice, threads
 
 VARIABLES = {
-    # Seconds that torchrun leaves its ranks after SIGTERM: SageMaker kills after 120, and torchrun has to end, too.
+    # Seconds that torchrun leaves its ranks after SIGTERM. SageMaker kills after 120, and torchrun
+    # itself has to end before that, too.
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "100",
-    # A store of its own for each start: in the one that torch 2.15 shares between them, ranks that are started again
-    # find the addresses of dead ones, and gloo is refused or waits for ever (dynamic_rendezvous.py, next_rendezvous).
+    # Make torchrun open a new store each time that it starts the ranks. In the store that torch
+    # 2.15 shares between these starts, ranks that are started again find the addresses of dead
+    # ones, and gloo is refused or waits for ever (dynamic_rendezvous.py, next_rendezvous).
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
 
@@ -23,38 +25,48 @@ VARIABLES = {
 def command(
     environment: Environment, args: list[str], gpus: int, program: Path, max_restarts: int = 0
 ) -> list[str]:
-    """Return the command line by which torchrun starts `program` with `args` on this node, which has `gpus` GPUs.
+    """Return the command line by which torchrun starts a program on this node.
 
-    On several nodes the first host keeps the store of the rendezvous (told by `is_host`: a container's own name is not
-    that of its host), and the nodes get their ranks in the order of their names, which is SageMaker's.
+    On several nodes, the first host keeps the store of the rendezvous. `is_host` tells torchrun
+    which host that is, because a container's own name is not that of its host. The nodes get their
+    ranks in the order of their names, which is SageMaker's.
+
+    Args:
+        environment: Describes the job.
+        args: The program's arguments.
+        gpus: Number of GPUs of this node.
+        program: The program's file.
+        max_restarts: How often torchrun may start all ranks again.
+
+    Raises UserError if `args` ask for too many processes, or for a number that is none.
     """
     variables = rendezvous.torch_distributed(environment) | os.environ
     if len(environment.hosts) > 1:
         here = environment.current_host
-        place = [
+        port = rendezvous.main_port(variables)
+        flags = [
             f"--nnodes={len(environment.hosts)}",
             "--rdzv-backend=c10d",
             f"--local-addr={here}",
         ]
-        place += [f"--rdzv-endpoint={environment.hosts[0]}:{rendezvous.main_port(variables)}"]
-        place += [f"--rdzv-conf=is_host={int(here == environment.hosts[0])}"]
+        flags += [f"--rdzv-endpoint={environment.hosts[0]}:{port}"]
+        flags += [f"--rdzv-conf=is_host={int(here == environment.hosts[0])}"]
     else:
-        place = ["--standalone"]
+        flags = ["--standalone"]
     ranks = processes(args, gpus)
     if not gpus:
         threads.check(ranks)
-    place += [f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"]
-    return [
-        sys.executable,
-        str(Path(__file__).with_name("torchrun.py")),
-        *place,
-        str(program),
-        *args,
-    ]
+    flags += [f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"]
+    torchrun = str(Path(__file__).with_name("torchrun.py"))
+    return [sys.executable, torchrun, *flags, str(program), *args]
 
 
 def processes(args: list[str], gpus: int) -> int:
-    """Return the number of processes: what --trainer.devices says, else one for each GPU, else one."""
+    """Return the number of processes on this node.
+
+    That is what --trainer.devices says in `args`; without it, one for each of the `gpus` GPUs;
+    without GPUs, one. Raises UserError if --trainer.devices is wrong.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--trainer.devices", dest="devices", default="auto")
     devices = parser.parse_known_args(args)[0].devices.strip("[] ")
@@ -63,39 +75,47 @@ def processes(args: list[str], gpus: int) -> int:
     names = [name for name in devices.split(",") if name.strip()]
     if not all(name.strip().isdigit() for name in names) or devices == "0":
         raise UserError(
-            f"--trainer.devices: found {devices!r}, allowed are -1, auto, a number or a list of numbers"
+            f"--trainer.devices: found {devices!r}, allowed are -1, auto, a number or a list of "
+            "numbers"
         )
     return int(names[0]) if len(names) == 1 else len(names)
 
 
 def _restarts(args: list[str]) -> tuple[int, list[str]]:
-    """Return how often all ranks may be started again, and `args` without the flag that says so."""
+    """Return the number that --max_restarts allows, and `args` without that flag.
+
+    Raises UserError if it is no number.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--max_restarts", "--max-restarts", default="0")
-    given, rest = parser.parse_known_args(args)
-    if not given.max_restarts.isdigit():
+    known, other_args = parser.parse_known_args(args)
+    if not known.max_restarts.isdigit():
         raise UserError(
-            f"--max_restarts: found {given.max_restarts!r}, allowed is a number, 0 or more"
+            f"--max_restarts: found {known.max_restarts!r}, allowed is a number, 0 or more"
         )
-    return int(given.max_restarts), rest
+    return int(known.max_restarts), other_args
 
 
 def main(program: Path, args: list[str] | None = None) -> None:
-    """Become torchrun, which starts `program` with `args` (sys.argv's if None)."""
-    import torch  # here, as the toolkit imports this module and needs no torch
+    """Become torchrun, which starts `program` with `args` (those of sys.argv if None).
+
+    Exits with status 1, and one line, if the settings are wrong or a host does not appear.
+    """
+    import torch  # here, because the toolkit's process imports this module and needs no torch
 
     with reported(failure_file(), place()):
         environment = Environment.read()
         gpus = environment.num_gpus or torch.cuda.device_count()
-        restarts, rest = _restarts(sys.argv[1:] if args is None else args)
-        line = command(environment, rest, gpus, program, restarts)
+        restarts, program_args = _restarts(sys.argv[1:] if args is None else args)
+        command_line = command(environment, program_args, gpus, program, restarts)
         if len(environment.hosts) > 1:
             start_notice.doing("waiting for the other hosts")
-        shares = threads.variables(
-            processes(rest, gpus)
-        )  # torchrun's own choice is one thread each
-        variables = rendezvous.prepared(environment) | VARIABLES | shares | os.environ
-        if restarts:  # a rank that dies is then no reason to end: its torchrun is
+        # torchrun itself would give each rank one thread.
+        thread_variables = threads.variables(processes(program_args, gpus))
+        variables = rendezvous.prepared(environment) | VARIABLES | thread_variables | os.environ
+        # With restarts, the death of a rank is no reason to end the job: torchrun's end is. So the
+        # ranks do not connect to the watch.
+        if restarts:
             variables.pop("SAGEMAKER_LIGHTNING_WATCH", None)
     start_notice.doing("torchrun, which starts the ranks")
-    os.execve(line[0], line, variables)
+    os.execve(command_line[0], command_line, variables)

@@ -1,6 +1,8 @@
-"""Starts the toolkit, as its command `train` does, and says in one line what it would answer with a traceback.
+"""Starts the training toolkit as its command `train` does, but with failures in one line.
 
-python -m sagemaker_lightning.launch.train_command     what entrypoint.sh becomes for `train`
+    python -m sagemaker_lightning.launch.train_command
+
+entrypoint.sh becomes this process for `train`. Without it, the toolkit answers with a traceback.
 """
 
 import os
@@ -12,34 +14,37 @@ from sagemaker_lightning.contract import failures
 
 
 def main() -> None:
-    """Run the toolkit; exits with a status above 0 if the job did not end well."""
+    """Run the toolkit; exit with a status above 0 if the job did not end well."""
     base = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
     failure = base / "output/failure"
     try:
         from sagemaker_training import environment, trainer
 
-        environment.Environment()  # the toolkit's first step, which launch/toolkit_hook.py does not see
+        # The toolkit's first step. It comes before launch/toolkit_hook.py, which cannot report it.
+        environment.Environment()
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        _tell(
+        _report(
             failure,
-            f"{base / 'input/config'}: the training toolkit cannot use what is there ({reason}); correct it",
+            f"{base / 'input/config'}: the training toolkit cannot use what is there ({reason}); "
+            "correct it",
         )
         sys.exit(1)
     try:
         trainer.train()
-    finally:  # it leaves by SystemExit
+    finally:  # the toolkit leaves by SystemExit
         with suppress(OSError):
-            said = failure.read_text(errors="replace") if failure.is_file() else ""
-            if said.startswith("Framework Error:"):
-                _tell(
+            written = failure.read_text(errors="replace") if failure.is_file() else ""
+            if written.startswith("Framework Error:"):
+                _report(
                     failure,
-                    f"the training toolkit failed ({said.strip().splitlines()[-1][:500]})",
-                    said,
+                    f"the training toolkit failed ({written.strip().splitlines()[-1][:500]})",
+                    written,
                 )
 
 
-def _tell(failure: Path, reason: str, trace: str = "") -> None:
+def _report(failure: Path, reason: str, trace: str = "") -> None:
+    """Print the reason, and write it and the end of `trace` to the failure file."""
     line = f"error: {reason}"
     print(line, file=sys.stderr, flush=True)
     try:

@@ -1,4 +1,4 @@
-"""Which program a job runs, where it is, and the command line that launches it."""
+"""Finds the program that a job runs, and builds the command line that launches it."""
 
 import shlex
 import shutil
@@ -15,19 +15,22 @@ from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import torchrun_command
 
-HOME = (
-    Path(__file__).resolve().parents[2]
-)  # beside this package: where the image's own programs are
-CODE = Path(environment.code_dir)  # where a job's own source is
+HOME = Path(__file__).resolve().parents[2]
+"""The folder in which this package is, and with it the image's own programs."""
+CODE = Path(environment.code_dir)
+"""The folder of the job's own source."""
+# The toolkit's hyperparameter for each distribution that torchrun can run, and the name by which
+# a warning calls it; None if there is nothing to warn of.
 DISTRIBUTIONS = {
     "sagemaker_torch_distributed_enabled": None,
     "sagemaker_pytorch_ddp_enabled": "pytorchddp",
-    "sagemaker_distributed_dataparallel_enabled": "smdistributed.dataparallel",  # SDK 2's pytorchddp, too
+    # SDK 2 sends it for pytorchddp, too.
+    "sagemaker_distributed_dataparallel_enabled": "smdistributed.dataparallel",
 }
 TORCHRUN = "train_torchrun.py"
-"""The image's program that starts the one beside it by torchrun."""
+"""The image's program that uses torchrun to start the program beside it."""
 TRAINING = ("train.py", "train_multi_node.py", TORCHRUN)
-"""Names of the image's programs of which the main host alone writes the model."""
+"""Names of those of the image's programs that write the model on the main host only."""
 REFUSED = {
     "sagemaker_mpi_enabled": "mpi",
     "sagemaker_parameter_server_enabled": "parameter_server",
@@ -35,51 +38,69 @@ REFUSED = {
 }
 
 
-def sent(given: dict, name: str) -> str | None:
-    """Return one of the toolkit's own hyperparameters, as text; None if it was not sent or is null."""
-    value = hyperparameters.text(given.get(name))
+def sent(all_hyperparameters: dict, name: str) -> str | None:
+    """Return one of the toolkit's own hyperparameters as text; None if it is missing or null."""
+    value = hyperparameters.text(all_hyperparameters.get(name))
     return None if value == "null" else value
 
 
 def unpack(archive: str | None) -> None:
-    """Put the job's source into CODE; the toolkit itself would leave it where it is if anything is there."""
+    """Put the job's source into CODE.
+
+    The toolkit itself would not unpack the source if CODE had any files.
+
+    Args:
+        archive: Path or s3:// address of the source; nothing happens if it is None, "" or CODE.
+
+    Raises UserError if the source cannot be unpacked.
+    """
     if not archive or Path(archive) == CODE:
         return
     try:
         with tempfile.TemporaryDirectory() as folder:
-            local, source = archive, str(Path(folder, "source"))
+            local = archive
+            source = str(Path(folder, "source"))
             if archive.startswith("s3://"):
                 local = str(Path(folder, "sourcedir.tar.gz"))
                 files.s3_download(archive, local)
             if local.endswith(".gz"):
                 _check_archive(local)
             files.download_and_extract(local, source)
-            for path in Path(source).rglob("*"):  # a link that is there would be in the way
-                if path.is_symlink() and (there := CODE / path.relative_to(source)).is_symlink():
-                    there.unlink()
+            # copytree cannot write a link where there is one already.
+            for path in Path(source).rglob("*"):
+                if path.is_symlink() and (old_link := CODE / path.relative_to(source)).is_symlink():
+                    old_link.unlink()
             shutil.copytree(source, CODE, symlinks=True, dirs_exist_ok=True)
     except Exception as error:
         raise UserError(
-            f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({error}); allowed is a .tar.gz "
-            "that the job's role may read"
+            f"sagemaker_submit_directory: found {archive}, which could not be unpacked ({error}); "
+            "allowed is a .tar.gz that the job's role may read"
         ) from None
 
 
 def _check_archive(path: str) -> None:
-    """Raise ValueError for what the toolkit would take for the source itself, or could not unpack safely."""
+    """Raise ValueError if the archive is damaged or cannot be unpacked safely.
+
+    The toolkit would take a damaged archive for the source itself.
+    """
     if not tarfile.is_tarfile(path):
         raise ValueError("it is damaged")
     if hasattr(tarfile, "data_filter"):
         return
-    with tarfile.open(
-        path
-    ) as tar:  # Python below 3.11.4: of several links, one may lead out of the folder
+    # Before Python 3.11.4, nothing checks whether links, one after another, lead out of the folder.
+    with tarfile.open(path) as tar:
         if links := [member.name for member in tar if member.issym() or member.islnk()]:
             raise ValueError(f"it has the link {links[0]}, which takes Python 3.11.4 or later")
 
 
 def find(name: str | None) -> tuple[Path, str]:
-    """Return the folder and name of the program: the job's own if it has it, else the image's."""
+    """Return the folder (CODE or HOME) and the name of the program.
+
+    A program of the job's own source comes before one of the image. If the source is a package
+    (it has a setup.py), the name may also be that of a module in it.
+
+    Raises UserError if there is no such program.
+    """
     if not name:
         raise UserError(
             "SAGEMAKER_PROGRAM: not given; allowed is a file of the job's source or of the image"
@@ -90,35 +111,51 @@ def find(name: str | None) -> tuple[Path, str]:
             return folder, name
     if (CODE / "setup.py").is_file():
         return CODE, name
-    found = ", ".join(sorted(path.name for path in CODE.iterdir())[:10]) if CODE.is_dir() else ""
+    files_there = (
+        ", ".join(sorted(path.name for path in CODE.iterdir())[:10]) if CODE.is_dir() else ""
+    )
     raise UserError(
-        f"sagemaker_program: found {name}, which is neither in the job's source (which has: {found or 'nothing'}) nor "
-        "in the image; allowed is the path of a file there, e.g. train.py"
+        f"sagemaker_program: found {name}, which is neither in the job's source (which has: "
+        f"{files_there or 'nothing'}) nor in the image; allowed is the path of a file there, e.g. "
+        "train.py"
     )
 
 
 def written(folder: Path) -> dict[Path, tuple[int, int, int]]:
-    """Return the files below `folder`, each with what is another one once it is written anew."""
+    """Return the files below `folder`, each with (inode, time of change in ns, size in bytes).
+
+    At least one of these numbers changes when a file is written again.
+    """
     files = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
     return {path: (status.st_ino, status.st_mtime_ns, status.st_size) for path, status in files}
 
 
 def missing_model(folder: Path, name: str, here: Environment, before: Mapping[Path, tuple]) -> str:
-    """Return what is wrong if a program that has ended well left no model; "" if it did, or if another host does.
+    """Return what is wrong if a program that has ended well left no model; "" if nothing is.
 
-    `before` is what was `written` to the model directory when the program started.
+    Nothing is wrong, either, if another host writes the model.
+
+    Args:
+        folder: Folder of the program, HOME or CODE.
+        name: Its name.
+        here: Describes the job and this host.
+        before: What `written` returned for the model directory before the program started.
     """
     after = written(here.model_dir)
-    trains = folder == HOME and Path(name).name in TRAINING
+    is_training_program = folder == HOME and Path(name).name in TRAINING
     expected = here.model_dir / "model.pt"
-    changed = after.get(expected) != before.get(expected) if trains else after != before
-    if changed or (here.current_host != here.hosts[0] and (trains or folder == CODE)):
+    is_changed = (
+        after.get(expected) != before.get(expected) if is_training_program else after != before
+    )
+    if is_changed or (
+        here.current_host != here.hosts[0] and (is_training_program or folder == CODE)
+    ):
         return ""
     return f"{name} ended with exit status 0 and wrote nothing to {here.model_dir}"
 
 
 def _own_command(name: str, args: list[str]) -> list[str]:
-    """Return the command line of the job's own program, as the toolkit's own launcher would run it."""
+    """Return the command line of the job's own program, the same as the toolkit's launcher uses."""
     if not name.endswith(".sh") and (CODE / "setup.py").is_file():
         return [sys.executable, "-m", name.removesuffix(".py"), *args]
     if name.endswith(".py"):
@@ -127,30 +164,46 @@ def _own_command(name: str, args: list[str]) -> list[str]:
 
 
 def command(
-    job, here: Environment, folder: Path, name: str, given: dict
+    job, here: Environment, folder: Path, name: str, all_hyperparameters: dict
 ) -> tuple[list[str], str, int]:
-    """Return the command line, how it launches the program, in words, and how many processes of it."""
-    ours = folder == HOME
-    args = hyperparameters.flags(given) if ours else job.to_cmd_args()
+    """Return the command line, its launcher in words, and the number of processes it starts.
+
+    A program of the image counts as one process, because it starts its ranks and sets their
+    threads itself.
+
+    Args:
+        job: The toolkit's own Environment.
+        here: Our view of the same variables.
+        folder: Folder of the program, HOME or CODE.
+        name: Its name.
+        all_hyperparameters: The job's hyperparameters, those for the toolkit included.
+
+    Raises UserError for a distribution that the image does not have, and for a program that
+    torchrun cannot run.
+    """
+    is_of_image = folder == HOME
+    args = hyperparameters.flags(all_hyperparameters) if is_of_image else job.to_cmd_args()
     options = job.additional_framework_parameters
     if refused := [words for option, words in REFUSED.items() if options.get(option)]:
         raise UserError(
-            f"distribution: found {refused[0]}, allowed are torch_distributed and none: the image has nothing else"
+            f"distribution: found {refused[0]}, allowed are torch_distributed and none: the image "
+            "has nothing else"
         )
-    chosen = [option for option in DISTRIBUTIONS if options.get(option)]
-    if not chosen or not here.takes_part:
-        if ours:
+    enabled = [option for option in DISTRIBUTIONS if options.get(option)]
+    if not enabled or not here.takes_part:
+        if is_of_image:
             return [sys.executable, str(folder / name), *args], "one process", 1
         return _own_command(name, args), "the job's own, one process", 1
-    if asked := DISTRIBUTIONS[chosen[-1]]:
+    if other_name := DISTRIBUTIONS[enabled[-1]]:
         print(
-            f"warning: distribution {asked} runs as torch_distributed (torchrun over NCCL, or gloo on CPUs): AWS has "
-            "published no SMDDP build since PyTorch 2.5",
+            f"warning: distribution {other_name} runs as torch_distributed (torchrun over NCCL, or "
+            "gloo on CPUs): AWS has published no SMDDP build since PyTorch 2.5",
             flush=True,
         )
     if not name.endswith(".py"):
         raise UserError(f"sagemaker_program: found {name}, torchrun allows a .py file only")
-    if ours:
+    if is_of_image:
         return [sys.executable, str((HOME / name).with_name(TORCHRUN)), *args], "torchrun", 1
     ranks = torchrun_command.processes(args, job.num_gpus)
-    return torchrun_command.command(here, args, job.num_gpus, folder / name), "torchrun", ranks
+    command_line = torchrun_command.command(here, args, job.num_gpus, folder / name)
+    return command_line, "torchrun", ranks

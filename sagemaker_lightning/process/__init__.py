@@ -1,1 +1,1 @@
-"""One process: what it says while it starts, its imports, its threads, its memory, its children."""
+"""What a process sets up for itself: its start, imports, threads, memory and child processes."""

@@ -1,4 +1,7 @@
-"""Lightning, and what comes with it, imported in two thirds of the time; nothing that imports it may come before."""
+"""Imports Lightning, torch and torchvision in two thirds of the usual time.
+
+No module that imports any of them may be imported before.
+"""
 
 import atexit
 import gc
@@ -11,12 +14,15 @@ from sagemaker_lightning.process import threads
 
 
 def import_lightning() -> None:
-    """Import torch, torchvision and pytorch_lightning: 2.5 s in place of 3.7 on a CPU whose cores are ours.
+    """Import torch, torchvision and pytorch_lightning in 2.5 s instead of 3.7 s.
 
-    Garbage is not looked for meanwhile, as hundreds of thousands of objects are made that stay; they are not looked
-    through again later, either, which took 0.2 s each time. And torchmetrics imports scipy.signal in vain.
+    These times are of a CPU whose cores no other process used. Two things save time. Python does
+    not collect garbage during the import, which makes hundreds of thousands of objects that stay;
+    nor does it look through them later, which took 0.2 s each time. And scipy.signal, which
+    torchmetrics imports in vain, is imported only when it is used.
 
-    Exits with status 1, and one line, where a job has installed a version of Lightning that is not supported.
+    Exits with status 1, and prints one line, if the installed version of Lightning is not
+    supported: a job may have installed another one.
     """
     with reported(failure_file(), place()):
         check_version()
@@ -28,11 +34,15 @@ def import_lightning() -> None:
             import torchvision  # noqa: F401
     finally:
         gc.freeze()
-        atexit.register(gc.unfreeze)  # at the end nanobind, in Triton, names what is left over
+        # At exit, nanobind (in Triton) would report the frozen objects as left over.
+        atexit.register(gc.unfreeze)
         gc.enable()
 
 
 def check_version() -> None:
-    """Raise UserError if the version of Lightning that is installed is not supported; nothing is imported."""
+    """Raise UserError if the installed version of Lightning is not supported.
+
+    It does not import Lightning.
+    """
     if problem := versions.unsupported(versions.installed()):
         raise UserError(problem)

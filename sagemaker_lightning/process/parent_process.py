@@ -1,4 +1,4 @@
-"""A rank ends with the process that launched it, whenever that ends. Standard library only."""
+"""Ends a rank when the process that launched it ends. Standard library only."""
 
 import ctypes
 import os
@@ -7,18 +7,20 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
-LAUNCHER = (
-    "SAGEMAKER_LIGHTNING_LAUNCHER"  # the PID of the process that starts ranks, in their environment
-)
+# The environment variable that tells ranks the PID of the process that starts them.
+LAUNCHER = "SAGEMAKER_LIGHTNING_LAUNCHER"
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @contextmanager
 def bound(variables: MutableMapping[str, str]) -> Iterator[None]:
-    """Have the kernel end this process when the launcher that started it ends: it would wait for its peers for ever.
+    """Let the kernel kill this rank when its launcher ends.
+
+    Otherwise the rank would wait for its peers for ever. A process without LOCAL_RANK is no rank,
+    but may launch ranks: `variables` names it as their launcher while the block runs.
 
     Args:
-        variables: Those of this process; one without LOCAL_RANK, which may launch others, is named in them meanwhile.
+        variables: The environment of this process.
     """
     if "LOCAL_RANK" not in variables:  # set by torchrun, and by Lightning for the ranks it starts
         launches(variables)
@@ -28,7 +30,8 @@ def bound(variables: MutableMapping[str, str]) -> Iterator[None]:
             variables.pop(LAUNCHER, None)
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if _has_ended(variables.get(LAUNCHER, "")):  # before the kernel was told
+    # The kernel sends no signal for a launcher that had ended before this call.
+    if _has_ended(variables.get(LAUNCHER, "")):
         os.kill(os.getpid(), signal.SIGKILL)
     yield
 
@@ -38,11 +41,12 @@ def launches(variables: MutableMapping[str, str]) -> None:
     variables[LAUNCHER] = str(os.getpid())
 
 
-def _has_ended(process: str) -> bool:
-    if not process:
+def _has_ended(pid: str) -> bool:
+    """Return whether a process has ended; False for ""."""
+    if not pid:
         return False
     try:
-        stat = Path("/proc", process, "stat").read_text()
+        stat = Path("/proc", pid, "stat").read_text()
     except OSError:
         return True
     return stat.rpartition(")")[2].split()[0] in "ZX"  # proc_pid_stat(5)

@@ -4,7 +4,7 @@ from sagemaker_lightning.contract.shutdown import leave_at_once
 
 
 def before_lightning() -> None:
-    """Hear signals, say what takes long, and import torch, torchvision and Lightning in the quickest way."""
+    """Handle signals, announce a slow start, and import torch, torchvision and Lightning."""
     leave_at_once()
 
     from sagemaker_lightning.process import start_notice
@@ -15,7 +15,10 @@ def before_lightning() -> None:
 
 
 def before_torch() -> None:
-    """Hear signals, say what takes long, and prepare the threads of torch, without Lightning."""
+    """Handle signals, announce a slow start, and prepare the threads of torch.
+
+    It imports neither torch nor Lightning.
+    """
     leave_at_once()
 
     from sagemaker_lightning.process import start_notice, threads

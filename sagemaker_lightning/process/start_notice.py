@@ -1,6 +1,6 @@
-"""Says what a start is doing that takes long, as on a busy machine; a quick one says nothing.
+"""Prints what a start is doing when it takes long, as on a busy machine; a quick one is silent.
 
-Only the standard library is imported here: it is what runs before torch is imported.
+This module imports only the standard library, because it runs before torch is imported.
 """
 
 import os
@@ -8,8 +8,11 @@ import threading
 import time
 from pathlib import Path
 
-FIRST, NEXT = 5.0, 20.0  # seconds until the first line, and until each further one
-BUSY = 2  # times as long as this process ran, it waited for a CPU: then the start is known to take long
+FIRST = 5.0  # seconds until the first line
+NEXT = 20.0  # seconds until each further line
+# The start is known to take long if this process has waited for a CPU this many times as long as
+# it has run.
+BUSY = 2
 
 _started = _doing = None
 _said = False
@@ -17,43 +20,53 @@ _ended = threading.Event()
 
 
 def begin(what: str) -> None:
-    """Start to say what this process does, if that takes long. Of the ranks on a node, the first one speaks."""
+    """Start to print, at intervals, what this process does; `what` is the first thing.
+
+    Of the ranks on a node, only the first prints.
+    """
     global _started
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _started = time.monotonic()
-        threading.Thread(target=_watch, daemon=True, name="starting").start()
+        threading.Thread(target=_print_at_intervals, daemon=True, name="starting").start()
         doing(what)
 
 
 def doing(what: str) -> None:
-    """Note what the start does from now on; said at once if it is slow already. Nothing where there was no `begin`."""
+    """Note what the start does from now on, and print it at once if the start is already slow.
+
+    Without `begin` before it, nothing is printed.
+    """
     global _doing
     _doing = what
     if _started and not _ended.is_set() and (_said or _busy()):
-        _say()
+        _print()
 
 
 def done() -> None:
-    """End it: from now on nothing is said."""
+    """End the start: nothing is printed from now on."""
     _ended.set()
 
 
-def _watch() -> None:
+def _print_at_intervals() -> None:
     wait = FIRST
     while not _ended.wait(wait):
         if wait == NEXT or not _said:
-            _say()
+            _print()
         wait = NEXT
 
 
-def _say() -> None:
-    """Write a line past sys.stderr, whose lock a process that is forked at this moment would inherit."""
+def _print() -> None:
+    """Write a line to file descriptor 2, without sys.stderr.
+
+    A process that is forked at this moment would inherit the lock of sys.stderr.
+    """
     global _said
     _said = True
     os.write(2, f"starting: {_doing} ({time.monotonic() - _started:.0f} s so far)\n".encode())
 
 
 def _busy(scheduled: Path = Path("/proc/self/schedstat")) -> bool:
+    """Return whether the main thread has mostly waited for a CPU; False if that is unknown."""
     try:
         ran, waited, _ = map(int, scheduled.read_text().split())  # ns, of the main thread
     except (OSError, ValueError):

@@ -1,7 +1,10 @@
-"""Runs the program for the toolkit: signals go on to it, the end of its stderr is kept, and nothing outlives it.
+"""Runs the job's program for the toolkit, passes signals on to it, and leaves no process behind.
 
-The toolkit itself registers no signal handler (aws/sagemaker-training-toolkit issues 125 and 173): as PID 1 it ignores
-SIGTERM, behind an init it dies of it, and either way the program never hears that it is to stop.
+It also keeps the end of the program's stderr.
+
+The toolkit itself registers no signal handler (aws/sagemaker-training-toolkit issues 125 and 173).
+As PID 1 it ignores SIGTERM; behind an init, SIGTERM kills it. Either way the program never hears
+that it is to stop.
 """
 
 import ctypes
@@ -19,16 +22,19 @@ from pathlib import Path
 import psutil
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
-KEPT = 64 * 2**10  # bytes of stderr: a traceback of each of a few ranks
-# Seconds that a program has once it was told to stop. SageMaker kills everything after 120 (API reference,
-# StopTrainingJob); what is left is for saying so.
+KEPT = 64 * 2**10  # bytes of stderr that are kept: enough for a traceback of each of a few ranks
+# Seconds that a program has after it was told to stop. SageMaker kills everything after 120 (API
+# reference, StopTrainingJob); the toolkit's hook uses the rest to report the stop.
 STOP_SECONDS = 110.0
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
-REST_SECONDS = 5.0  # for what a program leaves behind that was not told to stop
+REST_SECONDS = 5.0  # for what a program that was not told to stop leaves behind
 
 
 class Stopped(BaseException):
-    """The job was told to stop before its program was started; no Exception: the toolkit would take it for pip's."""
+    """The job was told to stop before its program was started.
+
+    It is no Exception: the toolkit would take that for a failure of pip.
+    """
 
 
 @dataclass(frozen=True)
@@ -38,21 +44,31 @@ class Ended:
     status: int
     """Exit status; -N if signal N killed it."""
     asked: int | None
-    """The signal that told it to stop, if one did."""
+    """The signal that told it to stop; None if it got none."""
     stderr: str
-    """The last of what it wrote there."""
+    """The last KEPT bytes of its stderr."""
 
 
 class Supervisor:
-    """While it is entered, SIGTERM and SIGINT are for the program; before there is one, they raise Stopped."""
+    """While it is entered, passes SIGTERM and SIGINT on to the program.
+
+    Before `run`, these signals raise Stopped.
+
+    Attributes:
+        asked: The last signal that told the job to stop; None before.
+        grace: Seconds that `end` left the program; None if `end` was not called.
+    """
 
     def __init__(self) -> None:
         self.asked: int | None = None
-        self.starting, self.child, self.grace, self.killers = False, None, None, []
+        self.starting = False  # whether `run` was called
+        self.child = None
+        self.grace = None
+        self.kill_timers = []
 
     def __enter__(self) -> "Supervisor":
-        self.previous = {number: signal.signal(number, self._hand_on) for number in STOPPING}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # entrypoint.sh has held them back
+        self.previous = {number: signal.signal(number, self._pass_on) for number in STOPPING}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # entrypoint.sh has blocked them
         return self
 
     def __exit__(self, *_) -> None:
@@ -62,40 +78,51 @@ class Supervisor:
     def run(
         self, command: list[str], cwd: Path, variables: Mapping[str, str] | None = None
     ) -> Ended:
-        """Run `command` in a process group of its own and return when all that it started has ended."""
+        """Run a command in a process group of its own; return when all that it started has ended.
+
+        Args:
+            command: The program and its arguments.
+            cwd: Its working directory.
+            variables: Its environment; this process's if None.
+        """
         self.starting = True
         adopt_orphans()
-        self.others = {child.pid for child in psutil.Process().children()}
+        self.unrelated_pids = {child.pid for child in psutil.Process().children()}
         self.child = subprocess.Popen(
             command, cwd=cwd, env=variables, stderr=subprocess.PIPE, start_new_session=True
         )
-        kept = bytearray()
+        stderr_end = bytearray()
         reader = threading.Thread(
-            target=_copy, args=(self.child.stderr.fileno(), kept), daemon=True
+            target=_copy, args=(self.child.stderr.fileno(), stderr_end), daemon=True
         )
         reader.start()
-        if self.asked:  # it came while there was no one to tell yet
+        if self.asked:  # the signal came before there was a program to pass it on to
             self._stop(self.asked, STOP_SECONDS)
         elif self.grace is not None:
             self.end(self.grace)
         status = self.child.wait()
-        if not self.killers and self._left():
+        if not self.kill_timers and self._living_processes():
             self._stop(signal.SIGTERM, REST_SECONDS)
-        while self._left():  # a shell dies at once; what it had started may be saving
+        # A shell dies of the signal at once, but a program that it has started may be saving.
+        while self._living_processes():
             time.sleep(0.1)
-        for timer in self.killers:
+        for timer in self.kill_timers:
             timer.cancel()
         reader.join(timeout=2)
-        return Ended(status, self.asked, bytes(kept).decode(errors="replace"))
+        return Ended(status, self.asked, bytes(stderr_end).decode(errors="replace"))
 
     def end(self, grace: float) -> None:
-        """End the program: SIGTERM, and SIGKILL to what is left of it after `grace` seconds. From any thread."""
+        """Send the program SIGTERM, and SIGKILL to what is left of it after `grace` seconds.
+
+        It can be called from any thread. If the program is not started yet, `run` ends it after
+        its start.
+        """
         self.grace = grace
         if self.child:
-            # What was told to stop may be saving: it is not told again.
+            # A program that was told to stop may be saving, so it gets no second signal.
             self._stop(None if self.asked else signal.SIGTERM, grace)
 
-    def _hand_on(self, number: int, frame) -> None:
+    def _pass_on(self, number: int, frame) -> None:
         self.asked = number
         if self.child:
             self._stop(number, STOP_SECONDS)
@@ -103,54 +130,61 @@ class Supervisor:
             raise Stopped(f"{signal.Signals(number).name} came before the program was started")
 
     def _stop(self, number: int | None, grace: float) -> None:
+        """Send signal `number` to the program's group, and kill what is left after `grace` s."""
         timer = threading.Timer(grace, self._kill)
         timer.daemon = True
-        self.killers.append(timer)
+        self.kill_timers.append(timer)
         timer.start()
         with suppress(ProcessLookupError):
             if number:
                 os.killpg(self.child.pid, number)
 
     def _kill(self) -> None:
-        for process in self._left():
+        for process in self._living_processes():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def _left(self) -> list[psutil.Process]:
-        return living(self.child.pid, self.others)
+    def _living_processes(self) -> list[psutil.Process]:
+        return living(self.child.pid, self.unrelated_pids)
 
 
 def adopt_orphans() -> None:
-    """Have processes below this one become its children when their parents end: in a container, and behind an init."""
+    """Make this process the parent of every process below it whose own parent ends.
+
+    It has the same effect in a container and behind an init.
+    """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def living(program: int, others: Container[int]) -> list[psutil.Process]:
-    """Return the living processes that a program started, in whatever group, itself included.
+    """Return the living processes that a program started, itself included, in any process group.
 
-    `program` is the PID of this process's child, `others` are those of its children that have nothing to do with it.
+    It also reaps those of them that have ended and have become children of this process.
+
+    Args:
+        program: PID of the program, a child of this process.
+        others: PIDs of the children of this process that have nothing to do with the program.
     """
-    ours = [child for child in psutil.Process().children() if child.pid not in others]
-    left = []
-    for process in [*ours, *(below for child in ours for below in _below(child))]:
+    children = [child for child in psutil.Process().children() if child.pid not in others]
+    running = []
+    for process in [*children, *(below for child in children for below in _descendants(child))]:
         with suppress(psutil.NoSuchProcess, ChildProcessError):
             if process.status() != psutil.STATUS_ZOMBIE:
-                left.append(process)
-            elif (
-                process.pid != program and process.ppid() == os.getpid()
-            ):  # an orphan that is ours to bury
+                running.append(process)
+            # Only its new parent, this process, can reap an orphan.
+            elif process.pid != program and process.ppid() == os.getpid():
                 os.waitpid(process.pid, os.WNOHANG)
-    return left
+    return running
 
 
-def _below(process: psutil.Process) -> list[psutil.Process]:
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         return process.children(recursive=True)
     return []
 
 
 def _copy(source: int, kept: bytearray) -> None:
-    """Copy from file descriptor `source` to stderr until its end, and keep the last of it in `kept`."""
+    """Copy from file descriptor `source` to stderr until its end; keep the last bytes in `kept`."""
     while chunk := os.read(source, 2**16):
         with suppress(OSError):
             sys.stderr.buffer.write(chunk)

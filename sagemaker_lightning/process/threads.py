@@ -1,6 +1,9 @@
-"""OpenMP threads of this process: as many as it may use CPUs, and none that spins while others want the CPU.
+"""Sets how many OpenMP threads a process has, and whether they spin while they wait.
 
-Only the standard library is imported here: OpenMP and OpenBLAS read their variables when torch and numpy load them.
+A process gets as many threads as it may use CPUs. They do not spin while others want the CPU.
+
+This module imports only the standard library at its top: OpenMP and OpenBLAS read their variables
+when torch and numpy load them.
 """
 
 import ctypes
@@ -13,42 +16,45 @@ from pathlib import Path
 
 from sagemaker_lightning.contract.errors import UserError
 
-COUNT = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OMP_THREAD_LIMIT",
-)  # by these a user says how many threads there are
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # and by these how they wait
-PROCESSES_PER_CPU, PROCESSES = (
-    4,
-    8,
-)  # allowed of one job: more only wait for each other, at half a GB of memory each
+COUNT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")
+"""The variables by which a user says how many threads there are."""
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""The variables by which a user says how threads wait."""
+# A job may have this many processes on each CPU, and this many on any machine. More of them only
+# wait for each other, at half a GB of memory each.
+PROCESSES_PER_CPU = 4
+PROCESSES = 8
 
-INTERVAL = (
-    0.25  # seconds for which it is looked how long this process's threads have to wait for a CPU
-)
-CROWDED = (
-    0.2  # share of that wait, in the time that they want to run, above which others want the CPU
-)
-HOLD, LONGEST = (
-    1.0,
-    4.0,
-)  # seconds without spinning, until it is looked again: at first, and at last
+INTERVAL = 0.25  # seconds over which we measure how long this process's threads wait for a CPU
+# Of the time that the threads want to run, the share for which they wait for a CPU. Above this
+# share, others want the CPU.
+CROWDED = 0.2
+# Seconds without spinning before we measure again: the shortest and the longest time.
+HOLD = 1.0
+LONGEST = 4.0
 
 
 def usable_cpus(
     cgroups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """Return how many CPUs this process can keep busy: its affinity's, or its cgroups' quota where that is less."""
+    """Return how many CPUs this process can keep busy.
+
+    That is the number of CPUs in its affinity, or the quota of its cgroups if that is less; at
+    least 1.
+
+    Args:
+        cgroups: Where the cgroup file systems are mounted.
+        own: The file that names the cgroups of this process.
+    """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([cpus, *(max(1, round(quota)) for quota in _quotas(cgroups, own))])
 
 
 def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
-    """Yield the CPU quotas of this process's cgroups and of all above them, in CPUs; of versions 1 and 2.
+    """Yield the CPU quotas, in CPUs, of this process's cgroups and of all cgroups above them.
 
-    In a container, /proc/self/cgroup may name a folder of the host, which is mounted as the top one: the folders that
-    are not there are passed over.
+    It reads versions 1 and 2 of cgroups. In a container, /proc/self/cgroup may name a folder of the
+    host, which is mounted as the top folder here; folders that do not exist are skipped.
     """
     try:
         lines = own.read_text().splitlines()
@@ -79,9 +85,14 @@ def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
 
 
 def variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return OMP_NUM_THREADS for each of `ranks` processes that share what this one may use.
+    """Return OMP_NUM_THREADS for each of `ranks` processes that share this process's CPUs.
 
-    Nothing where the user has said it, or where OpenMP chooses well by itself: one for each CPU, or for each core.
+    Return {} if the user has set the number of threads, or if OpenMP's own choice is good: one
+    thread for each CPU, or for each core.
+
+    Args:
+        ranks: Number of processes.
+        given: The variables that the user may have set.
     """
     cpus = usable_cpus()
     if any(name in given for name in COUNT) or (
@@ -91,107 +102,141 @@ def variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> dict[str
     return {"OMP_NUM_THREADS": str(max(1, cpus // ranks))}
 
 
-def users(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what the user has said: not what the toolkit's hook has set for a job's own program that calls ours."""
-    shares = variables(given={})
+def users(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return those variables of COUNT that the user has set.
+
+    The toolkit's hook sets OMP_NUM_THREADS for a job's own program, which may call ours. A variable
+    with the value that the hook would set is not the user's.
+    """
+    set_by_hook = variables(given={})
     return {
-        name: given[name] for name in COUNT if name in given and given[name] != shares.get(name)
+        name: environment[name]
+        for name in COUNT
+        if name in environment and environment[name] != set_by_hook.get(name)
     }
 
 
-USERS = users(os.environ)  # before `prepare` adds to it
-_watching = threading.Event()
+USERS = users(os.environ)  # read before `prepare` adds to os.environ
+_is_watched = threading.Event()  # set once the thread of `spin_only_alone` runs
 
 
 def prepare() -> None:
-    """Set the number of threads of a single process. To be called before torch or numpy is imported."""
+    """Set the number of threads of a single process.
+
+    Call it before torch or numpy is imported.
+    """
     os.environ.update(variables(given=USERS))
 
 
 def check(processes: int, flag: str = "--trainer.devices") -> None:
-    """Raise UserError where so many processes for one job on this machine's CPUs would hardly come to train."""
+    """Raise UserError if this machine has too few CPUs for so many processes of one job.
+
+    Args:
+        processes: Number of processes.
+        flag: The flag that asked for them, for the message.
+    """
     cpus = usable_cpus()
     allowed = max(PROCESSES, PROCESSES_PER_CPU * cpus)
     if processes > allowed:
         raise UserError(
-            f"{flag}: found {processes}, expected at most {allowed} processes on {cpus} CPUs; give {cpus} or fewer, "
-            "or take a machine with more CPUs"
+            f"{flag}: found {processes}, expected at most {allowed} processes on {cpus} CPUs; "
+            f"give {cpus} or fewer, or take a machine with more CPUs"
         )
 
 
 def share(ranks: int, device: str = "cpu") -> None:
-    """Divide the CPUs among the `ranks` processes of this node, this one included, which compute on a kind of `device`.
+    """Divide the CPUs among the ranks of this node.
 
-    Ranks that Lightning starts inherit the variable. Those of torchrun are here with what their launcher has set.
+    Ranks that Lightning starts inherit OMP_NUM_THREADS from this process. Ranks that torchrun
+    starts come here with the value that their launcher has set. Raises UserError if ranks that
+    compute on CPUs are too many for this machine.
+
+    Args:
+        ranks: Number of ranks, this process included.
+        device: Type of the device on which they compute, such as "cpu" or "cuda".
     """
     import torch
 
     if device == "cpu":
         check(ranks)
-    if ranks > 1 and "LOCAL_RANK" not in os.environ and (chosen := variables(ranks, USERS)):
-        os.environ.update(chosen)
-        torch.set_num_threads(int(chosen["OMP_NUM_THREADS"]))
+    if ranks > 1 and "LOCAL_RANK" not in os.environ and (shares := variables(ranks, USERS)):
+        os.environ.update(shares)
+        torch.set_num_threads(int(shares["OMP_NUM_THREADS"]))
     if device == "cpu" and torch.get_num_threads() > 1:
         spin_only_alone(torch.get_num_threads())
 
 
 def spin_only_alone(threads: int) -> None:
-    """Have OpenMP's waiting threads sleep while others want the CPU, for the rest of this process's life.
+    """Let OpenMP's waiting threads sleep while others want the CPU, until this process ends.
 
-    At the end of each parallel region libgomp's threads spin for milliseconds, for the next one: an idle CPU is slow
-    to wake, and without spinning a step of ours on 2 CPUs takes half as long again. But where jobs share CPUs, a thread
-    spins for one that it keeps from running (benchmarks/side_by_side.py). What is computed is the same in any case.
+    At the end of each parallel region, libgomp's threads spin for milliseconds, to be ready for the
+    next one: an idle CPU is slow to wake, and without spinning a step of ours on 2 CPUs takes half
+    as long again. But where jobs share CPUs, a spinning thread may wait for a thread that it keeps
+    from running (benchmarks/side_by_side.py). The results are the same in any case.
+
+    Nothing changes if the user has set a variable of WAITING, or if torch uses another OpenMP.
+
+    Args:
+        threads: Number of OpenMP threads of this process.
     """
-    chosen = any(name in os.environ for name in WAITING)
-    if chosen or _watching.is_set() or not Path("/proc/thread-self/schedstat").exists():
+    is_set_by_user = any(name in os.environ for name in WAITING)
+    if is_set_by_user or _is_watched.is_set() or not Path("/proc/thread-self/schedstat").exists():
         return
     with suppress(OSError):  # torch has another OpenMP
         libgomp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        _watching.set()
+        _is_watched.set()
         threading.Thread(
-            target=_watch, args=(libgomp, threads), daemon=True, name="spinning"
+            target=_control_spinning, args=(libgomp, threads), daemon=True, name="spinning"
         ).start()
 
 
-def _watch(libgomp: ctypes.CDLL, threads: int) -> None:
+def _control_spinning(libgomp: ctypes.CDLL, threads: int) -> None:
     """Switch spinning off while others want the CPU, as long as this process lives.
 
-    Whether they do is seen only while it is on: threads that sleep wait for a CPU to wake, too.
+    We can see that others want the CPU only while spinning is on: threads that sleep also wait for
+    a CPU, each time that they wake.
     """
-    # libgomp spins a thousandth as long while this process has more threads of its than CPUs (GNU libgomp's manual,
-    # GOMP_SPINCOUNT): so another thread holds as many, asleep, as are missing.
+    # libgomp spins a thousandth as long while this process has more of libgomp's threads than CPUs
+    # (GNU libgomp's manual, GOMP_SPINCOUNT). So another thread holds as many sleeping threads as
+    # are missing.
     missing = max(2, libgomp.omp_get_num_procs() - threads + 2)
     hold = HOLD
     while True:
-        ran, waited = _scheduled()
+        ran_before, waited_before = _scheduled()
         time.sleep(INTERVAL)
-        ran, waited = (
-            now - before for now, before in zip(_scheduled(), (ran, waited), strict=True)
-        )
+        ran_after, waited_after = _scheduled()
+        ran = ran_after - ran_before
+        waited = waited_after - waited_before
         if waited <= CROWDED * (ran + waited):
             hold = max(HOLD, hold - INTERVAL)
             continue
         release = threading.Event()
         threading.Thread(
-            target=_hold, args=(libgomp, missing, release), daemon=True, name="spinning"
+            target=_hold_openmp_threads,
+            args=(libgomp, missing, release),
+            daemon=True,
+            name="spinning",
         ).start()
         time.sleep(hold)
-        release.set()  # with the thread, libgomp ends those that it held
+        release.set()  # the thread ends, and libgomp ends the threads that it held
         hold = min(2 * hold, LONGEST)
 
 
-def _hold(libgomp: ctypes.CDLL, threads: int, release: threading.Event) -> None:
-    """Have `threads` OpenMP threads, this one included, until it is released."""
-    nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # free(NULL), by each of them
+def _hold_openmp_threads(libgomp: ctypes.CDLL, threads: int, release: threading.Event) -> None:
+    """Keep `threads` OpenMP threads, this one included, alive until `release` is set."""
+    # Each of the threads calls free(NULL), which does nothing.
+    nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
     libgomp.GOMP_parallel(nothing, None, threads, 0)
     release.wait()
 
 
 def _scheduled() -> tuple[int, int]:
-    """Return the nanoseconds that this process's threads ran, and those that they waited for a CPU."""
-    ran = waited = 0
+    """Return the nanoseconds for which this process's threads ran, and waited for a CPU."""
+    ran = 0
+    waited = 0
     for thread in os.listdir("/proc/self/task"):  # noqa: PTH208  names are enough
         with suppress(OSError), open(f"/proc/self/task/{thread}/schedstat") as file:  # noqa: PTH123
             numbers = file.read().split()
-            ran, waited = ran + int(numbers[0]), waited + int(numbers[1])
+            ran += int(numbers[0])
+            waited += int(numbers[1])
     return ran, waited
