@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whether a folder can be written to, and JSON that every reader takes."""
+"""Writes a file completely or not at all; checks folders; makes JSON that every reader accepts."""
 
 import json
 import math
@@ -12,54 +12,74 @@ from typing import Any, BinaryIO
 from sagemaker_lightning.contract.errors import UserError
 
 IGNORED = ".sagemaker-ignore"
-"""Files of this ending SageMaker's uploader leaves alone (AWS's XGBoost container writes its checkpoints so)."""
+"""SageMaker's uploader skips files with this ending.
+
+AWS's XGBoost container uses this ending while it writes its checkpoints.
+"""
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write; `path` is then all of it, on the disk, or what it was before. OSError says why not."""
+    """Yield a file to write, which becomes `path` when the block ends well.
+
+    After an error, `path` is what it was before. After success, all of it is on the disk. The
+    folder is created if it does not exist. Raises OSError if the file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it: a rename is atomic within a file system only. Hosts may share the folder: each has a name of its own.
-    descriptor, aside = tempfile.mkstemp(prefix=f"{path.name}.", suffix=IGNORED, dir=path.parent)
+    # The temporary file is in the same folder, because a rename is atomic only within one file
+    # system. Hosts may share the folder, so each uses a name of its own.
+    descriptor, temporary = tempfile.mkstemp(
+        prefix=f"{path.name}.", suffix=IGNORED, dir=path.parent
+    )
     try:
-        os.fchmod(descriptor, 0o644)  # mkstemp's 600 is for secrets
+        os.fchmod(descriptor, 0o644)  # mkstemp sets 600, which is for secrets
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
-        _sync(path.parent)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
     except BaseException:
-        Path(aside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 
 def check_writable(folder: Path, what: str) -> None:
-    """Create `folder` if need be; UserError if nothing can be written there."""
+    """Create `folder` if it does not exist; raise UserError if no file can be written there.
+
+    Args:
+        folder: The folder.
+        what: What is to be written there, for the message.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise UserError(
-            f"{folder.absolute()}: {what} cannot be written there ({error.strerror}); allowed is a writable folder"
+            f"{folder.absolute()}: {what} cannot be written there ({error.strerror}); allowed is a "
+            "writable folder"
         ) from None
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """Return `value` as JSON, with null for NaN and infinities, which JSON lacks; `options` are those of json.dumps."""
-    return json.dumps(_finite(value), allow_nan=False, **options)
+    """Return `value` as JSON, with null for NaN and infinities, which JSON does not have.
+
+    `options` are those of json.dumps.
+    """
+    return json.dumps(_with_null_for_nonfinite(value), allow_nan=False, **options)
 
 
-def _finite(value: Any) -> Any:
+def _with_null_for_nonfinite(value: Any) -> Any:
+    """Return a copy of `value` with None for each float that is NaN or infinite."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _with_null_for_nonfinite(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [_with_null_for_nonfinite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

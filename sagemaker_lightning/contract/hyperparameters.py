@@ -1,9 +1,9 @@
-"""Hyperparameters to flags, as their sender meant them.
+"""Turns hyperparameters into flags that mean what their sender meant.
 
-SageMaker hands on one flat JSON object whose values are strings (CreateTrainingJob, HyperParameters), and every client
-makes strings of values in its own way: JSON (SDK 2 with source_dir, SDK 3), bare text, or Python's str() (SDK 2's
-Estimator: True, None, ['a', 1]). The toolkit's own command line loses some of it: 1.10 becomes 1.1, null becomes
-nothing, {"a": 1} becomes a=1.
+SageMaker passes on one flat JSON object whose values are strings (CreateTrainingJob,
+HyperParameters). Every client makes strings of values in its own way: JSON (SDK 2 with source_dir,
+SDK 3), bare text, or Python's str() (SDK 2's Estimator: True, None, ['a', 1]). The toolkit's own
+command line loses some of it: 1.10 becomes 1.1, null becomes nothing, {"a": 1} becomes a=1.
 """
 
 import ast
@@ -12,29 +12,36 @@ from collections.abc import Mapping
 
 
 def flags(hyperparameters: Mapping[str, object]) -> list[str]:
-    """Return `--name=value` for each of the job's own hyperparameters, sorted by name; SageMaker's are left out."""
+    """Return `--name=value` for each of the job's own hyperparameters, sorted by name.
+
+    Those of SageMaker are left out.
+    """
     names = sorted(name for name in hyperparameters if is_own(name))
     return [f"--{name}={text(hyperparameters[name])}" for name in names]
 
 
 def is_own(name: str) -> bool:
-    """Return whether a hyperparameter is for the program: not for the toolkit, and not from the tuner."""
+    """Return whether a hyperparameter is for the program, not for the toolkit or from the tuner."""
     return not name.startswith("sagemaker_") and name != "_tuning_objective_metric"
 
 
 def text(value: object) -> str:
-    """Return a value as a flag's text: a string as it is, without the quotes of JSON; anything else as JSON."""
+    """Return a value as the text of a flag.
+
+    A string stays as it is, but loses the quotes of JSON. Python's spelling of a boolean, None, a
+    list or a dict becomes JSON. Any other value becomes JSON.
+    """
     if not isinstance(value, str):
         return json.dumps(value)
     try:
         decoded = json.loads(value)
-    except (ValueError, RecursionError):  # no JSON, or nested too deeply
-        return _python(value)
+    except (ValueError, RecursionError):  # not JSON, or nested too deeply
+        return _python_to_json(value)
     return decoded if isinstance(decoded, str) else value  # a number stays as it was written
 
 
-def _python(value: str) -> str:
-    """Return as JSON what is Python's spelling of a boolean, None, a list or a dict; else `value`."""
+def _python_to_json(value: str) -> str:
+    """Return JSON for Python's text of a boolean, None, list, tuple or dict; else `value`."""
     if value not in ("True", "False", "None") and value[:1] not in ("[", "{", "("):
         return value
     try:

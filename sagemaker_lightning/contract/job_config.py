@@ -1,10 +1,11 @@
-"""Checks the files of input/config before the toolkit reads them, which would answer with a traceback.
+"""Checks the files of input/config, and says in one line which of them is wrong and why.
 
     python sagemaker_lightning/contract/job_config.py FOLDER
 
-prints what is wrong with which file, and ends with status 1 if anything is.
+prints what is wrong with which file, and ends with status 1 if anything is. It runs before the
+toolkit reads these files, because the toolkit would answer with a traceback.
 
-Only the standard library is needed: entrypoint.sh runs it by itself.
+It needs only the standard library: entrypoint.sh runs it as a program of its own.
 """
 
 import json
@@ -14,19 +15,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # by itself, this package is not on Python's path
+if __name__ == "__main__":  # run as a program, this package is not on Python's path
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from sagemaker_lightning.contract.errors import UserError
 
-FILE_BYTES = 2**24
-# Linux takes 131,072 bytes in one variable, and the toolkit puts these files into one (SM_TRAINING_ENV).
+FILE_BYTES = 2**24  # the largest file that we read
+# The most characters in all of these files. Linux accepts 131,072 bytes in one environment
+# variable, and the toolkit puts these files into one (SM_TRAINING_ENV).
 ALL_CHARACTERS = 100_000
 CHANNEL = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; UserError names the file and what is wrong with it."""
+    """Return the JSON object in a file.
+
+    Raises UserError, which names the file and what is wrong with it.
+    """
     try:
         if not path.is_file():
             raise ValueError("it is no file")
@@ -47,7 +52,10 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def checkpoint_path(path: Path) -> str:
-    """Return the folder that a checkpointconfig.json names; UserError if it names none."""
+    """Return the folder that a checkpointconfig.json names.
+
+    Raises UserError if it names none or cannot be read.
+    """
     content = read(path)
     if wrong := _check_checkpoints(content):
         raise UserError(f"{path}: {wrong}")
@@ -55,14 +63,16 @@ def checkpoint_path(path: Path) -> str:
 
 
 def _check_texts(content: Any) -> None:
-    """Raise ValueError for a text that no environment variable can have, in values or names."""
+    """Raise ValueError if a name or value has a text that no environment variable can have."""
     for text in _texts(content):
         if "\0" in text:
             raise ValueError(f"it has a NUL in {text[:50]!r}")
-        text.encode()  # UnicodeEncodeError is a ValueError: half of a surrogate pair
+        # Half of a surrogate pair raises UnicodeEncodeError, which is a ValueError.
+        text.encode()
 
 
 def _texts(content: Any) -> Iterator[str]:
+    """Yield all strings in a JSON value, the names in its objects included."""
     if type(content) is str:
         yield content
     elif type(content) is list:
@@ -75,7 +85,10 @@ def _texts(content: Any) -> Iterator[str]:
 
 
 def check(folder: Path) -> None:
-    """Raise UserError, which names the file, if one of input/config is not what SageMaker writes there."""
+    """Check all files of input/config in `folder`.
+
+    Raises UserError, which names the file, if one is not as SageMaker writes it.
+    """
     checks = {
         "hyperparameters.json": _check_hyperparameters,
         "resourceconfig.json": _check_resources,
@@ -94,9 +107,13 @@ def check(folder: Path) -> None:
     if sum(characters.values()) > ALL_CHARACTERS:
         longest = max(characters, key=characters.get)
         raise UserError(
-            f"{longest}: found {characters[longest]} characters; all files there may have {ALL_CHARACTERS}, as they "
-            "become environment variables; give what is longer as a file in a channel"
+            f"{longest}: found {characters[longest]} characters; all files there may have "
+            f"{ALL_CHARACTERS}, as they become environment variables; give what is longer as a file "
+            "in a channel"
         )
+
+
+# Each function below returns what is wrong with the content of one file; "" if nothing is.
 
 
 def _check_hyperparameters(content: dict) -> str:
@@ -113,14 +130,18 @@ def _check_hyperparameters(content: dict) -> str:
             _check_texts(decoded if type(decoded) is str else "")
         except ValueError as error:
             return f"{name} cannot be an argument: {error}"
-        # Those of the SDKs become variables, paths and the like as they are.
+        # The toolkit uses the values of the SDKs without a check, as variables and paths.
         if name in TEXTS and decoded is not None and type(decoded) is not str:
             return f"found {name}={json.dumps(decoded)[:50]}; allowed is a text"
         if name == LEVEL and type(decoded) is not int and decoded not in LEVELS:
-            return f"found {name}={json.dumps(decoded)[:50]}; allowed are {', '.join(LEVELS)} and their numbers"
+            return (
+                f"found {name}={json.dumps(decoded)[:50]}; allowed are {', '.join(LEVELS)} and "
+                "their numbers"
+            )
     return ""
 
 
+# Hyperparameters of the SDKs that have to be texts.
 TEXTS = {
     "sagemaker_program",
     "sagemaker_submit_directory",
@@ -128,11 +149,13 @@ TEXTS = {
     "sagemaker_job_name",
 }
 TEXTS |= {"sagemaker_s3_output"}
-LEVEL, LEVELS = "sagemaker_container_log_level", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LEVEL = "sagemaker_container_log_level"
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def _check_resources(content: dict) -> str:
-    hosts, groups = content.get("hosts", []), content.get("instance_groups", [])
+    hosts = content.get("hosts", [])
+    groups = content.get("instance_groups", [])
     if type(hosts) is not list or not all(type(host) is str and host for host in hosts):
         return f"found hosts {json.dumps(hosts)[:50]}; allowed is a list of names"
     if content.get("current_host") not in hosts:
@@ -143,11 +166,15 @@ def _check_resources(content: dict) -> str:
         if type(content.get(name, "")) is not str:
             return f"found {name} {json.dumps(content[name])[:50]}; allowed is a name"
     if type(groups) is not list or not all(map(_is_group, groups)):
-        return "its instance_groups are wrong; allowed is a list of {instance_group_name, instance_type, hosts}"
+        return (
+            "its instance_groups are wrong; allowed is a list of {instance_group_name, "
+            "instance_type, hosts}"
+        )
     return ""
 
 
 def _is_group(group: Any) -> bool:
+    """Return whether this is an instance group: an object with a name, a type and hosts."""
     names = type(group) is dict and [
         group.get("instance_group_name"),
         group.get("instance_type", ""),
@@ -175,7 +202,7 @@ def _check_checkpoints(content: dict) -> str:
 
 
 def main() -> None:
-    """Check the folder that the command line names."""
+    """Check the folder that the command line names; exit with status 1 if a file is wrong."""
     try:
         check(Path(sys.argv[1]))
     except UserError as error:

@@ -1,4 +1,7 @@
-"""What the log says of a job before it starts: enough to tell what runs where on what, and no secrets."""
+"""The summary of a job that is logged before it starts: hosts, devices, data and settings.
+
+It shows no secrets.
+"""
 
 import os
 import re
@@ -8,12 +11,14 @@ from pathlib import Path
 from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.hyperparameters import is_own
 
-COUNTED = 100_000  # files of a channel that are counted; a channel that is streamed from S3 may have millions
+# The most files of a channel that we count. A channel that is streamed from S3 may have millions.
+COUNTED = 100_000
 MASK = "******"
 SECRET_NAME = re.compile(
     r"secret|password|passwd|token|credential|api[-_.]?key|(private|access)[-_.]?key", re.IGNORECASE
 )
-# AWS key id, AWS secret key, a PEM block, tokens of GitHub, Hugging Face, OpenAI, Slack, a JWT, user:password in a URL.
+# AWS key id, AWS secret key, a PEM block, tokens of GitHub, Hugging Face, OpenAI and Slack, a JWT,
+# user:password in a URL.
 SECRET_VALUE = re.compile(
     r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|(?<![\w/+])[\w/+]{40}(?![\w/+=])|-----BEGIN"
     r"|\b(gh[pousr]_|github_pat_|hf_|sk-|xox[bpas]-)\w{10}|\beyJ[\w-]{10,}\.|://[^/\s:]+:[^/\s@]+@"
@@ -21,14 +26,22 @@ SECRET_VALUE = re.compile(
 
 
 def masked(name: str, value: object) -> str:
-    """Return a hyperparameter's value as a log may show it."""
+    """Return a hyperparameter's value as text, or MASK if its name or value looks like a secret."""
     return MASK if SECRET_NAME.search(name) or SECRET_VALUE.search(str(value)) else str(value)
 
 
 def lines(
     environment: Environment, program: str, hyperparameters: Mapping[str, object]
 ) -> Iterator[str]:
-    """Yield the summary: hosts, devices, channels with files and bytes, program, hyperparameters."""
+    """Yield the lines of the summary.
+
+    They name hosts, devices, channels with files and bytes, the program, and hyperparameters.
+
+    Args:
+        environment: Describes the job and this host.
+        program: The program and its launcher, in words.
+        hyperparameters: The job's hyperparameters; those for the toolkit are left out.
+    """
     hosts = (
         f"{host} (this one)" if host == environment.current_host else host
         for host in environment.hosts
@@ -36,7 +49,7 @@ def lines(
     yield f"hosts: {', '.join(hosts)}"
     yield f"devices: {environment.num_gpus} GPUs, {os.cpu_count()} CPUs"
     for name, folder in environment.channels.items():
-        yield f"channel {name}: {folder}, {_content(folder)}"
+        yield f"channel {name}: {folder}, {_count_files(folder)}"
     if not environment.channels:
         yield "channels: none"
     yield f"program: {program}"
@@ -44,12 +57,15 @@ def lines(
         yield f"hyperparameter {name}: {masked(name, hyperparameters[name])}"
 
 
-def _content(folder: Path) -> str:
-    files = size = 0
-    for place, _, names in os.walk(folder):
+def _count_files(folder: Path) -> str:
+    """Return the number of files below `folder` and their bytes, in words."""
+    files = 0
+    size = 0
+    for parent, _, names in os.walk(folder):
         for name in names:
             files += 1
-            size += os.lstat(os.path.join(place, name)).st_size  # noqa: PTH116, PTH118  a Path for each takes ten times as long
+            # A Path for each file takes ten times as long.
+            size += os.lstat(os.path.join(parent, name)).st_size  # noqa: PTH116, PTH118
             if files == COUNTED:
                 return f"more than {COUNTED} files"
     return f"{files} files, {size} bytes"

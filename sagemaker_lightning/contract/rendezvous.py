@@ -1,6 +1,8 @@
-"""From the hosts of a job to torch.distributed's variables, and one bounded wait for the hosts' names.
+"""Tells torch.distributed where the hosts of a job are, and waits until their names resolve.
 
-It writes no environment, and what the user has set is never overwritten: launchers put these variables below theirs.
+It turns the job's hosts into the variables of torch.distributed, NCCL, gloo and libfabric. It does
+not write the environment, and it never overwrites what the user has set: launchers let the user's
+variables win over these.
 """
 
 import itertools
@@ -15,18 +17,26 @@ from pathlib import Path
 from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
 
-MAIN_PORT = 7777  # the port AWS's own containers use, so that security groups made for them fit
+# AWS's own containers use this port, so security groups made for them fit.
+MAIN_PORT = 7777
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 EFA_TOOLS = "/opt/amazon/efa/bin"  # where AWS's EFA installer puts fi_info
 
 
 def variables(environment: Environment) -> dict[str, str]:
-    """Return all that torch.distributed needs to know, as variables for those that the user has not set."""
+    """Return the variables that torch.distributed needs.
+
+    The caller lets the variables that the user has set win over these.
+    """
     return torch_distributed(environment) | network(environment)
 
 
 def prepared(environment: Environment) -> dict[str, str]:
-    """Return `variables` as soon as all hosts have their names; none where the toolkit's hook has seen to it."""
+    """Wait until the names of all hosts resolve, then return what `variables` returns.
+
+    Return {} at once if the toolkit's hook started this process, because it has done both. Raises
+    UserError if a name does not resolve within `environment.rendezvous_timeout` seconds.
+    """
     if environment.watch:
         return {}
     wait_for_names(environment.hosts, environment.rendezvous_timeout)
@@ -34,7 +44,11 @@ def prepared(environment: Environment) -> dict[str, str]:
 
 
 def torch_distributed(environment: Environment) -> dict[str, str]:
-    """Return MASTER_ADDR, MASTER_PORT and NODE_RANK; none on one host, where the launcher finds a free port itself."""
+    """Return MASTER_ADDR, MASTER_PORT and NODE_RANK.
+
+    Return {} on one host, where the launcher finds a free port itself, and on a host that takes no
+    part in the training.
+    """
     if len(environment.hosts) == 1 or not environment.takes_part:
         return {}
     return {
@@ -45,7 +59,11 @@ def torch_distributed(environment: Environment) -> dict[str, str]:
 
 
 def main_port(variables: Mapping[str, str]) -> int:
-    """Return the port of the rendezvous, MAIN_PORT unless MASTER_PORT says otherwise; the watch's is the next one."""
+    """Return the port of the rendezvous: MASTER_PORT, or MAIN_PORT if that is not set.
+
+    The watch (nodes/watchdog.py) uses the port after it. Raises UserError if MASTER_PORT is no
+    number from 1 to 65534.
+    """
     port = variables.get("MASTER_PORT", str(MAIN_PORT))
     if not port.isdigit() or not 0 < int(port) < 65535:
         raise UserError(f"MASTER_PORT: found {port!r}, allowed is a number from 1 to 65534")
@@ -53,37 +71,43 @@ def main_port(variables: Mapping[str, str]) -> int:
 
 
 def network(environment: Environment, devices: Path = Path("/dev/infiniband")) -> dict[str, str]:
-    """Return what NCCL, gloo and libfabric need to know of the network between the hosts; none on one host.
+    """Return what NCCL, gloo and libfabric need to know of the network between the hosts.
 
-    The interface that SageMaker names counts only if this machine has it. EFA is used where there is a device of it and
-    libfabric has its provider, whatever the instance type: lists of types are always behind
-    (aws/sagemaker-training-toolkit issue 240). Everything else is left to NCCL and libfabric.
+    Return {} on one host. The interface that SageMaker names counts only if this machine has it.
+    EFA is used if the machine has an EFA device and libfabric has the provider, whatever the
+    instance type: lists of types are always out of date (aws/sagemaker-training-toolkit issue 240).
+    NCCL and libfabric choose everything else themselves.
+
+    Args:
+        environment: Describes the job and this host.
+        devices: The folder of the EFA devices.
     """
     if len(environment.hosts) == 1:
         return {}
     variables = {}
-    if environment.network_interface in _interfaces():
+    if environment.network_interface in _interface_names():
         variables |= dict.fromkeys(INTERFACES, environment.network_interface)
     if list(devices.glob("uverbs*")):
         if _has_efa_provider():
             variables["FI_PROVIDER"] = "efa"
         else:
             print(
-                "warning: this host has EFA devices, but the image has no libfabric with the efa provider: NCCL uses "
-                "TCP; install AWS's EFA installer in the image",
+                "warning: this host has EFA devices, but the image has no libfabric with the efa "
+                "provider: NCCL uses TCP; install AWS's EFA installer in the image",
                 flush=True,
             )
     return variables
 
 
 def forget_absent_interface(environment: Environment, variables: MutableMapping[str, str]) -> None:
-    """Remove NCCL's or gloo's network interface where SageMaker named one that this machine has not.
+    """Remove the network interface of NCCL or gloo if this machine lacks it.
 
-    SDK 3's local mode writes `ethwe` and its torchrun driver exports it; gloo fails with it, NCCL finds nothing. What
-    the user has set differs from SageMaker's name and stays.
+    It is removed from `variables` only if it is the one that SageMaker names. SDK 3's local mode
+    writes `ethwe`, and its torchrun driver exports it; with it, gloo fails and NCCL finds nothing.
+    An interface that the user has set has another name and stays.
     """
     named = environment.network_interface
-    if not named or named in _interfaces():
+    if not named or named in _interface_names():
         return
     for variable in INTERFACES:
         if variables.get(variable) == named:
@@ -95,15 +119,21 @@ def forget_absent_interface(environment: Environment, variables: MutableMapping[
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds between one try and the next: growing, as a name that is not there now may take a while."""
+    """Yield the seconds to wait before each next try: from 0.1 up to 5.
+
+    They grow, because a name that does not resolve now may take a while.
+    """
     return (min(0.1 * 1.5 ** min(n, 10), 5.0) for n in itertools.count())
 
 
 def wait_for_names(hosts: tuple[str, ...], limit: float) -> None:
-    """Return when the names of all hosts resolve; UserError names the one that did not within `limit` seconds.
+    """Wait until the names of all hosts resolve.
 
-    "Host name information might not be immediately available" when a container starts, so AWS's guide, which asks for
-    retries (sagemaker/latest/dg, your-algorithms-training-algo-running-container). Each try asks the resolver anew.
+    Raises UserError, which names the host, if one does not resolve within `limit` seconds.
+
+    AWS's guide says "Host name information might not be immediately available" when a container
+    starts, and asks for retries (sagemaker/latest/dg,
+    your-algorithms-training-algo-running-container). Each try asks the resolver again.
     """
     started = time.monotonic()
     for host in hosts:
@@ -115,17 +145,20 @@ def wait_for_names(hosts: tuple[str, ...], limit: float) -> None:
                 waited = time.monotonic() - started
                 if waited >= limit:
                     raise UserError(
-                        f"host {host}: its name did not resolve within {waited:.0f} s ({error.strerror}); give it "
-                        "more time by SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT (seconds), or see why it never started"
+                        f"host {host}: its name did not resolve within {waited:.0f} s "
+                        f"({error.strerror}); give it more time by "
+                        "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT (seconds), or see why it never "
+                        "started"
                     ) from None
                 time.sleep(min(pause, limit - waited))
 
 
-def _interfaces() -> list[str]:
+def _interface_names() -> list[str]:
+    """Return the names of this machine's network interfaces."""
     return [name for _, name in socket.if_nameindex()]
 
 
 def _has_efa_provider() -> bool:
-    """Return whether libfabric, by its own tool, finds EFA."""
+    """Return whether libfabric has the efa provider, according to its own tool fi_info."""
     tool = shutil.which("fi_info") or shutil.which("fi_info", path=EFA_TOOLS)
     return bool(tool) and subprocess.run([tool, "-p", "efa"], capture_output=True).returncode == 0
