@@ -1,1 +1,4 @@
-"""SageMaker's contract: its variables and files, failures and stops. Standard library only."""
+"""What SageMaker gives a container and expects of it. Standard library only.
+
+Variables and files, hyperparameters, failures, and stops on request.
+"""

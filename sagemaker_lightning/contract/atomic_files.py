@@ -1,4 +1,4 @@
-"""Writes a file completely or not at all; checks folders; makes JSON that every reader accepts."""
+"""Writes a file completely or not at all, and JSON that every reader accepts."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_writable(folder: Path, what: str) -> None:
-    """Create `folder` if it does not exist; raise UserError if no file can be written there.
+    """Create a folder if needed; raise UserError if it cannot be written to.
 
     Args:
         folder: The folder.
@@ -63,7 +63,9 @@ def check_writable(folder: Path, what: str) -> None:
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """Return `value` as JSON, with null for NaN and infinities, which JSON does not have.
+    """Return `value` as JSON, with null for NaN and infinities.
+
+    JSON has no such numbers.
 
     `options` are those of json.dumps.
     """

@@ -1,8 +1,9 @@
-"""The one reader of `SM_*` and of the files in /opt/ml/input/config.
+"""Reads the `SM_*` variables and the files in /opt/ml/input/config.
 
-The SageMaker training toolkit exports the `SM_*` variables to the program it runs (aws/sagemaker-training-toolkit,
-README, "Environment variables"). `Environment.read` turns them into one typed value that the rest of the
-application is handed; outside SageMaker, where there are none, the defaults below hold.
+No other module reads them. The SageMaker training toolkit exports the `SM_*` variables to the
+program that it runs (aws/sagemaker-training-toolkit, README, "Environment variables").
+`Environment.read` turns them into one typed value, which the rest of the application gets.
+Outside SageMaker there are no such variables, and the defaults below hold.
 """
 
 import json
@@ -14,69 +15,100 @@ from pathlib import Path
 from sagemaker_lightning.contract import job_config
 from sagemaker_lightning.contract.errors import UserError
 
-# SDK 3's ModelTrainer ships the job's source and its own drivers as channels: they are no training data.
+# SDK 3's ModelTrainer sends the job's source and its own drivers as channels. They are no training
+# data.
 CODE_CHANNELS = {"code", "sm_drivers"}
 GROUPS = "SM_INSTANCE_GROUPS_DICT"
 DRILL = "SAGEMAKER_LIGHTNING_DRILL"
-RANKS = {"RANK": "rank", "LOCAL_RANK": "local rank"}  # torchrun sets both, Lightning the second
+# torchrun sets both of these variables; Lightning sets the second.
+RANKS = {"RANK": "rank", "LOCAL_RANK": "local rank"}
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What SageMaker tells a training container, or what takes its place on a desk."""
+    """What SageMaker tells a training container; defaults outside of SageMaker."""
 
     hosts: tuple[str, ...] = ("localhost",)
-    """The hosts that train, as SageMaker sorts them (by text: algo-1, algo-10, algo-2): all of the job, or those of
-    the instance groups that carry the distribution. The first is the main one."""
+    """The hosts that train, sorted by text: algo-1, algo-10, algo-2.
+
+    SageMaker sorts them so. These are all hosts of the job, or those of the instance groups that
+    carry the job's distribution. The first is the main host.
+    """
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The hosts of each instance group by its name; none in a job without groups."""
+    """The hosts of each instance group by its name; empty in a job without groups."""
     current_host: str = "localhost"
-    """This host; not one of `hosts` if its instance group takes no part in the training."""
+    """The name of this host.
+
+    It is not in `hosts` if its instance group takes no part in the training.
+    """
     num_gpus: int = 0
-    """GPUs of this host that the toolkit counted."""
+    """Number of GPUs of this host, as the toolkit counted them."""
     network_interface: str | None = None
-    """The network interface between the hosts, as SageMaker names it: this machine may have none of that name."""
+    """The network interface between the hosts, as SageMaker names it.
+
+    This machine may have no interface of that name.
+    """
     channels: Mapping[str, Path] = field(default_factory=dict)
-    """Input folder of each data channel by name, the code channels of SDK 3 left out."""
+    """Input folder of each data channel by name, without the code channels of SDK 3."""
     sharded_channels: frozenset[str] = frozenset()
-    """The channels of which each host has other files than the others (ShardedByS3Key)."""
+    """The channels whose files SageMaker divides among the hosts (ShardedByS3Key)."""
     model_dir: Path = Path("output/model")
-    """Where the trained model goes; SageMaker uploads it as model.tar.gz."""
+    """The folder for the trained model; SageMaker uploads it as model.tar.gz."""
     output_data_dir: Path = Path("output/data")
-    """Where logs go; SageMaker uploads it as output.tar.gz."""
+    """The folder for logs; SageMaker uploads it as output.tar.gz."""
     checkpoint_dir: Path = Path("output/data/checkpoints")
-    """Where checkpoints go: the job's checkpoint folder if it has one, else below `output_data_dir`."""
+    """The folder for checkpoints.
+
+    It is the job's checkpoint folder if the job has one, else a folder below `output_data_dir`.
+    """
     revision: str = "unknown"
-    """Commit that the image was built from."""
+    """The commit from which the image was built."""
     user_args: tuple[str, ...] | None = None
-    """The command line that the toolkit made of the hyperparameters, which loses some of them."""
+    """The command line that the toolkit made of the hyperparameters.
+
+    It loses some of them. None if the toolkit did not start this program.
+    """
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     """The job's hyperparameters as they were sent."""
     rendezvous_timeout: float = 50.0
-    """Seconds that a host may take to have a name and to answer."""
+    """Seconds that a host may take until its name resolves and it answers."""
     peer_timeout: float = 60.0
-    """Seconds within which all ranks end when one is lost."""
+    """Seconds within which all ranks end after one is lost."""
     torchrun: tuple[int, int] | None = None
-    """Ranks of this node and of all, where torchrun started this process."""
+    """Number of ranks of this node, and of all nodes.
+
+    None if torchrun did not start this process.
+    """
     watch: Path | None = None
-    """Where this node's watch (nodes/watchdog.py) listens to its ranks, if there is one."""
+    """Socket on which this node's watch (nodes/watchdog.py) listens to its ranks.
+
+    None if there is no watch.
+    """
     drill: Mapping | None = None
-    """What drill/command.py asks of a run that it drills (drill/drilled_run.py)."""
+    """What drill/command.py asks of the run that it drills (drill/drilled_run.py).
+
+    None if this run is no drill.
+    """
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
-        """Return the environment that `variables` describe; UserError names the variable that contradicts itself."""
-        everyone = tuple(_json(variables, "SM_HOSTS", list, list(cls.hosts)))
-        current_host = variables.get("SM_CURRENT_HOST", everyone[0] if len(everyone) == 1 else "")
-        if current_host not in everyone:
+        """Return the environment that `variables` describe.
+
+        Raises UserError, which names the variable, if one is wrong or contradicts another.
+        """
+        all_hosts = tuple(_json(variables, "SM_HOSTS", list, list(cls.hosts)))
+        current_host = variables.get("SM_CURRENT_HOST", all_hosts[0] if len(all_hosts) == 1 else "")
+        if current_host not in all_hosts:
             raise UserError(
-                f"SM_CURRENT_HOST: found {current_host!r}, allowed is one of SM_HOSTS: {', '.join(everyone)}"
+                f"SM_CURRENT_HOST: found {current_host!r}, allowed is one of SM_HOSTS: "
+                f"{', '.join(all_hosts)}"
             )
         output_data_dir = Path(variables.get("SM_OUTPUT_DATA_DIR", cls.output_data_dir))
         return cls(
-            hosts=_training_hosts(variables) or everyone,
+            hosts=_training_hosts(variables) or all_hosts,
             groups={
-                key: tuple(one["hosts"]) for key, one in _json(variables, GROUPS, dict, {}).items()
+                name: tuple(group["hosts"])
+                for name, group in _json(variables, GROUPS, dict, {}).items()
             },
             current_host=current_host,
             num_gpus=_json(variables, "SM_NUM_GPUS", int, 0),
@@ -102,8 +134,12 @@ class Environment:
 
     @property
     def log_dir(self) -> Path:
-        """Folder of this host's logs; in a job with a folder for checkpoints, there: it outlives interruptions."""
-        output, checkpoints = self.output_data_dir, self.checkpoint_dir
+        """Folder of this host's logs.
+
+        If the job has a checkpoint folder, the logs go there, because it survives interruptions.
+        """
+        output = self.output_data_dir
+        checkpoints = self.checkpoint_dir
         return (
             (output if checkpoints.is_relative_to(output) else checkpoints)
             / "tensorboard"
@@ -117,17 +153,24 @@ class Environment:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes that train; torchrun may have been started by hand, on hosts that SageMaker does not know."""
+        """Number of nodes that train.
+
+        torchrun's numbers come first: a user may have started it by hand, on hosts that SageMaker
+        does not know.
+        """
         return self.torchrun[1] // self.torchrun[0] if self.torchrun else len(self.hosts)
 
     @property
     def training_dir(self) -> Path | None:
-        """Folder of the channel `training`, or of the only channel there is; None if that leaves none or a choice."""
+        """Folder of the channel `training`, or of the only channel.
+
+        None if there is no channel, or if there are several and none is called `training`.
+        """
         return self.channels.get(self._training_channel)
 
     @property
     def training_is_sharded(self) -> bool:
-        """Whether `training_dir` holds a part of the training data, and other hosts have the rest."""
+        """Whether `training_dir` holds a part of the data and other hosts hold the rest."""
         return len(self.hosts) > 1 and self._training_channel in self.sharded_channels
 
     @property
@@ -140,12 +183,18 @@ class Environment:
 
 
 def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the file that becomes the job's FailureReason, None outside SageMaker; apart, as reading may fail."""
+    """Return the file that becomes the job's FailureReason; None outside SageMaker.
+
+    This is a function of its own because `Environment.read` may fail, which has to be reported.
+    """
     return Path(variables["SM_OUTPUT_DIR"], "failure") if "SM_OUTPUT_DIR" in variables else None
 
 
 def watch(variables: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the socket on which this node's watch listens to its ranks, None where there is none; apart, too."""
+    """Return the socket on which this node's watch listens; None without one.
+
+    This is a function of its own because `Environment.read` may fail, which has to be reported.
+    """
     return (
         Path(variables["SAGEMAKER_LIGHTNING_WATCH"])
         if "SAGEMAKER_LIGHTNING_WATCH" in variables
@@ -154,24 +203,32 @@ def watch(variables: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def drilled(variables: Mapping[str, str], base: Path, asked: Mapping) -> dict[str, str]:
-    """Return `variables` for a run whose model, logs and checkpoints go below `base`, which takes the place of /opt/ml,
-    whatever launches it; `asked` becomes its `Environment.drill`."""
-    moved = {
+    """Return `variables` for a run whose model, logs and checkpoints go below `base`.
+
+    They work with any launcher.
+
+    Args:
+        variables: The environment to start from.
+        base: The folder that replaces /opt/ml.
+        asked: What becomes `Environment.drill` of the run.
+    """
+    replaced = {
         "SAGEMAKER_BASE_DIR": str(base),
         "SM_MODEL_DIR": str(base / "model"),
         "SM_OUTPUT_DATA_DIR": str(base / "output/data"),
         "SM_CHECKPOINT_DIR": str(base / "checkpoints"),
     }
-    others = (
-        "SM_OUTPUT_DIR",
-        "SAGEMAKER_LIGHTNING_WATCH",
-    )  # of the job, if any, in which this is run
-    kept = {name: value for name, value in variables.items() if name not in others}
-    return kept | moved | {DRILL: json.dumps(asked)}
+    # These may belong to a job in which the drill itself runs.
+    removed = ("SM_OUTPUT_DIR", "SAGEMAKER_LIGHTNING_WATCH")
+    kept = {name: value for name, value in variables.items() if name not in removed}
+    return kept | replaced | {DRILL: json.dumps(asked)}
 
 
 def place(variables: Mapping[str, str] = os.environ) -> str:
-    """Return the host and rank of this process, for messages; the rank on this host where only that is known."""
+    """Return the host and rank of this process, for messages.
+
+    Without the global rank, return the rank on this host, which is 0 if it is not known either.
+    """
     rank = next(
         (f"{words} {variables[key]}" for key, words in RANKS.items() if key in variables),
         "local rank 0",
@@ -180,7 +237,11 @@ def place(variables: Mapping[str, str] = os.environ) -> str:
 
 
 def _json(variables: Mapping[str, str], name: str, kind: type, default):
-    """Return variable `name` decoded, a JSON value of type `kind` and no empty list, or `default` if it is not set."""
+    """Return a variable decoded from JSON, or `default` if it is not set.
+
+    Raises UserError if its value is not of type `kind`, or if it is an empty list and the default
+    is not empty.
+    """
     if name not in variables:
         return default
     try:
@@ -195,19 +256,25 @@ def _json(variables: Mapping[str, str], name: str, kind: type, default):
 
 
 def _torchrun(variables: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return (LOCAL_WORLD_SIZE, WORLD_SIZE); the former is torchrun's own, Lightning sets the latter, too."""
+    """Return the numbers LOCAL_WORLD_SIZE and WORLD_SIZE; None without torchrun.
+
+    Only torchrun sets LOCAL_WORLD_SIZE. Lightning also sets WORLD_SIZE.
+    """
     if "LOCAL_WORLD_SIZE" not in variables:
         return None
     return _json(variables, "LOCAL_WORLD_SIZE", int, 1), _json(variables, "WORLD_SIZE", int, 1)
 
 
 def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:
-    """Return variable `name` as seconds, or `default` if it is not set."""
+    """Return a variable as a number of seconds, or `default` if it is not set.
+
+    Raises UserError unless it is at least 1 and below 1,000,000.
+    """
     try:
         value = float(variables.get(name, default))
     except ValueError:
         value = 0
-    if not 1 <= value < 1e6:  # nan is not
+    if not 1 <= value < 1e6:  # false for NaN, too
         raise UserError(
             f"{name}: found {variables[name]!r}, allowed is a number of seconds, 1 or more"
         )
@@ -215,25 +282,32 @@ def _seconds(variables: Mapping[str, str], name: str, default: float) -> float:
 
 
 def _training_hosts(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the hosts of the instance groups that a heterogeneous job's distribution names; none if it names none.
+    """Return the hosts of the instance groups that the job's distribution names.
 
-    SM_DISTRIBUTION_INSTANCE_GROUPS will not do: where the job names no group, it is whichever this host is in.
+    Return () if it names none: only a heterogeneous job does. SM_DISTRIBUTION_INSTANCE_GROUPS
+    cannot replace this: if the job names no group, that variable names the group of this host.
+    Raises UserError if the job has groups, but none of a name that the distribution gives.
     """
-    sent = _json(variables, "SM_FRAMEWORK_PARAMS", dict, {})
-    named = sent.get("sagemaker_distribution_instance_groups") or []
+    parameters = _json(variables, "SM_FRAMEWORK_PARAMS", dict, {})
+    named = parameters.get("sagemaker_distribution_instance_groups") or []
     named = [named] if isinstance(named, str) else named
     groups = _json(variables, GROUPS, dict, {})
     if wrong := [name for name in named if name not in groups] if groups else []:
         raise UserError(
-            f"sagemaker_distribution_instance_groups: found {wrong[0]!r}, allowed are the groups: {', '.join(groups)}"
+            f"sagemaker_distribution_instance_groups: found {wrong[0]!r}, allowed are the groups: "
+            f"{', '.join(groups)}"
         )
     return tuple(sorted(host for name in named if name in groups for host in groups[name]["hosts"]))
 
 
 def _channels(variables: Mapping[str, str]) -> dict[str, Path]:
-    """Return the folder of each channel in SM_CHANNELS that is data; the toolkit upper-cases names and nothing more."""
+    """Return the folder of each channel in SM_CHANNELS that holds data.
+
+    The variable's name has the channel's name in upper case; the toolkit changes nothing else in
+    it. Raises UserError if the variable of a channel is missing.
+    """
     names = _json(variables, "SM_CHANNELS", list, [])
-    if not names:  # a desk without the toolkit: SM_CHANNEL_TRAINING alone is enough
+    if not names:  # outside SageMaker, SM_CHANNEL_TRAINING alone is enough
         names = [
             key.removeprefix("SM_CHANNEL_").lower()
             for key in variables
@@ -252,25 +326,38 @@ def _channels(variables: Mapping[str, str]) -> dict[str, Path]:
 
 
 def _sharded_channels(variables: Mapping[str, str]) -> frozenset[str]:
-    """Return the channels that SM_INPUT_DATA_CONFIG, the toolkit's copy of inputdataconfig.json, calls sharded."""
+    """Return the channels that SM_INPUT_DATA_CONFIG calls ShardedByS3Key.
+
+    That variable is the toolkit's copy of inputdataconfig.json.
+    """
     config = _json(variables, "SM_INPUT_DATA_CONFIG", dict, {})
-    kinds = {
+    distribution_types = {
         name: entry.get("S3DistributionType")
         for name, entry in config.items()
         if isinstance(entry, dict)
     }
-    return frozenset(name for name, kind in kinds.items() if kind == "ShardedByS3Key")
+    return frozenset(
+        name
+        for name, distribution_type in distribution_types.items()
+        if distribution_type == "ShardedByS3Key"
+    )
 
 
 def _hyperparameters(variables: Mapping[str, str]) -> dict[str, object]:
-    """Return the content of hyperparameters.json; SM_HPS has lost what a number's text was."""
+    """Return the content of hyperparameters.json.
+
+    SM_HPS cannot replace it: it has lost how numbers were written.
+    """
     file = Path(variables.get("SM_INPUT_CONFIG_DIR", "/nonexistent"), "hyperparameters.json")
     return job_config.read(file) if file.is_file() else {}
 
 
 def _checkpoint_dir(variables: Mapping[str, str]) -> Path | None:
-    """Return the job's checkpoint folder, if it has one: of checkpointconfig.json, or /opt/ml/checkpoints, if it is
-    there. SageMaker sets no variable for it; SM_CHECKPOINT_DIR is for whoever wants to say so by hand."""
+    """Return the job's checkpoint folder; None if it has none.
+
+    It is the one in checkpointconfig.json, or /opt/ml/checkpoints if that exists. SageMaker sets no
+    variable for it; a person may set SM_CHECKPOINT_DIR.
+    """
     if "SM_CHECKPOINT_DIR" in variables:
         return Path(variables["SM_CHECKPOINT_DIR"])
     config = Path(variables.get("SM_INPUT_CONFIG_DIR", "/nonexistent"), "checkpointconfig.json")

@@ -1,4 +1,4 @@
-"""A failure that says why: one line for a person, in the log and as the job's FailureReason."""
+"""Explains a failure in one line for a person, in the log and as FailureReason."""
 
 import re
 import sys
@@ -10,39 +10,42 @@ from pathlib import Path
 
 from sagemaker_lightning.contract.errors import UserError
 
-FAILURE_REASON_CHARACTERS = (
-    1024  # that much of the failure file SageMaker shows (API reference, FailureReason)
-)
+# SageMaker shows this many characters of the failure file (API reference, FailureReason).
+FAILURE_REASON_CHARACTERS = 1024
 
 LOST = "lost a peer"
 OUT_OF_MEMORY = (
     "most likely out of host memory; use smaller batches or fewer processes, or a larger instance"
 )
 
-# What an exception's class and text tell, and what to do about it. The first that matches counts.
+# A pattern of an exception's class and text, and what to do about it. The first match counts.
 ADVICE = (
     (
         r"OutOfMemoryError|CUDA out of memory|CUDNN_STATUS_ALLOC_FAILED",
-        "out of GPU memory: make --data.batch_size smaller (and --trainer.accumulate_grad_batches larger), use "
-        "--trainer.precision=16-mixed, or take a GPU with more memory",
+        "out of GPU memory: make --data.batch_size smaller (and "
+        "--trainer.accumulate_grad_batches larger), use --trainer.precision=16-mixed, or take a "
+        "GPU with more memory",
     ),
     (
         r"MemoryError|bad_alloc|DefaultCPUAllocator|Cannot allocate memory"
         r"|DataLoader worker .* is killed by signal: Killed",
-        "out of host memory: use smaller batches or fewer processes, or take an instance with more memory",
+        "out of host memory: use smaller batches or fewer processes, or take an instance with "
+        "more memory",
     ),
     (
-        r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed|unexpected pos \d+ vs",
+        r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed"
+        r"|unexpected pos \d+ vs",
         "disk full: make the job's volume larger (VolumeSizeInGB), or keep fewer checkpoints",
     ),
     (
         r"DataLoader worker .*(shared memory|Bus error)|bus error.*shm",
-        "shared memory (/dev/shm) is full: set --data.num_workers=0, or start the container with --shm-size=1g",
+        "shared memory (/dev/shm) is full: set --data.num_workers=0, or start the container with "
+        "--shm-size=1g",
     ),
     (
         r"Expected more than 1 value per channel when training",
-        "batch norm cannot train on a batch of one sample, such as the last of an epoch: give another "
-        "--data.batch_size, or drop_last=True in the DataLoader",
+        "batch norm cannot train on a batch of one sample, such as the last of an epoch: give "
+        "another --data.batch_size, or drop_last=True in the DataLoader",
     ),
     (
         r"Dist(Network|Store|Backend)Error|ProcessGroup|gloo|TCPStore|Rendezvous(Connection|Timeout)Error"
@@ -51,11 +54,13 @@ ADVICE = (
     ),
     (
         r"ModuleNotFoundError|ImportError",
-        "import failed: put what is missing into the job's source, or name it in the requirements.txt there",
+        "import failed: put what is missing into the job's source, or name it in the "
+        "requirements.txt there",
     ),
     (
         r"NoCredentialsError|Unable to locate credentials|AccessDenied|\(403\)|Forbidden",
-        "no access to AWS: give the job's role (on a desk: the container, by AWS_* variables) what it needs",
+        "no access to AWS: give the job's role (on a desk: the container, by AWS_* variables) "
+        "what it needs",
     ),
     (
         r"/input/data/",
@@ -63,32 +68,40 @@ ADVICE = (
     ),
 )
 
-# What faulthandler says of a crash in native code, and Python of a file that it cannot compile.
+# What faulthandler writes about a crash in native code.
 FATAL = re.compile(
     r"^(Fatal Python error: .*)\n(?:.*\n)*?((?:Current t|T)hread .*\n(?:  .*\n)*)", re.MULTILINE
 )
-# An exception that nothing caught in native code, as of NCCL's watchdog; such code's log: "[E1122 10:00:00.1 x.cpp:9]".
+# What is written of an exception that nothing caught in native code, such as NCCL's watchdog.
 NATIVE = re.compile(
     r"^terminate called after throwing an instance of '(.+)'(?:\n *what\(\): *(.*))?", re.MULTILINE
 )
+# A line of the log of native code, such as "[E1122 10:00:00.1 x.cpp:9]".
 NATIVE_LOG = re.compile(r"terminate called after throwing |\[[EWIF]\d{4} ")
-# What Python prints between an exception and another one that came of it (traceback.py).
+# What Python prints between an exception and the next one, which the first has led to
+# (traceback.py).
 CAME_OF_IT = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
+# What Python writes about a file that it cannot compile.
 SYNTAX = re.compile(
     r'^  File "(.+)", line (\d+)\n(?: .*\n)*((?:Syntax|Indentation|Tab)Error: .*)', re.MULTILINE
 )
 
 
 def explain(kind: str, message: str) -> str:
-    """Return one line about an exception of class `kind` that says `message`: what to do, if that is known."""
-    said = " ".join(f"{kind}: {message}".split()).rstrip(": ")
+    """Return one line about an exception, with what to do about it if that is known.
+
+    Args:
+        kind: Name of the exception's class.
+        message: Its text.
+    """
+    text = " ".join(f"{kind}: {message}".split()).rstrip(": ")
     advice = next(
-        (text for pattern, text in ADVICE if re.search(pattern, said, re.IGNORECASE)), None
+        (words for pattern, words in ADVICE if re.search(pattern, text, re.IGNORECASE)), None
     )
-    return f"{advice} ({_shortened(said, 400)})" if advice else _shortened(said, 700)
+    return f"{advice} ({_shortened(text, 400)})" if advice else _shortened(text, 700)
 
 
 @contextmanager
@@ -98,21 +111,32 @@ def reported(
     tell: Callable[[str], None] = lambda line: None,
     also: Callable[[], str] = lambda: "",
 ) -> Iterator[None]:
-    """Turn an exception of the block into one line, `failure_file` and exit status 1; `place` names host and rank.
+    """Turn an exception of the block into one line, a failure file and exit status 1.
 
-    Whoever else has to know is told by `tell`; what `also` returns is said, too, if the error does not say it.
-    A UserError is the line alone. For anything else there is the traceback, too; the failure file gets the end of it.
-    What comes of the loss of a peer is that loss.
+    A UserError is shown as that line alone. Any other error is shown with its traceback, and the
+    failure file gets the end of the traceback. If an error comes from the loss of a peer, the line
+    is about that loss.
+
+    Args:
+        failure_file: The file to write, unless it exists; None outside SageMaker.
+        place: Host and rank, which the line names at its end.
+        tell: Called with the line, for whoever else has to know it.
+        also: Returns more to say; it is left out if the error says it already.
     """
     try:
         yield
     except Exception as error:
         trace = "" if isinstance(error, UserError) else traceback.format_exc()
-        explained = [explain(type(one).__name__, str(one)) for one in _and_what_it_came_of(error)]
+        explained = [
+            explain(type(exception).__name__, str(exception)) for exception in _with_causes(error)
+        ]
         cause = next((line for line in explained if line.startswith(LOST)), explained[0])
-        reason = cause if trace else _shortened(_said(error), 900)
+        reason = cause if trace else _shortened(_user_error_line(error), 900)
         more = also()
-        line = f"error: {reason}{f' ({more})' if more and more not in reason else ''}{place and f' [{place}]'}"
+        line = (
+            f"error: {reason}{f' ({more})' if more and more not in reason else ''}"
+            f"{place and f' [{place}]'}"
+        )
         print(trace + line, file=sys.stderr, flush=True)
         tell(line)
         if failure_file:
@@ -127,23 +151,41 @@ def reported(
         sys.exit(1)
 
 
-def _and_what_it_came_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, and those that it was raised from, or while they were handled, as Python prints them."""
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it, as Python prints them.
+
+    These are the exceptions from which it was raised, or during whose handling it was raised.
+    """
     while error:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _said(error: UserError) -> str:
-    """Return what a mistake says, in one line; of a data worker's, torch's text is the traceback that ends with it."""
-    said, kind = str(error), type(error).__name__
-    if said.startswith(f"Caught {kind} in "):
-        said = re.split(rf"^[\w.]*\b{kind}: ", said, flags=re.MULTILINE)[-1]
-    return " ".join(said.split())
+def _user_error_line(error: UserError) -> str:
+    """Return the text of a UserError in one line.
+
+    If a data worker raised it, torch has put the worker's traceback in front of the text.
+    """
+    text = str(error)
+    kind = type(error).__name__
+    if text.startswith(f"Caught {kind} in "):
+        text = re.split(rf"^[\w.]*\b{kind}: ", text, flags=re.MULTILINE)[-1]
+    return " ".join(text.split())
 
 
 def write(failure_file: Path, line: str, trace: str = "", mode: str = "x") -> None:
-    """Write `line` and the end of `trace` to `failure_file`, unless there is one: the first reason is the cause."""
+    """Write `line` and the end of `trace` to the failure file, unless it exists.
+
+    The first reason that is written is the cause, so it stays.
+
+    Args:
+        failure_file: The file.
+        line: The reason.
+        trace: A traceback; "" for none.
+        mode: That of `open`; with "w", a file that exists is replaced.
+
+    Raises OSError if the file cannot be written.
+    """
     room = FAILURE_REASON_CHARACTERS - len(line) - 1
     try:
         with failure_file.open(mode) as file:
@@ -153,10 +195,11 @@ def write(failure_file: Path, line: str, trace: str = "", mode: str = "x") -> No
 
 
 def last_error(stderr: str) -> tuple[str, str]:
-    """Return (what to do about it, its traceback) of the error that a program's stderr ends with.
+    """Return (explanation, traceback) of the error that ends a program's stderr.
 
-    Of the tracebacks there, that of a launcher, and of a rank that merely lost another one, or of what came of that, is
-    the cause of nothing. Without any, what was said last has to do, and nothing at all gives "".
+    Some of the tracebacks there are not the cause: that of a launcher, that of a rank that merely
+    lost another rank, and that of an error which came from such a loss. Without any error, the
+    explanation is the last line and the traceback is ""; both are "" if there is no line.
     """
     # "[rank1]: " comes from torch, "  | " and "  +-+---" from an exception group.
     lines = [
@@ -167,7 +210,8 @@ def last_error(stderr: str) -> tuple[str, str]:
         for number, line in enumerate(lines)
         if re.match(r"(Exception Group )?Traceback \(most recent", line)
     ]
-    found, came_of_it = [], False
+    errors = []
+    came_of_it = False
     for start, limit in zip(starts, [*starts[1:], len(lines)], strict=False):
         rest = range(start + 1, limit)
         end = next(
@@ -180,52 +224,56 @@ def last_error(stderr: str) -> tuple[str, str]:
         )
         if end and not re.search(r"\bChildFailedError\b|SignalException", lines[end]):
             rest = takewhile(lambda line: not NATIVE_LOG.match(line), lines[end + 1 :])
-            more = [
-                line for line in rest if line.strip()
-            ]  # of the message, if not much comes after it
+            # The lines after the exception's first are its message, if there are only a few.
+            more = [line for line in rest if line.strip()]
             message = [lines[end], *(more if limit == len(lines) and len(more) <= 10 else [])]
             kind, _, text = "\n".join(message).partition(": ")
-            said = found[-1][0] if came_of_it else explain(kind.rpartition(".")[2], text)
-            found.append((said, "\n".join([*lines[start:end], *message])))
-            came_of_it = said.startswith(LOST) and any(
+            explanation = errors[-1][0] if came_of_it else explain(kind.rpartition(".")[2], text)
+            errors.append((explanation, "\n".join([*lines[start:end], *message])))
+            came_of_it = explanation.startswith(LOST) and any(
                 line in CAME_OF_IT for line in lines[end:limit]
             )
-    found += [
+    errors += [
         (explain(native[1], native[2] or ""), native[0])
         for native in NATIVE.finditer("\n".join(lines))
     ]
-    causes = [error for error in found if not error[0].startswith(LOST)] or found
+    causes = [error for error in errors if not error[0].startswith(LOST)] or errors
     if causes:
         return causes[-1]
     if fatal := FATAL.search(stderr):
         return fatal[1], fatal[2]
     if syntax := SYNTAX.search(stderr):
         return f"{syntax[3]} ({Path(syntax[1]).name}, line {syntax[2]})", syntax[0]
-    said = [
-        line.strip() for line in lines if line.strip() and not line.startswith("starting: ")
-    ]  # process/start_notice.py
-    return (_shortened(said[-1], 500), "") if said else ("", "")
+    # process/start_notice.py writes the lines that begin with "starting: ".
+    written = [line.strip() for line in lines if line.strip() and not line.startswith("starting: ")]
+    return (_shortened(written[-1], 500), "") if written else ("", "")
 
 
 def ended_rank(stderr: str) -> tuple[str, int]:
-    """Return (a rank, its exit status, -N by signal N) of the one that its launcher tells of; ("", 0) if none is.
+    """Return (rank in words, exit status) of the rank whose end its launcher reports.
 
-    One that was killed by SIGKILL is the cause where others only miss it.
+    The status is -N if signal N killed the rank. Return ("", 0) if there is no such report. Of
+    several ranks, one that SIGKILL has ended is the cause, because the others only miss it.
     """
-    told = [
+    # torchrun's report has the first rank that ended at its end.
+    reports = [
         (f"rank {rank}", int(status))
         for rank, status in re.findall(
             r"rank\s*: (\d+) \(local_rank: \d+\)\s*exitcode\s*: (-?\d+) ", stderr
         )
-    ]  # by torchrun, the first one last
-    told += [
-        (f"the rank with PID {rank}", int(status))
-        for rank, status in re.findall(
+    ]
+    # Lightning's report.
+    reports += [
+        (f"the rank with PID {pid}", int(status))
+        for pid, status in re.findall(
             r"Child process with PID (\d+) terminated with code (-?\d+)\b", stderr
         )
-    ]  # by Lightning
-    return next((one for one in told if one[1] == -9), told[-1] if told else ("", 0))
+    ]
+    return next(
+        (report for report in reports if report[1] == -9), reports[-1] if reports else ("", 0)
+    )
 
 
 def _shortened(line: str, length: int) -> str:
+    """Return `line`, cut to `length` characters and ended with "..." if longer."""
     return line if len(line) <= length else f"{line[: length - 3]}..."

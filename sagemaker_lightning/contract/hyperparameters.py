@@ -12,7 +12,9 @@ from collections.abc import Mapping
 
 
 def flags(hyperparameters: Mapping[str, object]) -> list[str]:
-    """Return `--name=value` for each of the job's own hyperparameters, sorted by name.
+    """Return `--name=value` for each of the job's own hyperparameters.
+
+    They are sorted by name.
 
     Those of SageMaker are left out.
     """
@@ -21,7 +23,10 @@ def flags(hyperparameters: Mapping[str, object]) -> list[str]:
 
 
 def is_own(name: str) -> bool:
-    """Return whether a hyperparameter is for the program, not for the toolkit or from the tuner."""
+    """Return whether a hyperparameter is for the program.
+
+    The others are for the toolkit, or come from the tuner.
+    """
     return not name.startswith("sagemaker_") and name != "_tuning_objective_metric"
 
 
@@ -41,7 +46,10 @@ def text(value: object) -> str:
 
 
 def _python_to_json(value: str) -> str:
-    """Return JSON for Python's text of a boolean, None, list, tuple or dict; else `value`."""
+    """Return JSON for a value that Python's str() has written.
+
+    It converts booleans, None, lists, tuples and dicts, and returns any other text as it is.
+    """
     if value not in ("True", "False", "None") and value[:1] not in ("[", "{", "("):
         return value
     try:

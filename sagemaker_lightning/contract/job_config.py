@@ -1,4 +1,4 @@
-"""Checks the files of input/config, and says in one line which of them is wrong and why.
+"""Checks the files of input/config, and says in one line which one is wrong.
 
     python sagemaker_lightning/contract/job_config.py FOLDER
 
@@ -63,7 +63,10 @@ def checkpoint_path(path: Path) -> str:
 
 
 def _check_texts(content: Any) -> None:
-    """Raise ValueError if a name or value has a text that no environment variable can have."""
+    """Raise ValueError for a text that no environment variable can have.
+
+    It checks all names and values in `content`.
+    """
     for text in _texts(content):
         if "\0" in text:
             raise ValueError(f"it has a NUL in {text[:50]!r}")
@@ -108,8 +111,8 @@ def check(folder: Path) -> None:
         longest = max(characters, key=characters.get)
         raise UserError(
             f"{longest}: found {characters[longest]} characters; all files there may have "
-            f"{ALL_CHARACTERS}, as they become environment variables; give what is longer as a file "
-            "in a channel"
+            f"{ALL_CHARACTERS}, as they become environment variables; give what is longer as a "
+            "file in a channel"
         )
 
 
@@ -174,7 +177,7 @@ def _check_resources(content: dict) -> str:
 
 
 def _is_group(group: Any) -> bool:
-    """Return whether this is an instance group: an object with a name, a type and hosts."""
+    """Return whether this is an instance group with a name, a type and hosts."""
     names = type(group) is dict and [
         group.get("instance_group_name"),
         group.get("instance_type", ""),
@@ -202,7 +205,10 @@ def _check_checkpoints(content: dict) -> str:
 
 
 def main() -> None:
-    """Check the folder that the command line names; exit with status 1 if a file is wrong."""
+    """Check the folder that the command line names.
+
+    Exits with status 1 if a file is wrong.
+    """
     try:
         check(Path(sys.argv[1]))
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The summary of a job that is logged before it starts: hosts, devices, data and settings.
+"""Describes a job in the log before it starts: hosts, devices, data, settings.
 
 It shows no secrets.
 """
@@ -26,7 +26,10 @@ SECRET_VALUE = re.compile(
 
 
 def masked(name: str, value: object) -> str:
-    """Return a hyperparameter's value as text, or MASK if its name or value looks like a secret."""
+    """Return a hyperparameter's value as text, or MASK if it may be a secret.
+
+    Its name or the value itself may look like that of a secret.
+    """
     return MASK if SECRET_NAME.search(name) or SECRET_VALUE.search(str(value)) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Tells torch.distributed where the hosts of a job are, and waits until their names resolve.
+"""Tells torch.distributed where the hosts are, and waits for their names.
 
 It turns the job's hosts into the variables of torch.distributed, NCCL, gloo and libfabric. It does
 not write the environment, and it never overwrites what the user has set: launchers let the user's
@@ -32,7 +32,7 @@ def variables(environment: Environment) -> dict[str, str]:
 
 
 def prepared(environment: Environment) -> dict[str, str]:
-    """Wait until the names of all hosts resolve, then return what `variables` returns.
+    """Wait until the names of all hosts resolve, and return `variables`.
 
     Return {} at once if the toolkit's hook started this process, because it has done both. Raises
     UserError if a name does not resolve within `environment.rendezvous_timeout` seconds.
@@ -59,7 +59,7 @@ def torch_distributed(environment: Environment) -> dict[str, str]:
 
 
 def main_port(variables: Mapping[str, str]) -> int:
-    """Return the port of the rendezvous: MASTER_PORT, or MAIN_PORT if that is not set.
+    """Return the port of the rendezvous: MASTER_PORT, or MAIN_PORT without it.
 
     The watch (nodes/watchdog.py) uses the port after it. Raises UserError if MASTER_PORT is no
     number from 1 to 65534.
@@ -71,7 +71,7 @@ def main_port(variables: Mapping[str, str]) -> int:
 
 
 def network(environment: Environment, devices: Path = Path("/dev/infiniband")) -> dict[str, str]:
-    """Return what NCCL, gloo and libfabric need to know of the network between the hosts.
+    """Return the variables of NCCL, gloo and libfabric for the hosts' network.
 
     Return {} on one host. The interface that SageMaker names counts only if this machine has it.
     EFA is used if the machine has an EFA device and libfabric has the provider, whatever the
@@ -159,6 +159,6 @@ def _interface_names() -> list[str]:
 
 
 def _has_efa_provider() -> bool:
-    """Return whether libfabric has the efa provider, according to its own tool fi_info."""
+    """Return whether libfabric has the efa provider; its own tool fi_info says so."""
     tool = shutil.which("fi_info") or shutil.which("fi_info", path=EFA_TOOLS)
     return bool(tool) and subprocess.run([tool, "-p", "efa"], capture_output=True).returncode == 0

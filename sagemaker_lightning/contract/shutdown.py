@@ -26,11 +26,14 @@ WAIT = 25.0
 # kill after 100, the toolkit's hook after 110, SageMaker after 120.
 WAIT_FOR_WRITING = 90.0
 NAME = re.compile(r"step-(\d{9,})\.ckpt")
-"""The name of a checkpoint to resume from; its number is the optimizer steps that are in it."""
+"""The name of a checkpoint to resume from."""
 
 
 def leave_at_once() -> None:
-    """Let SIGTERM and SIGINT end this process, with the exit status that a shell gives.
+    """Let SIGTERM and SIGINT end this process at once.
+
+    Its exit status is then the one that a shell gives.
+
 
     Without this, the first process of a container would not react to them while it imports.
     """
@@ -48,7 +51,10 @@ class Interrupted(SystemExit):
 
 
 def status(number: int) -> int:
-    """Return the exit status, as a shell gives it, of a process that signal `number` stopped."""
+    """Return the exit status of a process that signal `number` stopped.
+
+    It is the one that a shell gives: 128 + `number`.
+    """
     return 128 + number
 
 
@@ -62,7 +68,10 @@ def newest_step(folder: Path) -> int:
 
 
 def words(step: int, how: str) -> str:
-    """Return the line that tells a stop from a failure; the whole project looks for its start.
+    """Return the line that tells a stop from a failure.
+
+    The whole project recognizes a stop by the beginning of this line.
+
 
     Args:
         step: The step to resume from.
@@ -139,7 +148,7 @@ class Stop:
                 signal.signal(number, signal.SIG_DFL)
 
     def _watch(self, pipe: int) -> None:
-        """Wait for a signal, then end this process if the training does not end it in time."""
+        """Wait for a signal; end this process if the training does not do so in time."""
         while not self.number:
             data = os.read(pipe, 1)
             if not data:

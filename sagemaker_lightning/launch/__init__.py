@@ -1,1 +1,1 @@
-"""Inside the toolkit's process: chooses the program and its launcher, and handles its end."""
+"""Runs in the toolkit's process: chooses, launches and ends the program."""

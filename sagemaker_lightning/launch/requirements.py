@@ -1,4 +1,4 @@
-"""Installs the packages that a job's source asks for, and explains what pip could not install."""
+"""Installs what a job's source asks for, and explains what pip could not."""
 
 import os
 import re

@@ -219,7 +219,7 @@ class NoModel(UserError):
 
 
 class Interrupted(Exception):
-    """The job was told to stop before its end; the text says from which step to resume.
+    """The job was told to stop; the text says from which step to resume.
 
     Args:
         how: What stopped it, or a line that `shutdown.words` has made already.
@@ -285,11 +285,14 @@ def _describe_end(status: int, asked: int | None = None) -> str:
 
 
 MEANT = (UserError, ProgramFailed, OtherFailed, Interrupted, errors.ClientError)
-"""The errors raised on purpose: their one line says all. Any other is shown with a traceback."""
+"""The errors that are raised on purpose: their one line says all.
+
+Any other error is shown with its traceback.
+"""
 
 
 def _reason(error: BaseException) -> str:
-    """Return in one line why the job failed, and what to do about it if that is known."""
+    """Return in one line why the job failed and, if known, what to do about it."""
     meant = isinstance(error, MEANT)
     return (
         " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Builds the command line of torchrun for a node, and replaces this process by torchrun."""
+"""Builds the command line of torchrun, and replaces this process by torchrun."""
 
 import argparse
 import os
@@ -97,7 +97,7 @@ def _restarts(args: list[str]) -> tuple[int, list[str]]:
 
 
 def main(program: Path, args: list[str] | None = None) -> None:
-    """Become torchrun, which starts `program` with `args` (those of sys.argv if None).
+    """Become torchrun, which starts `program` with `args` (sys.argv's if None).
 
     Exits with status 1, and one line, if the settings are wrong or a host does not appear.
     """

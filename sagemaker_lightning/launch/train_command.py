@@ -1,4 +1,4 @@
-"""Starts the training toolkit as its command `train` does, but with failures in one line.
+"""Starts the toolkit as its command `train` does; failures take one line.
 
     python -m sagemaker_lightning.launch.train_command
 

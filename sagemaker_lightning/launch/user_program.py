@@ -1,4 +1,4 @@
-"""Finds the program that a job runs, and builds the command line that launches it."""
+"""Finds the program that a job runs, and builds its command line."""
 
 import shlex
 import shutil
@@ -30,7 +30,7 @@ DISTRIBUTIONS = {
 TORCHRUN = "train_torchrun.py"
 """The image's program that uses torchrun to start the program beside it."""
 TRAINING = ("train.py", "train_multi_node.py", TORCHRUN)
-"""Names of those of the image's programs that write the model on the main host only."""
+"""Those of the image's programs that write the model on the main host only."""
 REFUSED = {
     "sagemaker_mpi_enabled": "mpi",
     "sagemaker_parameter_server_enabled": "parameter_server",
@@ -39,7 +39,10 @@ REFUSED = {
 
 
 def sent(all_hyperparameters: dict, name: str) -> str | None:
-    """Return one of the toolkit's own hyperparameters as text; None if it is missing or null."""
+    """Return one of the toolkit's own hyperparameters as text.
+
+    Return None if it is missing or null.
+    """
     value = hyperparameters.text(all_hyperparameters.get(name))
     return None if value == "null" else value
 
@@ -122,7 +125,9 @@ def find(name: str | None) -> tuple[Path, str]:
 
 
 def written(folder: Path) -> dict[Path, tuple[int, int, int]]:
-    """Return the files below `folder`, each with (inode, time of change in ns, size in bytes).
+    """Return the files below `folder`, each with numbers that tell its versions.
+
+    They are the inode, the time of modification in ns, and the size in bytes.
 
     At least one of these numbers changes when a file is written again.
     """
@@ -131,7 +136,7 @@ def written(folder: Path) -> dict[Path, tuple[int, int, int]]:
 
 
 def missing_model(folder: Path, name: str, here: Environment, before: Mapping[Path, tuple]) -> str:
-    """Return what is wrong if a program that has ended well left no model; "" if nothing is.
+    """Return what is wrong if a program ended well without a model; else "".
 
     Nothing is wrong, either, if another host writes the model.
 
@@ -155,7 +160,10 @@ def missing_model(folder: Path, name: str, here: Environment, before: Mapping[Pa
 
 
 def _own_command(name: str, args: list[str]) -> list[str]:
-    """Return the command line of the job's own program, the same as the toolkit's launcher uses."""
+    """Return the command line of the job's own program.
+
+    The toolkit's own launcher would run the same.
+    """
     if not name.endswith(".sh") and (CODE / "setup.py").is_file():
         return [sys.executable, "-m", name.removesuffix(".py"), *args]
     if name.endswith(".py"):
@@ -166,7 +174,7 @@ def _own_command(name: str, args: list[str]) -> list[str]:
 def command(
     job, here: Environment, folder: Path, name: str, all_hyperparameters: dict
 ) -> tuple[list[str], str, int]:
-    """Return the command line, its launcher in words, and the number of processes it starts.
+    """Return the command line, its launcher in words, and its process count.
 
     A program of the image counts as one process, because it starts its ranks and sets their
     threads itself.

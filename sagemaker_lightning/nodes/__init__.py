@@ -1,1 +1,1 @@
-"""Whether the hosts of a job and the ranks of a host are alive. Standard library only."""
+"""Notices when a host or a rank of a job is lost. Standard library only."""

@@ -1,4 +1,4 @@
-"""Connections between all hosts of a job: which hosts live, and whether their settings agree.
+"""Connects all hosts of a job, to see which live and whether settings agree.
 
 A message is one JSON object on one line:
 
@@ -45,7 +45,7 @@ class Verdict:
     Its ranks may then be saving a checkpoint, and so may the ranks of this node.
     """
     doubt: int = 0
-    """How uncertain it is that this is the cause, for a rank that ended without giving a reason.
+    """How uncertain it is that a rank which ended without a reason is the cause.
 
     0: nothing else explains its end. 1: a rank of another host may have caused it. 2: another
     process of its own host most likely caused it.
@@ -108,7 +108,7 @@ class Peers:
         self.tasks: list[asyncio.Task] = []  # asyncio itself keeps no reference
 
     async def open(self) -> None:
-        """Start to listen on the port, to call other hosts, and to send this host's status.
+        """Start to listen, to call other hosts, and to send this host's status.
 
         Raises OSError if this host cannot listen on the port.
         """
@@ -128,7 +128,9 @@ class Peers:
                 _send(peer.writer, message)
 
     async def leave(self) -> None:
-        """Close the connections, and wait up to LAST_WORDS until the others have read everything.
+        """Close the connections, and wait until the others have read everything.
+
+        It waits for at most LAST_WORDS seconds.
 
         A container's network disappears with the container.
         """
@@ -191,7 +193,10 @@ class Peers:
     async def _converse(
         self, name: str | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Read the messages of a host until it hangs up; return whether it was a host of this job.
+        """Read a host's messages until it hangs up.
+
+        Return whether the other end was a host of this job, and the one that was called.
+
 
         Args:
             name: The host that this host called; None if the other end called.
@@ -239,7 +244,7 @@ class Peers:
         return True
 
     async def _read_message(self, reader: asyncio.StreamReader) -> dict | None:
-        """Return the next message; {} at the end; None after `silence` seconds without one."""
+        """Return the next message; {} at the end; None after too long a silence."""
         try:
             line = await asyncio.wait_for(reader.readline(), self.silence)
             message = json.loads(line or "{}")
@@ -251,7 +256,7 @@ class Peers:
             return {}
 
     def _compare_settings(self, name: str, told: Mapping[str, str]) -> None:
-        """Decide that the job ends if the settings of host `name` differ from this host's."""
+        """End the job if the settings of host `name` differ from this host's."""
         differing = [
             key
             for key in sorted(self.told.keys() | told.keys())
@@ -274,7 +279,7 @@ class Peers:
             self.decide(Verdict(why, here=False))
 
     def _lost(self, name: str, how: str) -> None:
-        """Decide that the job ends because host `name` is lost; `how` says how it was noticed.
+        """End the job because host `name` is lost; `how` says how that was noticed.
 
         If all of several other hosts are silent, this host's own network is most likely cut.
         """

@@ -1,4 +1,4 @@
-"""Finds out which host or rank of a job was lost, and tells every node why to end.
+"""Finds out which host or rank of a job was lost, and tells every node.
 
 torch.distributed alone waits half an hour for a rank that is gone, and then does not say which one
 it was (init_process_group, `timeout`). Here, the toolkit's process on each node keeps a connection
@@ -38,7 +38,10 @@ MOMENT = 0.02  # seconds in which the event loop handles all that had arrived be
 
 
 class Watch:
-    """Watches the other hosts and the ranks of `host`, in a thread that runs while it is entered.
+    """Watches the other hosts and this host's ranks, in a thread.
+
+    The thread runs while the watch is entered.
+
 
     Args:
         host: Name of this host.
@@ -95,14 +98,19 @@ class Watch:
         self.folder.cleanup()
 
     def wait_until_all_are_ready(self) -> Verdict | None:
-        """Return None when every host is ready to start its program; a verdict ends the wait."""
+        """Wait until every host is ready to start its program, or for a verdict.
+
+        Return the verdict; None if there is none.
+        """
         self._tell_hosts({"ready": True})
         self._wait_until(lambda: all(peer.ready for peer in self.peers.others.values()))
         self.peers.status = "its program had just started"
         return self.verdict
 
     def wait_until_all_are_done(self) -> Verdict | None:
-        """Return None when the programs of all hosts have ended well; a verdict ends the wait.
+        """Wait until all programs have ended well, or for a verdict.
+
+        Return the verdict; None if there is none.
 
         The program of this host must have ended well before.
         """
@@ -146,7 +154,7 @@ class Watch:
         self.loop.call_soon_threadsafe(self.peers.tell, message)
 
     def _wait_until(self, condition: Callable[[], bool], limit: float | None = None) -> None:
-        """Wait for the condition, a verdict, or the end of `limit` seconds, whichever is first."""
+        """Wait for a condition or a verdict, for at most `limit` seconds."""
 
         async def poll() -> None:
             while not condition() and not self.verdict:
@@ -210,7 +218,10 @@ class Watch:
             self._decide(Verdict(message["stopped"], here=True, stopped=True))
 
     async def _suspect(self, name: str, ended: int | None, alone: bool) -> None:
-        """Record the suspicion that a rank of this node is the reason, and wait for a better one.
+        """Suspect a rank of this node, and decide after a while.
+
+        Another, better reason may come in that time.
+
 
         Args:
             name: What to call the rank.
@@ -245,11 +256,17 @@ class Watch:
         return next((suspicion for suspicion in self.suspected if not suspicion.doubt), None)
 
     def _likeliest_suspicion(self) -> Verdict | None:
-        """Return the suspicion with the least doubt, the first of equals; None if there is none."""
+        """Return the suspicion with the least doubt; None if there is none.
+
+        Of several with the same doubt, it is the first.
+        """
         return min(self.suspected, key=lambda suspicion: suspicion.doubt, default=None)
 
     def _decide(self, verdict: Verdict) -> None:
-        """Make `verdict` the verdict if there is none yet; tell the others and end the program."""
+        """Make this the verdict if there is none yet.
+
+        Then tell the other hosts, and end this host's program.
+        """
         if self.verdict:
             return
         # A rank that ended for a reason of its own is the cause of the failures after it.
@@ -262,7 +279,9 @@ class Watch:
 
 
 def _process_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; [] if the process is gone.
+    """Return the fields of /proc/PID/stat, from the process's state on.
+
+    Return [] if the process is gone.
 
     proc_pid_stat(5) describes the fields.
     """
@@ -272,7 +291,10 @@ def _process_stat(pid: int) -> list[str]:
 
 
 def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
-    """Return the PIDs of the rank at the other end and of its launcher; 0 for an unknown one."""
+    """Return the PIDs of the rank at the other end and of its launcher.
+
+    A PID that is unknown is 0.
+    """
     rank_pid, _, _ = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     )

@@ -1,1 +1,1 @@
-"""What a process sets up for itself: its start, imports, threads, memory and child processes."""
+"""Sets up one process: its start, imports, threads, memory and children."""

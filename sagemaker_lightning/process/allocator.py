@@ -18,6 +18,9 @@ def keep_freed() -> None:
 
 
 def give_back() -> None:
-    """Return the memory that glibc has kept so far, after large arrays that were needed once."""
+    """Let glibc return the memory that it has kept to the kernel.
+
+    Call it after large arrays that were needed only once.
+    """
     if malloc_trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         malloc_trim(0)

@@ -1,4 +1,6 @@
-"""Prints what a start is doing when it takes long, as on a busy machine; a quick one is silent.
+"""Prints what a start is doing if it takes long, as on a busy machine.
+
+A quick start prints nothing.
 
 This module imports only the standard library, because it runs before torch is imported.
 """
@@ -20,7 +22,7 @@ _ended = threading.Event()
 
 
 def begin(what: str) -> None:
-    """Start to print, at intervals, what this process does; `what` is the first thing.
+    """Start to print what this process does if it takes long: first, `what`.
 
     Of the ranks on a node, only the first prints.
     """
@@ -32,7 +34,7 @@ def begin(what: str) -> None:
 
 
 def doing(what: str) -> None:
-    """Note what the start does from now on, and print it at once if the start is already slow.
+    """Note what the start does from now on; print it now if it is slow already.
 
     Without `begin` before it, nothing is printed.
     """
@@ -66,7 +68,10 @@ def _print() -> None:
 
 
 def _busy(scheduled: Path = Path("/proc/self/schedstat")) -> bool:
-    """Return whether the main thread has mostly waited for a CPU; False if that is unknown."""
+    """Return whether the main thread has mostly waited for a CPU.
+
+    Return False if that is unknown.
+    """
     try:
         ran, waited, _ = map(int, scheduled.read_text().split())  # ns, of the main thread
     except (OSError, ValueError):

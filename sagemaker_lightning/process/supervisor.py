@@ -1,4 +1,4 @@
-"""Runs the job's program for the toolkit, passes signals on to it, and leaves no process behind.
+"""Runs the job's program, passes signals on, and leaves no process behind.
 
 It also keeps the end of the program's stderr.
 
@@ -78,7 +78,7 @@ class Supervisor:
     def run(
         self, command: list[str], cwd: Path, variables: Mapping[str, str] | None = None
     ) -> Ended:
-        """Run a command in a process group of its own; return when all that it started has ended.
+        """Run a command in its own process group until all that it started has ended.
 
         Args:
             command: The program and its arguments.
@@ -112,7 +112,7 @@ class Supervisor:
         return Ended(status, self.asked, bytes(stderr_end).decode(errors="replace"))
 
     def end(self, grace: float) -> None:
-        """Send the program SIGTERM, and SIGKILL to what is left of it after `grace` seconds.
+        """Send the program SIGTERM, and SIGKILL to what is left after `grace` seconds.
 
         It can be called from any thread. If the program is not started yet, `run` ends it after
         its start.
@@ -130,7 +130,7 @@ class Supervisor:
             raise Stopped(f"{signal.Signals(number).name} came before the program was started")
 
     def _stop(self, number: int | None, grace: float) -> None:
-        """Send signal `number` to the program's group, and kill what is left after `grace` s."""
+        """Send a signal to the program's group; kill what is left after `grace` s."""
         timer = threading.Timer(grace, self._kill)
         timer.daemon = True
         self.kill_timers.append(timer)
@@ -157,7 +157,9 @@ def adopt_orphans() -> None:
 
 
 def living(program: int, others: Container[int]) -> list[psutil.Process]:
-    """Return the living processes that a program started, itself included, in any process group.
+    """Return the living processes that a program started, itself included.
+
+    Their process groups do not matter.
 
     It also reaps those of them that have ended and have become children of this process.
 
@@ -184,7 +186,7 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _copy(source: int, kept: bytearray) -> None:
-    """Copy from file descriptor `source` to stderr until its end; keep the last bytes in `kept`."""
+    """Copy file descriptor `source` to stderr, and keep its last bytes in `kept`."""
     while chunk := os.read(source, 2**16):
         with suppress(OSError):
             sys.stderr.buffer.write(chunk)

@@ -1,4 +1,4 @@
-"""Sets how many OpenMP threads a process has, and whether they spin while they wait.
+"""Sets how many OpenMP threads a process has, and whether they spin.
 
 A process gets as many threads as it may use CPUs. They do not spin while others want the CPU.
 
@@ -51,7 +51,7 @@ def usable_cpus(
 
 
 def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
-    """Yield the CPU quotas, in CPUs, of this process's cgroups and of all cgroups above them.
+    """Yield the quotas, in CPUs, of this process's cgroups and those above them.
 
     It reads versions 1 and 2 of cgroups. In a container, /proc/self/cgroup may name a folder of the
     host, which is mounted as the top folder here; folders that do not exist are skipped.
@@ -85,7 +85,7 @@ def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
 
 
 def variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return OMP_NUM_THREADS for each of `ranks` processes that share this process's CPUs.
+    """Return OMP_NUM_THREADS for each of `ranks` processes that share the CPUs.
 
     Return {} if the user has set the number of threads, or if OpenMP's own choice is good: one
     thread for each CPU, or for each core.
@@ -129,7 +129,7 @@ def prepare() -> None:
 
 
 def check(processes: int, flag: str = "--trainer.devices") -> None:
-    """Raise UserError if this machine has too few CPUs for so many processes of one job.
+    """Raise UserError if this machine has too few CPUs for so many processes.
 
     Args:
         processes: Number of processes.
@@ -167,7 +167,9 @@ def share(ranks: int, device: str = "cpu") -> None:
 
 
 def spin_only_alone(threads: int) -> None:
-    """Let OpenMP's waiting threads sleep while others want the CPU, until this process ends.
+    """Let OpenMP's waiting threads sleep while others want the CPU.
+
+    This holds until the process ends.
 
     At the end of each parallel region, libgomp's threads spin for milliseconds, to be ready for the
     next one: an idle CPU is slow to wake, and without spinning a step of ours on 2 CPUs takes half
@@ -231,7 +233,7 @@ def _hold_openmp_threads(libgomp: ctypes.CDLL, threads: int, release: threading.
 
 
 def _scheduled() -> tuple[int, int]:
-    """Return the nanoseconds for which this process's threads ran, and waited for a CPU."""
+    """Return the nanoseconds that this process's threads ran and waited for a CPU."""
     ran = 0
     waited = 0
     for thread in os.listdir("/proc/self/task"):  # noqa: PTH208  names are enough
