@@ -65,9 +65,7 @@ def check_writable(folder: Path, what: str) -> None:
 def json_text(value: Any, **options: Any) -> str:
     """Return `value` as JSON, with null for NaN and infinities.
 
-    JSON has no such numbers.
-
-    `options` are those of json.dumps.
+    JSON has no such numbers. `options` are those of json.dumps.
     """
     return json.dumps(_with_null_for_nonfinite(value), allow_nan=False, **options)
 

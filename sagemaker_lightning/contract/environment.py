@@ -1,9 +1,9 @@
 """Reads the `SM_*` variables and the files in /opt/ml/input/config.
 
-No other module reads them. The SageMaker training toolkit exports the `SM_*` variables to the
-program that it runs (aws/sagemaker-training-toolkit, README, "Environment variables").
-`Environment.read` turns them into one typed value, which the rest of the application gets.
-Outside SageMaker there are no such variables, and the defaults below hold.
+No other module reads these variables. The SageMaker training toolkit exports them to the program
+that it runs (aws/sagemaker-training-toolkit, README, "Environment variables"). `Environment.read`
+turns them into one typed value, which the rest of the application gets. Outside SageMaker there are
+no such variables, and the defaults below hold.
 """
 
 import json

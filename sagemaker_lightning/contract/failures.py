@@ -72,7 +72,7 @@ ADVICE = (
 FATAL = re.compile(
     r"^(Fatal Python error: .*)\n(?:.*\n)*?((?:Current t|T)hread .*\n(?:  .*\n)*)", re.MULTILINE
 )
-# What is written of an exception that nothing caught in native code, such as NCCL's watchdog.
+# What native code, such as NCCL's watchdog, writes about an exception that nothing caught.
 NATIVE = re.compile(
     r"^terminate called after throwing an instance of '(.+)'(?:\n *what\(\): *(.*))?", re.MULTILINE
 )

@@ -14,9 +14,7 @@ from collections.abc import Mapping
 def flags(hyperparameters: Mapping[str, object]) -> list[str]:
     """Return `--name=value` for each of the job's own hyperparameters.
 
-    They are sorted by name.
-
-    Those of SageMaker are left out.
+    They are sorted by name; those of SageMaker are left out.
     """
     names = sorted(name for name in hyperparameters if is_own(name))
     return [f"--{name}={text(hyperparameters[name])}" for name in names]

@@ -32,10 +32,8 @@ NAME = re.compile(r"step-(\d{9,})\.ckpt")
 def leave_at_once() -> None:
     """Let SIGTERM and SIGINT end this process at once.
 
-    Its exit status is then the one that a shell gives.
-
-
-    Without this, the first process of a container would not react to them while it imports.
+    Its exit status is then the one that a shell gives. Without this, the first process of a
+    container would not react to them while it imports.
     """
 
     def leave(number: int, frame) -> None:
@@ -71,7 +69,6 @@ def words(step: int, how: str) -> str:
     """Return the line that tells a stop from a failure.
 
     The whole project recognizes a stop by the beginning of this line.
-
 
     Args:
         step: The step to resume from.

@@ -130,9 +130,8 @@ class Peers:
     async def leave(self) -> None:
         """Close the connections, and wait until the others have read everything.
 
-        It waits for at most LAST_WORDS seconds.
-
-        A container's network disappears with the container.
+        It waits for at most LAST_WORDS seconds. A container's network disappears with the
+        container.
         """
         self.server.close()
         connected = [
@@ -196,7 +195,6 @@ class Peers:
         """Read a host's messages until it hangs up.
 
         Return whether the other end was a host of this job, and the one that was called.
-
 
         Args:
             name: The host that this host called; None if the other end called.

@@ -42,7 +42,6 @@ class Watch:
 
     The thread runs while the watch is entered.
 
-
     Args:
         host: Name of this host.
         hosts: Names of all hosts to watch, this one included.
@@ -110,9 +109,8 @@ class Watch:
     def wait_until_all_are_done(self) -> Verdict | None:
         """Wait until all programs have ended well, or for a verdict.
 
-        Return the verdict; None if there is none.
-
-        The program of this host must have ended well before.
+        Return the verdict; None if there is none. The program of this host must have ended well
+        before.
         """
         self.peers.status = "its program had ended well"
         self._tell_hosts({"done": True})
@@ -221,7 +219,6 @@ class Watch:
         """Suspect a rank of this node, and decide after a while.
 
         Another, better reason may come in that time.
-
 
         Args:
             name: What to call the rank.
