@@ -236,11 +236,11 @@ def place(variables: Mapping[str, str] = os.environ) -> str:
     return f"host {variables.get('SM_CURRENT_HOST', 'localhost')}, {rank}"
 
 
-def _json(variables: Mapping[str, str], name: str, kind: type, default):
+def _json(variables: Mapping[str, str], name: str, expected_type: type, default):
     """Return a variable decoded from JSON, or `default` if it is not set.
 
-    Raises UserError if its value is not of type `kind`, or if it is an empty list and the default
-    is not empty.
+    Raises UserError if its value is not of `expected_type`, or if it is an empty list and the
+    default is not empty.
     """
     if name not in variables:
         return default
@@ -248,9 +248,10 @@ def _json(variables: Mapping[str, str], name: str, kind: type, default):
         value = json.loads(variables[name])
     except json.JSONDecodeError:
         value = None
-    if not isinstance(value, kind) or (value == [] and default):
+    if not isinstance(value, expected_type) or (value == [] and default):
         raise UserError(
-            f"{name}: found {variables[name]!r}, allowed is a JSON {kind.__name__}, not empty"
+            f"{name}: found {variables[name]!r}, allowed is a JSON {expected_type.__name__}, "
+            "not empty"
         )
     return value
 

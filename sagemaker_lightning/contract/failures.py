@@ -167,9 +167,9 @@ def _user_error_line(error: UserError) -> str:
     If a data worker raised it, torch has put the worker's traceback in front of the text.
     """
     text = str(error)
-    kind = type(error).__name__
-    if text.startswith(f"Caught {kind} in "):
-        text = re.split(rf"^[\w.]*\b{kind}: ", text, flags=re.MULTILINE)[-1]
+    class_name = type(error).__name__
+    if text.startswith(f"Caught {class_name} in "):
+        text = re.split(rf"^[\w.]*\b{class_name}: ", text, flags=re.MULTILINE)[-1]
     return " ".join(text.split())
 
 
@@ -227,8 +227,10 @@ def last_error(stderr: str) -> tuple[str, str]:
             # The lines after the exception's first are its message, if there are only a few.
             more = [line for line in rest if line.strip()]
             message = [lines[end], *(more if limit == len(lines) and len(more) <= 10 else [])]
-            kind, _, text = "\n".join(message).partition(": ")
-            explanation = errors[-1][0] if came_of_it else explain(kind.rpartition(".")[2], text)
+            class_name, _, text = "\n".join(message).partition(": ")
+            explanation = (
+                errors[-1][0] if came_of_it else explain(class_name.rpartition(".")[2], text)
+            )
             errors.append((explanation, "\n".join([*lines[start:end], *message])))
             came_of_it = explanation.startswith(LOST) and any(
                 line in CAME_OF_IT for line in lines[end:limit]

@@ -222,16 +222,16 @@ class Interrupted(Exception):
     """The job was told to stop; the text says from which step to resume.
 
     Args:
-        how: What stopped it, or a line that `shutdown.words` has made already.
+        reason: What stopped it, or a line that `shutdown.words` has made already.
         number: The signal that told it to stop; SIGTERM if None.
     """
 
-    def __init__(self, how: str, number: int | None = None) -> None:
+    def __init__(self, reason: str, number: int | None = None) -> None:
         self.number = number or signal.SIGTERM
         super().__init__(
-            how
-            if how.startswith("interrupted")
-            else shutdown.words(shutdown.newest_step(Environment.read().checkpoint_dir), how)
+            reason
+            if reason.startswith("interrupted")
+            else shutdown.words(shutdown.newest_step(Environment.read().checkpoint_dir), reason)
         )
 
 

@@ -135,7 +135,9 @@ def written(folder: Path) -> dict[Path, tuple[int, int, int]]:
     return {path: (status.st_ino, status.st_mtime_ns, status.st_size) for path, status in files}
 
 
-def missing_model(folder: Path, name: str, here: Environment, before: Mapping[Path, tuple]) -> str:
+def missing_model(
+    folder: Path, name: str, here: Environment, files_before: Mapping[Path, tuple]
+) -> str:
     """Return what is wrong if a program ended well without a model; else "".
 
     Nothing is wrong, either, if another host writes the model.
@@ -144,13 +146,15 @@ def missing_model(folder: Path, name: str, here: Environment, before: Mapping[Pa
         folder: Folder of the program, HOME or CODE.
         name: Its name.
         here: Describes the job and this host.
-        before: What `written` returned for the model directory before the program started.
+        files_before: What `written` returned for the model directory before the program started.
     """
-    after = written(here.model_dir)
+    files_after = written(here.model_dir)
     is_training_program = folder == HOME and Path(name).name in TRAINING
     expected = here.model_dir / "model.pt"
     is_changed = (
-        after.get(expected) != before.get(expected) if is_training_program else after != before
+        files_after.get(expected) != files_before.get(expected)
+        if is_training_program
+        else files_after != files_before
     )
     if is_changed or (
         here.current_host != here.hosts[0] and (is_training_program or folder == CODE)

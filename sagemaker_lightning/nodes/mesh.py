@@ -253,16 +253,16 @@ class Peers:
         except (OSError, ValueError, RecursionError):
             return {}
 
-    def _compare_settings(self, name: str, told: Mapping[str, str]) -> None:
+    def _compare_settings(self, name: str, their_settings: Mapping[str, str]) -> None:
         """End the job if the settings of host `name` differ from this host's."""
         differing = [
             key
-            for key in sorted(self.told.keys() | told.keys())
-            if self.told.get(key) != told.get(key)
+            for key in sorted(self.told.keys() | their_settings.keys())
+            if self.told.get(key) != their_settings.get(key)
         ]
         if differing:
             # In the order of their names, so that both hosts write the same line.
-            first, second = sorted([(self.host, self.told), (name, told)])
+            first, second = sorted([(self.host, self.told), (name, their_settings)])
             first_host, first_settings = first
             second_host, second_settings = second
             parts = (
@@ -276,8 +276,8 @@ class Peers:
             )
             self.decide(Verdict(why, here=False))
 
-    def _lost(self, name: str, how: str) -> None:
-        """End the job because host `name` is lost; `how` says how that was noticed.
+    def _lost(self, name: str, symptom: str) -> None:
+        """End the job because host `name` is lost; `symptom` says why.
 
         If all of several other hosts are silent, this host's own network is most likely cut.
         """
@@ -290,9 +290,9 @@ class Peers:
         peer = self.others[name]
         if len(silent) == len(self.others) > 1:
             name = "every other host"
-            how = f"{how}: the network of this one ({self.host}) is most likely cut"
+            symptom = f"{symptom}: the network of this one ({self.host}) is most likely cut"
             peer = max(silent, key=lambda peer: peer.heard)
-        why = f"lost {name}: {how}; last heard {now - peer.heard:.0f} s ago: {peer.status}"
+        why = f"lost {name}: {symptom}; last heard {now - peer.heard:.0f} s ago: {peer.status}"
         self.decide(Verdict(why, here=False))
 
 

@@ -2,7 +2,8 @@
 
 import ctypes
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
+M_TRIM_THRESHOLD = -1  # malloc.h of glibc
+M_MMAP_THRESHOLD = -3
 LARGE = 1 << 30  # bytes
 
 
