@@ -43,7 +43,7 @@ def install(trainer: Trainer, resume, restart) -> None:
         lightning_loop.restart = restart
 
 
-class _SeededLoaders:
+class _Loaders:
     """Prepares data loaders before Lightning begins to iterate over them."""
 
     kind = ""
@@ -61,7 +61,7 @@ class _SeededLoaders:
             before.leave(loader)
 
 
-class FitLoop(_SeededLoaders, lightning_loops.FitLoop):
+class FitLoop(_Loaders, lightning_loops.FitLoop):
     """The loop over all epochs."""
 
     kind = "train"
@@ -195,7 +195,7 @@ class EpochLoop(lightning_loops.EpochLoop):
             self.resume.batch_ended(self.done, lightning_loops.accumulates(self.trainer))
 
 
-class ValidationLoop(_SeededLoaders, lightning_loops.ValidationLoop):
+class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
     """The loop over the batches of a validation."""
 
     kind = "val"
