@@ -1,4 +1,7 @@
-"""What the ranks of a job agree on while they train, on a group of its own: gloo, so that no GPU waits for it."""
+"""What the ranks of a job agree on while they train.
+
+They use a process group of their own, with gloo, so that no GPU waits for it.
+"""
 
 import io
 from typing import Any
@@ -7,54 +10,89 @@ import torch
 from pytorch_lightning import Trainer
 from torch import distributed
 
-SAME, UNSURE, OTHER = 0, 1, 2
-"""Of a run that goes on: all that is known was done again alike, there is more to come, something was not alike."""
+# How the comparison of a resumed run with the interrupted one stands.
+SAME = 0  # all recorded steps were repeated identically
+UNSURE = 1  # there are recorded steps that have not been repeated yet
+OTHER = 2  # something was not identical
 
 
 class Agreement:
-    """All ranks call everything here alike, at the same moments of their training."""
+    """Exchanges values between the ranks.
+
+    All ranks must make the same calls at the same moments of their training.
+
+    Args:
+        trainer: Lightning's trainer.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self.world_size = trainer.world_size
         self.is_first = trainer.is_global_zero
         self.group = distributed.new_group(backend="gloo") if self.world_size > 1 else None
-        self.asked, self.due, self.diverged = 0, False, False
+        self.asked = 0
+        self.due = False
+        self.diverged = False
         self.doubt = UNSURE
-        self.told: tuple[torch.Tensor, Any] | None = None  # what is on its way between the ranks
+        self.told: tuple[torch.Tensor, Any] | None = None  # what is being sent between the ranks
 
     def gather(self, told: Any) -> list:
-        """Return what each rank tells, by rank."""
-        everyone = [told]
+        """Return the values of all ranks, by rank.
+
+        Args:
+            told: The value of this rank.
+        """
+        values = [told]
         if self.group:
-            # As torch.save writes it: pickle alone cannot be read back where a tensor is of uint16, uint32 or uint64.
-            buffer, everyone = io.BytesIO(), [b""] * self.world_size
+            # torch.save, because pickle alone cannot read back tensors of uint16, uint32 or uint64.
+            buffer = io.BytesIO()
+            values = [b""] * self.world_size
             torch.save(told, buffer)
-            distributed.all_gather_object(everyone, buffer.getvalue(), group=self.group)
-            everyone = [torch.load(io.BytesIO(one), weights_only=False) for one in everyone]
-        return everyone
+            distributed.all_gather_object(values, buffer.getvalue(), group=self.group)
+            values = [torch.load(io.BytesIO(content), weights_only=False) for content in values]
+        return values
 
-    def agree(self, asked: int, due: bool, diverged: bool = False, now: bool = False, doubt: int = 0) -> None:
-        """Set `asked`, the number of a signal that any rank was sent, `due`, whether the first rank's is true,
-        `diverged`, whether any rank's is, and `doubt`, the greatest.
+    def agree(
+        self, asked: int, due: bool, diverged: bool = False, now: bool = False, doubt: int = 0
+    ) -> None:
+        """Combine the flags of all ranks into `asked`, `due`, `diverged` and `doubt`.
 
-        What the ranks said the last time, or say now. It is sent while the next step is computed, so that no step waits
-        for it, and at every call, so that none depends on how long others took.
+        The attributes then have what the ranks said at the previous call, or at this one if `now`
+        is set. The flags are sent while the next step is computed, so that no step waits for them.
+        They are sent at every call, so that no rank depends on how long others took.
+
+        Args:
+            asked: Number of a signal that this rank got; 0 if none. The attribute has the greatest
+                of all ranks.
+            due: Whether a checkpoint is due. Only rank 0's value counts.
+            diverged: Whether training has diverged on this rank. The attribute says whether it has
+                on any rank.
+            now: Whether to wait for the values of this call.
+            doubt: SAME, UNSURE or OTHER. The attribute has the greatest of all ranks.
         """
         if not self.group:
-            self.asked, self.due, self.diverged, self.doubt = asked, due, diverged, doubt
+            self.asked = asked
+            self.due = due
+            self.diverged = diverged
+            self.doubt = doubt
             return
         self.settle()
         due = due and self.is_first and not self.due
-        flags = torch.tensor([max(asked, self.asked), due, diverged or self.diverged, doubt], dtype=torch.int64)
-        work = distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self.group, async_op=True)
+        flags = torch.tensor(
+            [max(asked, self.asked), due, diverged or self.diverged, doubt], dtype=torch.int64
+        )
+        work = distributed.all_reduce(
+            flags, op=distributed.ReduceOp.MAX, group=self.group, async_op=True
+        )
         self.told = flags, work
         if now:
             self.settle()
 
     def settle(self) -> None:
-        """Learn what is on its way."""
+        """Wait for the values that are being sent, and take them over."""
         if self.told:
             flags, work = self.told
             work.wait()
             self.asked, due, diverged, self.doubt = flags.tolist()
-            self.due, self.diverged, self.told = bool(due), bool(diverged), None
+            self.due = bool(due)
+            self.diverged = bool(diverged)
+            self.told = None

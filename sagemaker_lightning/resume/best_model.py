@@ -1,4 +1,4 @@
-"""The best model so far, kept also when the disk is full."""
+"""The best model so far; it survives a full disk."""
 
 import copy
 from collections.abc import Mapping
@@ -15,35 +15,46 @@ from sagemaker_lightning.resume import checkpoint_file
 
 
 class BestModel(BestCheckpoint):
-    """Lightning's ModelCheckpoint; it remembers no file that could not be written, and keeps the one before.
+    """Lightning's ModelCheckpoint, made safe for full disks and interruptions.
 
-    A metric that is NaN or infinite makes no model the best: where there is no other, the last model is the one.
-    It also knows the best model of before where a run goes on with a folder that has moved. And what was the best is
-    removed only when no checkpoint to resume from tells of it any more: a run may go on from each of them.
+    It remembers no file that could not be written, and keeps the previous one instead. A metric
+    that is NaN or infinite makes no model the best: if there is no other, the last model is the
+    best. It finds the previous best model again if a resumed run's folder has moved. A file that is
+    not the best any more is removed only when no checkpoint to resume from refers to it: a run may
+    resume from each of them.
     """
 
     retired: Mapping[str, int] = {}  # noqa: RUF012  never changed in place
-    """What was the best, and how many checkpoints to resume from have been saved since."""
+    """Files that were the best, and how many checkpoints to resume from were saved since."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what Lightning keeps, and what is to be removed."""
+        """Return Lightning's state and the files that are still to be removed."""
         return super().state_dict() | {"retired": dict(self.retired)}
 
     def age(self, trainer: Trainer, keep: int) -> None:
-        """Take note of one more checkpoint; remove what was the best before the last `keep` of them, and this one."""
+        """Count one more checkpoint, and remove files that no checkpoint refers to.
+
+        Args:
+            trainer: Lightning's trainer.
+            keep: How many checkpoints before the newest one are kept.
+        """
         older = {path: age + 1 for path, age in self.retired.items()}
         self.retired = {path: age for path, age in older.items() if age <= keep}
         for path in older.keys() - self.retired.keys():
-            if path != self.best_model_path and path not in self.best_k_models:  # it may have been written again
+            # It may be one of the best again.
+            if path != self.best_model_path and path not in self.best_k_models:
                 super().discard(trainer, path)
 
     def discard(self, trainer: Trainer, path: str) -> None:
-        """Take note of what was the best: its file stays, for now."""
+        """Mark a file that is not the best any more; it stays for now."""
         self.retired = {**self.retired, path: 0}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state, whose files are now in this folder; Lightning would begin anew, with a later model."""
-        state = self._moved(state_dict)
+        """Restore a state whose files are now in this folder.
+
+        Lightning would forget the best model, and start again with a later one.
+        """
+        state = self._in_this_folder(state_dict)
         self.retired = state.get("retired", {})
         super().load_state_dict(state)
 
@@ -53,83 +64,133 @@ class BestModel(BestCheckpoint):
         return [Path(name) for name in names if name and "://" not in name]
 
     def lacks(self, checkpoint: Path) -> str:
-        """Return which is the best model that a whole checkpoint tells of, if its file will not do; else ""."""
-        states = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get("callbacks", {})
-        known = self._moved(states.get(self.state_key, {})).get("best_model_path", "")
-        problem = _problem(known)
-        return f"{Path(known).name}, the best model, which {problem}" if problem else ""
+        """Return what is wrong with the best model that a checkpoint refers to.
+
+        The result names its file; it is "" if nothing is wrong.
+
+        Args:
+            checkpoint: Path of an intact checkpoint.
+        """
+        states = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get(
+            "callbacks", {}
+        )
+        best = self._in_this_folder(states.get(self.state_key, {})).get("best_model_path", "")
+        problem = _file_problem(best)
+        return f"{Path(best).name}, the best model, which {problem}" if problem else ""
 
     def readable(self) -> str:
-        """Return the best of the models whose files are whole, "" if none is; it says which are not."""
-        scores = sorted(self.best_k_models.items(), key=lambda one: float(one[1]), reverse=self.mode == "max")
+        """Return the best model whose file is intact; "" if no file is.
+
+        It prints which files are not intact.
+        """
+        scores = sorted(
+            self.best_k_models.items(),
+            key=lambda path_and_score: float(path_and_score[1]),
+            reverse=self.mode == "max",
+        )
         problems = []
-        for name in filter(None, dict.fromkeys([self.best_model_path, *(name for name, _ in scores)])):
-            if not (problem := _problem(name)):
+        for name in filter(
+            None, dict.fromkeys([self.best_model_path, *(name for name, _ in scores)])
+        ):
+            if not (problem := _file_problem(name)):
                 break
             problems.append(f"{name}, the best model, {problem}")
         else:
             name = ""
         for problem in problems:
-            print(f"warning: {problem}; {name or 'the last one'} is written in its place", flush=True)
+            print(
+                f"warning: {problem}; {name or 'the last one'} is written in its place", flush=True
+            )
         return name
 
-    def _moved(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a state of which all files are in this folder."""
-        before, now = str(state.get("dirpath")), str(self.dirpath)
+    def _in_this_folder(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state with the paths of all files changed to this folder."""
+        old_folder = str(state.get("dirpath"))
+        new_folder = str(self.dirpath)
 
         def moved(value: Any) -> Any:
             if isinstance(value, dict):
                 return {moved(name): score for name, score in value.items()}
-            return now + value.removeprefix(before) if isinstance(value, str) and value.startswith(before) else value
+            return (
+                new_folder + value.removeprefix(old_folder)
+                if isinstance(value, str) and value.startswith(old_folder)
+                else value
+            )
 
         return {name: moved(value) for name, value in state.items()} | {"dirpath": self.dirpath}
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Return whether a model is one of the best: not by a value that is NaN or infinite on any rank."""
+        """Return whether a model is one of the best.
+
+        It is not if the value is NaN or infinite on any rank.
+        """
         better = super().check_monitor_top_k(trainer, current)  # the same on all ranks
-        if not better or self.save_top_k == -1:  # of all that are kept, `rank` chooses
+        if not better or self.save_top_k == -1:  # all are kept, and `rank` chooses the best
             return better
         return trainer.strategy.reduce_boolean_decision(bool(torch.as_tensor(current).isfinite()))
 
     def rank(self, value: Tensor, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
-        """Write a model, and know which one is the best; Lightning would take infinity for a number."""
+        """Write a model and update which one is the best.
+
+        Lightning would accept infinity as a best value.
+        """
         if not torch.as_tensor(value).isfinite():
             value = torch.full_like(value, torch.inf if self.mode == "min" else -torch.inf)
         super().rank(value, trainer, candidates)
         if not self.best_model_score.isfinite():
-            self.best_model_path, self.best_model_score = "", None
+            self.best_model_path = ""
+            self.best_model_score = None
 
     def write(self, trainer: Trainer, path: str) -> None:
-        """Write, unless training has diverged: then fail, and the file of before stays."""
+        """Write a model's file, unless training has diverged.
+
+        Then this fails, and the previous file stays.
+        """
         divergence.of(trainer).check(trainer)
         super().write(trainer, path)
 
     def keep_if_best(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
-        """Write a file if the newest model is one of the best; if it cannot be written, the one of before is it."""
-        before = {name: copy.copy(value) for name, value in vars(self).items()}
+        """Write a file if the newest model is one of the best.
+
+        If it cannot be written, the previous best model remains the best.
+        """
+        attributes_before = {name: copy.copy(value) for name, value in vars(self).items()}
         files = trainer.strategy.checkpoint_io
         files.lost = None
         super().keep_if_best(trainer, candidates)
         if lost := trainer.strategy.broadcast(files.lost):
-            vars(self).update(before)
+            vars(self).update(attributes_before)
             if trainer.is_global_zero:
                 best = self.best_model_path or "none"
-                print(f"warning: training goes on, but {lost}; the best model is still {best}", flush=True)
+                print(
+                    f"warning: training goes on, but {lost}; the best model is still {best}",
+                    flush=True,
+                )
 
 
-def _problem(model: str) -> str:
-    """Return what is wrong with a model's file, "" if nothing is, or if it is nowhere where that is looked at."""
+def _file_problem(model: str) -> str:
+    """Return what is wrong with a model's file; "" if nothing is.
+
+    A file at a URL is not checked.
+    """
     if not model or "://" in model:
         return ""
     return checkpoint_file.damage(Path(model)) if Path(model).is_file() else "is not there"
 
 
 def callbacks(trainer: Trainer) -> list[BestModel]:
-    """Return the trainer's callbacks of this kind."""
-    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, BestModel)]
+    """Return the trainer's BestModel callbacks."""
+    return [
+        callback for callback in trainer.checkpoint_callbacks if isinstance(callback, BestModel)
+    ]
 
 
 def age(trainer: Trainer, keep: int) -> None:
-    """Have all of them take note of one more checkpoint, of which `keep` stay; of none, when all is done."""
+    """Let all BestModel callbacks count one more checkpoint.
+
+    Args:
+        trainer: Lightning's trainer.
+        keep: How many checkpoints before the newest one are kept; 0 when training is done.
+    """
     for callback in callbacks(trainer):
         callback.age(trainer, keep)

@@ -1,9 +1,10 @@
-"""Training that can be interrupted at any moment and ends with the weights it would have had.
+"""Training that ends with the same weights even if it is interrupted.
 
-States are taken where nothing is half done (resume/fit_loops.py); what a Lightning checkpoint leaves out is in
-resume/epoch_state.py; what is random needs no state (data/seeding.py). All ranks agree on a stop by a small collective
-on a group of its own: Lightning's handler of SIGTERM calls one by itself, in which ranks that are not in step hang
-(Lightning issue 20806).
+States are saved where nothing is half done (resume/fit_loops.py). resume/epoch_state.py has what a
+Lightning checkpoint leaves out. Random draws need no saved state (data/seeding.py). All ranks agree
+on a stop with a small collective operation on a process group of its own. Lightning's handler of
+SIGTERM instead calls a collective operation right away, in which ranks that are not at the same
+step hang (Lightning issue 20806).
 """
 
 import time
@@ -32,93 +33,134 @@ from sagemaker_lightning.resume.restore import Restart
 from sagemaker_lightning.resume.snapshot import Snapshot
 from sagemaker_lightning.resume.verification import Proof
 
-SHARE = 0.01  # of the time, at most, training waits for checkpoints that only the clock asks for
+SHARE = 0.01  # share of the time, at most, that training waits for checkpoints saved by the clock
 
 
 class Resume(Callback):
-    """Saves checkpoints, goes on from the newest one, and stops when a signal asks for it.
+    """Saves checkpoints, resumes from the newest one, stops on a signal.
 
-    A checkpoint is saved at the end of each epoch, and between by the clock or by steps.
+    A checkpoint is saved at the end of each epoch, and within it by the clock or by steps.
 
     Args:
         dirpath: Folder of the checkpoints.
-        every_n_minutes: Minutes between two checkpoints within an epoch; 0 for none. It takes longer where training
-            would wait for them for more than a hundredth of the time.
+        every_n_minutes: Minutes between two checkpoints within an epoch; 0 for none. The interval
+            gets longer where training would wait for checkpoints for more than a hundredth of the
+            time.
         every_n_steps: Optimizer steps between two checkpoints; 0 for none.
         keep: Number of checkpoints that are kept.
-        exact: Whether an interrupted run goes on where it was. If not, it is trained and saved as Lightning does, with
-            any strategy, and begins anew.
-        other_settings: Whether another learning rate, gradient clipping or precision may be given than before.
-        strict: Whether a run that goes on otherwise than before it was interrupted is ended.
+        exact: Whether an interrupted run resumes where it was. If not, it is trained and saved as
+            Lightning does, with any strategy, and starts anew after an interruption.
+        other_settings: Whether a resumed run may have another learning rate, gradient clipping or
+            precision than before.
+        strict: Whether the job ends if a resumed run does something else than the interrupted one.
+
+    Raises:
+        UserError: A number is too small, or `dirpath` is a URL.
     """
 
     stop: Stop | None = None
-    """What hears the signals, if anything does."""
+    """Receives the signals; None if nothing does."""
 
     def __init__(
-        self, dirpath: str, every_n_minutes: float = 0.5, every_n_steps: int = 0, keep: int = 3, exact: bool = True,
-        other_settings: bool = False, strict: bool = False,
-    ) -> None:  # fmt: skip
-        for flag, value, least in (("every_n_minutes", every_n_minutes, 0), ("every_n_steps", every_n_steps, 0),
-                                   ("keep", keep, 1)):  # fmt: skip
-            if not value >= least:  # nan is not
-                raise UserError(f"--resume.{flag}: found {value}, allowed is {least} or more")
+        self,
+        dirpath: str,
+        every_n_minutes: float = 0.5,
+        every_n_steps: int = 0,
+        keep: int = 3,
+        exact: bool = True,
+        other_settings: bool = False,
+        strict: bool = False,
+    ) -> None:
+        minimums = (
+            ("every_n_minutes", every_n_minutes, 0),
+            ("every_n_steps", every_n_steps, 0),
+            ("keep", keep, 1),
+        )
+        for flag, value, minimum in minimums:
+            if not value >= minimum:  # this refuses NaN, too
+                raise UserError(f"--resume.{flag}: found {value}, allowed is {minimum} or more")
         if "://" in dirpath:
-            raise UserError(f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3")
+            raise UserError(
+                f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3"
+            )
         self.folder = Folder(Path(dirpath), keep, started=time.time())
         self.writer = Writer(self.folder)
-        self.exact, self.strict = exact, strict
-        self.every_n_minutes, self.every_n_steps, self.other_settings = every_n_minutes, every_n_steps, other_settings
-        self.before: dict[str, Any] | None = None  # the state before the validation that is running
-        self.common: int | None = None  # batches of a validation that all ranks have
+        self.exact = exact
+        self.strict = strict
+        self.every_n_minutes = every_n_minutes
+        self.every_n_steps = every_n_steps
+        self.other_settings = other_settings
+        self.before: dict[str, Any] | None = None  # the state before the current validation
+        self.common: int | None = None  # validation batches that every rank has
         self.stall = 0.0  # seconds that training waited for the last checkpoint
-        self.why = ""  # why no run could go on within an epoch
-        self.saved_step, self.due = 0, False  # of the last checkpoint, and whether one waits for the end of a step
-        self.cut = False  # whether a limit has ended an epoch before its last batch
-        self.proof: Proof | None = None  # what compares a run that goes on with what it was
+        self.why = ""  # why a run cannot be resumed within an epoch; "" if it can
+        self.saved_step = 0  # optimizer step of the last checkpoint
+        self.due = False  # whether a checkpoint waits for the end of an optimizer step
+        self.cut = False  # whether a limit ended the epoch before its last batch
+        self.proof: Proof | None = None  # compares a resumed run with the interrupted one
 
-    def attach(self, chance: Chance, host: str, flags: Mapping[str, object], torchrun: bool, enabled: bool) -> None:
-        """Learn what is known before training.
+    def attach(
+        self, chance: Chance, host: str, flags: Mapping[str, object], torchrun: bool, enabled: bool
+    ) -> None:
+        """Set what becomes known between construction and training.
 
         Args:
-            chance: What knows the seed of all.
+            chance: Knows the seed of the whole run.
             host: Name of this host.
             flags: All settings by flag.
             torchrun: Whether torchrun started this process.
-            enabled: Whether there are to be checkpoints.
+            enabled: Whether checkpoints are saved.
         """
-        self.chance, self.host, self.flags, self.torchrun = chance, host, flags, torchrun
+        self.chance = chance
+        self.host = host
+        self.flags = flags
+        self.torchrun = torchrun
         self.enabled = enabled and self.exact
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Put this application's loops, files and handling of signals in place of Lightning's."""
+        """Replace Lightning's loops, checkpoint files and signal handling by ours.
+
+        Raises:
+            UserError: Runs with the trainer's strategy cannot be resumed.
+        """
         if stage != "fit":
             return
-        self.trainer, self.loaded = trainer, False
+        self.trainer = trainer
+        self.loaded = False
         supported = isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy))
         self.exact = self.exact and (supported or self.enabled)
         if not self.exact:
             self.chance.stand_aside(trainer)
             if trainer.is_global_zero:
-                print("this run is trained and saved as Lightning does; interrupted, it begins anew", flush=True)
+                print(
+                    "this run is trained and saved as Lightning does; interrupted, it begins anew",
+                    flush=True,
+                )
             return
         if not supported:
             raise UserError(
-                f"--trainer.strategy: found {type(trainer.strategy).__name__}, whose runs cannot be resumed; allowed "
-                "are ddp and its variants, or --resume.exact=false: it trains and saves as Lightning does"
+                f"--trainer.strategy: found {type(trainer.strategy).__name__}, whose runs cannot "
+                "be resumed; allowed are ddp and its variants, or --resume.exact=false: it trains "
+                "and saves as Lightning does"
             )
         torch_compile.of_their_own_shapes()
-        self.agreement, self.divergence = Agreement(trainer), divergence.of(trainer)
-        self.restart = Restart(trainer, self.folder, self.chance, self.agreement, self.other_settings)
+        self.agreement = Agreement(trainer)
+        self.divergence = divergence.of(trainer)
+        self.restart = Restart(
+            trainer, self.folder, self.chance, self.agreement, self.other_settings
+        )
         self.proof = Proof(trainer, self.folder, self.agreement.gather, self.strict)
         self.snapshot = Snapshot(trainer, self.agreement, self.chance, self.proof)
         fit_loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = checkpoint_file.VerifiedIO()
-        lightning_checkpoints.load_first(trainer, self._load)
+        lightning_checkpoints.load_first(trainer, self._load_newest)
 
-    def _load(self) -> bool:
-        """Load the newest checkpoint, and return whether there is any; else Lightning loads what a search has saved."""
+    def _load_newest(self) -> bool:
+        """Load the newest checkpoint, and return whether there is one.
+
+        If it returns False, Lightning loads what a search before training has saved.
+        """
         if self.trainer.state.fn != TrainerFn.FITTING or not self.enabled or self.loaded:
             return False
         self.loaded = True
@@ -129,47 +171,59 @@ class Resume(Callback):
 
     @property
     def resumes(self) -> list[dict[str, Any]]:
-        """What came of each interruption of this run: of what was done again, what was as before."""
+        """The results of this run's interruptions: were repeated steps identical?"""
         return self.proof.resumes if self.proof else []
 
     @property
     def trains(self) -> bool:
-        """Whether this is the training, and not a search before it, which has callbacks of its own."""
+        """Whether this is the training and not a search before it.
+
+        A search, such as for a learning rate, has callbacks of its own.
+        """
         return any(callback is self for callback in self.trainer.callbacks)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Hear signals again, which Lightning has taken."""
-        self._hear()
+        """Install the signal handlers again, which Lightning has replaced."""
+        self._reinstall_signal_handlers()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Hear signals again, which Lightning has taken."""
-        self._hear()
+        """Install the signal handlers again, which Lightning has replaced."""
+        self._reinstall_signal_handlers()
 
-    def _hear(self) -> None:
+    def _reinstall_signal_handlers(self) -> None:
         if self.stop and self.exact:
             self.stop.hear()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have the optimizers ready for the state that Lightning gives them next."""
+        """Prepare the optimizers for the state that Lightning loads next."""
         if self.exact:
             self.restart.add_groups()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From here on, a signal is a wish."""
-        self._hear()
-        self.saved_at, self.saved_step = time.monotonic(), trainer.global_step
+        """Let signals request a stop at a batch boundary from now on.
+
+        It also begins the journal.
+
+        Raises:
+            UserError: A checkpoint of this run could not be read again.
+        """
+        self._reinstall_signal_handlers()
+        self.saved_at = time.monotonic()
+        self.saved_step = trainer.global_step
         if self.enabled:
             self.snapshot.run = (
-                self.restart.meta["run"] if self.restart.meta else run_settings.described(trainer, self.flags)
+                self.restart.meta["run"]
+                if self.restart.meta
+                else run_settings.described(trainer, self.flags)
             )
-            if why := checkpoint_file.unreadable(self.snapshot.lightnings()[0]):
-                raise UserError(f"a checkpoint of this run could not be read again: {why}")
+            if problem := checkpoint_file.unreadable(self.snapshot.lightnings()[0]):
+                raise UserError(f"a checkpoint of this run could not be read again: {problem}")
             self.proof.start(self.restart.meta, self.flags, comparable=not self.other_settings)
         if self.stop and self.exact:
             self.stop.training = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Have the last checkpoint on the disk."""
+        """Wait until the last checkpoint is on the disk."""
         if self.exact:
             self.agreement.settle()
         if self.proof:
@@ -180,69 +234,94 @@ class Resume(Callback):
         if self.stop:
             self.stop.training = False
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Have the last checkpoint on the disk."""
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Wait until the last checkpoint is on the disk."""
         self.writer.wait()
         if self.proof:
             self.proof.close()
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Have the batch noted."""
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Record the batch in the journal."""
         if self.enabled:
             self.proof.batch(batch, batch_idx)
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Have the loss noted."""
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        """Record the loss in the journal."""
         if self.enabled:
             self.proof.loss(loss)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Have the step noted, and compared with that of before an interruption."""
+        """Record the step in the journal and compare it with the interrupted run."""
         if self.enabled:
             self.proof.end(outputs)
 
     def batch_ended(self, done: bool, accumulates: bool) -> None:
-        """Save if it is time; stop if it was asked for.
+        """Save a checkpoint if one is due; stop if a stop was requested.
 
         Args:
-            done: Whether a limit ends the training here, within an epoch: with more steps it goes on from here, and
-                else this epoch is ended again.
-            accumulates: Whether the gradients are to be added to; only a stop does not wait for their step.
+            done: Whether a limit ends the training here, within an epoch. A run with a higher limit
+                resumes here; any other run ends this epoch again.
+            accumulates: Whether the next batch adds to the gradients. Only a stop does not wait for
+                the optimizer step.
         """
-        step, self.cut = self.trainer.global_step, done
+        step = self.trainer.global_step
+        self.cut = done
         stops = self._agree(now=done)
         self.due |= self.agreement.due
-        self.due |= bool(self.every_n_steps) and step % self.every_n_steps == 0 and step != self.saved_step
+        self.due |= (
+            bool(self.every_n_steps) and step % self.every_n_steps == 0 and step != self.saved_step
+        )
         if done or ((stops or (self.due and not accumulates)) and not self.why):
             self.save("batch", last=stops or done)
         if stops and not done:
-            self._interrupt("batch")
+            self._exit_all_ranks("batch")
 
     def placed(self, why: str) -> None:
-        """Learn, when an epoch begins, why no run could go on within it, on any rank."""
-        before, self.why = self.why, next(filter(None, self.agreement.gather(why)), "")
-        if self.why and not before and self.trainer.is_global_zero:
-            print(f"{self.why}: checkpoints are saved at epochs' ends only, and a stop goes back there", flush=True)
+        """Learn, when an epoch begins, why any rank cannot be resumed within it.
+
+        Args:
+            why: The reason on this rank; "" if there is none.
+        """
+        known_before = self.why
+        self.why = next(filter(None, self.agreement.gather(why)), "")
+        if self.why and not known_before and self.trainer.is_global_zero:
+            print(
+                f"{self.why}: checkpoints are saved at epochs' ends only, and a stop goes back "
+                "there",
+                flush=True,
+            )
 
     def epoch_ended(self, done: bool) -> None:
-        """Save; stop if it was asked for and there is more to come."""
+        """Save a checkpoint; stop if a stop was requested and training is not done."""
         stops = self._agree(now=True) and not done
         if not self.cut:
             self.save("epoch", last=stops or done)
         if stops:
-            self._interrupt("epoch")
+            self._exit_all_ranks("epoch")
 
     def before_validation(self) -> None:
-        """Keep a copy of the state: callbacks may exchange the weights for their average while it runs."""
+        """Keep a copy of the state before a validation.
+
+        Callbacks may replace the weights by their average while it runs.
+        """
         self.divergence.check(self.trainer)
         self.before = self.snapshot.take("validation") if self.enabled and not self.why else {}
         if self._agree():
             self._interrupt_validation()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Learn up to which batch all ranks validate: beyond, they would wait for each other."""
+        """Learn how many validation batches every rank has.
+
+        Ranks agree on a stop only up to that batch: beyond it, they would wait for each other.
+        """
         self.validated = 0
         if trainer.state.fn != TrainerFn.FITTING or not self.exact:
             return
@@ -251,68 +330,94 @@ class Resume(Callback):
             self.common = min(self.agreement.gather(0 if batches == float("inf") else batches))
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Stop if it was asked for; the whole validation is run again."""
+        """Stop if a stop was requested; a resumed run repeats the whole validation."""
         self.validated += 1
         if self.before is not None and self.validated <= (self.common or 0) and self._agree():
-            end_evaluation_mode(trainer)  # as the next batch would have it
+            end_evaluation_mode(trainer)  # the state that the next training batch would have
             self._interrupt_validation()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forget the state before."""
+        """Forget the state before the validation."""
         self.before = None
 
     def _interrupt_validation(self) -> None:
         if not self.why:
             self.save("validation", last=True)
-        self._interrupt("validation")
+        self._exit_all_ranks("validation")
 
     def _agree(self, now: bool = False) -> bool:
-        """Return whether any rank was told to stop."""
+        """Return whether any rank was asked to stop.
+
+        Args:
+            now: Whether to wait for what the ranks say now, instead of using what they said the
+                last time.
+        """
         minutes = (time.monotonic() - self.saved_at) / 60
         due = self.every_n_minutes and minutes >= max(self.every_n_minutes, self.stall / 60 / SHARE)
         if self.stop:
             self.stop.batch_ended()
-        asked = (self.stop and self.stop.number) or 0
+        signal_number = (self.stop and self.stop.number) or 0
         due = bool(due) and not self.writer.busy
-        self.agreement.agree(asked, due, self.divergence.found(), now, self.proof.doubt)
+        self.agreement.agree(signal_number, due, self.divergence.found(), now, self.proof.doubt)
         if self.agreement.diverged:
             self.divergence.check(self.trainer)
         if self.proof.untold and self.proof.trained and self.agreement.doubt != UNSURE:
             self.proof.tell()
         return bool(self.agreement.asked)
 
-    def _interrupt(self, kind: str) -> None:
-        """Leave, all ranks alike."""
+    def _exit_all_ranks(self, kind: str) -> None:
+        """End this process, as all ranks do.
+
+        Args:
+            kind: Where training stops: "batch", "validation" or "epoch".
+        """
         self.proof.finish(kind)
-        self.writer.wait()  # for the checkpoint before, if there is none of this step
-        number, (whole, why) = self.agreement.asked, self.agreement.gather((self.folder.whole[-1:], self.writer.why))[0]
-        step = whole[0] if whole else 0
-        saved = f"{self.folder.file(step)} is whole" if whole else "there is no checkpoint"
-        if why:
-            saved += f", as that of step {self.trainer.global_step} could not be written ({why})"
+        self.writer.wait()  # the previous checkpoint counts if there is none of this step
+        number = self.agreement.asked
+        steps, problem = self.agreement.gather((self.folder.whole[-1:], self.writer.why))[0]
+        step = steps[0] if steps else 0
+        saved = f"{self.folder.file(step)} is whole" if steps else "there is no checkpoint"
+        if problem:
+            saved += (
+                f", as that of step {self.trainer.global_step} could not be written ({problem})"
+            )
         if self.why and step < self.trainer.global_step:
             saved += f"; {self.why}, so that it goes back to an epoch's end"
-        child = self.trainer.local_rank > 0
-        self.stop.tell(shutdown.words(step, f"{Signals(number).name}; {saved}"), not child)
-        # Lightning, which started the other ranks of this node, takes a status of theirs for a crash and kills all.
-        raise Interrupted(0 if child and not self.torchrun else shutdown.status(number))
+        is_child = self.trainer.local_rank > 0
+        self.stop.tell(shutdown.words(step, f"{Signals(number).name}; {saved}"), not is_child)
+        # Lightning started the other ranks of this node. If one of them exits with a status other
+        # than 0, Lightning takes that for a crash and kills all of them.
+        raise Interrupted(0 if is_child and not self.torchrun else shutdown.status(number))
 
     def save(self, kind: str, last: bool) -> None:
-        """Save: in the background, or, if it is the last time, now. One rank of each host writes."""
-        began = time.monotonic()
-        if kind != "validation":  # of that, the state was looked at before
+        """Save a checkpoint; one rank of each host writes it.
+
+        Args:
+            kind: When it is saved: "batch", "validation" or "epoch".
+            last: Whether to wait until it is written. Otherwise it is written in the background.
+        """
+        started = time.monotonic()
+        if kind != "validation":  # before_validation has checked that state
             self.divergence.check(self.trainer)
         if self.enabled:
             self.proof.check()
-            state = self.snapshot.whole(self.before) if kind == "validation" else self.snapshot.take(kind)
+            state = (
+                self.snapshot.whole(self.before)
+                if kind == "validation"
+                else self.snapshot.take(kind)
+            )
             if self.stop:
                 self.stop.writing = last
             if self.trainer.local_rank == 0:
-                self.writer.write(state, state[checkpoint_file.KEY]["step"], state[checkpoint_file.KEY]["number"])
+                self.writer.write(
+                    state, state[checkpoint_file.KEY]["step"], state[checkpoint_file.KEY]["number"]
+                )
             self.proof.saved(kind)
             if last:
                 self.writer.wait()
         best_model.age(self.trainer, self.folder.keep)
-        self.saved_at, self.agreement.due = time.monotonic(), False
-        self.saved_step, self.due = self.trainer.global_step, False
-        self.stall = self.saved_at - began
+        self.saved_at = time.monotonic()
+        self.agreement.due = False
+        self.saved_step = self.trainer.global_step
+        self.due = False
+        self.stall = self.saved_at - started

@@ -1,4 +1,4 @@
-"""The folder of a job's checkpoints: which of them to resume from, writing one more, and removing what is too old."""
+"""The folder of a job's checkpoints: which to resume from, which to remove."""
 
 import os
 import threading
@@ -17,7 +17,9 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.shutdown import NAME
 from sagemaker_lightning.resume.checkpoint_file import KEY, examine, footer, write
 
-UPLOADING, UPLOADED = ".sagemaker-uploading", ".sagemaker-uploaded"  # empty files of the uploader's, beside each file
+# The uploader creates these empty files beside each file that it uploads.
+UPLOADING = ".sagemaker-uploading"
+UPLOADED = ".sagemaker-uploaded"
 LAST = "last.ckpt"
 
 
@@ -27,101 +29,150 @@ class Folder:
 
     Args:
         path: The folder.
-        keep: How many checkpoints stay.
+        keep: How many checkpoints are kept.
+        whole: The steps of the checkpoints known to be intact, oldest first.
+        started: When this process began, in seconds since the epoch.
     """
 
     path: Path
     keep: int
     whole: list[int] = field(default_factory=list)
-    """The steps of the checkpoints known to be whole, oldest first."""
+    """The steps of the checkpoints known to be intact, oldest first."""
     started: float = 0.0
-    """When this process began, in seconds since the epoch: an uploader's mark that is older is of an earlier job."""
+    """When this process began, in seconds since the epoch.
+
+    An upload mark that is older is of an earlier job.
+    """
 
     def file(self, step: int) -> Path:
-        """Return the name of the checkpoint of a step."""
+        """Return the path of the checkpoint of a step."""
         return self.path / f"step-{step:09d}.ckpt"
 
     def named(self) -> list[tuple[int, Path]]:
-        """Return all that have a checkpoint's name, newest step first, which is not always the newest file: a copy
-        from S3 has the time of the copy. last.ckpt is another name of one of them, which may be gone."""
+        """Return step and path of all files with a checkpoint's name, newest step first.
+
+        The newest step is not always the newest file: a copy from S3 has the time of the copy.
+        last.ckpt is another name of one of the checkpoints, whose own file may be gone. Its step is
+        -1 if it cannot be read.
+        """
         entries = list(self.path.iterdir()) if self.path.is_dir() else []
-        found = [(int(match[1]), entry) for entry in entries if (match := NAME.fullmatch(entry.name))]
+        checkpoints = [
+            (int(match[1]), entry) for entry in entries if (match := NAME.fullmatch(entry.name))
+        ]
         for entry in entries:
             if entry.name == LAST:
-                says = footer(entry)
-                found.append((-1 if isinstance(says, str) else says[0], entry))
-        return sorted(found, key=lambda one: (one[0], one[1].name != LAST), reverse=True)
+                footer_or_problem = footer(entry)
+                checkpoints.append(
+                    (-1 if isinstance(footer_or_problem, str) else footer_or_problem[0], entry)
+                )
+        return sorted(
+            checkpoints,
+            key=lambda checkpoint: (checkpoint[0], checkpoint[1].name != LAST),
+            reverse=True,
+        )
 
     def foreign(self) -> list[tuple[Path, str]]:
-        """Return what looks like a checkpoint, has not its name, and is not ModelCheckpoint's; and what it is."""
-        others = {path for path in self.path.glob("*.ckpt") if not NAME.fullmatch(path.name) and path.name != LAST}
-        found = [(path, footer(path)) for path in sorted(others)]
+        """Return files that look like checkpoints under another name, and the problem.
+
+        Checkpoints of Lightning's ModelCheckpoint are left out.
+        """
+        others = {
+            path
+            for path in self.path.glob("*.ckpt")
+            if not NAME.fullmatch(path.name) and path.name != LAST
+        }
+        footers = [(path, footer(path)) for path in sorted(others)]
         return [
-            (path, is_ if isinstance(is_, str) else f"has not its own name, which is {self.file(is_[0]).name}")
-            for path, is_ in found
-            if isinstance(is_, str) or is_[1]  # Lightning's own have no number
+            (
+                path,
+                footer_or_problem
+                if isinstance(footer_or_problem, str)
+                else f"has not its own name, which is {self.file(footer_or_problem[0]).name}",
+            )
+            for path, footer_or_problem in footers
+            # Lightning's own checkpoints have no number of the save.
+            if isinstance(footer_or_problem, str) or footer_or_problem[1]
         ]
 
     def loggers(self) -> list[dict[str, Any]]:
-        """Return what the newest checkpoint tells of the run's loggers; nothing if there is none."""
+        """Return what the newest checkpoint says of the run's loggers; empty without one."""
         for _, path in self.named():
-            with suppress(Exception):  # whatever is in a damaged file; `choose` will say so
+            with suppress(Exception):  # a damaged file may raise anything; `choose` reports it
                 return torch.load(path, weights_only=True, mmap=True)[KEY]["loggers"]
         return []
 
     def newest(
         self, limit: float, say: Callable[[str], None], lacks: Callable[[Path], str]
     ) -> tuple[int, int, Path] | None:
-        """Return step, number of the save and path of the newest whole checkpoint up to step `limit`.
+        """Return the newest intact checkpoint up to a step.
 
-        `lacks` returns which file goes with a checkpoint and is not there or damaged, or "".
+        Args:
+            limit: The step.
+            say: Is called with each problem of a checkpoint that is skipped.
+            lacks: Returns which file belongs to a checkpoint and is missing or damaged; "" if none
+                is.
+
+        Returns:
+            Step, number of the save and path of the checkpoint; None if there is none.
         """
         for step, path in self.named():
             if step > limit:
                 continue
-            found = examine(path)
-            if isinstance(found, str):
-                say(f"checkpoint {path} {found}; it is skipped")
-            elif found[0] <= limit and (problem := lacks(path)):
+            step_and_save = examine(path)
+            if isinstance(step_and_save, str):
+                say(f"checkpoint {path} {step_and_save}; it is skipped")
+            elif step_and_save[0] <= limit and (problem := lacks(path)):
                 say(f"checkpoint {path} goes with {problem}; it is skipped")
-            elif found[0] <= limit:
-                return *found, path
+            elif step_and_save[0] <= limit:
+                return *step_and_save, path
         return None
 
     def add(self, checkpoint: dict[str, Any], step: int, number: int) -> None:
-        """Write a checkpoint, give it the name last.ckpt, too, and remove what is no longer needed."""
+        """Write a checkpoint, link it as last.ckpt, and remove those that are too old.
+
+        Args:
+            checkpoint: What torch.save writes.
+            step: Its optimizer step.
+            number: The number of the save.
+
+        Raises:
+            OSError: The checkpoint could not be written.
+        """
         write(self.file(step), checkpoint, step, number)
         self.whole = sorted({*self.whole, step})
-        with suppress(OSError):  # a file system without hard links: whoever looks for last.ckpt looks in vain
-            aside = self.path / f"{LAST}.{os.getpid()}{IGNORED}"
-            aside.unlink(missing_ok=True)
-            os.link(self.file(step), aside)
-            os.replace(aside, self.path / LAST)
+        with suppress(OSError):  # a file system without hard links has no last.ckpt
+            link = self.path / f"{LAST}.{os.getpid()}{IGNORED}"
+            link.unlink(missing_ok=True)
+            os.link(self.file(step), link)
+            os.replace(link, self.path / LAST)
         for old in self.whole[: -self.keep]:
             if not self._is_uploading(self.file(old)):
                 self.file(old).unlink(missing_ok=True)
                 self.whole.remove(old)
 
     def clean(self) -> None:
-        """Remove what an earlier process of this host, killed while it wrote, has left."""
+        """Remove what earlier processes of this host left when killed while writing."""
         for path in self.path.glob(f"*.ckpt.*{IGNORED}"):
             with suppress(OSError):
                 path.unlink()
 
     def _is_uploading(self, file: Path) -> bool:
-        begun, ended = (file.with_name(file.name + ending) for ending in (UPLOADING, UPLOADED))
+        """Return whether an uploader is uploading a file now."""
+        upload_started, upload_finished = (
+            file.with_name(file.name + ending) for ending in (UPLOADING, UPLOADED)
+        )
         with suppress(OSError):
-            return begun.stat().st_mtime >= self.started and not ended.exists()
+            return upload_started.stat().st_mtime >= self.started and not upload_finished.exists()
         return False
 
 
 class Writer:
-    """Writes to a folder in the background, one checkpoint at a time."""
+    """Writes checkpoints to a folder in the background, one at a time."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.thread: threading.Thread | None = None
-        self.problem: Exception | None = None  # why the last one could not be written
+        self.problem: Exception | None = None  # why the last checkpoint could not be written
 
     @property
     def busy(self) -> bool:
@@ -133,13 +184,28 @@ class Writer:
         """Why the last checkpoint could not be written; "" if it could."""
         if isinstance(self.problem, OSError) and self.problem.strerror:
             return self.problem.strerror
-        return " ".join(f"{type(self.problem).__name__}: {self.problem}".split()) if self.problem else ""
+        return (
+            " ".join(f"{type(self.problem).__name__}: {self.problem}".split())
+            if self.problem
+            else ""
+        )
 
     def write(self, checkpoint: dict[str, Any], step: int, number: int) -> None:
-        """Begin to write a checkpoint, which nobody changes any more, when the one before is written."""
+        """Start writing a checkpoint as soon as the previous one is written.
+
+        Args:
+            checkpoint: What torch.save writes; nobody may change it any more.
+            step: Its optimizer step.
+            number: The number of the save.
+
+        Raises:
+            Exception: The previous checkpoint could not be written, and there is no older one.
+        """
         self.wait()
         self.check("training goes on, but")
-        self.thread = threading.Thread(target=partial(self._write, checkpoint, step, number), name="checkpoint")
+        self.thread = threading.Thread(
+            target=partial(self._write, checkpoint, step, number), name="checkpoint"
+        )
         self.thread.start()
 
     def wait(self) -> None:
@@ -148,14 +214,21 @@ class Writer:
             self.thread.join()
 
     def check(self, how: str) -> None:
-        """Say that the last checkpoint could not be written, if it could not; the error, if there is no older one."""
+        """Warn if the last checkpoint could not be written.
+
+        Args:
+            how: How the sentence of the warning begins.
+
+        Raises:
+            Exception: It could not be written, and there is no older checkpoint.
+        """
         if not self.problem:
             return
         if not self.folder.whole:
             raise self.problem
         print(
-            f"warning: {how} no checkpoint could be written to {self.folder.path} ({self.why}); the "
-            f"newest whole one is {self.folder.file(self.folder.whole[-1]).name}",
+            f"warning: {how} no checkpoint could be written to {self.folder.path} ({self.why}); "
+            f"the newest whole one is {self.folder.file(self.folder.whole[-1]).name}",
             flush=True,
         )
 
@@ -164,25 +237,41 @@ class Writer:
             self.folder.add(checkpoint, step, number)
             self.problem = None
         except Exception as error:
-            if not isinstance(error, OSError):  # nobody's disk: our own mistake, or memory that is short
+            if not isinstance(error, OSError):  # not the disk: a bug of ours, or too little memory
                 traceback.print_exception(error)
             self.problem = error
 
 
 def choose(
-    folder: Folder, host: str, gather: Callable[[Any], list], examines: bool, lacks: Callable[[Path], str]
+    folder: Folder,
+    host: str,
+    gather: Callable[[Any], list],
+    examines: bool,
+    lacks: Callable[[Path], str],
 ) -> Path | None:
-    """Return the newest checkpoint that is whole, and the same, on all hosts; None where no host has any.
+    """Return the newest checkpoint that every host has intact; None without any.
 
-    All ranks call it, `gather` gives each what all say; on each host one rank `examines` the files. UserError, on all
-    ranks, if there are some but none will do. One that `lacks` what goes with it (see Folder.newest) will do if all do:
-    a copy of the folder, as SageMaker's to S3, may have a checkpoint and not yet the file beside it.
+    All ranks call it. Every host must have the same checkpoint. A checkpoint that lacks the file
+    that belongs to it (see Folder.newest) is used only if the hosts have no other one in common: a
+    copy of the folder, such as SageMaker's to S3, may have a checkpoint and not yet that file.
+
+    Args:
+        folder: The folder of the checkpoints.
+        host: Name of this host.
+        gather: Returns the values of all ranks, by rank.
+        examines: Whether this rank looks at the files; one rank of each host does.
+        lacks: See Folder.newest.
+
+    Raises:
+        UserError: There are checkpoints, but none that every host has intact. All ranks raise it.
     """
     problems: list[str] = []
-    strict, lacking = True, False  # whether `lacks` counts, and has spoken
+    strict = True  # whether a checkpoint counts only if `lacks` finds nothing missing
+    lacking = False  # whether `lacks` has found something missing on this host
 
     def say(problem: str) -> None:
-        problem = " ".join(problem.encode(errors="replace").decode().split())  # a file may have any name
+        # A file's name may have any characters.
+        problem = " ".join(problem.encode(errors="replace").decode().split())
         if problem not in problems:
             problems.append(problem)
             print(f"warning: {problem}", flush=True)
@@ -197,33 +286,55 @@ def choose(
         folder.clean()
         for path, problem in folder.foreign():
             say(f"checkpoint {path} {problem}; it is skipped")
-    limit, first = float("inf"), None
+    limit = float("inf")
+    first_answers = None
     while True:
-        found = folder.newest(limit, say, lacked) if examines else None
-        own = (host, found and found[:2], found and found[2].name, problems, lacking)
-        told = [one for one in gather(own if examines else None) if one]
-        saves = [save for _, save, *_ in told]
-        first = first or told
-        if None in saves and strict and any(lacks_some for *_, lacks_some in told):
-            strict, limit = False, float("inf")
+        newest = folder.newest(limit, say, lacked) if examines else None
+        answer = (host, newest and newest[:2], newest and newest[2].name, problems, lacking)
+        answers = [
+            rank_answer for rank_answer in gather(answer if examines else None) if rank_answer
+        ]
+        saves = [save for _, save, *_ in answers]
+        first_answers = first_answers or answers
+        if None in saves and strict and any(lacks_some for *_, lacks_some in answers):
+            strict = False
+            limit = float("inf")
             continue
         if None in saves:
             break
         if len(set(saves)) == 1:
             folder.whole = sorted({step for step, _ in folder.named() if 0 <= step <= saves[0][0]})
-            return folder.path / next(name for place, _, name, *_ in told if place == host)
+            return folder.path / next(
+                name for answering_host, _, name, *_ in answers if answering_host == host
+            )
         steps = {step for step, _ in saves}
         limit = min(steps) if len(steps) > 1 else min(steps) - 1
-    if limit == float("inf") and not any(saves) and not any(problems for *_, problems, _ in told):
+    if (
+        limit == float("inf")
+        and not any(saves)
+        and not any(problems for *_, problems, _ in answers)
+    ):
         return None
-    raise _none_will_do(folder, first, told)
+    raise _no_common_checkpoint(folder, first_answers, answers)
 
 
-def _none_will_do(folder: Folder, first: list[tuple], told: list[tuple]) -> UserError:
-    """Return the error that says what each host has, and what is wrong with it: as told at first, and at last."""
-    have = "; ".join(f"{host} has {f'step {save[0]}' if save else 'none'}" for host, save, *_ in first)
-    why = [problem for *_, problems, _ in told for problem in problems]
+def _no_common_checkpoint(
+    folder: Folder, first_answers: list[tuple], answers: list[tuple]
+) -> UserError:
+    """Return the error that says what each host has and what is wrong with it.
+
+    Args:
+        folder: The folder of the checkpoints.
+        first_answers: What each host answered at first.
+        answers: What each host answered at last.
+    """
+    found_by_host = "; ".join(
+        f"{host} has {f'step {save[0]}' if save else 'none'}" for host, save, *_ in first_answers
+    )
+    problems_found = [problem for *_, problems, _ in answers for problem in problems]
     return UserError(
-        f"--resume.dirpath={folder.path}: found checkpoints, but none that is whole and the same on all hosts "
-        f"({have}{'; ' if why else ''}{'; '.join(why[:3])}); bring one back, or move them away to start anew"
+        f"--resume.dirpath={folder.path}: found checkpoints, but none that is whole and the same "
+        "on all hosts "
+        f"({found_by_host}{'; ' if problems_found else ''}{'; '.join(problems_found[:3])}); bring "
+        "one back, or move them away to start anew"
     )

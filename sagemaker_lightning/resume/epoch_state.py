@@ -1,7 +1,8 @@
-"""What an epoch has gathered so far and a Lightning checkpoint leaves out: metrics, and the buffers of each rank.
+"""What an epoch has gathered and Lightning does not save: metrics and buffers.
 
-Epoch-level metrics of training are sums over the batches that were seen; DDP keeps buffers (batch norm's statistics)
-alike at the start of a forward pass only, and validation uses each rank's own.
+Epoch-level metrics of training are sums over the batches that were seen. DDP makes buffers (batch
+norm's statistics) equal on all ranks at the start of a forward pass only, and validation uses each
+rank's own.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,30 +26,65 @@ def copied(data: Any) -> Any:
     return apply_to_collection(data, Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
-def of_rank(trainer: Trainer, gather: Callable[[Any], list], held: Held, loaders: bool = True) -> dict[str, Any]:
-    """Return what only this rank knows: buffers that differ between the ranks, or that no state dict has; the states of
-    torchmetrics; the sums of what was logged; what the user's objects hold, with what the `loaders` say. All ranks call
-    it; `gather` gives each what all say."""
-    buffers = dict(_buffers(trainer))
-    told = gather({name: digest(buffer) for name, buffer in buffers.items()})
-    alike = {name for name, digest in told[0].items() if all(other.get(name) == digest for other in told)}
-    kept = {f"model.{name}" for name in trainer.lightning_module.state_dict()}
-    buffers = {name: buffer for name, buffer in buffers.items() if name not in alike or name not in kept}
-    counted = {name: metrics.state_of(metric) for name, metric in _metrics(trainer)}
+def of_rank(
+    trainer: Trainer, gather: Callable[[Any], list], held: Held, loaders: bool = True
+) -> dict[str, Any]:
+    """Return what only this rank knows; all ranks call it.
+
+    It consists of the buffers that differ between the ranks or that no state dict has, the states
+    of torchmetrics, the sums of what was logged, and the state of the user's objects.
+
+    Args:
+        trainer: Lightning's trainer.
+        gather: Returns the values of all ranks, by rank.
+        held: The user's objects.
+        loaders: Whether to include the state of the data loaders.
+    """
+    buffers = dict(_buffers_by_name(trainer))
+    digests_by_rank = gather({name: digest(buffer) for name, buffer in buffers.items()})
+    alike = {
+        name
+        for name, digest in digests_by_rank[0].items()
+        if all(other.get(name) == digest for other in digests_by_rank)
+    }
+    saved_by_lightning = {f"model.{name}" for name in trainer.lightning_module.state_dict()}
+    buffers = {
+        name: buffer
+        for name, buffer in buffers.items()
+        if name not in alike or name not in saved_by_lightning
+    }
+    metric_states = {name: metrics.state_of(metric) for name, metric in _metrics(trainer)}
     results = lightning_metrics.gathered(trainer)
-    told = {"held": held.told(loaders), "tracked": {path: len(one) for path, one in _trackers(trainer)}}
-    return copied({"buffers": buffers, "metrics": counted, "results": results}) | told
+    objects = {
+        "held": held.told(loaders),
+        "tracked": {path: len(tracker) for path, tracker in _trackers(trainer)},
+    }
+    return copied({"buffers": buffers, "metrics": metric_states, "results": results}) | objects
 
 
 def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tensor] | None:
-    """Return the gradients that the next step is to add to, by parameter; None where they are the first rank's."""
+    """Return the gradients that the next optimizer step adds to, by parameter.
+
+    All ranks call it.
+
+    Returns:
+        None if they are equal to those of rank 0.
+    """
     model = trainer.lightning_module
     if model.automatic_optimization and not lightning_loops.accumulates(trainer):
         return None if trainer.global_rank else {}
-    found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-    found = copied(found)
-    told = gather(digest(found))
-    return None if trainer.global_rank and told[trainer.global_rank] == told[0] else found
+    gradients_by_name = {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    gradients_by_name = copied(gradients_by_name)
+    digests = gather(digest(gradients_by_name))
+    return (
+        None
+        if trainer.global_rank and digests[trainer.global_rank] == digests[0]
+        else gradients_by_name
+    )
 
 
 def of_job(trainer: Trainer) -> dict[str, Any]:
@@ -57,14 +93,21 @@ def of_job(trainer: Trainer) -> dict[str, Any]:
 
 
 def restore_job(trainer: Trainer, shown: Mapping[str, Any]) -> None:
-    """Give Lightning the newest value of each metric back."""
+    """Restore the newest value of each metric, as `of_job` returned it."""
     lightning_metrics.show(trainer, {name: decoded(values) for name, values in shown.items()})
 
 
 @torch.no_grad()
 def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) -> None:
-    """Give this rank back what it knew; the sums of an epoch only in the middle of it."""
-    for name, buffer in _buffers(trainer):
+    """Restore what `of_rank` returned, except for the user's objects.
+
+    Args:
+        trainer: Lightning's trainer.
+        known: What `of_rank` returned.
+        mid_epoch: Whether training resumes within an epoch. Only then the sums of the epoch are
+            restored.
+    """
+    for name, buffer in _buffers_by_name(trainer):
         if (saved := known["buffers"].get(name)) is not None and saved.shape == buffer.shape:
             buffer.copy_(saved)
     device = trainer.strategy.root_device
@@ -72,57 +115,90 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
         size = known["tracked"].get(path, len(tracker))
         while len(tracker) < size:
             tracker.increment()
-        for name, _ in list(tracker.named_children())[size:]:  # what a hook that begins training has added
+        # Added by a hook at the start of training.
+        for name, _ in list(tracker.named_children())[size:]:
             delattr(tracker, name)
     for name, metric in _metrics(trainer):
         if saved := known["metrics"].get(name):
-            metrics.restore(metric, saved, metric.device)  # a callback's may be on the CPU
+            metrics.restore(metric, saved, metric.device)  # a callback's metric may be on the CPU
     if mid_epoch:
         lightning_metrics.go_on_gathering(trainer, known["results"], device)
 
 
 def restore_gradients(trainer: Trainer, ranks: list[Mapping[str, Any]]) -> None:
-    """Give the parameters the gradients of this rank; with other ranks than before, the mean, as DDP's sum will be."""
-    saved = [ranks[0]["gradients"] if rank["gradients"] is None else rank["gradients"] for rank in ranks]
+    """Restore the gradients of this rank.
+
+    With another number of ranks than before, each gets the mean, as DDP's sum will be.
+
+    Args:
+        trainer: Lightning's trainer.
+        ranks: The saved states of all ranks.
+    """
+    saved = [
+        ranks[0]["gradients"] if rank["gradients"] is None else rank["gradients"] for rank in ranks
+    ]
     if len(ranks) == trainer.world_size:
-        own = saved[trainer.global_rank]
+        gradients_by_name = saved[trainer.global_rank]
     else:
-        own = {name: sum(one[name] for one in saved if name in one) / len(ranks) for one in saved for name in one}
+        gradients_by_name = {
+            name: sum(rank_gradients[name] for rank_gradients in saved if name in rank_gradients)
+            / len(ranks)
+            for rank_gradients in saved
+            for name in rank_gradients
+        }
     for name, parameter in trainer.lightning_module.named_parameters():
-        parameter.grad = own[name].to(parameter.device) if name in own else None
+        parameter.grad = (
+            gradients_by_name[name].to(parameter.device) if name in gradients_by_name else None
+        )
 
 
-def _buffers(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers of the model, and what modules have that are kept beside it, such as an average of its weights.
+def _buffers_by_name(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
+    """Yield the model's buffers, and tensors of modules kept beside it, by name.
 
-    Of those that Lightning's own callbacks keep, their buffers only: the callbacks save the rest.
+    An example of the latter is an average of the weights. Of modules that Lightning's own callbacks
+    keep, only the buffers are yielded: the callbacks save the rest.
     """
     model = trainer.lightning_module
-    yield from ((f"model.{name}", buffer) for name, buffer in model.named_buffers() if has_values(buffer))
-    seen = {id(module) for module in model.modules()}
+    yield from (
+        (f"model.{name}", buffer) for name, buffer in model.named_buffers() if has_values(buffer)
+    )
+    seen_ids = {id(module) for module in model.modules()}
     for callback in trainer.callbacks:
         for name, module in vars(callback).items():
             if object_graph.library(type(callback)) and isinstance(module, nn.Module):
-                seen |= {id(one) for one in module.modules()}
+                seen_ids |= {id(submodule) for submodule in module.modules()}
                 for part, buffer in module.named_buffers():
                     yield f"{type(callback).__name__}.{name}.{part}", buffer
     for path, module in object_graph.walk(roots(trainer), code=False):
-        if isinstance(module, nn.Module) and not isinstance(module, Metric) and id(module) not in seen:
-            seen |= {id(one) for one in module.modules()}
+        if (
+            isinstance(module, nn.Module)
+            and not isinstance(module, Metric)
+            and id(module) not in seen_ids
+        ):
+            seen_ids |= {id(submodule) for submodule in module.modules()}
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 if has_values(tensor):
                     yield f"{path}.{name}", tensor
 
 
 def has_values(tensor: Tensor) -> bool:
+    """Return whether a parameter or buffer is initialized; a lazy module's is not."""
     return not isinstance(tensor, nn.parameter.UninitializedTensorMixin)
 
 
 def _metrics(trainer: Trainer) -> Iterator[tuple[str, Metric]]:
-    return ((path, one) for path, one in object_graph.walk(roots(trainer), code=False) if isinstance(one, Metric))
+    """Return all torchmetrics of the user's objects, by path."""
+    return (
+        (path, value)
+        for path, value in object_graph.walk(roots(trainer), code=False)
+        if isinstance(value, Metric)
+    )
 
 
 def _trackers(trainer: Trainer) -> Iterator[tuple[str, MetricTracker]]:
+    """Return all MetricTrackers of the user's objects, by path."""
     return (
-        (path, one) for path, one in object_graph.walk(roots(trainer), code=False) if isinstance(one, MetricTracker)
+        (path, value)
+        for path, value in object_graph.walk(roots(trainer), code=False)
+        if isinstance(value, MetricTracker)
     )

@@ -1,11 +1,15 @@
-"""Lightning's fit loop, which asks callback.py and restore.py at the moments at which nothing is half done.
+"""Lightning's fit loop, calling callback.py and restore.py at safe points.
 
-Lightning 2.6's own checkpoints are taken in the middle of things, and what was to come is lost or done twice: the
-validation after a checkpoint in on_train_batch_end, the step of a ReduceLROnPlateau, the epoch after one in
-on_train_epoch_start. Here a state is taken when a batch is over with all that belongs to it (validation, schedulers,
-logging), when an epoch is, and before a validation; and a resumed run goes on at exactly that point.
+A point is safe if nothing is half done there.
 
-A search before training, such as for a learning rate, runs the same loops, without our callbacks: it is left alone.
+Lightning 2.6 takes its own checkpoints in the middle of things. What was to come is then lost or
+done twice: the validation after a checkpoint in on_train_batch_end, the step of a
+ReduceLROnPlateau, the epoch after one in on_train_epoch_start. Here a state is taken at the end of
+a batch with all that belongs to it (validation, schedulers, logging), at the end of an epoch, and
+before a validation. A resumed run continues at exactly that point.
+
+A search before training, such as for a learning rate, runs the same loops without our callbacks.
+For a search, these classes do what Lightning does.
 """
 
 from typing import Any
@@ -18,21 +22,39 @@ from sagemaker_lightning.contract.errors import UserError
 
 
 def install(trainer: Trainer, resume, restart) -> None:
-    """Have the trainer's fit loop, as it is, ask `resume` and, where it begins, `restart`; no signal is Lightning's."""
+    """Let the trainer's existing fit loop call `resume` and `restart`.
+
+    It also keeps Lightning from handling signals.
+
+    Args:
+        trainer: Lightning's trainer; the classes of its loops are replaced.
+        resume: The Resume callback.
+        restart: The Restart; it is called where the loops begin.
+    """
     lightning_loops.ignore_signals_of_others(trainer)
     loop = trainer.fit_loop
-    for part, kind in ((loop, FitLoop), (loop.epoch_loop, EpochLoop), (loop.epoch_loop.val_loop, ValidationLoop)):
-        part.__class__ = kind
-        part.resume, part.restart = resume, restart
+    for lightning_loop, loop_class in (
+        (loop, FitLoop),
+        (loop.epoch_loop, EpochLoop),
+        (loop.epoch_loop.val_loop, ValidationLoop),
+    ):
+        lightning_loop.__class__ = loop_class
+        lightning_loop.resume = resume
+        lightning_loop.restart = restart
 
 
 class _Loaders:
-    """What sets loaders up: they are made to begin where training is before Lightning begins them."""
+    """Prepares data loaders before Lightning begins to iterate over them."""
 
     kind = ""
 
     def take_loaders(self, loader: CombinedLoader | None, before: CombinedLoader | None) -> None:
-        """Make them so; the workers of those before end."""
+        """Make new loaders begin where training is, and end the old loaders' workers.
+
+        Args:
+            loader: The new loaders; None if there are none.
+            before: The loaders that they replace; None if there are none.
+        """
         if loader is not None:
             self.restart.chance.together(self.trainer, loader, self.kind)
         if before not in (None, loader):
@@ -40,43 +62,64 @@ class _Loaders:
 
 
 class FitLoop(_Loaders, lightning_loops.FitLoop):
-    """All epochs."""
+    """The loop over all epochs."""
 
     kind = "train"
 
     @property
     def done(self) -> bool:
-        """Whether all is done: an epoch of which all batches are, or that a limit has cut off, is still to be ended."""
-        ends = self.resume.trains and self.restart.within
-        ends = ends and (lightning_loops.epoch_is_done(self.trainer) or self.trainer.should_stop)
-        return not ends and super().done
+        """Whether all is done.
+
+        An epoch whose batches are all done, or that a limit has cut off, still has to be ended.
+        """
+        must_end_epoch = self.resume.trains and self.restart.within
+        must_end_epoch = must_end_epoch and (
+            lightning_loops.epoch_is_done(self.trainer) or self.trainer.should_stop
+        )
+        return not must_end_epoch and super().done
 
     def setup_data(self) -> None:
-        """Have the training data made, in a run that goes on as of the epoch that it was made in."""
-        before, snapshot = self.loaders, self.resume.snapshot
-        held = snapshot.held.before_data() if before is not None and self.resume.trains else None
+        """Create the training data.
+
+        A resumed run does so as of the epoch in which the interrupted run created it.
+
+        Raises:
+            UserError: The validation interval is longer than an epoch.
+        """
+        loaders_before = self.loaders
+        snapshot = self.resume.snapshot
+        objects_before = (
+            snapshot.held.before_data()
+            if loaders_before is not None and self.resume.trains
+            else None
+        )
         with self.restart.as_of_the_data(self, snapshot):
             try:
                 super().setup_data()
             except ValueError:
-                self._check_validation_interval()
+                self._refuse_validation_interval()
                 raise
-        if before not in (None, self.loaders):
-            snapshot.before_data = held
-            self.restart.taken = True  # what was saved was said by loaders that are no more
+        if loaders_before not in (None, self.loaders):
+            snapshot.before_data = objects_before
+            self.restart.taken = True  # the saved states are of loaders that do not exist any more
 
-    def _check_validation_interval(self) -> None:
-        """Raise UserError where no validation would ever come, which Lightning refuses by a plain ValueError."""
-        trainer, interval = self.trainer, self.trainer.val_check_interval
+    def _refuse_validation_interval(self) -> None:
+        """Raise UserError if no validation would ever run.
+
+        Lightning refuses this with a plain ValueError.
+        """
+        trainer = self.trainer
+        interval = self.trainer.val_check_interval
         validates = trainer.limit_val_batches > 0 and trainer.check_val_every_n_epoch is not None
         if validates and isinstance(interval, int) and interval > self.max_batches:
             raise UserError(
-                f"--trainer.val_check_interval: found {interval}, allowed are 1 to {self.max_batches}, the batches of "
-                "an epoch; or give --trainer.check_val_every_n_epoch=null, which counts them on through the epochs"
+                f"--trainer.val_check_interval: found {interval}, allowed are 1 to "
+                f"{self.max_batches}, the batches of an epoch; or give "
+                "--trainer.check_val_every_n_epoch=null, which counts them on through the epochs"
             ) from None
 
     def run(self) -> None:
-        """Train; if all was trained before, do only what comes at the end."""
+        """Train; if all was trained before, only do what comes at the end."""
         self.begun = False
         super().run()
         if not self.begun and self.resume.trains and self.restart.meta:
@@ -86,7 +129,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
             self.on_run_end()
 
     def on_run_start(self) -> None:
-        """Begin, or go on."""
+        """Begin training, or resume it."""
         self.begun = True
         if not self.resume.trains:
             super().on_run_start()
@@ -96,16 +139,19 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         super().on_run_start()
         self.resume.snapshot.begin(self.restart.added)
         self.restart.make_again(self.resume.snapshot.held)
-        self.restart.restore(self.resume.snapshot.held)  # what hooks have begun anew goes on
+        self.restart.restore(self.resume.snapshot.held)  # overwrite what hooks have reset
         self.restart.give_back_to_loaders(self)
         self.resume.proof.look_at(self.restart.lost(self.resume.snapshot.held))
         self.restart.go_on_logging()
-        if super().done:  # what is left is the end of an epoch
+        if super().done:  # only the end of an epoch is left
             self.resume.cut = not lightning_loops.batches_are_done(self.trainer)
             self.restart.say_that_all_is_done()
 
     def reset(self) -> None:
-        """Reset nothing that goes on: what remains of Lightning's own restart is that it knows it is in an epoch."""
+        """Reset the loop, except for what a resumed run continues.
+
+        Of Lightning's own restart, only the knowledge remains that training is within an epoch.
+        """
         super().reset()
         self.leave_restart()
 
@@ -118,56 +164,66 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
 
 
 class EpochLoop(lightning_loops.EpochLoop):
-    """The batches of an epoch."""
+    """The loop over the batches of an epoch."""
 
     def reset(self) -> None:
-        """Begin an epoch's counters, or leave them as they were."""
+        """Reset an epoch's counters, unless the epoch is being resumed."""
         if not self.resume.trains or not self.restart.goes_on():
             super().reset()
 
     def on_run_start(self, data_fetcher) -> None:
-        """Begin an epoch, with the validation that was interrupted if there was one."""
-        done = self.batch_progress.current.ready
+        """Begin or resume an epoch; repeat the validation that was interrupted, if any."""
+        batches_done = self.batch_progress.current.ready
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
         states = self.restart.take_states() if self.resume.trains else None
-        trains = self.resume.trains and self.resume.enabled
+        saves_checkpoints = self.resume.trains and self.resume.enabled
         loader = self.trainer.fit_loop.loaders
-        done = loader.begin(data_fetcher, epoch, done, states, proves=trains)
-        if trains:
+        batches_done = loader.begin(
+            data_fetcher, epoch, batches_done, states, proves=saves_checkpoints
+        )
+        if saves_checkpoints:
             self.resume.placed(loader.why)
-        data_fetcher.fetched += done  # it tells by this which batch is the last one
+        data_fetcher.fetched += batches_done  # the fetcher detects the last batch by this number
         self.profile(data_fetcher)
         if self.resume.trains and self.restart.validates_first():
             self.on_advance_end(data_fetcher)
 
     def on_advance_end(self, data_fetcher) -> None:
-        """End a batch, with the validation that comes after it."""
+        """End a batch and the validation that follows it."""
         super().on_advance_end(data_fetcher)
         if self.resume.trains and not lightning_loops.batches_are_done(self.trainer):
             self.resume.batch_ended(self.done, lightning_loops.accumulates(self.trainer))
 
 
 class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
-    """A validation."""
+    """The loop over the batches of a validation."""
 
     kind = "val"
 
     def run(self) -> list:
-        """Validate; the check before training, which a run that goes on does not have, may change what objects hold."""
+        """Validate, and return what Lightning's loop returns.
+
+        The check before training (sanity check) may change the state of the user's objects. A
+        resumed run does not have this check, so that the changes are saved.
+        """
         if not self.resume.trains:
             return super().run()
         if not self.trainer.sanity_checking:
             self.resume.before_validation()
             return super().run()
-        held = self.resume.snapshot.held
-        held.mark()
-        found = super().run()
-        held.state.touch()
-        return found
+        objects = self.resume.snapshot.held
+        objects.mark()
+        results = super().run()
+        objects.state.touch()
+        return results
 
 
 def next_batch(trainer: Trainer) -> Any:
-    """Return the batch that would come next, as training_step would get it; StopIteration if there is none."""
+    """Return the batch that would come next, as training_step would get it.
+
+    Raises:
+        StopIteration: There is none.
+    """
     fetcher = lightning_loops.fetcher(trainer)
     if lightning_loops.is_drawn_by_steps(fetcher) or fetcher.done:
         raise StopIteration
@@ -177,7 +233,11 @@ def next_batch(trainer: Trainer) -> Any:
 
 
 def begin_anew(loop: dict[str, Any]) -> None:
-    """Turn the saved counters of a fit loop at an epoch's end into those after it."""
+    """Turn a fit loop's counters saved at an epoch's end into those after it.
+
+    Args:
+        loop: The saved state of the fit loop; it is changed in place.
+    """
     for progress in loop["epoch_progress"].values():
         progress["completed"] = progress["processed"]
     current = loop["epoch_loop.batch_progress"]["current"]
@@ -185,7 +245,13 @@ def begin_anew(loop: dict[str, Any]) -> None:
 
 
 def end_as_lightning_does(loop: dict[str, Any]) -> None:
-    """Turn the counters of a fit loop after an epoch into those that Lightning saves at its end, and can go on from."""
+    """Turn a fit loop's counters after an epoch into those at its end.
+
+    The latter are what Lightning saves and can resume from.
+
+    Args:
+        loop: The state of the fit loop; it is changed in place.
+    """
     loop["epoch_progress"] = {name: dict(counts) for name, counts in loop["epoch_progress"].items()}
     for progress in loop["epoch_progress"].values():
         progress["completed"] -= 1

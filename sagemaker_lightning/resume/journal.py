@@ -1,8 +1,9 @@
-"""The journal of a run: for each batch, digests of what went in and what came out, beside the checkpoints.
+"""The journal of a run: for each batch, digests of its input and its results.
 
-Each rank has a file of its own, of records of one size, which lie after the oldest checkpoint that is kept. A process
-that is killed loses nothing that was written. What is in a file is believed only record by record, each with a
-checksum: copied while it was written, cut off, or somebody else's, it does no harm.
+It is stored beside the checkpoints. Each rank has a file of its own, with records of one size for
+the batches after the oldest checkpoint that is kept. A process that is killed loses nothing that it
+has written. Each record has a checksum and is believed on its own: a file that was copied while it
+was written, that was cut off, or that is somebody else's, does no harm.
 """
 
 import errno
@@ -20,24 +21,27 @@ from sagemaker_lightning.contract.atomic_files import IGNORED
 MARK = b"\0sagemaker-lightning journal 1\0"
 HEADER = struct.Struct(f"<{len(MARK)}s16sII400sI")
 RECORD = struct.Struct("<6QI")
-LIMIT = 1 << 16  # records of a file, 52 bytes each; what comes after is not noted until a checkpoint is saved
-SHARE = 0.002  # of the time, at most, training waits for the file
-AHEAD = 1  # the loss of a batch that was fetched ahead
+# Records of a file, 52 bytes each; later ones are dropped until a checkpoint is saved.
+LIMIT = 1 << 16
+SHARE = 0.002  # share of the time, at most, that training waits for the file
+AHEAD = 1  # stands for the loss of a batch that was fetched ahead
 Place = tuple[int, int]
-"""An epoch, and a batch in it, both from 0."""
+"""An epoch and the number of a batch in it, both from 0."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A batch that was trained on: its place, and a digest of each thing that decides what comes of it.
+    """A batch of the training: its position, and digests of what it depends on.
 
     Args:
         step: The optimizer step that it belongs to, from 1.
-        epoch: Its epoch.
-        batch: Its number in the epoch.
-        data: Digest of the batch as training_step got it; of one that was fetched ahead, as the loader gave it.
+        epoch: Its epoch, from 0.
+        batch: Its number in the epoch, from 0.
+        data: Digest of the batch as training_step got it. Of a batch that was fetched ahead: as the
+            loader returned it.
         rates: Digest of the learning rates.
-        loss: Digest of the losses; 0 of a batch that was to come when the run was stopped, AHEAD of the one after it.
+        loss: Digest of the losses. 0 for the batch that was to come when the run was stopped, AHEAD
+            for the one after it.
     """
 
     step: int
@@ -49,95 +53,99 @@ class Step:
 
     @property
     def place(self) -> Place:
-        """Where in the run it is."""
+        """Epoch and number of the batch."""
         return self.epoch, self.batch
 
 
 class Journal:
-    """One rank's journal of a run, of which it writes a file.
+    """One rank's journal of a run; it writes a file.
 
-    A file that cannot be written is no reason to end a job: `problem` says why not.
+    A file that cannot be written is no reason to end a job: `problem` then says why.
 
     Args:
         folder: The folder of the checkpoints.
-        run: Tells the run from others, 16 bytes.
+        run: Identifies the run, 16 bytes.
         rank: This rank.
         ranks: Number of ranks.
-        machine: What it runs on, in up to 400 bytes.
+        machine: What the run depends on besides its settings; 400 bytes of it are kept.
     """
 
     def __init__(self, folder: Path, run: bytes, rank: int, ranks: int, machine: str) -> None:
         self.path = folder / f"journal-{rank}.bin"
-        self.head = _with_checksum(HEADER, MARK, run, rank, ranks, machine.encode()[:400])
+        self.head = _packed_with_checksum(HEADER, MARK, run, rank, ranks, machine.encode()[:400])
         self.records: dict[Place, bytes] = {}
-        self.descriptor, self.problem = -1, ""
+        self.descriptor = -1
+        self.problem = ""
         self.unwritten = bytearray()
-        self.due = 0.0  # when the file may be written to again
+        self.due = 0.0  # when the file may be written to again, in seconds of time.monotonic()
 
     def begin(self, known: Iterable[Step]) -> None:
-        """Begin the file, with what an interrupted run has noted."""
-        self.records = {step.place: _packed(step) for step in known}
-        self._write_anew()
+        """Create the file, starting with the steps of an interrupted run."""
+        self.records = {step.place: _packed_record(step) for step in known}
+        self._replace_file()
 
     def add(self, step: Step) -> None:
-        """Note a step."""
+        """Record a step; the file may get it later."""
         if len(self.records) < LIMIT or step.place in self.records:
-            self.records[step.place] = _packed(step)
+            self.records[step.place] = _packed_record(step)
             self.unwritten += self.records[step.place]
             if time.monotonic() >= self.due:
                 self.write()
 
     def write(self) -> None:
-        """Write what is not written yet."""
+        """Write the steps that are not in the file yet."""
         if not self.unwritten or self.descriptor < 0:
             return
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             if os.write(self.descriptor, self.unwritten) < len(self.unwritten):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._fail(error)
+            self._give_up(error)
         self.unwritten.clear()
         ended = time.monotonic()
-        self.due = ended + (ended - began) / SHARE
+        self.due = ended + (ended - started) / SHARE
 
     def keep(self, first: Place) -> None:
-        """Forget what lies before a place."""
-        old = [place for place in self.records if place < first]
-        for place in old:
+        """Remove the steps before a position."""
+        outdated = [place for place in self.records if place < first]
+        for place in outdated:
             del self.records[place]
-        if len(old) > len(self.records) and self.descriptor >= 0:
-            self._write_anew()
+        if len(outdated) > len(self.records) and self.descriptor >= 0:
+            self._replace_file()
 
     def forget_after(self, last: Place) -> None:
-        """Forget what was noted of later places: the run has come to be another one."""
+        """Remove the steps after a position: from there on, this run is another one."""
         self.records = {place: record for place, record in self.records.items() if place <= last}
-        self._write_anew()
+        self._replace_file()
 
     def close(self) -> None:
-        """Write all, and close the file."""
+        """Write everything and close the file."""
         self.write()
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1
 
-    def _write_anew(self) -> None:
-        """Put a file with all records in place of the one there is."""
-        aside = self.path.with_name(f"{self.path.name}{IGNORED}")
+    def _replace_file(self) -> None:
+        """Replace the file by one with all records."""
+        temporary = self.path.with_name(f"{self.path.name}{IGNORED}")
         try:
             if self.descriptor >= 0:
                 os.close(self.descriptor)
                 self.descriptor = -1
-            aside.parent.mkdir(parents=True, exist_ok=True)
-            aside.unlink(missing_ok=True)
-            self.descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            temporary.unlink(missing_ok=True)
+            self.descriptor = os.open(
+                temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644
+            )
             os.write(self.descriptor, self.head + b"".join(self.records.values()))
-            os.replace(aside, self.path)
+            os.replace(temporary, self.path)
         except OSError as error:
-            self._fail(error)
+            self._give_up(error)
         self.unwritten.clear()
 
-    def _fail(self, error: OSError) -> None:
+    def _give_up(self, error: OSError) -> None:
+        """Stop writing because of an error."""
         self.problem = str(error.strerror)
         if self.descriptor >= 0:
             os.close(self.descriptor)
@@ -145,62 +153,82 @@ class Journal:
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the files of journals in a folder."""
+    """Return all journal files in a folder."""
     return sorted(folder.glob("journal-*.bin"))
 
 
 def read(folder: Path, run: bytes, rank: int, ranks: int) -> tuple[list[Step], str, str]:
-    """Return what a rank of a run has noted, in order, what it ran on, and what is wrong with the file, if anything is.
+    """Return what a rank of a run has recorded.
 
-    Of another run, or of another number of ranks, nothing is returned, and nothing is wrong with it.
+    A file of another run, or of another number of ranks, counts as empty.
+
+    Args:
+        folder: The folder of the checkpoints.
+        run: Identifies the run, 16 bytes.
+        rank: The rank.
+        ranks: Number of ranks.
+
+    Returns:
+        The steps in order, what the run depended on besides its settings, and what is wrong with
+        the file; "" if nothing is.
     """
     path = folder / f"journal-{rank}.bin"
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             return [], "", f"{path} is not a plain file"
         with path.open("rb") as file:
-            head = file.read(HEADER.size)
+            header = file.read(HEADER.size)
             content = file.read(2 * LIMIT * RECORD.size)
     except FileNotFoundError:
         return [], "", ""
     except OSError as error:
         return [], "", f"{path} cannot be read ({error.strerror})"
-    known = _checked(HEADER, head)
-    if not known or known[0] != MARK:
+    header_values = _unpacked_if_intact(HEADER, header)
+    if not header_values or header_values[0] != MARK:
         return [], "", f"{path} is damaged, or no journal of this program"
-    if known[1:4] != (run, rank, ranks):
+    if header_values[1:4] != (run, rank, ranks):
         return [], "", ""
     steps: dict[Place, Step] = {}
     for start in range(0, len(content) - RECORD.size + 1, RECORD.size):
-        record = _checked(RECORD, content[start : start + RECORD.size])
-        if not record:
-            return _sorted(steps), _text(known[4]), f"{path} is damaged after {start // RECORD.size} batches"
-        step = Step(*record)
+        record_values = _unpacked_if_intact(RECORD, content[start : start + RECORD.size])
+        if not record_values:
+            return (
+                _by_place(steps),
+                _printable(header_values[4]),
+                f"{path} is damaged after {start // RECORD.size} batches",
+            )
+        step = Step(*record_values)
         steps[step.place] = step
-    return _sorted(steps), _text(known[4]), ""
+    return _by_place(steps), _printable(header_values[4]), ""
 
 
-def _sorted(steps: dict[Place, Step]) -> list[Step]:
+def _by_place(steps: dict[Place, Step]) -> list[Step]:
+    """Return the steps in the order of their positions."""
     return [steps[place] for place in sorted(steps)]
 
 
-def _packed(step: Step) -> bytes:
-    return _with_checksum(RECORD, step.step, step.epoch, step.batch, step.data, step.rates, step.loss)
+def _packed_record(step: Step) -> bytes:
+    return _packed_with_checksum(
+        RECORD, step.step, step.epoch, step.batch, step.data, step.rates, step.loss
+    )
 
 
-def _with_checksum(kind: struct.Struct, *values: object) -> bytes:
-    packed = kind.pack(*values, 0)[:-4]
+def _packed_with_checksum(layout: struct.Struct, *values: object) -> bytes:
+    """Return values packed in a layout, whose last field is their CRC-32."""
+    packed = layout.pack(*values, 0)[:-4]
     return packed + zlib.crc32(packed).to_bytes(4, "little")
 
 
-def _checked(kind: struct.Struct, packed: bytes) -> tuple | None:
-    """Return the values of a record without its checksum, None if that is another one."""
-    if len(packed) != kind.size or zlib.crc32(packed[:-4]) != int.from_bytes(packed[-4:], "little"):
+def _unpacked_if_intact(layout: struct.Struct, packed: bytes) -> tuple | None:
+    """Return a record's values without the checksum; None if that is wrong."""
+    if len(packed) != layout.size or zlib.crc32(packed[:-4]) != int.from_bytes(
+        packed[-4:], "little"
+    ):
         return None
-    return kind.unpack(packed)[:-1]
+    return layout.unpack(packed)[:-1]
 
 
-def _text(content: bytes) -> str:
-    """Return text that may be printed, whatever it was."""
+def _printable(content: bytes) -> str:
+    """Return text that is safe to print, whatever the bytes are."""
     text = content.rstrip(b"\0").decode(errors="replace")
-    return "".join(one for one in text if one.isprintable())
+    return "".join(character for character in text if character.isprintable())

@@ -1,11 +1,19 @@
-"""What has to be made again before a state can be given back: late buffers, a search's result, what a hook has made."""
+"""Changes to model and trainer that must be repeated before a state is restored.
+
+Examples are buffers that came to be while training, the result of a search, and what a hook has
+created.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import StochasticWeightAveraging
-from pytorch_lightning.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
+from pytorch_lightning.utilities.parsing import (
+    lightning_getattr,
+    lightning_hasattr,
+    lightning_setattr,
+)
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -16,97 +24,148 @@ from sagemaker_lightning.resume.user_state import roots
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import decoded, encoded
 
-NAMES = "lr", "learning_rate"
+NAMES = "lr", "learning_rate"  # attributes in which a search stores its result
 
 
 def adapt(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give the model the buffers that came to be, or another shape, while it was trained, to load their values into."""
+    """Give the model buffers of the saved shapes, so that their values can be loaded.
+
+    Buffers may have been added, or changed their shape, while the model was trained.
+
+    Args:
+        model: The model; it is changed in place.
+        state: The saved state dict of the model.
+    """
     present = model.state_dict()
     for name, value in state.items():
         path, _, last = name.rpartition(".")
-        now = present.get(name)
-        if not isinstance(value, Tensor) or (now is not None and (not has_values(now) or now.shape == value.shape)):
+        current = present.get(name)
+        if not isinstance(value, Tensor) or (
+            current is not None and (not has_values(current) or current.shape == value.shape)
+        ):
             continue
         try:
             owner = model.get_submodule(path)
         except AttributeError:
             continue
         if last in buffers(owner):
-            buffers(owner)[last] = value.to(getattr(now, "device", "cpu"), copy=True)
+            buffers(owner)[last] = value.to(getattr(current, "device", "cpu"), copy=True)
         elif (parameter := parameters(owner).get(last)) is not None:
             parameter.data = value.to(parameter.device, copy=True)
-        elif now is None and not hasattr(owner, last):
+        elif current is None and not hasattr(owner, last):
             owner.register_buffer(last, value.clone())
 
 
 def to_come(trainer: Trainer) -> set[str]:
-    """Return the names that hooks before training may give to parts of the model."""
-    owners = [one for one in (trainer.lightning_module, *trainer.callbacks) if not object_graph.library(type(one))]
-    hooks = [getattr(type(one), name) for one in owners for name in ("on_fit_start", "on_train_start")]
-    return {name for hook in hooks for name in getattr(getattr(hook, "__code__", None), "co_names", ())}
+    """Return the names of model parts that hooks before training may create.
+
+    They are all names that the user's on_fit_start and on_train_start mention.
+    """
+    owners = [
+        owner
+        for owner in (trainer.lightning_module, *trainer.callbacks)
+        if not object_graph.library(type(owner))
+    ]
+    hooks = [
+        getattr(type(owner), name)
+        for owner in owners
+        for name in ("on_fit_start", "on_train_start")
+    ]
+    return {
+        name for hook in hooks for name in getattr(getattr(hook, "__code__", None), "co_names", ())
+    }
 
 
 def take_out(state: dict[str, Any], model: nn.Module, names: set[str]) -> dict[str, Any]:
-    """Take what is of the parts `names` out of a state that a model without them is to load, and return it.
+    """Remove from a state dict what the model does not have yet, and return it.
 
-    So it does with what torch.nn.utils.prune makes of a weight; `prune_again` does the same, once the optimizers have
-    their parameters.
+    These are the parts `names`, which hooks create, and what torch.nn.utils.prune makes of a
+    weight. `prune_again` prunes the weights again once the optimizers have their parameters.
+
+    Args:
+        state: The saved state dict of the model; it is changed in place.
+        model: The model that is going to load the state.
+        names: The names of the parts.
     """
     present = model.state_dict()
     later = [name for name in state if name not in present and name.partition(".")[0] in names]
-    pruned = [name.removesuffix("_mask") for name in _masks(state) if name not in present]
-    taken = {name: state.pop(name) for name in (*later, *(f"{one}_mask" for one in pruned))}
+    pruned = [name.removesuffix("_mask") for name in _mask_names(state) if name not in present]
+    taken = {name: state.pop(name) for name in (*later, *(f"{prefix}_mask" for prefix in pruned))}
     for name in pruned:
         taken[f"{name}_orig"] = state[name] = state.pop(f"{name}_orig")
     return taken
 
 
 def prune_again(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Have the weights pruned of which `state` has the masks."""
+    """Prune the weights for which `state` has masks.
+
+    Args:
+        model: The model; it is changed in place.
+        state: A state dict with masks, as torch.nn.utils.prune names them.
+    """
     present = model.state_dict()
-    for name in _masks(state):
+    for name in _mask_names(state):
         if name not in present:
             path, _, last = name.removesuffix("_mask").rpartition(".")
             owner = model.get_submodule(path)
             prune.custom_from_mask(owner, last, state[name].to(getattr(owner, last).device))
 
 
-def _masks(state: Mapping[str, Any]) -> list[str]:
+def _mask_names(state: Mapping[str, Any]) -> list[str]:
     """Return the names of the masks of pruned weights."""
-    return [name for name in state if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in state]
+    return [
+        name
+        for name in state
+        if name.endswith("_mask") and f"{name.removesuffix('_mask')}_orig" in state
+    ]
 
 
 def tickets(trainer: Trainer, shared: Collection[tuple[int, int]] = ()) -> list[tuple[int, int]]:
-    """Return which of the first weights that ModelPruning keeps, and resets to, are by now those that are trained.
+    """Return which weights kept by ModelPruning are the trained ones themselves.
 
-    Lightning 2.6 does not copy them, where both are on one device. Those that are `shared` are made so again.
+    ModelPruning keeps the first weights and resets the model to them. Lightning 2.6 does not copy
+    them if both are on one device, so that training changes them, too.
+
+    Args:
+        trainer: Lightning's trainer.
+        shared: Which of them were the trained weights in the interrupted run. They are made so
+            again. Each is (number of the callback, number of the layer).
     """
-    found = []
+    shared_now = []
     for number, callback in enumerate(trainer.callbacks):
-        for place, layer, kept, name in lightning_callbacks.pruned(callback):
-            trained, first = getattr(layer, f"{name}_orig", None), getattr(kept, name)
-            if isinstance(trained, Tensor) and (number, place) in shared:
-                first.data = trained.data
-            if isinstance(trained, Tensor) and first.data_ptr() == trained.data_ptr():
-                found.append((number, place))
-    return found
+        for number_of_layer, layer, original, name in lightning_callbacks.pruned(callback):
+            trained = getattr(layer, f"{name}_orig", None)
+            original_weight = getattr(original, name)
+            if isinstance(trained, Tensor) and (number, number_of_layer) in shared:
+                original_weight.data = trained.data
+            if isinstance(trained, Tensor) and original_weight.data_ptr() == trained.data_ptr():
+                shared_now.append((number, number_of_layer))
+    return shared_now
 
 
 def searched(trainer: Trainer) -> dict[str, Any]:
-    """Return what was found by a search before training."""
-    found = {}
+    """Return the results of searches before training, by attribute of the model.
+
+    The values are encoded (state/encoding.py).
+    """
+    results = {}
     for callback in trainer.callbacks:
         if lightning_callbacks.searches(callback):
-            given = lightning_callbacks.searched_attribute(callback)
-            for name in [given] if given else NAMES:
+            attribute = lightning_callbacks.searched_attribute(callback)
+            for name in [attribute] if attribute else NAMES:
                 if lightning_hasattr(trainer.lightning_module, name):
-                    found[name] = encoded(lightning_getattr(trainer.lightning_module, name))
+                    results[name] = encoded(lightning_getattr(trainer.lightning_module, name))
                     break
-    return found
+    return results
 
 
 def settle_searches(trainer: Trainer, found: Mapping[str, Any]) -> None:
-    """Have nothing searched for again."""
+    """Set the results of the searches, and keep the callbacks from searching again.
+
+    Args:
+        trainer: Lightning's trainer.
+        found: What `searched` returned.
+    """
     for callback in trainer.callbacks:
         if lightning_callbacks.searches(callback):
             callback.on_fit_start = lambda *_: None
@@ -115,14 +174,19 @@ def settle_searches(trainer: Trainer, found: Mapping[str, Any]) -> None:
 
 
 def make_again(trainer: Trainer, lacking: list[tuple[str, str]]) -> None:
-    """Run on_train_epoch_start of those whose hook makes what is lacking: (path of an object, attribute)."""
+    """Run the hooks on_train_epoch_start that create what is missing.
+
+    Args:
+        trainer: Lightning's trainer.
+        lacking: The missing attributes, each as (path of its object, name of the attribute).
+    """
     owners = roots(trainer)
     for name, owner in owners.items():
         if not isinstance(owner, (Callback, LightningModule)):
             continue
-        wanted = {attribute for path, attribute in lacking if path == name}
+        missing = {attribute for path, attribute in lacking if path == name}
         hook = type(owner).on_train_epoch_start
-        if wanted & set(hook.__code__.co_names):
+        if missing & set(hook.__code__.co_names):
             if isinstance(owner, Callback):
                 owner.on_train_epoch_start(trainer, trainer.lightning_module)
             else:
@@ -130,13 +194,21 @@ def make_again(trainer: Trainer, lacking: list[tuple[str, str]]) -> None:
 
 
 def limits(trainer: Trainer) -> list[int]:
-    """Return how long is to be trained, which a callback may change: epochs and steps; -1 for no limit."""
+    """Return the limits of training, which a callback may change.
+
+    They are epochs and steps; -1 for no limit.
+    """
     epochs = trainer.fit_loop.max_epochs
     return [-1 if epochs is None else epochs, trainer.fit_loop.epoch_loop.max_steps]
 
 
 def add_to_limits(trainer: Trainer, added: Sequence[int]) -> None:
-    """Train so many epochs and steps more, or fewer, as a callback had decided."""
+    """Change the limits of training as a callback had done.
+
+    Args:
+        trainer: Lightning's trainer.
+        added: Epochs and steps to add; negative ones shorten the training.
+    """
     loop = trainer.fit_loop
     if added[0]:
         loop.max_epochs += added[0]
@@ -145,10 +217,16 @@ def add_to_limits(trainer: Trainer, added: Sequence[int]) -> None:
 
 
 def groups(trainer: Trainer) -> list[list[list[str]]]:
-    """Return, for each optimizer with several groups of parameters, the names of each group's parameters."""
+    """Return the names of the parameters in each optimizer's parameter groups.
+
+    The list has an entry for each optimizer: a list of groups, empty if it has one group only.
+    """
     names = {id(parameter): name for name, parameter in trainer.lightning_module.named_parameters()}
     return [
-        [[names.get(id(one), "") for one in group["params"]] for group in optimizer.param_groups]
+        [
+            [names.get(id(member), "") for member in group["params"]]
+            for group in optimizer.param_groups
+        ]
         if len(optimizer.param_groups) > 1
         else []
         for optimizer in trainer.optimizers
@@ -156,18 +234,34 @@ def groups(trainer: Trainer) -> list[list[list[str]]]:
 
 
 def add_groups(trainer: Trainer, saved: list[list[list[str]]]) -> None:
-    """Add the groups of parameters that a hook had added to an optimizer, so that their state can be loaded."""
+    """Add the parameter groups that a hook had added to an optimizer.
+
+    Their state can be loaded afterwards.
+
+    Args:
+        trainer: Lightning's trainer.
+        saved: What `groups` returned.
+    """
     parameters = dict(trainer.lightning_module.named_parameters())
-    for optimizer, known in zip(trainer.optimizers, saved, strict=False):
-        for group in known[len(optimizer.param_groups) :]:
+    for optimizer, saved_groups in zip(trainer.optimizers, saved, strict=False):
+        for group in saved_groups[len(optimizer.param_groups) :]:
             if parameters.keys() >= set(group):
                 optimizer.add_param_group({"params": [parameters[name] for name in group]})
 
 
 def go_on_averaging(trainer: Trainer, groups: list[list[dict]], kind: str) -> bool:
-    """Have StochasticWeightAveraging go on; it makes its schedule in a hook that a run within an epoch has behind it.
+    """Let StochasticWeightAveraging continue.
 
-    A new schedule sets learning rates, which `groups`, as saved, bring back.
+    It creates its schedule in on_train_epoch_start, which does not run when a run resumes within an
+    epoch. A new schedule sets learning rates, so the saved ones are restored.
+
+    Args:
+        trainer: Lightning's trainer.
+        groups: The saved values of each optimizer's parameter groups.
+        kind: When the checkpoint was saved: "batch", "validation" or "epoch".
+
+    Returns:
+        True.
     """
     for callback in trainer.callbacks:
         if not isinstance(callback, StochasticWeightAveraging):
@@ -176,7 +270,8 @@ def go_on_averaging(trainer: Trainer, groups: list[list[dict]], kind: str) -> bo
         lightning_callbacks.accumulate_as(callback, trainer.accumulate_grad_batches)
         if not lightning_callbacks.averages(callback):
             continue
-        if kind != "epoch" and trainer.current_epoch == callback.swa_end + 1:  # it only gathers batch norm's statistics
+        # This epoch only gathers the statistics of batch norm.
+        if kind != "epoch" and trainer.current_epoch == callback.swa_end + 1:
             weights = {name: value.clone() for name, value in model.state_dict().items()}
             callback.on_train_epoch_start(trainer, model)
             model.load_state_dict(weights)
@@ -188,7 +283,12 @@ def go_on_averaging(trainer: Trainer, groups: list[list[dict]], kind: str) -> bo
 
 
 def restore_groups(trainer: Trainer, groups: list[list[dict]]) -> None:
-    """Give the optimizers' groups of parameters their learning rates and the like back."""
+    """Restore learning rates and other values of the optimizers' parameter groups.
+
+    Args:
+        trainer: Lightning's trainer.
+        groups: The saved values of each optimizer's parameter groups.
+    """
     for optimizer, saved in zip(trainer.optimizers, groups, strict=False):
         for group, values in zip(optimizer.param_groups, saved, strict=False):
             group.update(values)

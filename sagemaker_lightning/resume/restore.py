@@ -1,4 +1,7 @@
-"""Going on from a checkpoint: which one, whether it is of this run, and what in it Lightning does not restore."""
+"""Resume from a checkpoint: choose it, check that it is of this run, restore it.
+
+Lightning loads the weights and the optimizers. This module restores what Lightning leaves out.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -30,151 +33,248 @@ from sagemaker_lightning.state.encoding import plain, restored
 
 
 class Restart:
-    """The beginning of a run, which is the rest of an earlier one if that has left a checkpoint.
+    """The start of a run; it resumes an earlier run that left a checkpoint.
 
     Args:
         trainer: Lightning's trainer.
         folder: The folder of the checkpoints.
-        chance: What knows the seed of all.
-        agreement: What all ranks say to each other.
-        other_settings: Whether the run may have another learning rate, gradient clipping or precision than before.
+        chance: Knows the seed of the whole run.
+        agreement: The communication between the ranks.
+        other_settings: Whether the run may have another learning rate, gradient clipping or
+            precision than the run that saved the checkpoint.
     """
 
     def __init__(
-        self, trainer: Trainer, folder: Folder, chance: Chance, agreement: Agreement, other_settings: bool = False
+        self,
+        trainer: Trainer,
+        folder: Folder,
+        chance: Chance,
+        agreement: Agreement,
+        other_settings: bool = False,
     ) -> None:
         self.other_settings = other_settings
-        self.trainer, self.folder, self.chance, self.agreement = trainer, folder, chance, agreement
-        self.step = 0  # of the checkpoint that training goes on from; 0 if it starts
-        self.meta: Mapping[str, Any] = {}  # what is ours in it
-        self.kind = ""  # "batch", "validation" or "epoch": when it was taken; "" once training goes on
-        self.within = False  # whether it was taken within an epoch, which has not come to its end yet
-        self.saved: dict[str, int] = {}  # digests of what is in it
-        self.loaded: dict[str, Any] | None = None  # the checkpoint, until training goes on
-        self.later: dict[str, Any] = {}  # weights of parts of the model that a hook makes
-        self.limits = model_changes.limits(trainer)  # as the flags have them
-        self.added = [0, 0]  # epochs and steps that a callback had added to them
-        self.taken, self.averaging = False, None  # whether the loaders' states were taken, and an average goes on
+        self.trainer = trainer
+        self.folder = folder
+        self.chance = chance
+        self.agreement = agreement
+        self.step = 0  # optimizer step of the checkpoint that was loaded; 0 if there is none
+        self.meta: Mapping[str, Any] = {}  # the checkpoint's entries of this package
+        # When it was saved: "batch", "validation" or "epoch"; "" once training continues.
+        self.kind = ""
+        self.within = False  # whether it was saved within an epoch that has not ended yet
+        self.saved: dict[str, int] = {}  # digests of the values in the checkpoint, by name
+        self.loaded: dict[str, Any] | None = None  # the checkpoint, until training continues
+        self.later: dict[str, Any] = {}  # weights of parts of the model that a hook creates
+        self.limits = model_changes.limits(trainer)  # epochs and steps, as the flags set them
+        self.added = [0, 0]  # epochs and steps that a callback had added to the limits
+        self.taken = False  # whether the loaders' saved states were taken, or no longer apply
+        # Whether StochasticWeightAveraging was continued; None before `restore` has tried.
+        self.averaging = None
 
     def load(self, host: str, flags: Mapping[str, object]) -> bool:
-        """Hand Lightning the newest checkpoint, and return whether there is any.
+        """Hand Lightning the newest checkpoint, and return whether there is one.
 
-        UserError if it is of a run with other `flags`.
+        Args:
+            host: Name of this host.
+            flags: All settings by flag.
+
+        Raises:
+            UserError: The checkpoint is of a run with other `flags`.
         """
         # Rank 0 alone writes the best model and reads it.
         callbacks = best_model.callbacks(self.trainer) if self.trainer.is_global_zero else []
-        lacks = callbacks[0].lacks if callbacks else lambda path: ""
-        path = choose(self.folder, host, self.agreement.gather, self.trainer.local_rank == 0, lacks)
+        missing_file = callbacks[0].lacks if callbacks else lambda path: ""
+        path = choose(
+            self.folder, host, self.agreement.gather, self.trainer.local_rank == 0, missing_file
+        )
         if path is None:
             return False
         checkpoint = checkpoint_file.read(path)
         self.meta = checkpoint.pop(checkpoint_file.KEY)
         to_come = model_changes.to_come(self.trainer)
-        self.flags, self.name = flags, path.name
-        self._is_the_same(run_settings.differences(self.trainer, flags, self.meta["run"], self.other_settings, to_come))
-        self.step, self.kind, self.chance.seed = self.meta["step"], self.meta["kind"], self.meta["seed"]
+        self.flags = flags
+        self.name = path.name
+        self._refuse_another_run(
+            run_settings.differences(
+                self.trainer, flags, self.meta["run"], self.other_settings, to_come
+            )
+        )
+        self.step = self.meta["step"]
+        self.kind = self.meta["kind"]
+        self.chance.seed = self.meta["seed"]
         if self.trainer.is_global_zero:
-            how = "" if self._same_ranks else (
-                f"; {self.meta['world_size']} ranks saved it, these are {self.trainer.world_size}: no sample is left "
-                "out or taken twice, but the run is no longer bit-identical to one without an interruption"
-            )  # fmt: skip
-            print(f"resuming from step {self.step}: {path}{how}", flush=True)
-        scaling = json.loads(self.meta["run"]["flags"]).get("--lr_scaling") == flags.get("--lr_scaling")
+            note = (
+                ""
+                if self._same_ranks
+                else (
+                    f"; {self.meta['world_size']} ranks saved it, these are "
+                    f"{self.trainer.world_size}: no sample is left out or taken twice, but the run "
+                    "is no longer bit-identical to one without an interruption"
+                )
+            )
+            print(f"resuming from step {self.step}: {path}{note}", flush=True)
+        scaling = json.loads(self.meta["run"]["flags"]).get("--lr_scaling") == flags.get(
+            "--lr_scaling"
+        )
         self.same_rates = self._same_ranks and scaling and not self.other_settings
-        own = self._known["own"] if self._same_ranks else {}  # of this rank, where it differs from the first one's
-        self.saved = restore_check.fingerprint(checkpoint | own, self._known) if self._same_ranks else {}
-        checkpoint = restored(checkpoint | own, self._known["notes"] if own else self.meta["notes"])
-        checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank has its own
-        self.later = model_changes.take_out(checkpoint["state_dict"], self.trainer.lightning_module, to_come)
+        # Entries of this rank that differ from those of rank 0.
+        rank_overrides = self._rank_state["own"] if self._same_ranks else {}
+        self.saved = (
+            restore_check.fingerprint(checkpoint | rank_overrides, self._rank_state)
+            if self._same_ranks
+            else {}
+        )
+        checkpoint = restored(
+            checkpoint | rank_overrides,
+            self._rank_state["notes"] if rank_overrides else self.meta["notes"],
+        )
+        checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank saved its own
+        self.later = model_changes.take_out(
+            checkpoint["state_dict"], self.trainer.lightning_module, to_come
+        )
         model_changes.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
         self.loaded = checkpoint
         model_changes.settle_searches(self.trainer, self.meta["searched"])
-        if self.meta.get("limits") == self.limits:  # who gives others means these
+        # Other limits on the command line replace what callbacks had added.
+        if self.meta.get("limits") == self.limits:
             self.added = self.meta["added"]
             model_changes.add_to_limits(self.trainer, self.added)
-        self.groups = [[{name: value for name, value in group.items() if name != "params"} for group in
-                        state["param_groups"]] for state in checkpoint["optimizer_states"]]  # fmt: skip
+        self.groups = [
+            [
+                {name: value for name, value in group.items() if name != "params"}
+                for group in state["param_groups"]
+            ]
+            for state in checkpoint["optimizer_states"]
+        ]
         self.within = self.kind != "epoch"
         if not self.within:
             fit_loops.begin_anew(checkpoint["loops"]["fit_loop"])
-        for callback in self.trainer.checkpoint_callbacks:  # Lightning saves it, and does not load it
+        # Lightning saves the score and does not load it.
+        for callback in self.trainer.checkpoint_callbacks:
             if hasattr(callback, "current_score"):
-                callback.current_score = checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
+                callback.current_score = (
+                    checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
+                )
         user_checkpoints.write_again(self.trainer, self.meta["files"])
         self.trainer.should_stop = self.meta["should_stop"]
         lightning_checkpoints.give(self.trainer, checkpoint, str(path))
         return True
 
-    def _is_the_same(self, differences: list[str]) -> None:
-        """Raise UserError if anything differs between this run and that of the checkpoint."""
+    def _refuse_another_run(self, differences: list[str]) -> None:
+        """Raise UserError if anything differs between this run and the checkpoint's run."""
         if not differences:
             return
-        more = f" (and {len(differences) - 4} more)" if len(differences) > 4 else ""
+        rest = f" (and {len(differences) - 4} more)" if len(differences) > 4 else ""
         raise UserError(
-            f"--resume.dirpath={self.folder.path}: {self.name} is of another run: {'; '.join(differences[:4])}{more}; "
-            "go on with the same settings, or give another folder, or move the checkpoints away to start anew; "
-            "--resume.other_settings=true goes on with another learning rate, gradient clipping or precision"
+            f"--resume.dirpath={self.folder.path}: {self.name} is of another run: "
+            f"{'; '.join(differences[:4])}{rest}; go on with the same settings, or give another "
+            "folder, or move the checkpoints away to start anew; --resume.other_settings=true "
+            "goes on with another learning rate, gradient clipping or precision"
         )
 
     @property
     def _same_ranks(self) -> bool:
+        """Whether this run has as many ranks as the run that saved the checkpoint."""
         return self.meta["world_size"] == self.trainer.world_size
 
     @property
-    def _known(self) -> Mapping[str, Any]:
-        """Return what the checkpoint says of this rank; with other ranks than before, of one of these."""
+    def _rank_state(self) -> Mapping[str, Any]:
+        """Return what the checkpoint says of this rank.
+
+        With another number of ranks than before, return what it says of rank 0.
+        """
         ranks = self.meta["ranks"]
         return ranks[self.trainer.global_rank if self._same_ranks else 0]
 
     @contextmanager
     def as_of_the_data(self, loop, snapshot) -> Iterator[None]:
-        """Let the training data be made as it was: in its epoch, with its draws, and by what objects held."""
-        epoch, made = self.trainer.current_epoch, self.meta.get("made", -1)
+        """Let the training data be created as in the interrupted run.
+
+        That means in the same epoch, with the same random draws and with the user's objects in the
+        same state.
+
+        The caller creates the data inside this context.
+
+        Args:
+            loop: The fit loop.
+            snapshot: The Snapshot of this run.
+        """
+        epoch = self.trainer.current_epoch
+        data_epoch = self.meta.get("made", -1)
         every = self.trainer.reload_dataloaders_every_n_epochs
         if loop.loaders is not None:
             if lightning_loops.loaders_are_due(self.trainer):
                 seed_all("data", self.chance.seed, epoch)
             yield
             return
-        if made < 0:
+        if data_epoch < 0:
             yield
             return
-        held = self.meta.get("before_data")
-        if anew := self.kind == "epoch" and bool(every) and epoch - made >= every:
-            made, held = epoch, self._known["held"]  # the epoch that comes next has its data made
-        if made:
-            seed_all("data", self.chance.seed, made)
-        if held and self._same_ranks:
-            snapshot.held.restore_before_data(held)
-            snapshot.before_data = {name: held[name] for name in ("plain", "generators")}
+        objects = self.meta.get("before_data")
+        if (
+            epoch_needs_new_data := self.kind == "epoch"
+            and bool(every)
+            and epoch - data_epoch >= every
+        ):
+            data_epoch = epoch
+            objects = self._rank_state["held"]
+        if data_epoch:
+            seed_all("data", self.chance.seed, data_epoch)
+        if objects and self._same_ranks:
+            snapshot.held.restore_before_data(objects)
+            snapshot.before_data = {name: objects[name] for name in ("plain", "generators")}
         snapshot.held.state.mark()
         progress = loop.epoch_progress.current
-        now, progress.completed = progress.completed, made
+        completed = progress.completed
+        progress.completed = data_epoch
         try:
             yield
         finally:
-            progress.completed = now
-        if anew:  # what was saved of the data before is of no use to this, and what objects hold, it may have changed
-            told, known = snapshot.held.before_data(), self._known["held"]
-            kept = {key: value for key, value in known["plain"].items() if not key[0].startswith("train.")}
-            others = {".".join(key) for key in (known["plain"].keys() - kept.keys()) | told["plain"].keys()}
-            others |= {f"generators {path}" for path in told["generators"]} | {"settings val_check_batch"}
-            self.saved = {name: value for name, value in self.saved.items() if name not in others}
-            known.update(plain=kept | told["plain"], generators=told["generators"])
-            known["settings"].pop("val_check_batch", None)  # by the number of batches, which the new data has
+            progress.completed = completed
+        if epoch_needs_new_data:
+            # The saved state of the old data does not fit the new data, and creating the new data
+            # may have changed the state of other objects.
+            new_state = snapshot.held.before_data()
+            saved_state = self._rank_state["held"]
+            plain_kept = {
+                key: value
+                for key, value in saved_state["plain"].items()
+                if not key[0].startswith("train.")
+            }
+            outdated = {
+                ".".join(key)
+                for key in (saved_state["plain"].keys() - plain_kept.keys())
+                | new_state["plain"].keys()
+            }
+            outdated |= {f"generators {path}" for path in new_state["generators"]} | {
+                "settings val_check_batch"
+            }
+            self.saved = {name: value for name, value in self.saved.items() if name not in outdated}
+            saved_state.update(
+                plain=plain_kept | new_state["plain"], generators=new_state["generators"]
+            )
+            # It follows from the number of batches of the new data.
+            saved_state["settings"].pop("val_check_batch", None)
             self.taken = True
 
     def place(self, loop) -> None:
-        """Place the training data's loader in an epoch that another number of ranks began."""
+        """Place the data loader within an epoch that another number of ranks began.
+
+        Raises:
+            UserError: The loaders differ from those of the checkpoint's run, or the rest of the
+                epoch cannot be divided among this number of ranks.
+        """
         if self.meta:
-            self._is_the_same(run_settings.loaders_differ(self.trainer, self.flags, self.meta["run"]))
+            self._refuse_another_run(
+                run_settings.loaders_differ(self.trainer, self.flags, self.meta["run"])
+            )
         if self.kind in ("", "epoch") or self._same_ranks:
             return
         loader = divided(self.trainer.train_dataloader)
         if loader is None or not loader.course or self.meta["reached"] is None:
             raise UserError(
-                f"--resume.dirpath={self.folder.path}: step {self.step} was saved within an epoch by "
-                f"{self.meta['world_size']} ranks, and its data cannot be shared out anew among "
+                f"--resume.dirpath={self.folder.path}: step {self.step} was saved within an epoch "
+                f"by {self.meta['world_size']} ranks, and its data cannot be shared out anew among "
                 f"{self.trainer.world_size}; give as many devices and nodes as before"
             )
         epoch, _ = position(self.trainer)
@@ -184,7 +284,11 @@ class Restart:
         progress.ready = progress.started = progress.processed = progress.completed = done
 
     def restore(self, held: Held, wholly: bool = True) -> None:
-        """Give this rank what only the checkpoint knows; not wholly before the hooks that begin training."""
+        """Restore the state of this rank that only the checkpoint has.
+
+        Before the hooks that begin training, call it with `wholly` False: then it leaves out the
+        model's weights and of the user's objects restores plain values only.
+        """
         if not self.meta:
             return
         if self.averaging is None:
@@ -193,67 +297,96 @@ class Restart:
             self._undo_hooks()
         epoch_state.restore_job(self.trainer, self.meta["shown"])
         if self._same_ranks:
-            epoch_state.restore_rank(self.trainer, self._known, mid_epoch=self.kind != "epoch")
+            epoch_state.restore_rank(self.trainer, self._rank_state, mid_epoch=self.kind != "epoch")
         epoch_state.restore_gradients(self.trainer, self.meta["ranks"])
-        held.restore(self._known["held"], wholly)
+        held.restore(self._rank_state["held"], wholly)
 
     def add_groups(self) -> None:
-        """Add the optimizers' groups of parameters that a hook had added; Lightning restores their state next."""
+        """Add the parameter groups that a hook had added to the optimizers.
+
+        Lightning loads the state of the optimizers afterwards, which needs these groups.
+        """
         model_changes.add_groups(self.trainer, self.meta.get("groups", []))
 
     def _undo_hooks(self) -> None:
-        """Give back what a hook that begins training has set, as it did in the run that this one goes on with."""
-        # Lightning's WeightAveraging saves its average in the model's place, and the model beside it.
+        """Restore what hooks at the start of training have overwritten.
+
+        These are the model's weights and the values of the optimizers' parameter groups.
+
+        In the interrupted run that hook ran before the checkpoint, so its effect is in the
+        checkpoint.
+
+        Raises:
+            UserError: The checkpoint has weights that this model does not have.
+        """
+        # Lightning's WeightAveraging saves its average as state_dict and the model's own weights as
+        # current_model_state.
         saved = self.loaded.get("current_model_state", self.loaded["state_dict"])
-        model, state = self.trainer.lightning_module, saved | self.later
+        model = self.trainer.lightning_module
+        state = saved | self.later
         model_changes.prune_again(model, self.later)
         model_changes.adapt(model, state)
-        if lacks := self.later.keys() - model.state_dict().keys():
+        if missing := self.later.keys() - model.state_dict().keys():
             raise UserError(
-                f"--resume.dirpath={self.folder.path}: step {self.step} is of another run: its model has {min(lacks)}, "
-                "this one does not; give another folder, or move the checkpoints away to start anew"
+                f"--resume.dirpath={self.folder.path}: step {self.step} is of another run: its "
+                f"model has {min(missing)}, this one does not; give another folder, or move the "
+                "checkpoints away to start anew"
             )
         model.load_state_dict(state, strict=False)
         model_changes.tickets(self.trainer, self.meta["tickets"])
         if self.same_rates:
             model_changes.restore_groups(self.trainer, self.groups)
-        self.loaded, self.later = None, {}
+        self.loaded = None
+        self.later = {}
 
     def lost(self, held: Held) -> list[str]:
-        """Return the names of what the checkpoint knows and is not there again; all ranks call it."""
+        """Return the names of saved values that are missing or different in this run.
+
+        All ranks call it.
+        """
         if not self.saved:
             return []
-        known = epoch_state.of_rank(self.trainer, self.agreement.gather, held, loaders=False)
-        now = restore_check.fingerprint(plain(restore_check.state_of(self.trainer), {}, str, copies=False), known)
-        return restore_check.lost(self.saved, now)
+        rank_state = epoch_state.of_rank(self.trainer, self.agreement.gather, held, loaders=False)
+        current = restore_check.fingerprint(
+            plain(restore_check.state_of(self.trainer), {}, str, copies=False), rank_state
+        )
+        return restore_check.lost(self.saved, current)
 
     def go_on_logging(self) -> None:
-        """Have the loggers forget what is going to be logged again; to be called when only that is to come."""
+        """Remove from the logs what this run is going to log again.
+
+        Call it when all that is still to be logged comes after the checkpoint.
+        """
         trainer = self.trainer
         if not self.meta:
             loggers.begin(trainer.loggers if trainer.is_global_zero else ())
         elif trainer.local_rank == 0:
-            loggers.go_on(trainer.loggers, self.meta["loggers"], self.meta["saved_at"], trainer.is_global_zero)
+            loggers.go_on(
+                trainer.loggers, self.meta["loggers"], self.meta["saved_at"], trainer.is_global_zero
+            )
 
     def make_again(self, held: Held) -> None:
-        """Run the hooks again that made what is no plain value, for an epoch that goes on."""
+        """Run again the hooks that created objects that no checkpoint can hold.
+
+        This is needed only within an epoch, where Lightning does not run these hooks.
+        """
         if self.kind in ("batch", "validation"):
-            model_changes.make_again(self.trainer, held.lacking(self._known["held"]))
+            model_changes.make_again(self.trainer, held.lacking(self._rank_state["held"]))
 
     def give_back_to_loaders(self, loop) -> None:
-        """Give the loaders' samplers and data back what they held at an epoch's end."""
+        """Restore the loaders' samplers and data to their state at an epoch's end."""
         if self.meta and self.kind == "epoch" and not self.taken:
-            loop.loaders.give_back(self._known["held"]["loaders"])
+            loop.loaders.give_back(self._rank_state["held"]["loaders"])
 
     def take_states(self) -> Mapping[str, Any] | None:
-        """Return, once, what the loaders said of themselves."""
+        """Return the saved states of the loaders at the first call, None afterwards."""
         if not self.meta or self.taken:
             return None
         self.taken = True
-        return self._known["held"]["loaders"]
+        return self._rank_state["held"]["loaders"]
 
     def say_that_all_is_done(self) -> None:
-        """Say why nothing is trained."""
+        """Print why nothing is trained."""
         if self.trainer.is_global_zero:
             print(
                 f"nothing is left to train: step {self.step} was the last one; to train anew, move "
@@ -262,11 +395,19 @@ class Restart:
             )
 
     def goes_on(self) -> bool:
-        """Return, once, whether the epoch that comes first was begun before."""
-        goes_on, self.kind = self.kind in ("batch", "validation"), self.kind.replace("batch", "")
-        return goes_on
+        """Return whether the first epoch was begun before the interruption.
+
+        The second call returns False.
+        """
+        within_epoch = self.kind in ("batch", "validation")
+        self.kind = self.kind.replace("batch", "")
+        return within_epoch
 
     def validates_first(self) -> bool:
-        """Return, once, whether a validation was interrupted."""
-        first, self.kind = self.kind == "validation", ""
-        return first
+        """Return whether a validation was interrupted.
+
+        The second call returns False.
+        """
+        was_interrupted = self.kind == "validation"
+        self.kind = ""
+        return was_interrupted

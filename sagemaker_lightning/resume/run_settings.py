@@ -1,4 +1,4 @@
-"""Whether a checkpoint is of this run: what has changed since that changes what comes out."""
+"""Whether a checkpoint is of this run: compares settings that change the results."""
 
 import json
 import re
@@ -10,7 +10,8 @@ from pytorch_lightning import Trainer
 
 from sagemaker_lightning.compat.lightning_loaders import flat
 
-# What may change: where things are, how long to train, what is shown, which machine trains. Two more are looked at.
+# Flags that may change: where things are, how long to train, what is shown, which machine trains.
+# _allowed_loader_flags allows two more: numbers of workers, and batch sizes with the same total.
 FREE = re.compile(
     r"--(trainer\.(max_|min_|accelerator|devices|num_nodes|strategy|logger|enable_|log_every|profiler|benchmark"
     r"|num_sanity|limit_test|limit_predict|detect_anomaly|default_root_dir|use_distributed_sampler|inference_mode"
@@ -19,16 +20,27 @@ FREE = re.compile(
     r"|(data|model)\.(.*workers|pin_memory|prefetch_factor)$)"
 )
 
-# What else may change if that is asked for, as after a divergence. A learning rate is in the checkpoint's optimizers,
-# where callbacks/rank_consistency.py changes it.
-CURES = re.compile(r"--(optimizer\.lr|model\.(lr|learning_rate)|trainer\.(gradient_clip_(val|algorithm)|precision))$")
+# Flags that may also change if the user allows it, such as after a divergence. The learning rate is
+# in the checkpoint's optimizers, where callbacks/rank_consistency.py changes it.
+CURES = re.compile(
+    r"--(optimizer\.lr|model\.(lr|learning_rate)|trainer\.(gradient_clip_(val|algorithm)|precision))$"
+)
 
 
 def described(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
-    """Return what a checkpoint says of its run, in plain values."""
+    """Return what a checkpoint says of its run, in plain values.
+
+    Args:
+        trainer: Lightning's trainer.
+        flags: All settings by flag.
+    """
     shapes = _shapes(trainer.lightning_module.state_dict())
-    return {"flags": json.dumps(flags, default=str), "data": _data(trainer), "shapes": shapes,
-            "ranks": trainer.world_size} | _of_loaders(trainer)  # fmt: skip
+    return {
+        "flags": json.dumps(flags, default=str),
+        "data": _data_identity(trainer),
+        "shapes": shapes,
+        "ranks": trainer.world_size,
+    } | _loader_numbers(trainer)
 
 
 def differences(
@@ -38,77 +50,139 @@ def differences(
     cures: bool = False,
     to_come: Collection[str] = (),
 ) -> list[str]:
-    """Return what differs between this run and that of a checkpoint, which `described` it where it began.
+    """Return what differs between this run and a checkpoint's run, a line for each.
 
-    `cures` says whether CURES may differ; `to_come` are parts of the model that a hook makes before training.
+    Args:
+        trainer: Lightning's trainer.
+        flags: All settings of this run by flag.
+        before: What `described` returned when the checkpoint's run began.
+        cures: Whether the flags CURES may differ.
+        to_come: Names of parts of the model that a hook creates before training; this run may lack
+            them.
     """
-    now = described(trainer, flags)
-    changed = _changed(before, flags)
-    fixed = {flag for flag in changed if not FREE.match(flag) and not (cures and CURES.match(flag))}
-    fixed -= _numbers_of_loaders(changed, before, trainer.world_size)
-    found = [_line(flag, *changed[flag]) for flag in sorted(fixed)]
-    if before["data"] != now["data"]:
-        found.append(f"the training data was {before['data']}, is {now['data']}")
-    shapes = [before["shapes"], now["shapes"]]
+    current = described(trainer, flags)
+    changed = _changed_flags(before, flags)
+    forbidden = {
+        flag for flag in changed if not FREE.match(flag) and not (cures and CURES.match(flag))
+    }
+    forbidden -= _allowed_loader_flags(changed, before, trainer.world_size)
+    lines = [_described_change(flag, *changed[flag]) for flag in sorted(forbidden)]
+    if before["data"] != current["data"]:
+        lines.append(f"the training data was {before['data']}, is {current['data']}")
+    shapes = [before["shapes"], current["shapes"]]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
-        was, is_ = (each.get(name, "absent") for each in shapes)
-        if was != is_ and None not in (was, is_) and not (is_ == "absent" and name.partition(".")[0] in to_come):
-            found.append(f"the model's {name} was {was}, is {is_}")
-    return found
+        before_value, now_value = (shapes_of_run.get(name, "absent") for shapes_of_run in shapes)
+        if (
+            before_value != now_value
+            and None not in (before_value, now_value)
+            and not (now_value == "absent" and name.partition(".")[0] in to_come)
+        ):
+            lines.append(f"the model's {name} was {before_value}, is {now_value}")
+    return lines
 
 
-def loaders_differ(trainer: Trainer, flags: Mapping[str, object], before: Mapping[str, Any]) -> list[str]:
-    """Return what differs of what `differences` has let pass, now that there are loaders to look at."""
-    changed, ranks = _changed(before, flags), trainer.world_size
-    passed = _numbers_of_loaders(changed, before, ranks)
-    wrong = passed - _numbers_of_loaders(changed, before, ranks, _of_loaders(trainer)) if passed else ()
-    return [_line(flag, *changed[flag]) for flag in sorted(wrong)]
+def loaders_differ(
+    trainer: Trainer, flags: Mapping[str, object], before: Mapping[str, Any]
+) -> list[str]:
+    """Return forbidden differences that `differences` allowed for lack of loaders.
+
+    Call it as soon as the trainer has its training loaders.
+
+    Args:
+        trainer: Lightning's trainer.
+        flags: All settings of this run by flag.
+        before: What `described` returned when the checkpoint's run began.
+    """
+    changed = _changed_flags(before, flags)
+    ranks = trainer.world_size
+    allowed = _allowed_loader_flags(changed, before, ranks)
+    forbidden = (
+        allowed - _allowed_loader_flags(changed, before, ranks, _loader_numbers(trainer))
+        if allowed
+        else ()
+    )
+    return [_described_change(flag, *changed[flag]) for flag in sorted(forbidden)]
 
 
-def _numbers_of_loaders(
-    changed: Mapping[str, tuple[Any, Any]], before: Mapping[str, Any], ranks: int, now: Mapping[str, list] | None = None
+def _allowed_loader_flags(
+    changed: Mapping[str, tuple[Any, Any]],
+    before: Mapping[str, Any],
+    ranks: int,
+    now: Mapping[str, list] | None = None,
 ) -> set[str]:
-    """Return the flags, by whatever name, of the number of data workers, and of the samples of a rank's batch where a
-    batch of all ranks has as many as before; those that may be such flags, unless the loaders are there `now`."""
-    found = set()
-    for flag, (was, is_) in changed.items():
-        if not flag.startswith(("--data.", "--model.")) or not type(was) is type(is_) is int:
+    """Return the changed flags, of any name, that a resumed run may change.
+
+    They are the number of data workers, and the batch size of a rank if a batch of all ranks has as
+    many samples as before.
+
+    Args:
+        changed: The changed flags with their values before and now.
+        before: What `described` returned when the checkpoint's run began.
+        ranks: Number of ranks of this run.
+        now: What `_loader_numbers` returns for this run. Without it, flags are returned that may be
+            such flags.
+    """
+    matching = set()
+    for flag, (before_value, now_value) in changed.items():
+        if (
+            not flag.startswith(("--data.", "--model."))
+            or not type(before_value) is type(now_value) is int
+        ):
             continue
-        size = was in before["sizes"] and was * before["ranks"] == is_ * ranks
-        workers = was in before["workers"]
+        is_batch_size = (
+            before_value in before["sizes"] and before_value * before["ranks"] == now_value * ranks
+        )
+        is_number_of_workers = before_value in before["workers"]
         if now:
-            size = size and _of_all_ranks(now, ranks) == _of_all_ranks(before, before["ranks"])
-            workers = workers and is_ in now["workers"]
-        if size or workers:
-            found.add(flag)
-    return found
+            is_batch_size = is_batch_size and _batch_sizes_of_all_ranks(
+                now, ranks
+            ) == _batch_sizes_of_all_ranks(before, before["ranks"])
+            is_number_of_workers = is_number_of_workers and now_value in now["workers"]
+        if is_batch_size or is_number_of_workers:
+            matching.add(flag)
+    return matching
 
 
-def _of_all_ranks(loaders: Mapping[str, list], ranks: int) -> list[int | None]:
-    """Return the samples of a batch of all ranks."""
+def _batch_sizes_of_all_ranks(loaders: Mapping[str, list], ranks: int) -> list[int | None]:
+    """Return the number of samples in a batch of all ranks, for each loader."""
     return [size and size * ranks for size in loaders["sizes"]]
 
 
-def _changed(before: Mapping[str, Any], flags: Mapping[str, object]) -> dict[str, tuple[Any, Any]]:
-    """Return the flags that had another value before, with that and the one they have."""
-    old, new = json.loads(before["flags"]), json.loads(json.dumps(flags, default=str))
+def _changed_flags(
+    before: Mapping[str, Any], flags: Mapping[str, object]
+) -> dict[str, tuple[Any, Any]]:
+    """Return the flags that have changed, with their values before and now."""
+    old = json.loads(before["flags"])
+    new = json.loads(json.dumps(flags, default=str))
     names = {flag for flag in old.keys() | new.keys() if old.get(flag) != new.get(flag)}
     return {flag: (old.get(flag), new.get(flag)) for flag in names}
 
 
-def _line(flag: str, was: Any, is_: Any) -> str:
-    return f"{flag} was {was}, is {is_}"
+def _described_change(flag: str, before_value: Any, now_value: Any) -> str:
+    """Return a line for a flag that has changed."""
+    return f"{flag} was {before_value}, is {now_value}"
 
 
 def changed(before: Mapping[str, Any], flags: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """Return each flag of the trainer, the model and the data that had another value in the run that `described` told
-    of, that value, and the one it has now."""
-    found = sorted(_changed(before, flags).items())
-    return [(flag, str(was), str(is_)) for flag, (was, is_) in found if re.match(r"--(trainer|model|data)\b", flag)]
+    """Return changed flags of trainer, model and data, with both values as text.
+
+    Args:
+        before: What `described` returned when the earlier run began.
+        flags: All settings of this run by flag.
+    """
+    changes = sorted(_changed_flags(before, flags).items())
+    return [
+        (flag, str(before_value), str(now_value))
+        for flag, (before_value, now_value) in changes
+        if re.match(r"--(trainer|model|data)\b", flag)
+    ]
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, list[int] | None]:
-    """Return the shapes of weights and buffers; None of what gets its shape from the first batch."""
+    """Return the shapes of weights and buffers, by name.
+
+    The shape is None for a lazy one, which gets it from the first batch.
+    """
     lazy = torch.nn.parameter.UninitializedTensorMixin
     return {
         name: None if isinstance(value, lazy) else list(value.shape)
@@ -117,19 +191,22 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, list[int] | None]:
     }
 
 
-def _of_loaders(trainer: Trainer) -> dict[str, list]:
-    """Return the samples of a rank's batch, and the data workers, of each training loader, where that can be told."""
+def _loader_numbers(trainer: Trainer) -> dict[str, list]:
+    """Return batch size of a rank and number of workers, for each training loader.
+
+    An entry is None if it is unknown. The sizes have one entry more, for the data module.
+    """
     loaders = flat(trainer.train_dataloader)
-    sizes = [getattr(one, "batch_size", None) for one in [*loaders, trainer.datamodule]]
+    sizes = [getattr(loader, "batch_size", None) for loader in [*loaders, trainer.datamodule]]
     return {
         "sizes": [size if type(size) is int else None for size in sizes],
-        "workers": [getattr(one, "num_workers", None) for one in loaders],
+        "workers": [getattr(loader, "num_workers", None) for loader in loaders],
     }
 
 
-def _data(trainer: Trainer) -> str:
-    """Return what identifies the data that is trained on, where that can be told."""
+def _data_identity(trainer: Trainer) -> str:
+    """Return what identifies the training data, as far as that is known."""
     if getattr(trainer.datamodule, "sharded", False):
-        return f"{trainer.num_nodes} parts"  # of which this host knows one
-    found = getattr(trainer.datamodule, "fingerprint", None)
-    return str(found() if callable(found) else found)
+        return f"{trainer.num_nodes} parts"  # this host knows only one of them
+    fingerprint = getattr(trainer.datamodule, "fingerprint", None)
+    return str(fingerprint() if callable(fingerprint) else fingerprint)

@@ -1,4 +1,4 @@
-"""The state of a job at a moment at which nothing is half done: all that is needed to go on from there."""
+"""The state of a job where nothing is half done: all that is needed to resume."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,129 +11,220 @@ from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoint
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import reached
 from sagemaker_lightning.data.seeding import Chance
-from sagemaker_lightning.resume import checkpoint_file, epoch_state, fit_loops, model_changes, user_checkpoints
+from sagemaker_lightning.resume import (
+    checkpoint_file,
+    epoch_state,
+    fit_loops,
+    model_changes,
+    user_checkpoints,
+)
 from sagemaker_lightning.resume.agreement import Agreement
 from sagemaker_lightning.resume.user_state import Held
 from sagemaker_lightning.resume.verification import Proof
 from sagemaker_lightning.state.encoding import NotPlain, plain
 from sagemaker_lightning.state.object_state import digest
 
-COMMON = {"epoch", "global_step", "pytorch-lightning_version", "state_dict", "loops", "optimizer_states",
-          "lr_schedulers", "hparams_name", "hyper_parameters", "hparams_type", "datamodule_hparams_name",
-          "datamodule_hyper_parameters", "datamodule_hparams_type"}  # fmt: skip
-"""What is the same on all ranks in a Lightning checkpoint, or of the first one for all."""
+COMMON = {
+    "epoch",
+    "global_step",
+    "pytorch-lightning_version",
+    "state_dict",
+    "loops",
+    "optimizer_states",
+    "lr_schedulers",
+    "hparams_name",
+    "hyper_parameters",
+    "hparams_type",
+    "datamodule_hparams_name",
+    "datamodule_hyper_parameters",
+    "datamodule_hparams_type",
+}
+"""Keys of a Lightning checkpoint that are equal on all ranks, or rank 0's for all."""
 HYPER = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "datamodule_hparams")
 LATER = "optimizer_states"
 
 
 class Snapshot:
-    """Takes states.
+    """Takes the state of a job.
 
     Args:
         trainer: Lightning's trainer.
-        agreement: What all ranks say to each other.
-        chance: What knows the seed of all.
-        proof: What knows what came of earlier interruptions.
+        agreement: The communication between the ranks.
+        chance: Knows the seed of the whole run.
+        proof: Knows the results of earlier interruptions.
     """
 
-    def __init__(self, trainer: Trainer, agreement: Agreement, chance: Chance, proof: Proof) -> None:
-        self.trainer, self.agreement, self.chance, self.proof = trainer, agreement, chance, proof
-        self.held, self.given = Held(trainer), model_changes.limits(trainer)
-        self.limits = self.given  # with what hooks that begin training have added
-        self.before_data: Mapping[str, Any] | None = None  # what objects held when the training data was made anew
-        self.run: Mapping[str, Any] = {}  # what `same.described`
-        self.said = False  # that the ranks have learning rates of their own
+    def __init__(
+        self, trainer: Trainer, agreement: Agreement, chance: Chance, proof: Proof
+    ) -> None:
+        self.trainer = trainer
+        self.agreement = agreement
+        self.chance = chance
+        self.proof = proof
+        self.held = Held(trainer)
+        self.given = model_changes.limits(trainer)  # epochs and steps, as the flags set them
+        self.limits = self.given  # the same, with what hooks at the start of training have added
+        # The state of the user's objects before the training data was created again.
+        self.before_data: Mapping[str, Any] | None = None
+        self.run: Mapping[str, Any] = {}  # what run_settings.described returned
+        self.said = False  # whether the warning about different learning rates was printed
 
     def take(self, kind: str) -> dict[str, Any]:
-        """Return the state of the job, copied; of a "validation", which changes no optimizer, without copies of these.
+        """Return a copy of the state of the job; all ranks call it.
 
-        Before such a state is written, it has to be made `whole`.
+        A validation changes no optimizer, so that a state of kind "validation" has the optimizers'
+        states without copies. Pass such a state to `whole` before writing it.
+
+        Args:
+            kind: When the state is taken: "batch", "validation" or "epoch".
+
+        Raises:
+            UserError: A part of the state cannot be saved.
         """
-        trainer, gather = self.trainer, self.agreement.gather
-        first = trainer.is_global_zero
-        of_first = (
+        trainer = self.trainer
+        gather = self.agreement.gather
+        is_rank_0 = trainer.is_global_zero
+        values_of_rank_0 = (
             time.time_ns(),
-            curves.tell(trainer.loggers) if first else [],
-            user_checkpoints.names(trainer) if first else {},
+            curves.tell(trainer.loggers) if is_rank_0 else [],
+            user_checkpoints.names(trainer) if is_rank_0 else {},
         )
-        moment, loggers, files = gather(of_first)[0]
+        saved_at_ns, loggers, files = gather(values_of_rank_0)[0]
         state, notes = self.lightnings(kind)
-        own = {name: value for name, value in state.items() if name not in COMMON}
-        told = gather((digest(own), _rates(trainer)))
-        if told[0][0] == told[trainer.global_rank][0]:
-            own = {}
-        self._compare([rates for _, rates in told])
+        rank_values = {name: value for name, value in state.items() if name not in COMMON}
+        digests_and_rates = gather((digest(rank_values), _learning_rates(trainer)))
+        if digests_and_rates[0][0] == digests_and_rates[trainer.global_rank][0]:
+            rank_values = {}
+        self._warn_of_different_rates([rates for _, rates in digests_and_rates])
         self.held.within = kind != "epoch"
-        known = epoch_state.of_rank(trainer, gather, self.held) | {"own": own, "notes": notes if own else {}}
-        known["gradients"] = epoch_state.gradients(trainer, gather)
-        ours = {
-            "step": trainer.global_step, "kind": kind, "number": moment, "saved_at": moment / 1e9,
-            "seed": self.chance.seed, "world_size": trainer.world_size, "should_stop": bool(trainer.should_stop),
-            "ranks": gather(known), "shown": epoch_state.of_job(trainer),
-            "run": self.run, "loggers": loggers, "files": files,
-            "reached": reached(trainer) if kind != "epoch" else None, "notes": notes,
-            "made": lightning_loops.loaders_made_in(trainer), "searched": model_changes.searched(trainer),
-            "limits": self.given, "added": self._added(), "tickets": model_changes.tickets(trainer),
-            "groups": model_changes.groups(trainer), "before_data": self.before_data,
-        }  # fmt: skip
+        rank_state = epoch_state.of_rank(trainer, gather, self.held) | {
+            "own": rank_values,
+            "notes": notes if rank_values else {},
+        }
+        rank_state["gradients"] = epoch_state.gradients(trainer, gather)
+        entries = {
+            "step": trainer.global_step,
+            "kind": kind,
+            "number": saved_at_ns,
+            "saved_at": saved_at_ns / 1e9,
+            "seed": self.chance.seed,
+            "world_size": trainer.world_size,
+            "should_stop": bool(trainer.should_stop),
+            "ranks": gather(rank_state),
+            "shown": epoch_state.of_job(trainer),
+            "run": self.run,
+            "loggers": loggers,
+            "files": files,
+            "reached": reached(trainer) if kind != "epoch" else None,
+            "notes": notes,
+            "made": lightning_loops.loaders_made_in(trainer),
+            "searched": model_changes.searched(trainer),
+            "limits": self.given,
+            "added": self._limits_added(),
+            "tickets": model_changes.tickets(trainer),
+            "groups": model_changes.groups(trainer),
+            "before_data": self.before_data,
+        }
         if kind == "epoch":
             fit_loops.end_as_lightning_does(state["loops"]["fit_loop"])
-        return state | {checkpoint_file.KEY: ours | {"journal": self.proof.run, "resumes": self.proof.resumes}}
+        return state | {
+            checkpoint_file.KEY: entries
+            | {"journal": self.proof.run, "resumes": self.proof.resumes}
+        }
 
     def begin(self, added: Sequence[int]) -> None:
-        """Take what is there now for what a run begins with, but for the epochs and steps that were `added` before."""
-        self.held.mark()
-        self.limits = [now - more for now, more in zip(model_changes.limits(self.trainer), added, strict=True)]
+        """Take the present state as the one that the run starts with.
 
-    def _added(self) -> list[int]:
-        return [now - then for now, then in zip(model_changes.limits(self.trainer), self.limits, strict=True)]
+        Args:
+            added: Epochs and steps that callbacks of the interrupted run had added to the limits.
+                They do not count as present at the start.
+        """
+        self.held.mark()
+        self.limits = [
+            limit - already_added
+            for limit, already_added in zip(model_changes.limits(self.trainer), added, strict=True)
+        ]
+
+    def _limits_added(self) -> list[int]:
+        """Return the epochs and steps that callbacks have added to the limits."""
+        return [
+            limit - limit_before
+            for limit, limit_before in zip(
+                model_changes.limits(self.trainer), self.limits, strict=True
+            )
+        ]
 
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of a validation with all of it copied."""
+        """Return the state of a validation with the optimizers' states copied, too."""
         return state | {
-            LATER: plain(state[LATER], state[checkpoint_file.KEY]["notes"], self._cannot_be_saved, (LATER,))
+            LATER: plain(
+                state[LATER], state[checkpoint_file.KEY]["notes"], self._replace_or_refuse, (LATER,)
+            )
         }
 
     def lightnings(self, kind: str = "") -> tuple[dict[str, Any], dict]:
-        """Return what Lightning saves, as others can read it too; and what of it was of another type."""
+        """Return Lightning's checkpoint in plain values, and notes of original types.
+
+        Programs other than this one can read the plain values. The notes are as state/encoding.py
+        makes them, by path.
+
+        Raises:
+            UserError: A part of the state cannot be saved.
+        """
         notes: dict[tuple, tuple] = {}
         with lightning_callbacks.pruned_as_it_is(self.trainer):
             state = lightning_checkpoints.state_of(self.trainer)
         later = {LATER: state.pop(LATER)} if kind == "validation" else {}
-        return plain(state, notes, self._cannot_be_saved) | later, notes
+        return plain(state, notes, self._replace_or_refuse) | later, notes
 
-    def _compare(self, rates: Sequence[list[float]]) -> None:
-        """Say, once, that the ranks do not train one model any more, of whose weights a checkpoint has the first's."""
-        other = next((rank for rank, own in enumerate(rates) if own != rates[0]), 0)
-        if other and not self.said and self.trainer.is_global_zero:
+    def _warn_of_different_rates(self, rates: Sequence[list[float]]) -> None:
+        """Warn, once, if the ranks have different learning rates.
+
+        Then they do not train one model any more, and a checkpoint has the weights of rank 0 only.
+        """
+        other_rank = next(
+            (rank for rank, own_rates in enumerate(rates) if own_rates != rates[0]), 0
+        )
+        if other_rank and not self.said and self.trainer.is_global_zero:
             print(
-                f"warning: the learning rates are {_listed(rates[0])} on rank 0 and {_listed(rates[other])} on rank "
-                f"{other}, so that the ranks have other weights, too: once it is interrupted, this run is not exact; "
-                "set them by what all ranks know, such as self.log(..., sync_dist=True)",
+                f"warning: the learning rates are {_formatted(rates[0])} on rank 0 and "
+                f"{_formatted(rates[other_rank])} on rank {other_rank}, so that the ranks have "
+                "other weights, too: once it is interrupted, this run is not exact; set them by "
+                "what all ranks know, such as self.log(..., sync_dist=True)",
                 flush=True,
             )
-        self.said = self.said or bool(other)
+        self.said = self.said or bool(other_rank)
 
-    def _cannot_be_saved(self, found: NotPlain) -> Any:
-        """Return the text that stands for a hyperparameter, which no run needs to go on; else UserError."""
-        name = str(found.path[0])
+    def _replace_or_refuse(self, error: NotPlain) -> Any:
+        """Return a text in place of a hyperparameter that cannot be saved.
+
+        A run does not need its hyperparameters to resume.
+
+        Raises:
+            UserError: It is something else than a hyperparameter.
+        """
+        name = str(error.path[0])
         if name.startswith(HYPER):
-            return f"({found.kind})"
-        kind = type(self.trainer.lightning_module)
-        model = f"{kind.__module__}.{kind.__qualname__}"
-        whose = {"state_dict": "state_dict() of", "callbacks": "a callback of", "lr_schedulers": "a scheduler of",
-                 LATER: "an optimizer of"}  # fmt: skip
-        of = whose.get(name, "on_save_checkpoint() or state_dict() of")
+            return f"({error.kind})"
+        model_class = type(self.trainer.lightning_module)
+        model_name = f"{model_class.__module__}.{model_class.__qualname__}"
+        owners = {
+            "state_dict": "state_dict() of",
+            "callbacks": "a callback of",
+            "lr_schedulers": "a scheduler of",
+            LATER: "an optimizer of",
+        }
+        owner = owners.get(name, "on_save_checkpoint() or state_dict() of")
         raise UserError(
-            f"a checkpoint of this run could not be read again: {found} ({of} {model}); keep numbers, text, tensors, "
-            "arrays, lists and dicts there"
+            f"a checkpoint of this run could not be read again: {error} ({owner} {model_name}); "
+            "keep numbers, text, tensors, arrays, lists and dicts there"
         )
 
 
-def _rates(trainer: Trainer) -> list[float]:
+def _learning_rates(trainer: Trainer) -> list[float]:
     groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
     return [float(group["lr"]) for group in groups if "lr" in group]
 
 
-def _listed(rates: list[float]) -> str:
+def _formatted(rates: list[float]) -> str:
     return ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(rates))

@@ -1,7 +1,8 @@
-"""The files of the user's own ModelCheckpoints: a step that is done again writes its file again, by the same name.
+"""Files of the user's own ModelCheckpoints, which repeated steps write again.
 
-Lightning gives a model another name (`-v1`) where there is a file of its own already (ModelCheckpoint,
-`enable_version_counter`). What an interrupted run wrote after its last checkpoint would be there twice.
+Lightning gives a model another name (`-v1`) if there is a file of its own already (ModelCheckpoint,
+`enable_version_counter`). Without this module, what an interrupted run wrote after its last
+checkpoint would be there twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,38 +15,67 @@ from sagemaker_lightning.contract.shutdown import NAME
 
 
 def names(trainer: Trainer) -> dict[str, list[str]]:
-    """Return the names of the files in the local folder of each ModelCheckpoint, by the callback's key."""
-    return {one.state_key: sorted(_models(one, folder)) for one, folder in _folders(trainer)}
+    """Return the file names in the local folder of each ModelCheckpoint.
+
+    The keys are the callbacks' state keys.
+    """
+    return {
+        callback.state_key: sorted(_model_names(callback, folder))
+        for callback, folder in _callbacks_with_folders(trainer)
+    }
 
 
 def write_again(trainer: Trainer, known: Mapping[str, Sequence[str]]) -> None:
-    """Have files written again that are there and not among those that were `known`; rank 0 decides."""
-    for callback, folder in _folders(trainer):
-        later = _models(callback, folder).difference(known.get(callback.state_key, ()))
+    """Let ModelCheckpoints overwrite the files that are newer than the checkpoint.
+
+    Rank 0 decides.
+
+    Args:
+        trainer: Lightning's trainer.
+        known: What `names` returned when the checkpoint was saved.
+    """
+    for callback, folder in _callbacks_with_folders(trainer):
+        later = _model_names(callback, folder).difference(known.get(callback.state_key, ()))
         if later and trainer.is_global_zero:
-            callback.file_exists = _Files(callback, later).exists
+            callback.file_exists = _FilesToRewrite(callback, later).exists
 
 
-class _Files:
-    """What a ModelCheckpoint takes for its files: those of `later` are not there until they are written again."""
+class _FilesToRewrite:
+    """Tells a ModelCheckpoint which files exist, for `file_exists`.
+
+    Those in `later` do not exist for it until it has written them again.
+    """
 
     def __init__(self, callback: ModelCheckpoint, later: set[str]) -> None:
-        self.lightnings, self.later = callback.file_exists, later
+        self.lightnings = callback.file_exists
+        self.later = later
 
     def exists(self, filepath: str, trainer: Trainer) -> bool:
-        """Return the same on all ranks, which all call it."""
+        """Return whether a file exists; the same on all ranks, which all call it."""
         if (name := Path(filepath).name) not in self.later:
             return self.lightnings(filepath, trainer)
         self.later.discard(name)
         return trainer.strategy.reduce_boolean_decision(False, all=False)
 
 
-def _folders(trainer: Trainer) -> list[tuple[ModelCheckpoint, Path]]:
-    callbacks = [one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint)]
-    return [(one, Path(one.dirpath)) for one in callbacks if one.dirpath and Path(one.dirpath).is_dir()]
+def _callbacks_with_folders(trainer: Trainer) -> list[tuple[ModelCheckpoint, Path]]:
+    """Return each ModelCheckpoint that has a local folder, and the folder."""
+    callbacks = [
+        callback
+        for callback in trainer.checkpoint_callbacks
+        if isinstance(callback, ModelCheckpoint)
+    ]
+    return [
+        (callback, Path(callback.dirpath))
+        for callback in callbacks
+        if callback.dirpath and Path(callback.dirpath).is_dir()
+    ]
 
 
-def _models(callback: ModelCheckpoint, folder: Path) -> set[str]:
-    """Return the names of the files that a callback may have written: not those of the checkpoints to resume from."""
-    found = {path.name for path in folder.iterdir() if path.suffix == callback.FILE_EXTENSION}
-    return {name for name in found if not NAME.fullmatch(name)}
+def _model_names(callback: ModelCheckpoint, folder: Path) -> set[str]:
+    """Return the names of the files that a callback may have written.
+
+    Those of the checkpoints to resume from are left out.
+    """
+    files = {path.name for path in folder.iterdir() if path.suffix == callback.FILE_EXTENSION}
+    return {name for name in files if not NAME.fullmatch(name)}

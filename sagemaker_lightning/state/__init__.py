@@ -1,1 +1,1 @@
-"""What a user's objects hold: found, told apart, copied into plain values, and given back."""
+"""State of a user's objects: find it, compare it, encode it, restore it."""

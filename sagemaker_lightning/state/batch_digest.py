@@ -1,8 +1,9 @@
-"""A short digest of a batch, whatever its structure: a few microseconds, and nobody waits for a GPU.
+"""A short digest of a batch of any structure, without waiting for a GPU.
 
-A tensor is taken as a row of words. The sum of some thousands of them, at equal distances, each times an odd number of
-its own, modulo 2**64, tells it from another one: one word that differs always shows, and so does another order. The
-same bytes have the same digest on a CPU and on a GPU, where the sum stays until somebody needs it.
+It takes a few microseconds. A tensor is taken as a row of words. Up to some thousands of them, at
+equal distances, are each multiplied by an odd number of its own and added modulo 2**64. If one of
+these words differs, the sum differs, too, and so it does if their order differs. The same bytes
+have the same digest on a CPU and on a GPU. There, the sum stays until somebody needs it.
 """
 
 import contextlib
@@ -17,145 +18,179 @@ import numpy as np
 import torch
 from torch import Tensor
 
-WORDS = 8192  # of a tensor that are looked at: 64 KiB at most
-FEW = 32  # elements of a list or dict that are looked at, at equal distances
-PARTS = 128  # of a batch, at most
+WORDS = 8192  # words of a tensor that are read, at most: 64 KiB
+FEW = 32  # elements of a list or dict that are read, at equal distances
+PARTS = 128  # digests of a batch, at most
 MASK = 2**64 - 1
 WEIGHTS = np.frombuffer(hashlib.shake_128(b"weights").digest(8 * WORDS), dtype="<i8") | 1
 TYPES = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 QUICK = torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8
-"""What numpy has, too: on a CPU, it is several times as quick to begin as torch."""
+"""Types that numpy has, too. On a CPU, numpy starts several times as fast as torch."""
 
 Part = int | Tensor
-"""What is known of a leaf: a number, or one that is still on a GPU, int64 without a dimension."""
+"""The digest of a leaf: a number, or one that is still on a GPU, as an int64 tensor of shape ()."""
 
 
 def parts(value: Any) -> list[Part]:
-    """Return what `folded` makes a digest of: tensors, arrays, numbers and text in containers and plain objects.
+    """Return the digests of a batch's leaves, for `folded`.
 
-    Of anything else the name of its class counts. Nothing is waited for, and `value` may change afterwards.
+    Leaves are tensors, arrays, numbers and text in containers and plain objects. Of any other
+    object, the name of its class counts. Nothing waits for a GPU, and `value` may change
+    afterwards.
     """
-    found: list[Part] = []
-    with contextlib.suppress(Exception):  # of an object that nobody has thought of: no job is to fail for that
-        _add(value, found, 0)
-    return found
+    digests: list[Part] = []
+    with contextlib.suppress(Exception):  # an unforeseen kind of object must not end a job
+        _add_digests(value, digests, 0)
+    return digests
 
 
-def folded(found: Iterable[int]) -> int:
-    """Return the digest of parts, below 2**64 and never 0; their order counts."""
+def folded(digests: Iterable[int]) -> int:
+    """Return one digest of several, 1 <= digest < 2**64; their order counts."""
     total = 0xCBF29CE484222325
-    for part in found:
+    for part in digests:
         total = ((total ^ (part & MASK)) * 0x100000001B3) & MASK
     return total or 1
 
 
 def bits(value: float | Tensor) -> Part:
-    """Return the bits of a number, as those of a float64; of a tensor with several elements, of their mean."""
+    """Return the bits of a number as a float64.
+
+    Of a tensor with several elements, the mean counts. A tensor on a GPU gives a tensor on the GPU,
+    int64 of shape ().
+    """
     if isinstance(value, Tensor):
         value = value.detach()
-        if value.is_cuda:  # it stays there, as a copy
+        if value.is_cuda:  # it stays on the GPU, as a copy
             value = value.to(torch.float64, copy=True)
             return (value if value.dim() == 0 else value.mean()).view(torch.int64)
         value = value.double().mean().item() if value.numel() > 1 else value.item()
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
-def _add(value: Any, found: list[Part], depth: int) -> None:
-    if len(found) >= PARTS:
+def _add_digests(value: Any, digests: list[Part], depth: int) -> None:
+    """Add the digests of a value and of what it contains to a list of digests."""
+    if len(digests) >= PARTS:
         return
-    kind = type(value)
+    value_class = type(value)
     if isinstance(value, Tensor):
-        found += _of_tensor(value)
-    elif kind in (int, bool):
-        found.append(int(value))
-    elif kind is float:
-        found.append(bits(value))
-    elif kind in (str, bytes):
-        found.append(zlib.crc32(value.encode(errors="replace") if kind is str else value))
+        digests += _tensor_digests(value)
+    elif value_class in (int, bool):
+        digests.append(int(value))
+    elif value_class is float:
+        digests.append(bits(value))
+    elif value_class in (str, bytes):
+        digests.append(zlib.crc32(value.encode(errors="replace") if value_class is str else value))
     elif isinstance(value, (np.ndarray, np.generic)):
-        found += _of_array(np.asarray(value))
+        digests += _array_digests(np.asarray(value))
     else:
-        found.append(_of_text(kind.__qualname__))
+        digests.append(_text_digest(value_class.__qualname__))
         if value is not None and depth < 8:
-            _add_members(value, found, depth + 1)
+            _add_members(value, digests, depth + 1)
 
 
-def _add_members(value: Any, found: list[Part], depth: int) -> None:
+def _add_members(value: Any, digests: list[Part], depth: int) -> None:
+    """Add the digests of some members of a container or object, and their number."""
     if isinstance(value, (list, tuple)):
-        names, members = (), value
+        names = ()
+        members = value
     elif isinstance(value, Mapping):
-        names, members = list(value), list(value.values())
+        names = list(value)
+        members = list(value.values())
     else:
-        held = {} if isinstance(value, type) else getattr(value, "__dict__", {})
-        names, members = list(held), list(held.values())
-    every = max(1, -(-len(members) // FEW))
-    found.append(len(members))
-    found += [_of_text(str(name)) for name in names[::every]]
-    for one in members[::every]:
-        _add(one, found, depth)
+        attributes = {} if isinstance(value, type) else getattr(value, "__dict__", {})
+        names = list(attributes)
+        members = list(attributes.values())
+    stride = max(1, -(-len(members) // FEW))
+    digests.append(len(members))
+    digests += [_text_digest(str(name)) for name in names[::stride]]
+    for member in members[::stride]:
+        _add_digests(member, digests, depth)
 
 
-def _of_tensor(value: Tensor) -> tuple[Part, ...]:
-    about = _of_shape(str(value.dtype), tuple(value.shape))
-    if type(value) is Tensor and value.dtype in QUICK and value.is_cpu and value.is_contiguous() and value.numel():
-        return about, _sum(_words_of(value.detach().numpy()))
+def _tensor_digests(value: Tensor) -> tuple[Part, ...]:
+    """Return the digests of a tensor: of type and shape, and of its words if any."""
+    shape_digest = _shape_digest(str(value.dtype), tuple(value.shape))
+    if (
+        type(value) is Tensor
+        and value.dtype in QUICK
+        and value.is_cpu
+        and value.is_contiguous()
+        and value.numel()
+    ):
+        return shape_digest, _weighted_sum(_array_words(value.detach().numpy()))
     words = _words(value)
     if words is None:
-        return (about,)
+        return (shape_digest,)
     if words.is_cpu:
-        return about, _sum(words.numpy())
-    return about, (_some(words) * _weights(words.device)[: len(words)]).sum()
+        return shape_digest, _weighted_sum(words.numpy())
+    return shape_digest, (_sample(words) * _weights_on(words.device)[: len(words)]).sum()
 
 
 def _words(value: Tensor) -> Tensor | None:
-    """Return a tensor's bytes as words, as wide as they can be; None if there are none that can be looked at."""
+    """Return a tensor's bytes as words, as wide as possible.
+
+    The result is a tensor of one dimension; None if the tensor has no bytes that can be read.
+    """
     if value.layout != torch.strided or value.is_quantized or value.is_meta or not value.numel():
         return None
     value = value.detach()
     if type(value) is not Tensor:
         value = value.as_subclass(Tensor)
     if not value.is_contiguous():
-        order = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))  # as it lies in memory
-        value = value.permute(order).contiguous()
-    width, kind = next(one for one in TYPES if value.nbytes % one[0] == 0)
+        # The order in memory.
+        axes = sorted(range(value.dim()), key=lambda axis: -value.stride(axis))
+        value = value.permute(axes).contiguous()
+    width, word_type = next(type_ for type_ in TYPES if value.nbytes % type_[0] == 0)
     if value.storage_offset() * value.itemsize % width:
         value = value.clone()
-    return value.view(-1).view(kind)
+    return value.view(-1).view(word_type)
 
 
-def _some(words: Any) -> Any:
-    """Return WORDS of the words, or all if there are fewer."""
+def _sample(words: Any) -> Any:
+    """Return WORDS of the words at equal distances, or all if there are fewer."""
     return words[:: len(words) // WORDS][:WORDS] if len(words) > WORDS else words
 
 
-def _sum(words: np.ndarray) -> int:
-    some = _some(words)
-    return int(np.dot(some.astype(np.int64, copy=False), WEIGHTS[: len(some)]))
+def _weighted_sum(words: np.ndarray) -> int:
+    """Return the weighted sum of an array of words, as `_words` describes them."""
+    sample = _sample(words)
+    return int(np.dot(sample.astype(np.int64, copy=False), WEIGHTS[: len(sample)]))
 
 
-def _of_array(value: np.ndarray) -> tuple[int, ...]:
-    about = _of_shape(value.dtype.str, value.shape)
+def _array_digests(value: np.ndarray) -> tuple[int, ...]:
+    """Return the digests of an array: of type and shape, and of its words if any."""
+    shape_digest = _shape_digest(value.dtype.str, value.shape)
     if value.dtype.hasobject or not value.size:
-        return (about,)
-    return about, _sum(_words_of(np.ascontiguousarray(value)))
+        return (shape_digest,)
+    return shape_digest, _weighted_sum(_array_words(np.ascontiguousarray(value)))
 
 
-def _words_of(value: np.ndarray) -> np.ndarray:
+def _array_words(value: np.ndarray) -> np.ndarray:
+    """Return a contiguous array's bytes as words, as wide as possible."""
     size = value.nbytes
-    kind = np.int64 if not size % 8 else np.int32 if not size % 4 else np.int16 if not size % 2 else np.uint8
-    return value.reshape(-1).view(kind)
+    word_type = (
+        np.int64
+        if not size % 8
+        else np.int32
+        if not size % 4
+        else np.int16
+        if not size % 2
+        else np.uint8
+    )
+    return value.reshape(-1).view(word_type)
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_shape(kind: str, shape: tuple) -> int:
-    return zlib.crc32(repr((kind, shape)).encode())
+def _shape_digest(dtype: str, shape: tuple) -> int:
+    return zlib.crc32(repr((dtype, shape)).encode())
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_text(text: str) -> int:
+def _text_digest(text: str) -> int:
     return zlib.crc32(text.encode(errors="replace"))
 
 
 @functools.cache
-def _weights(device: torch.device) -> Tensor:
+def _weights_on(device: torch.device) -> Tensor:
+    """Return the weights on a device, int64 of shape (WORDS,)."""
     return torch.from_numpy(WEIGHTS.copy()).to(device)

@@ -1,8 +1,10 @@
-"""Values as a checkpoint can hold them that is read with weights_only=True, and back, each as it was.
+"""Encode values so that a checkpoint read with weights_only=True can hold them.
 
-torch reads numbers, text, lists, tuples, dicts and tensors back from a file without running code; not a numpy scalar,
-an array, a deque, a path, a named tuple. These are written as the plain value that they hold, with a note of what they
-were. Of classes, only those that the reading program has imported itself are made again, and none of their code runs.
+Decoding returns each value as it was. Without running code, torch reads numbers, text, lists,
+tuples, dicts and tensors from a file. It does not read a numpy scalar, an array, a deque, a path or
+a named tuple. Those are written as the plain value that they hold, with a note of what they were.
+Objects are created only of classes that the reading program has imported itself, and none of the
+classes' code runs.
 """
 
 import dataclasses
@@ -22,123 +24,190 @@ from sagemaker_lightning.contract.errors import UserError
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes)
 READABLE = (*SCALARS, torch.dtype, torch.device, torch.Size, bytearray)
-FACTORIES = {"int": int, "float": float, "list": list, "dict": dict, "set": set, "str": str, "bool": bool}
+FACTORIES = {
+    "int": int,
+    "float": float,
+    "list": list,
+    "dict": dict,
+    "set": set,
+    "str": str,
+    "bool": bool,
+}
 SEQUENCES = {"set": set, "frozenset": frozenset}
-NOTE, VALUE = "#", "value"
+NOTE = "#"
+VALUE = "value"
 """The keys of a dict that stands for a value of another type."""
-DATA = torch.utils.data.Dataset, torch.utils.data.Sampler, torch.utils.data.DataLoader  # never made from a file
+# Never created from a file.
+DATA = torch.utils.data.Dataset, torch.utils.data.Sampler, torch.utils.data.DataLoader
 
 
 MANY = 256
-"""Elements from which on a list is looked at for what its elements have in common."""
+"""Lists with more elements than this are encoded as few arrays if their elements are alike."""
 
 
 class NotPlain(TypeError):
-    """A value that no checkpoint can hold."""
+    """A value that no checkpoint can hold.
+
+    Args:
+        path: Where the value is.
+        value: The value.
+    """
 
     def __init__(self, path: tuple, value: Any) -> None:
-        kind = type(value)
-        self.path, self.kind = path, f"{kind.__module__}.{kind.__qualname__}"
+        class_ = type(value)
+        self.path = path
+        self.kind = f"{class_.__module__}.{class_.__qualname__}"
         super().__init__(f"{'.'.join(map(str, path))} is a {self.kind}")
 
 
 def lowered(value: Any) -> tuple[tuple, Any] | None:
-    """Return what a value is and the plainer value that it holds; None of a plain one; TypeError if there is none."""
-    kind = type(value)
-    if kind in READABLE or kind in (list, tuple, dict, OrderedDict) or isinstance(value, Tensor):
+    """Return a note of a value's type and the plainer value that it holds.
+
+    Returns:
+        None if the value is plain already.
+
+    Raises:
+        TypeError: No checkpoint can hold the value.
+    """
+    class_ = type(value)
+    if (
+        class_ in READABLE
+        or class_ in (list, tuple, dict, OrderedDict)
+        or isinstance(value, Tensor)
+    ):
         return None
     if isinstance(value, np.generic) and value.dtype.kind in "biufcSU":
         return ("scalar", value.dtype.str), value.item()
-    if kind is np.ndarray and value.dtype.kind in "biufc" and value.dtype.isnative and value.dtype.itemsize <= 16:
+    if (
+        class_ is np.ndarray
+        and value.dtype.kind in "biufc"
+        and value.dtype.isnative
+        and value.dtype.itemsize <= 16
+    ):
         try:
-            return ("array", value.dtype.str), torch.from_numpy(np.ascontiguousarray(value)).reshape(
-                value.shape
-            ).clone()
-        except TypeError:  # a type that torch does not have
+            return ("array", value.dtype.str), torch.from_numpy(
+                np.ascontiguousarray(value)
+            ).reshape(value.shape).clone()
+        except TypeError:  # torch does not have this type
             return ("bytes", value.dtype.str, value.shape), value.tobytes()
-    if kind is np.ndarray and value.dtype.kind in "biufcSUmM":
+    if class_ is np.ndarray and value.dtype.kind in "biufcSUmM":
         return ("bytes", value.dtype.str, value.shape), value.tobytes()
-    if kind is deque:
+    if class_ is deque:
         return ("deque", value.maxlen), list(value)
-    if kind in (set, frozenset):
-        return (kind.__name__,), sorted(value, key=lambda one: (type(one).__name__, repr(one)))
-    if kind is defaultdict and (value.default_factory is None or value.default_factory in FACTORIES.values()):
+    if class_ in (set, frozenset):
+        return (class_.__name__,), sorted(
+            value, key=lambda element: (type(element).__name__, repr(element))
+        )
+    if class_ is defaultdict and (
+        value.default_factory is None or value.default_factory in FACTORIES.values()
+    ):
         return ("defaultdict", getattr(value.default_factory, "__name__", None)), dict(value)
-    if kind is Counter:
+    if class_ is Counter:
         return ("counter",), dict(value)
     if isinstance(value, PurePath):
         return ("path",), str(value)
-    if kind in (range, slice):
-        return (kind.__name__,), (value.start, value.stop, value.step)
-    name = (kind.__module__, kind.__qualname__)
+    if class_ in (range, slice):
+        return (class_.__name__,), (value.start, value.stop, value.step)
+    name = (class_.__module__, class_.__qualname__)
     if isinstance(value, enum.Enum):
         return ("enum", *name), value.name
-    if isinstance(value, tuple) and hasattr(kind, "_fields") and _known(*name) is kind:
+    if isinstance(value, tuple) and hasattr(class_, "_fields") and _imported(*name) is class_:
         return ("named", *name), list(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, (*DATA, torch.nn.Module)) and _known(*name) is kind:
+    if (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, (*DATA, torch.nn.Module))
+        and _imported(*name) is class_
+    ):
         return ("fields", *name), dict(vars(value)) if hasattr(value, "__dict__") else {}
     raise TypeError
 
 
 def raised(note: tuple, value: Any) -> Any:
-    """Return the value that `lowered` took apart; UserError if this program knows no such thing."""
-    what, *more = note
-    if what == "scalar":
-        return np.dtype(more[0]).type(value)
-    if what == "array":
-        return value.numpy().astype(np.dtype(more[0]), copy=True)
-    if what == "bytes":
-        return np.frombuffer(value, dtype=np.dtype(more[0])).reshape(more[1]).copy()
-    if what == "deque":
-        return deque(value, maxlen=more[0])
-    if what in SEQUENCES:
-        return SEQUENCES[what](value)
-    if what == "defaultdict":
-        return defaultdict(FACTORIES.get(more[0]), value)
-    if what == "counter":
+    """Return the value that `lowered` took apart.
+
+    Args:
+        note: The note of the value's type.
+        value: The plainer value.
+
+    Raises:
+        UserError: This program does not have the value's class.
+    """
+    kind_of_value, *details = note
+    if kind_of_value == "scalar":
+        return np.dtype(details[0]).type(value)
+    if kind_of_value == "array":
+        return value.numpy().astype(np.dtype(details[0]), copy=True)
+    if kind_of_value == "bytes":
+        return np.frombuffer(value, dtype=np.dtype(details[0])).reshape(details[1]).copy()
+    if kind_of_value == "deque":
+        return deque(value, maxlen=details[0])
+    if kind_of_value in SEQUENCES:
+        return SEQUENCES[kind_of_value](value)
+    if kind_of_value == "defaultdict":
+        return defaultdict(FACTORIES.get(details[0]), value)
+    if kind_of_value == "counter":
         return Counter(value)
-    if what == "path":
+    if kind_of_value == "path":
         return Path(value)
-    if what in ("range", "slice"):
-        return {"range": range, "slice": slice}[what](*value)
-    if what == "on":
-        return _moved(value, more[0])
-    kind = _known(*more)
-    if what == "enum" and isinstance(kind, enum.EnumMeta):
-        return kind[value]
-    if what == "named" and isinstance(kind, type) and issubclass(kind, tuple) and len(kind._fields) == len(value):
-        return tuple.__new__(kind, value)
-    if what == "fields" and dataclasses.is_dataclass(kind):
-        made = object.__new__(kind)
-        made.__dict__.update(value)
-        return made
-    raise UserError(f"a checkpoint holds a {'.'.join(map(str, more))}, which this program does not have")
+    if kind_of_value in ("range", "slice"):
+        return {"range": range, "slice": slice}[kind_of_value](*value)
+    if kind_of_value == "on":
+        return _on_device(value, details[0])
+    class_ = _imported(*details)
+    if kind_of_value == "enum" and isinstance(class_, enum.EnumMeta):
+        return class_[value]
+    if (
+        kind_of_value == "named"
+        and isinstance(class_, type)
+        and issubclass(class_, tuple)
+        and len(class_._fields) == len(value)
+    ):
+        return tuple.__new__(class_, value)
+    if kind_of_value == "fields" and dataclasses.is_dataclass(class_):
+        object_ = object.__new__(class_)
+        object_.__dict__.update(value)
+        return object_
+    raise UserError(
+        f"a checkpoint holds a {'.'.join(map(str, details))}, which this program does not have"
+    )
 
 
-def _known(module: str, name: str) -> Any:
-    """Return what a module that is already imported calls so, or None."""
-    found = sys.modules.get(module)
+def _imported(module: str, name: str) -> Any:
+    """Return the object of that name in a module that is already imported, or None."""
+    object_ = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        object_ = getattr(object_, part, None)
+    return object_
 
 
 def encoded(value: Any, path: tuple = ()) -> Any:
-    """Return `value` copied into plain values and tensors on the CPU, from which `decoded` makes it; else NotPlain."""
-    kind = type(value)
-    if kind in READABLE:
+    """Return a copy of `value` in plain values and tensors on the CPU, for `decoded`.
+
+    Args:
+        value: The value.
+        path: Where the value is, for the error.
+
+    Raises:
+        NotPlain: No checkpoint can hold it, or a part of it.
+    """
+    class_ = type(value)
+    if class_ in READABLE:
         return value
     if isinstance(value, Tensor):
-        held, where = _copy(value), value.device.type
-        return held if where == "cpu" else {NOTE: ("on", where), VALUE: held}
-    if kind is list and set(map(type, value)) <= set(SCALARS):  # long ones, fast
+        copy = _cpu_copy(value)
+        device = value.device.type
+        return copy if device == "cpu" else {NOTE: ("on", device), VALUE: copy}
+    if class_ is list and set(map(type, value)) <= set(SCALARS):  # fast for long lists
         return value.copy()
-    if kind in (list, tuple):
-        if len(value) > MANY and (found := _together(value)):
-            return {NOTE: ("together", kind.__name__, found[0]), VALUE: found[1]}
-        return kind(encoded(one, (*path, place)) for place, one in enumerate(value))
-    if kind in (dict, OrderedDict) and NOTE not in value:
-        return kind((_key(key, path), encoded(one, (*path, key))) for key, one in value.items())
+    if class_ in (list, tuple):
+        if len(value) > MANY and (arrays := _as_arrays(value)):
+            return {NOTE: ("together", class_.__name__, arrays[0]), VALUE: arrays[1]}
+        return class_(encoded(element, (*path, index)) for index, element in enumerate(value))
+    if class_ in (dict, OrderedDict) and NOTE not in value:
+        return class_(
+            (_plain_key(key, path), encoded(element, (*path, key)))
+            for key, element in value.items()
+        )
     try:
         note, plain = lowered(value) or (("dict",), list(value.items()))
     except TypeError:
@@ -147,135 +216,176 @@ def encoded(value: Any, path: tuple = ()) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Return what `encoded` was given."""
-    kind = type(value)
-    if kind in (list, tuple):
-        return kind(decoded(one) for one in value)
-    if kind not in (dict, OrderedDict):
+    """Return the value that `encoded` was given."""
+    class_ = type(value)
+    if class_ in (list, tuple):
+        return class_(decoded(element) for element in value)
+    if class_ not in (dict, OrderedDict):
         return value.clone() if isinstance(value, Tensor) else value
     if NOTE in value and value[NOTE][0] == "together":
-        return {"list": list, "tuple": tuple}[value[NOTE][1]](_apart(value[NOTE][2], value[VALUE]))
+        return {"list": list, "tuple": tuple}[value[NOTE][1]](
+            _from_arrays(value[NOTE][2], value[VALUE])
+        )
     if NOTE in value:
-        note, held = value[NOTE], decoded(value[VALUE])
-        return dict(held) if note[0] == "dict" else raised(note, held)
-    return kind((key, decoded(one)) for key, one in value.items())
+        note = value[NOTE]
+        plain_value = decoded(value[VALUE])
+        return dict(plain_value) if note[0] == "dict" else raised(note, plain_value)
+    return class_((key, decoded(element)) for key, element in value.items())
 
 
 def without_devices(value: Any) -> Any:
-    """Return what `encoded` has returned, without which device its tensors were on."""
-    kind = type(value)
-    if kind in (list, tuple):
-        return kind(map(without_devices, value))
-    if kind not in (dict, OrderedDict):
+    """Return what `encoded` returned, without the devices of its tensors."""
+    class_ = type(value)
+    if class_ in (list, tuple):
+        return class_(map(without_devices, value))
+    if class_ not in (dict, OrderedDict):
         return value
     if NOTE in value and value[NOTE][0] == "on":
         return value[VALUE]
-    return kind((key, without_devices(one)) for key, one in value.items())
+    return class_((key, without_devices(element)) for key, element in value.items())
 
 
-def _together(values: Sequence) -> tuple[tuple, Any] | None:
-    """Return what very many values have in common, and all of them as few arrays; None of those that differ.
+def _as_arrays(values: Sequence) -> tuple[tuple, Any] | None:
+    """Return very many values as few arrays, with a note; None if they are not alike.
 
-    A replay buffer of 100,000 steps, each of two arrays and three numbers, is encoded and written in half a second of a
-    core; one by one, that takes eleven.
+    A replay buffer of 100,000 steps, each of two arrays and three numbers, is encoded and written
+    in half a second of a core; one by one, that takes eleven.
     """
-    kinds = set(map(type, values))
-    kind = kinds.pop()
-    if kinds:
+    classes = set(map(type, values))
+    class_ = classes.pop()
+    if classes:
         return None
-    if kind in SCALARS:
+    if class_ in SCALARS:
         return ("plain",), list(values)
-    first = values[0]
-    if kind is np.ndarray and first.size and first.dtype.kind in "biufc":
-        if len({(one.dtype, one.shape) for one in values}) == 1:
-            return ("arrays", first.shape), encoded(np.concatenate(values, axis=None))
-    elif kind is Tensor and first.layout == torch.strided and not first.is_quantized:
-        if len({(one.dtype, one.shape, one.device) for one in values}) == 1:
+    first_value = values[0]
+    if class_ is np.ndarray and first_value.size and first_value.dtype.kind in "biufc":
+        if len({(value.dtype, value.shape) for value in values}) == 1:
+            return ("arrays", first_value.shape), encoded(np.concatenate(values, axis=None))
+    elif class_ is Tensor and first_value.layout == torch.strided and not first_value.is_quantized:
+        if len({(value.dtype, value.shape, value.device) for value in values}) == 1:
             return ("tensors",), encoded(torch.stack(tuple(values)))
-    elif issubclass(kind, np.generic) and len({one.dtype for one in values}) == 1:
+    elif issubclass(class_, np.generic) and len({value.dtype for value in values}) == 1:
         return ("scalars",), encoded(np.array(values))
-    elif issubclass(kind, tuple) and len(first) and len(set(map(len, values))) == 1:
-        named = (kind.__module__, kind.__qualname__) if hasattr(kind, "_fields") and kind is not tuple else ()
-        parts = [_together(part) for part in zip(*values, strict=True)]
-        if all(parts) and (kind is tuple or (named and _known(*named) is kind)):
-            return ("rows", named, [note for note, _ in parts]), [held for _, held in parts]
+    elif issubclass(class_, tuple) and len(first_value) and len(set(map(len, values))) == 1:
+        class_name = (
+            (class_.__module__, class_.__qualname__)
+            if hasattr(class_, "_fields") and class_ is not tuple
+            else ()
+        )
+        parts = [_as_arrays(part) for part in zip(*values, strict=True)]
+        if all(parts) and (class_ is tuple or (class_name and _imported(*class_name) is class_)):
+            return ("rows", class_name, [note for note, _ in parts]), [
+                arrays for _, arrays in parts
+            ]
     return None
 
 
-def _apart(note: tuple, held: Any) -> Iterable:
-    """Return the values that `_together` took."""
-    what, *more = note
-    if what == "plain":
-        return held
-    if what == "tensors":
-        return [one.clone() for one in decoded(held)]
-    if what == "rows":
-        rows = zip(*(_apart(*part) for part in zip(more[1], held, strict=True)), strict=True)
-        return [raised(("named", *more[0]), row) for row in rows] if more[0] else list(rows)
-    array = decoded(held)
-    return list(array.reshape(-1, *more[0]) if what == "arrays" else array)
+def _from_arrays(note: tuple, arrays: Any) -> Iterable:
+    """Return the values that `_as_arrays` was given."""
+    form, *details = note
+    if form == "plain":
+        return arrays
+    if form == "tensors":
+        return [tensor.clone() for tensor in decoded(arrays)]
+    if form == "rows":
+        rows = zip(
+            *(_from_arrays(*part) for part in zip(details[1], arrays, strict=True)), strict=True
+        )
+        return [raised(("named", *details[0]), row) for row in rows] if details[0] else list(rows)
+    array = decoded(arrays)
+    return list(array.reshape(-1, *details[0]) if form == "arrays" else array)
 
 
 def plain(
-    value: Any, notes: dict[tuple, tuple], otherwise: Callable[[NotPlain], Any], path: tuple = (), copies: bool = True
+    value: Any,
+    notes: dict[tuple, tuple],
+    otherwise: Callable[[NotPlain], Any],
+    path: tuple = (),
+    copies: bool = True,
 ) -> Any:
-    """Return `value` as others than this program can read it, too; `notes` gets what was of other types.
+    """Return a copy of `value` in plain values that other programs can read, too.
 
-    `otherwise` is asked for what no checkpoint can hold. Tensors are copied to the CPU, or left where they are.
+    Args:
+        value: The value.
+        notes: Gets a note for each value of another type, by its path.
+        otherwise: Is called with the error for what no checkpoint can hold; what it returns is used
+            instead.
+        path: Where the value is.
+        copies: Whether tensors are copied to the CPU. If not, they are left as they are.
     """
-    kind = type(value)
-    if kind in READABLE:
+    class_ = type(value)
+    if class_ in READABLE:
         return value
     if isinstance(value, Tensor):
-        return _copy(value) if copies else value
+        return _cpu_copy(value) if copies else value
     try:
-        if kind in (list, tuple):
-            return kind(plain(one, notes, otherwise, (*path, place), copies) for place, one in enumerate(value))
-        if isinstance(value, (dict, Mapping)) and kind not in (defaultdict, Counter):
-            made = OrderedDict() if kind is OrderedDict else {}
-            made.update(
-                (_key(key, path), plain(one, notes, otherwise, (*path, key), copies)) for key, one in value.items()
+        if class_ in (list, tuple):
+            return class_(
+                plain(element, notes, otherwise, (*path, index), copies)
+                for index, element in enumerate(value)
             )
-            keep_metadata(made, value)
-            return made
-        note, held = lowered(value)
+        if isinstance(value, (dict, Mapping)) and class_ not in (defaultdict, Counter):
+            copy = OrderedDict() if class_ is OrderedDict else {}
+            copy.update(
+                (_plain_key(key, path), plain(element, notes, otherwise, (*path, key), copies))
+                for key, element in value.items()
+            )
+            keep_metadata(copy, value)
+            return copy
+        note, plain_value = lowered(value)
     except NotPlain as error:
         return otherwise(error)
     except TypeError:
         return otherwise(NotPlain(path, value))
     notes[path] = note
-    return plain(held, notes, otherwise, path, copies)
+    return plain(plain_value, notes, otherwise, path, copies)
 
 
 def restored(value: Any, notes: Mapping[tuple, tuple], path: tuple = ()) -> Any:
-    """Return what `plain` was given; what has no note is not copied."""
+    """Return the value that `plain` was given; parts without notes are not copied."""
     if not notes:
         return value
-    kind = type(value)
-    if kind in (dict, OrderedDict) and any(place[: len(path)] == path for place in notes):
-        value = kind((key, restored(one, notes, (*path, key))) for key, one in value.items())
-    elif kind in (list, tuple) and any(place[: len(path)] == path for place in notes):
-        value = kind(restored(one, notes, (*path, place)) for place, one in enumerate(value))
+    class_ = type(value)
+    if class_ in (dict, OrderedDict) and any(
+        noted_path[: len(path)] == path for noted_path in notes
+    ):
+        value = class_(
+            (key, restored(element, notes, (*path, key))) for key, element in value.items()
+        )
+    elif class_ in (list, tuple) and any(noted_path[: len(path)] == path for noted_path in notes):
+        value = class_(
+            restored(element, notes, (*path, noted_path))
+            for noted_path, element in enumerate(value)
+        )
     return raised(notes[path], value) if path in notes else value
 
 
-def _key(key: Any, path: tuple) -> Any:
+def _plain_key(key: Any, path: tuple) -> Any:
+    """Return the key of a dict as a plain value; NotPlain if it has none."""
     if type(key) in SCALARS:
         return key
     if isinstance(key, np.generic):
         return key.item()
     if type(key) is tuple:
-        return tuple(_key(one, path) for one in key)
+        return tuple(_plain_key(element, path) for element in key)
     raise NotPlain((*path, key), key)
 
 
-def _moved(tensor: Tensor, kind: str) -> Tensor:
-    """Return a tensor on this process's device of a kind, such as "cuda"; where there is none, on the CPU."""
-    there = torch.accelerator.current_accelerator(check_available=True)
-    return tensor.to(kind) if there is not None and there.type == kind else tensor
+def _on_device(tensor: Tensor, device_type: str) -> Tensor:
+    """Return a tensor on this process's device of a kind, such as "cuda".
+
+    Without such a device, it is on the CPU.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return (
+        tensor.to(device_type)
+        if accelerator is not None and accelerator.type == device_type
+        else tensor
+    )
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _cpu_copy(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor on the CPU; an empty one for a lazy tensor."""
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
-        return torch.empty(0, dtype=tensor.dtype)  # it has no values yet; the first batch gives it some
+        return torch.empty(0, dtype=tensor.dtype)  # it has no values before the first batch
     return tensor.detach().to("cpu", copy=True)

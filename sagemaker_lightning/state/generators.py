@@ -1,4 +1,4 @@
-"""Generators of random numbers that a user's objects hold: found, seeded, saved and restored."""
+"""Random generators in a user's objects: find, seed, save and restore them."""
 
 import random
 import zlib
@@ -13,17 +13,34 @@ from sagemaker_lightning.state.object_graph import GENERATORS, walk
 
 
 def find(roots: Mapping[str, Any], skip: tuple = ()) -> dict[str, Any]:
-    """Return the generators that are reached from `roots`, by their paths."""
-    return {path: one for path, one in walk(roots, skip) if isinstance(one, GENERATORS) and not _global(one)}
+    """Return the generators that are reached from `roots`, by their paths.
+
+    Args:
+        roots: The objects to start from, by name.
+        skip: Classes whose objects are not entered.
+    """
+    return {
+        path: generator
+        for path, generator in walk(roots, skip)
+        if isinstance(generator, GENERATORS) and not _is_global(generator)
+    }
 
 
-def _global(generator: Any) -> bool:
-    """Return whether it is one of those that belong to the process, which `seed_all` deals with."""
-    return any(generator is one for one in (torch.default_generator, *OF_THE_PROCESS))
+def _is_global(generator: Any) -> bool:
+    """Return whether a generator belongs to the process; `seed_all` seeds those."""
+    return any(
+        generator is global_generator
+        for global_generator in (torch.default_generator, *OF_THE_PROCESS)
+    )
 
 
 def reseed(found: Mapping[str, Any], number: int) -> None:
-    """Seed generators: each with another seed, which `number` and its path decide."""
+    """Seed generators, each with a seed of its own.
+
+    Args:
+        found: The generators by their paths.
+        number: Decides the seeds, together with the paths.
+    """
     for path, generator in found.items():
         seed = number ^ zlib.crc32(path.encode())
         if isinstance(generator, random.Random):
@@ -37,16 +54,20 @@ def reseed(found: Mapping[str, Any], number: int) -> None:
 
 
 def state_of(generator: Any) -> Any:
-    """Return the state of a generator as `encoded` can hold it."""
+    """Return a generator's state in a form that `encoded` accepts."""
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
         return generator.get_state(legacy=False)
-    return generator.get_state() if isinstance(generator, torch.Generator) else generator.bit_generator.state
+    return (
+        generator.get_state()
+        if isinstance(generator, torch.Generator)
+        else generator.bit_generator.state
+    )
 
 
 def restore(generator: Any, state: Any) -> None:
-    """Give a generator its state back."""
+    """Restore a generator's state, as `state_of` returned it."""
     if isinstance(generator, random.Random):
         generator.setstate(state)
     elif isinstance(generator, (np.random.RandomState, torch.Generator)):

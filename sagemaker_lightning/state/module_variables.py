@@ -1,4 +1,7 @@
-"""What a user's code keeps where no checkpoint looks: variables of modules, of some closures, iterators."""
+"""Find changes in a user's variables that no checkpoint has.
+
+These are variables of modules and of some closures, and iterators.
+"""
 
 import operator
 import pickle
@@ -10,46 +13,64 @@ from typing import Any
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.object_state import digest
 
-COUNTERS = ("builtins", "itertools")  # the modules whose iterators tell where they are
-LONG = 10_000  # elements that an iterator has before it; one that goes through more is not looked at
+COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for their position
+LONG = 10_000  # an iterator with more elements left is not examined
 
 
 def states(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return what tells the value of each variable from another one, by its name; what cannot be told is left out.
+    """Return bytes by which values of variables can be compared, by their names.
+
+    Variables whose values cannot be compared are left out.
 
     Args:
-        roots: The objects from which a user's code is reached, by name.
-        saved: Those of them of which a checkpoint has what functions have closed over.
+        roots: The objects from which the user's code is reached, by name.
+        saved: Those of them for which a checkpoint has the variables that functions closed over.
     """
-    found: dict[str, bytes] = defaultdict(bytes)  # functions that are made by one line have the same names
-    known = {id(one) for _, one in object_graph.walk(saved, code=False)}
-    held = set()
-    for path, one in object_graph.walk(roots):
-        if isinstance(one, types.FunctionType):
-            for name, value in object_graph.of_function(one):
-                held.add(id(value))
-                if id(one) in known and name in one.__code__.co_freevars and not _is_counter(value):
+    # Functions created by the same line have the same names.
+    digests: dict[str, bytes] = defaultdict(bytes)
+    saved_ids = {id(object_) for _, object_ in object_graph.walk(saved, code=False)}
+    seen_ids = set()
+    for path, object_ in object_graph.walk(roots):
+        if isinstance(object_, types.FunctionType):
+            for name, value in object_graph.of_function(object_):
+                seen_ids.add(id(value))
+                if (
+                    id(object_) in saved_ids
+                    and name in object_.__code__.co_freevars
+                    and not _is_counter(value)
+                ):
                     continue
-                owner = one.__module__ if name in one.__globals__ else f"{one.__module__}.{one.__qualname__}"
-                found[f"{owner}.{name}"] += _state(value)
-        elif _is_counter(one) and id(one) not in held:
-            found[path] += _state(one)
-    return {name: state for name, state in found.items() if state}
+                owner = (
+                    object_.__module__
+                    if name in object_.__globals__
+                    else f"{object_.__module__}.{object_.__qualname__}"
+                )
+                digests[f"{owner}.{name}"] += _digest_or_position(value)
+        elif _is_counter(object_) and id(object_) not in seen_ids:
+            digests[path] += _digest_or_position(object_)
+    return {name: state for name, state in digests.items() if state}
 
 
 def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:
-    """Return the names of the variables that are not what they were."""
+    """Return the names of the variables whose values differ.
+
+    Args:
+        before: What `states` returned first.
+        after: What `states` returned later.
+    """
     return sorted(name for name, state in before.items() if after.get(name, state) != state)
 
 
-def _state(value: Any) -> bytes:
+def _digest_or_position(value: Any) -> bytes:
+    """Return bytes that identify a value; empty if it cannot be compared."""
     if not _is_counter(value):
         return digest(value)
     try:
         return pickle.dumps(value) if operator.length_hint(value, 0) <= LONG else b""
-    except Exception:  # of whatever class what it goes through is
+    except Exception:  # its elements may be of any class, which may raise anything
         return b""
 
 
 def _is_counter(value: Any) -> bool:
+    """Return whether a value is an iterator that can be asked for its position."""
     return isinstance(value, Iterator) and type(value).__module__ in COUNTERS

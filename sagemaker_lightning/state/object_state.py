@@ -1,4 +1,7 @@
-"""The plain state of a user's objects: counters, lists, numbers, arrays; what of it has changed, and giving it back."""
+"""The plain state of a user's objects: find changes, save and restore them.
+
+Plain state is counters, lists, numbers and arrays.
+"""
 
 import contextlib
 import copy
@@ -20,108 +23,164 @@ from sagemaker_lightning.compat.torch_modules import buffers, parameters
 from sagemaker_lightning.state.encoding import NotPlain, decoded, encoded
 from sagemaker_lightning.state.object_graph import FEW, GENERATORS, attributes, closure, walk
 
-HYPER = "_hparams"  # which Lightning saves, and does not give back to who has changed them while it trained
-SMALL = 1 << 16  # elements of what is compared in whole; of a longer one, which is mostly data, some
-LONG = 1 << 20  # elements of what is kept from an epoch's beginning
-HUGE = 1 << 26  # elements of what is saved
-WHOLE = 1 << 28  # bytes of an array that is read from its beginning to its end
+# Lightning saves these hyperparameters. It does not restore changes made while training.
+HYPER = "_hparams"
+# Values with up to so many elements are compared in full. Of longer ones, which are mostly data,
+# some elements are compared.
+SMALL = 1 << 16
+LONG = 1 << 20  # elements, at most, of a value that `kept` returns
+HUGE = 1 << 26  # elements, at most, of a value that is saved
+WHOLE = 1 << 28  # bytes, at most, of an array whose checksum is taken
 
 
 class State:
-    """The plain state of what is reached from `roots`, by (path of an object, attribute).
+    """The plain state of the objects reached from `roots`.
 
-    Only what has changed since `mark` is of interest: what was there from the beginning is made by the program, and
-    may rightly be another in a run that goes on, such as the name of a folder.
+    Values are known by (path of the object, name of the attribute). Only what has changed since
+    `mark` matters: the program creates what was there at the start, and a resumed run may rightly
+    have another value there, such as the name of a folder.
+
+    Args:
+        roots: Returns the objects to start from, by name.
+        skip: Classes whose objects are not entered.
     """
 
     def __init__(self, roots: Callable[[], Mapping[str, Any]], skip: tuple = ()) -> None:
-        self.roots, self.skip = roots, skip
+        self.roots = roots
+        self.skip = skip
         self.marked: dict[tuple[str, str], bytes] = {}
         self.touched: set[tuple[str, str]] = set()
         self.unsaved: dict[tuple[str, str], str] = {}
-        """What has changed and cannot be saved, and why; of a container, as what others hold is made anew by them."""
+        """Changed values that cannot be saved, and why.
+
+        Of values that cannot be encoded, only containers are listed. Other objects are created
+        again by the code that holds them.
+        """
 
     def mark(self) -> None:
-        """Take all that is there now for what was there from the beginning."""
-        self.marked = {key: _look(value) for key, value in self._values().items()}
+        """Take the present state as the one at the start."""
+        self.marked = {key: _fingerprint(value) for key, value in self._plain_values().items()}
 
     def touch(self) -> None:
-        """Keep all that has changed since `mark`, from now on."""
-        self.touched |= {key for key, value in self._values().items() if self.marked.get(key) != _look(value)}
+        """Count all that has changed since `mark` as changed from now on."""
+        self.touched |= {
+            key
+            for key, value in self._plain_values().items()
+            if self.marked.get(key) != _fingerprint(value)
+        }
 
     def kept(self) -> dict[tuple[str, str], Any]:
-        """Return all plain values as they are now, for `changed`; of what is very long, no copies of its elements."""
-        return {key: _kept(value) for key, value in self._values().items() if _size(value) <= LONG}
+        """Return copies of the present plain values, for `changed` and `all`.
+
+        Values with more than LONG elements are left out. Of other long containers, the elements are
+        not copied.
+        """
+        return {
+            key: _snapshot(value)
+            for key, value in self._plain_values().items()
+            if _size(value) <= LONG
+        }
 
     def all(self, kept: Mapping[tuple[str, str], Any] | None = None) -> dict[tuple[str, str], Any]:
-        """Return all plain values, encoded: those that were `kept`, or are there now."""
-        found = {}
-        for key, value in (self._values() if kept is None else kept).items():
-            with contextlib.suppress(NotPlain):
-                found[key] = encoded(value)
-        return found
+        """Return all plain values, encoded.
 
-    def changed(self, kept: Mapping[tuple[str, str], Any] | None = None) -> dict[tuple[str, str], Any]:
-        """Return what has changed since `mark`, encoded; of what was `kept`, or now."""
-        found = {}
-        for key, value in (self._values() if kept is None else kept).items():
+        Args:
+            kept: What `kept` returned; without it, the present values are returned.
+        """
+        values = {}
+        for key, value in (self._plain_values() if kept is None else kept).items():
+            with contextlib.suppress(NotPlain):
+                values[key] = encoded(value)
+        return values
+
+    def changed(
+        self, kept: Mapping[tuple[str, str], Any] | None = None
+    ) -> dict[tuple[str, str], Any]:
+        """Return the plain values that have changed since `mark`, encoded.
+
+        Args:
+            kept: What `kept` returned; without it, the present values are returned.
+        """
+        values = {}
+        for key, value in (self._plain_values() if kept is None else kept).items():
             try:
-                large = _size(value) > SMALL
-                held = None if large else encoded(value)
-                if key in self.touched or self.marked.get(key) != (_glance(value) if large else _hashed(held)):
+                is_large = _size(value) > SMALL
+                encoded_value = None if is_large else encoded(value)
+                if key in self.touched or self.marked.get(key) != (
+                    _sampled_hash(value) if is_large else _full_hash(encoded_value)
+                ):
                     if _size(value) > HUGE:
                         self.unsaved[key] = f"holds {_size(value):,} elements"
                     else:
-                        found[key] = encoded(value) if large else held
+                        values[key] = encoded(value) if is_large else encoded_value
             except NotPlain as error:
                 if isinstance(value, CONTAINERS):
                     self.unsaved[key] = f"holds a {error.kind}"
-        return found
+        return values
 
     def objects(self) -> set[tuple[str, str]]:
-        """Return the attributes that there are and that are no plain values."""
-        plain = self._values().keys()
-        owners = [(path, one) for path, one in walk(self.roots(), self.skip, code=False) if not _container(one)]
-        return {(path, name) for path, one in owners for name in attributes(one)} - plain
+        """Return the present attributes whose values are not plain."""
+        plain_keys = self._plain_values().keys()
+        owners = [
+            (path, object_)
+            for path, object_ in walk(self.roots(), self.skip, code=False)
+            if not _is_container(object_)
+        ]
+        return {
+            (path, name) for path, object_ in owners for name in attributes(object_)
+        } - plain_keys
 
     def boxes(self) -> dict[tuple[str, str], tuple]:
-        """Return the lists and the like that hold what is not plain, by what tells whether they change."""
-        plain, found = self._values().keys(), {}
+        """Return the containers that hold something that is not plain.
+
+        Each comes with its length and a hash of its elements' ids, which tell whether it changes.
+        """
+        plain_keys = self._plain_values().keys()
+        containers = {}
         for path, owner in walk(self.roots(), self.skip, code=False):
-            for name, value in {} if _container(owner) else attributes(owner).items():
-                if isinstance(value, CONTAINERS) and (path, name) not in plain:
-                    held = value.values() if isinstance(value, dict) else value
-                    found[path, name] = value, len(value), hash(tuple(map(id, held)))
-        return found
+            for name, value in {} if _is_container(owner) else attributes(owner).items():
+                if isinstance(value, CONTAINERS) and (path, name) not in plain_keys:
+                    elements = value.values() if isinstance(value, dict) else value
+                    containers[path, name] = value, len(value), hash(tuple(map(id, elements)))
+        return containers
 
     def restore(self, saved: Mapping[tuple[str, str], Any], touch: bool = True) -> None:
-        """Give back what was `changed`; with `touch`, it has changed from now on, whatever is there at a `mark`."""
+        """Restore what `changed` returned.
+
+        Args:
+            saved: What `changed` returned.
+            touch: Whether these values count as changed from now on, whatever a later `mark` finds.
+        """
         owners = dict(walk(self.roots(), self.skip, code=False))
-        held = _owned(owners.values())
+        settled_ids = _module_tensor_ids(owners.values())
         for (path, name), value in saved.items():
             owner = owners.get(path)
             if owner is not None and not (
-                isinstance(owner, nn.Module) and (name in parameters(owner) or name in buffers(owner))
+                isinstance(owner, nn.Module)
+                and (name in parameters(owner) or name in buffers(owner))
             ):
-                _set(owner, name, decoded(value), held)
+                _set_attribute(owner, name, decoded(value), settled_ids)
         if touch:
             self.touched |= saved.keys()
 
-    def _values(self) -> dict[tuple[str, str], Any]:
-        """Return all plain values, by where they are."""
-        found = {}
+    def _plain_values(self) -> dict[tuple[str, str], Any]:
+        """Return all plain values by path and attribute."""
+        values = {}
         owners = list(walk(self.roots(), self.skip, code=False))
-        owned = _owned(owner for _, owner in owners)
+        owned = _module_tensor_ids(owner for _, owner in owners)
         for path, owner in owners:
-            if _container(owner) or isinstance(owner, (*GENERATORS, *self.skip, types.MethodType, type)):
+            if _is_container(owner) or isinstance(
+                owner, (*GENERATORS, *self.skip, types.MethodType, type)
+            ):
                 continue
             for name, value in (attributes(owner) | _hyperparameters(owner)).items():
-                if _is_plain(value) and not _of_modules(value, owned):
-                    found[path, name] = value
-        return found
+                if _is_plain(value) and not _is_of_modules(value, owned):
+                    values[path, name] = value
+        return values
 
 
-def _kept(value: Any) -> Any:
+def _snapshot(value: Any) -> Any:
+    """Return a copy of a value; a shallow one if it is a long container."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if _size(value) > FEW and not isinstance(value, np.ndarray):
@@ -134,43 +193,70 @@ def _kept(value: Any) -> Any:
 CONTAINERS = (list, tuple, dict, deque, set)
 
 
-def _owned(owners: Iterable[Any]) -> set[int]:
+def _module_tensor_ids(owners: Iterable[Any]) -> set[int]:
     """Return the ids of the parameters and buffers of all modules among objects."""
-    modules = [one for one in owners if isinstance(one, nn.Module)]
-    return {id(one) for module in modules for one in (*parameters(module).values(), *buffers(module).values())}
+    modules = [owner for owner in owners if isinstance(owner, nn.Module)]
+    return {
+        id(tensor)
+        for module in modules
+        for tensor in (*parameters(module).values(), *buffers(module).values())
+    }
 
 
-def _of_modules(value: Any, owned: set[int]) -> bool:
-    """Return whether a value is nothing but parameters and buffers that modules have, as an LSTM's list of its own."""
+def _is_of_modules(value: Any, owned: set[int]) -> bool:
+    """Return whether a value is only parameters and buffers that modules have.
+
+    An example is an LSTM's list of its own weights.
+    """
     if isinstance(value, Tensor):
         return id(value) in owned
-    return isinstance(value, (list, tuple)) and bool(value) and all(_of_modules(one, owned) for one in value)
+    return (
+        isinstance(value, (list, tuple))
+        and bool(value)
+        and all(_is_of_modules(element, owned) for element in value)
+    )
 
 
 def _hyperparameters(owner: Any) -> dict[str, Any]:
-    """Return those hyperparameters of a module or data module that are plain, as its one attribute."""
-    held = getattr(owner, "__dict__", {}).get(HYPER) if isinstance(owner, HyperparametersMixin) else None
-    return {} if held is None else {HYPER: {key: one for key, one in held.items() if _is_plain(one)}}
+    """Return a module's or data module's plain hyperparameters, as one attribute."""
+    hyperparameters = (
+        getattr(owner, "__dict__", {}).get(HYPER)
+        if isinstance(owner, HyperparametersMixin)
+        else None
+    )
+    return (
+        {}
+        if hyperparameters is None
+        else {HYPER: {key: value for key, value in hyperparameters.items() if _is_plain(value)}}
+    )
 
 
-def _container(value: Any) -> bool:
+def _is_container(value: Any) -> bool:
     return isinstance(value, (dict, list, tuple, deque, functools.partial))
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Return whether a value can be encoded, by a look at its first elements."""
+    """Return whether a value can be encoded, judged by its first elements."""
     if isinstance(value, Tensor):
         return not isinstance(value, nn.parameter.UninitializedTensorMixin)
-    if isinstance(value, (str, bytes, int, float, complex, bool, type(None), np.generic, torch.dtype, torch.device)):
+    if isinstance(
+        value,
+        (str, bytes, int, float, complex, bool, type(None), np.generic, torch.dtype, torch.device),
+    ):
         return True
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biufcSUmM"
     if depth > 8:
         return False
     if isinstance(value, dict):
-        return all(_is_plain(one, depth + 1) for _, one in zip(range(FEW), value.values(), strict=False))
+        return all(
+            _is_plain(element, depth + 1)
+            for _, element in zip(range(FEW), value.values(), strict=False)
+        )
     if isinstance(value, (list, tuple, deque, set, frozenset)):
-        return all(_is_plain(one, depth + 1) for _, one in zip(range(FEW), value, strict=False))
+        return all(
+            _is_plain(element, depth + 1) for _, element in zip(range(FEW), value, strict=False)
+        )
     try:
         encoded(value)
     except NotPlain:
@@ -179,128 +265,173 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def _size(value: Any) -> int:
+    """Return the number of elements of a value; 1 if it is no container."""
     if isinstance(value, Tensor):
         return value.numel()
     if isinstance(value, np.ndarray):
         return value.size
-    return len(value) if isinstance(value, (list, tuple, dict, deque, set, frozenset, str, bytes)) else 1
+    return (
+        len(value)
+        if isinstance(value, (list, tuple, dict, deque, set, frozenset, str, bytes))
+        else 1
+    )
 
 
 def digest(value: Any) -> bytes:
-    """Return what tells a plain value from another one."""
+    """Return bytes that identify a plain value; empty if it is not plain."""
     try:
-        return _hashed(encoded(value))
+        return _full_hash(encoded(value))
     except NotPlain:
         return b""
 
 
-def _look(value: Any) -> bytes:
-    """Return what tells a plain value from what it becomes, in this process."""
+def _fingerprint(value: Any) -> bytes:
+    """Return bytes that tell, in this process, whether a value changes."""
     try:
-        return _glance(value) if _size(value) > SMALL else digest(value)
+        return _sampled_hash(value) if _size(value) > SMALL else digest(value)
     except NotPlain:
         return b""
 
 
-def _glance(value: Any) -> bytes:
-    """Return what tells a large value from what it becomes: its length, some of its elements, and of a list which
-    objects they are, of an array the checksum of all, a second for two gigabytes."""
+def _sampled_hash(value: Any) -> bytes:
+    """Return bytes that tell whether a large value changes.
+
+    They depend on its length and some of its elements. For a list they also depend on which objects
+    its elements are, and for an array on a checksum of all of it, up to WHOLE bytes (a second for
+    two gigabytes).
+    """
     step = 1 + _size(value) // FEW
-    more: Any = 0
+    checksum: Any = 0
     if isinstance(value, (Tensor, np.ndarray)):
-        flat = value.detach() if isinstance(value, Tensor) else value
-        if isinstance(flat, Tensor) and flat.layout == torch.strided and not flat.is_quantized and flat.is_contiguous():
-            some, whole = flat.view(-1)[::step].cpu(), flat.view(-1).view(torch.uint8)
-            if not flat.is_cuda and len(whole) <= WHOLE:
-                more = zlib.crc32(whole.numpy())
-        elif type(flat) is np.ndarray and flat.flags.c_contiguous:
-            some = flat.reshape(-1)[::step].copy()
-            more = zlib.crc32(flat.reshape(-1).view(np.uint8)) if flat.nbytes <= WHOLE else 0
+        array = value.detach() if isinstance(value, Tensor) else value
+        if (
+            isinstance(array, Tensor)
+            and array.layout == torch.strided
+            and not array.is_quantized
+            and array.is_contiguous()
+        ):
+            sample = array.view(-1)[::step].cpu()
+            all_bytes = array.view(-1).view(torch.uint8)
+            if not array.is_cuda and len(all_bytes) <= WHOLE:
+                checksum = zlib.crc32(all_bytes.numpy())
+        elif type(array) is np.ndarray and array.flags.c_contiguous:
+            sample = array.reshape(-1)[::step].copy()
+            checksum = zlib.crc32(array.reshape(-1).view(np.uint8)) if array.nbytes <= WHOLE else 0
         else:
-            return _hashed(encoded(value))
-        return _hashed(encoded([some, list(value.shape), more]))
+            return _full_hash(encoded(value))
+        return _full_hash(encoded([sample, list(value.shape), checksum]))
     if isinstance(value, (str, bytes)):
-        return _hashed(value)
+        return _full_hash(value)
     items = list(value.items() if isinstance(value, dict) else value)
-    which = hash(tuple(map(id, value.values() if isinstance(value, dict) else items)))
-    return _hashed(encoded([items[::step], len(items), which]))
+    ids_hash = hash(tuple(map(id, value.values() if isinstance(value, dict) else items)))
+    return _full_hash(encoded([items[::step], len(items), ids_hash]))
 
 
-def _hashed(held: Any) -> bytes:
-    hashed = hashlib.blake2b(digest_size=8)
-    _feed(held, hashed.update)
-    return hashed.digest()
+def _full_hash(encoded_value: Any) -> bytes:
+    """Return a hash of an encoded value, 8 bytes."""
+    hash_ = hashlib.blake2b(digest_size=8)
+    _update_hash(encoded_value, hash_.update)
+    return hash_.digest()
 
 
-def _feed(value: Any, update: Callable[[bytes], None]) -> None:
+def _update_hash(value: Any, update: Callable[[bytes], None]) -> None:
+    """Pass an encoded value to a hash's `update`."""
     if isinstance(value, Tensor):
         update(repr((value.dtype, value.shape)).encode())
         if value.is_sparse or value.is_quantized or value.layout != torch.strided:
             value = value.to_dense()
         update(value.contiguous().view(-1).view(torch.uint8).numpy() if value.numel() else b"")
     elif isinstance(value, dict):
-        for key, one in value.items():
+        for key, element in value.items():
             update(repr(key).encode())
-            _feed(one, update)
-    elif isinstance(value, (list, tuple)) and any(isinstance(one, (Tensor, dict, list, tuple)) for one in value):
+            _update_hash(element, update)
+    elif isinstance(value, (list, tuple)) and any(
+        isinstance(element, (Tensor, dict, list, tuple)) for element in value
+    ):
         update(f"{type(value).__name__}{len(value)}".encode())
-        for one in value:
-            _feed(one, update)
+        for element in value:
+            _update_hash(element, update)
     else:
-        update(pickle.dumps(value) if isinstance(value, list) and len(value) > FEW else repr(value).encode())
+        update(
+            pickle.dumps(value)
+            if isinstance(value, list) and len(value) > FEW
+            else repr(value).encode()
+        )
 
 
 @torch.no_grad()
-def _same(now: Any, value: Any, held: set[int]) -> Any:
-    """Return the tensor that is there with what `value` holds, as others may hold it, too; else `value`.
+def _in_place(current: Any, value: Any, settled_ids: set[int]) -> Any:
+    """Return the present tensor with the saved values, or else the saved tensor.
 
-    What was on a GPU is not put into a tensor that is not there yet. What is in `held` belongs to a module, or was
-    given a value already: it stays as it is.
+    Other objects may hold the same tensor, so that it is changed in place where that is possible. A
+    saved tensor that was on a GPU is not copied into a present tensor that is not on the GPU yet.
+
+    Args:
+        current: The present value.
+        value: The saved value.
+        settled_ids: Ids of tensors that belong to a module or were restored already. They stay as
+            they are.
     """
-    if not isinstance(now, Tensor) or not isinstance(value, Tensor) or not now.is_leaf:
+    if not isinstance(current, Tensor) or not isinstance(value, Tensor) or not current.is_leaf:
         return value
-    if (now.shape, now.dtype, now.layout) != (value.shape, value.dtype, value.layout):
+    if (current.shape, current.dtype, current.layout) != (value.shape, value.dtype, value.layout):
         return value
-    if value.device not in (now.device, torch.device("cpu")):
+    if value.device not in (current.device, torch.device("cpu")):
         return value
-    if id(now) in held:
-        return now if digest(now) == digest(value) else value
-    held.add(id(now))
-    return now.copy_(value)
+    if id(current) in settled_ids:
+        return current if digest(current) == digest(value) else value
+    settled_ids.add(id(current))
+    return current.copy_(value)
 
 
 @torch.no_grad()
-def _set(owner: Any, name: str, value: Any, held: set[int]) -> None:
-    """Set an attribute: in place where it can be, as others may hold the same list, array or tensor."""
-    now = (closure(owner) if isinstance(owner, types.FunctionType) else getattr(owner, "__dict__", {})).get(name)
-    if name == HYPER and isinstance(now, dict):
-        now.update(value)
+def _set_attribute(owner: Any, name: str, value: Any, settled_ids: set[int]) -> None:
+    """Set an attribute, in place if possible.
+
+    Other objects may hold the same list, array or tensor.
+
+    Args:
+        owner: The object.
+        name: Name of the attribute.
+        value: The saved value.
+        settled_ids: Ids of tensors that belong to a module or were restored already.
+    """
+    current = (
+        closure(owner) if isinstance(owner, types.FunctionType) else getattr(owner, "__dict__", {})
+    ).get(name)
+    if name == HYPER and isinstance(current, dict):
+        current.update(value)
         return
-    if type(now) is type(value):
-        if isinstance(now, (list, deque)) and getattr(now, "maxlen", None) == getattr(value, "maxlen", None):
-            if len(now) == len(value):
-                value = [_same(*both, held) for both in zip(now, value, strict=True)]
-            now.clear()
-            now.extend(value)
+    if type(current) is type(value):
+        if isinstance(current, (list, deque)) and getattr(current, "maxlen", None) == getattr(
+            value, "maxlen", None
+        ):
+            if len(current) == len(value):
+                value = [_in_place(*pair, settled_ids) for pair in zip(current, value, strict=True)]
+            current.clear()
+            current.extend(value)
             return
-        if isinstance(now, (dict, set)):
-            if isinstance(now, dict):
-                value = {key: _same(now.get(key), one, held) for key, one in value.items()}
-            now.clear()
-            now.update(value)
+        if isinstance(current, (dict, set)):
+            if isinstance(current, dict):
+                value = {
+                    key: _in_place(current.get(key), element, settled_ids)
+                    for key, element in value.items()
+                }
+            current.clear()
+            current.update(value)
             return
         if (
-            isinstance(now, np.ndarray)
-            and now.shape == value.shape
-            and now.dtype == value.dtype
-            and now.flags.writeable
+            isinstance(current, np.ndarray)
+            and current.shape == value.shape
+            and current.dtype == value.dtype
+            and current.flags.writeable
         ):
-            now[...] = value
+            current[...] = value
             return
-    if isinstance(now, Tensor) and isinstance(value, Tensor):
-        if _same(now, value, held) is now:
+    if isinstance(current, Tensor) and isinstance(value, Tensor):
+        if _in_place(current, value, settled_ids) is current:
             return
-        value = value.to(now.device) if value.is_cpu else value
+        value = value.to(current.device) if value.is_cpu else value
     if isinstance(owner, types.FunctionType):
         owner.__closure__[owner.__code__.co_freevars.index(name)].cell_contents = value
     elif hasattr(owner, "__dict__"):
