@@ -72,13 +72,18 @@ class Augmentation:
 class Normalize:
     """uint8 [n, C, H, W] to float32: divided by 255, then (x - mean) / std per channel if these are given."""
 
-    def __init__(self, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None) -> None:
-        self.mean, self.std = (torch.tensor(value)[:, None, None] if value else None for value in (mean, std))
+    def __init__(
+        self, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
+    ) -> None:
+        self.mean, self.std = (
+            torch.tensor(value)[:, None, None] if value else None for value in (mean, std)
+        )
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the images as the network wants them, on their device; bit for bit what torchvision computes."""
         images = images.float().div_(255)
         if self.mean is None:
             return images
-        self.mean, self.std = self.mean.to(images.device), self.std.to(images.device)
+        self.mean = self.mean.to(images.device)
+        self.std = self.std.to(images.device)
         return images.sub_(self.mean).div_(self.std)

@@ -30,8 +30,14 @@ _ALLOWED = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): str.encode,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): np.empty(1).__reduce_ex__(5)[0] for core in ("core", "_core")},
+    **{
+        (f"numpy.{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0]
+        for core in ("core", "_core")
+    },
+    **{
+        (f"numpy.{core}.numeric", "_frombuffer"): np.empty(1).__reduce_ex__(5)[0]
+        for core in ("core", "_core")
+    },
 }
 
 
@@ -46,10 +52,14 @@ class _ArrayUnpickler(pickle.Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of images needs") from None
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}, which no batch of images needs"
+            ) from None
 
 
-def read(folder: Path, train: bool, channel: str, part: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def read(
+    folder: Path, train: bool, channel: str, part: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the images, uint8 [N, 3, 32, 32] (RGB), and labels, int64 [N] (0 to 9), of one split.
 
     `folder` holds the five training batches and the test batch, or the folder or archive that the authors ship
@@ -57,20 +67,25 @@ def read(folder: Path, train: bool, channel: str, part: bool = False) -> tuple[n
     Missing if it is not there, names the file and what is wrong with it.
     """
     names = TRAIN_FILES if train else TEST_FILES
-    batches, whole = {}, None
+    batches = {}
+    whole = None
     for name, content in _files(folder, names, channel):
         images, labels = _decode(content, f"{channel}: {name}")
         del content  # before the next is read
         if whole is None:  # all are as long as the first, unless they are not the authors'
             whole = np.empty((len(names), *images.shape), dtype=np.uint8)
-        if images.shape == whole.shape[1:]:  # in its place at once: memory for one set of images, not for two
+        if (
+            images.shape == whole.shape[1:]
+        ):  # in its place at once: memory for one set of images, not for two
             place = whole[names.index(name)]
             place[:] = images
             images = place
         batches[name] = images, labels
     missing = [name for name in names if name not in batches]
     if missing and not (part and batches):
-        raise Missing(f"{channel}: {missing[0]} is missing; needed are {', '.join(TRAIN_FILES + TEST_FILES)}")
+        raise Missing(
+            f"{channel}: {missing[0]} is missing; needed are {', '.join(TRAIN_FILES + TEST_FILES)}"
+        )
     parts = [batches[name] for name in names if name in batches]
     labels = np.concatenate([labels for _, labels in parts])
     if len(parts) == len(names) and all(images.base is whole for images, _ in parts):
@@ -102,11 +117,17 @@ def _files(folder: Path, names: tuple[str, ...], channel: str) -> Iterator[tuple
         if found := [place / name for name in names if (place / name).is_file()]:
             for path in found:
                 if path.stat().st_size > MAX_BYTES:
-                    raise UserError(f"{channel}: {path.name} has {path.stat().st_size} bytes, a batch has 31 million")
+                    raise UserError(
+                        f"{channel}: {path.name} has {path.stat().st_size} bytes, a batch has 31 million"
+                    )
                 yield path.name, path.read_bytes()
             return
     if not (folder / ARCHIVE).is_file():
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) if folder.is_dir() else "no such folder"
+        found = (
+            ", ".join(sorted(path.name for path in folder.iterdir())[:5])
+            if folder.is_dir()
+            else "no such folder"
+        )
         raise Missing(
             f"{channel}: {folder} holds no CIFAR-10 (found: {found or 'nothing'}); allowed are {ARCHIVE}, the folder "
             f"{FOLDER} or the files in it"
@@ -120,7 +141,9 @@ def _files(folder: Path, names: tuple[str, ...], channel: str) -> Iterator[tuple
             while archive.fileobj.read(2**20):  # to its end, where gzip keeps the checksum
                 pass
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:  # OSError: gzip's checksum
-        raise UserError(f"{channel}: {ARCHIVE} is damaged or incomplete ({error}); copy it again") from None
+        raise UserError(
+            f"{channel}: {ARCHIVE} is damaged or incomplete ({error}); copy it again"
+        ) from None
 
 
 def _decode(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
@@ -131,9 +154,19 @@ def _decode(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{where} is not a CIFAR-10 batch: {reason}; copy it again") from None
     batch = {str(key): value for key, value in batch.items()} if isinstance(batch, dict) else {}
-    data, labels = batch.get("data"), batch.get("labels")
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-        found = f"{data.dtype} {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
+    data = batch.get("data")
+    labels = batch.get("labels")
+    if (
+        not isinstance(data, np.ndarray)
+        or data.dtype != np.uint8
+        or data.ndim != 2
+        or data.shape[1] != 3072
+    ):
+        found = (
+            f"{data.dtype} {list(data.shape)}"
+            if isinstance(data, np.ndarray)
+            else type(data).__name__
+        )
         raise UserError(f"{where}: 'data' is {found}, must be uint8 [N, 3072]")
     if not isinstance(labels, list) or len(labels) != len(data):
         found = f"{len(labels)} of them" if isinstance(labels, list) else type(labels).__name__

@@ -22,14 +22,29 @@ class CIFAR10DataModule(ResidentDataModule):
     """
 
     name = "CIFAR-10"
-    classes = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    classes = (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    )
     # Per channel over the training images; the values of Bolts' cifar10_normalization.
     mean = (125.3 / 255, 123.0 / 255, 113.9 / 255)
     std = (63.0 / 255, 62.1 / 255, 66.7 / 255)
 
-    def __init__(self, data_dir: str | None = None, download: bool = False, sharded: bool = False, **kwargs) -> None:
+    def __init__(
+        self, data_dir: str | None = None, download: bool = False, sharded: bool = False, **kwargs
+    ) -> None:
         super().__init__(**kwargs)
-        self.data_dir, self.download, self.sharded = data_dir, download, sharded
+        self.data_dir = data_dir
+        self.download = download
+        self.sharded = sharded
 
     @property
     def num_train_images(self) -> int:
@@ -43,7 +58,9 @@ class CIFAR10DataModule(ResidentDataModule):
 
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
-        return cifar10_files.read(self._folder, train, channel=f"--data.data_dir={self.data_dir}", part=self.sharded)
+        return cifar10_files.read(
+            self._folder, train, channel=f"--data.data_dir={self.data_dir}", part=self.sharded
+        )
 
     @property
     def _folder(self) -> Path:
@@ -72,7 +89,9 @@ class DigitsDataModule(ResidentDataModule):
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
         # The file that sklearn.datasets.load_digits reads; importing scikit-learn would take longer than reading.
-        file = Path(find_spec("sklearn").submodule_search_locations[0], "datasets/data/digits.csv.gz")
+        file = Path(
+            find_spec("sklearn").submodule_search_locations[0], "datasets/data/digits.csv.gz"
+        )
         with gzip.open(file) as rows:
             table = np.loadtxt(rows, delimiter=",", dtype=np.int64)
         order = np.random.RandomState(0).permutation(len(table))  # the file is sorted by writer

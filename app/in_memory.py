@@ -73,10 +73,19 @@ class ResidentLoader(PartitionedLoader):
         shards: Sequence[tuple[int, int]] = (),
         position: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
-        self.data, self.normalize, self.seed, self.batch_size = data, normalize, seed, batch_size
-        self.shuffle, self.augment, self.flip, self.cutout, self.rank = shuffle, augment, flip, cutout, rank
+        self.data = data
+        self.normalize = normalize
+        self.seed = seed
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.augment = augment
+        self.flip = flip
+        self.cutout = cutout
+        self.rank = rank
         self.division = Division(len(data), batch_size, world_size, drop_last)
-        self.divisions = [Division(size, batch_size, ranks, drop_last) for size, ranks in shards] or [self.division]
+        self.divisions = [
+            Division(size, batch_size, ranks, drop_last) for size, ranks in shards
+        ] or [self.division]
         self.batches = min(division.batches for division in self.divisions)
         if not self.batches:
             least = min(self.divisions, key=lambda division: division.batches)
@@ -84,7 +93,8 @@ class ResidentLoader(PartitionedLoader):
                 f"--data.batch_size: {batch_size} on {least.ranks} ranks is more than the {least.size} samples there "
                 f"are{' on a host' if shards else ''}"
             )
-        self.course, self.position = None if shards else Course(self.division), position
+        self.course = None if shards else Course(self.division)
+        self.position = position
         self.at: tuple[int, int] | None = None  # epoch and batch at which the next iteration starts
         self.told = False
 
@@ -100,21 +110,26 @@ class ResidentLoader(PartitionedLoader):
 
     def begin(self, epoch: int, batch: int) -> None:
         """Have the next iteration start at a batch of an epoch."""
-        self.at, self.told = (epoch, batch), True
+        self.at = (epoch, batch)
+        self.told = True
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        at, self.at = self.at, None
+        at = self.at
+        self.at = None
         return self._batches(at)
 
     def _batches(self, at: tuple[int, int] | None) -> Iterator[tuple[Tensor, Tensor]]:
         epoch, start = at or self.position()
         if self.told and not at:
             start = 0
-        size, device = len(self.data), self.data.images.device
+        size = len(self.data)
+        device = self.data.images.device
         order = torch.arange(size)
         if self.shuffle:
             order = torch.randperm(size, generator=generator("order", self.seed, epoch))
-        order = order.to(device)  # of the whole epoch, at once: nothing is left to send to a GPU while it trains
+        order = order.to(
+            device
+        )  # of the whole epoch, at once: nothing is left to send to a GPU while it trains
         choices = None
         if self.augment:
             choices = Augmentation.of_epoch(self.seed, epoch, size, self.flip).to(device)
@@ -123,8 +138,13 @@ class ResidentLoader(PartitionedLoader):
             part = division.part(batch - first, self.rank)
             part = slice(part.start, part.stop)
             samples = self.data.subset(order[part])
-            images = self.normalize(choices[part].crop(samples.images) if choices else samples.images)
-            yield choices[part].cut(images, self.cutout) if choices and self.cutout else images, samples.labels
+            images = self.normalize(
+                choices[part].crop(samples.images) if choices else samples.images
+            )
+            yield (
+                choices[part].cut(images, self.cutout) if choices and self.cutout else images,
+                samples.labels,
+            )
 
 
 class ResidentDataModule(LightningDataModule, ABC):
@@ -173,9 +193,15 @@ class ResidentDataModule(LightningDataModule, ABC):
         ):  # fmt: skip
             if value < least:
                 raise UserError(f"--data.{flag}: found {value}, allowed is {least} or more")
-        self.val_split, self.num_workers, self.normalize = val_split, num_workers, normalize
-        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
-        self.pin_memory, self.drop_last, self.cutout = pin_memory, drop_last, cutout
+        self.val_split = val_split
+        self.num_workers = num_workers
+        self.normalize = normalize
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.pin_memory = pin_memory
+        self.drop_last = drop_last
+        self.cutout = cutout
         self.sets: dict[str, ResidentSet] = {}
         self.shards: list[Shard] = []
 
@@ -220,12 +246,16 @@ class ResidentDataModule(LightningDataModule, ABC):
             if divided:
                 self.shards = host_shards.agree(self._read, self._nodes[0])
                 if self.trainer.is_global_zero:
-                    print(host_shards.line(self.shards, self.batch_size, self.drop_last), flush=True)
+                    print(
+                        host_shards.line(self.shards, self.batch_size, self.drop_last), flush=True
+                    )
             else:
                 self._read()
         if stage in ("test", "predict", None) and "test" not in self.sets:
             read = partial(self.load, train=False)
-            self.sets["test"] = ResidentSet(*map(torch.from_numpy, host_shards.share(read) if divided else read()))
+            self.sets["test"] = ResidentSet(
+                *map(torch.from_numpy, host_shards.share(read) if divided else read())
+            )
 
     def _read(self) -> tuple[int, int]:
         """Read and split the training images; return the numbers of images for training and for validation."""
@@ -267,14 +297,18 @@ class ResidentDataModule(LightningDataModule, ABC):
             options["position"] = partial(position, trainer)
         normalize = Normalize(self.mean, self.std) if self.normalize else Normalize()
         options = {"seed": self.seed} | options
-        return ResidentLoader(self.sets[split], batch_size=self.batch_size, normalize=normalize, **options)
+        return ResidentLoader(
+            self.sets[split], batch_size=self.batch_size, normalize=normalize, **options
+        )
 
     def _splits(self, size: int) -> tuple[int, int]:
         """Return the numbers of images for training and for validation out of `size`."""
         node, nodes = self._nodes if self.sharded else (0, 1)
         fraction = isinstance(self.val_split, float)
         part = self.val_split // nodes + (node < self.val_split % nodes)
-        share = self.val_split if fraction and 0 < self.val_split < 1 else 0  # neither nan nor infinite
+        share = (
+            self.val_split if fraction and 0 < self.val_split < 1 else 0
+        )  # neither nan nor infinite
         held_out = math.floor(share * size) if fraction else part
         if not 0 < held_out < size:
             found = f"{self.val_split}{f' ({part} of them on this host)' if nodes > 1 and not fraction else ''}"

@@ -36,12 +36,16 @@ class ResNet18(LightningModule):
     ) -> None:
         super().__init__()
         if not 0 <= label_smoothing < 1:
-            raise UserError(f"--model.label_smoothing: found {label_smoothing}, allowed is 0 to less than 1")
+            raise UserError(
+                f"--model.label_smoothing: found {label_smoothing}, allowed is 0 to less than 1"
+            )
         self.save_hyperparameters()
         self.network = resnet18(num_classes=num_classes)
         if stem == "small":
             self.network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-            nn.init.kaiming_normal_(self.network.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision
+            nn.init.kaiming_normal_(
+                self.network.conv1.weight, mode="fan_out", nonlinearity="relu"
+            )  # as torchvision
             self.network.maxpool = nn.Identity()
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.network.to(memory_format=self.layout)
@@ -66,22 +70,30 @@ class ResNet18(LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Log val_loss and val_acc over the epoch."""
         loss, accuracy = self._step(batch)
-        self.log_dict({"val_loss": loss, "val_acc": accuracy}, sync_dist=True, batch_size=len(batch[1]))
+        self.log_dict(
+            {"val_loss": loss, "val_acc": accuracy}, sync_dist=True, batch_size=len(batch[1])
+        )
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Log test_loss and test_acc over the epoch."""
         loss, accuracy = self._step(batch)
-        self.log_dict({"test_loss": loss, "test_acc": accuracy}, sync_dist=True, batch_size=len(batch[1]))
+        self.log_dict(
+            {"test_loss": loss, "test_acc": accuracy}, sync_dist=True, batch_size=len(batch[1])
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer that is used unless --optimizer names another."""
         # fused: a fifth of a CPU step saved. Not on a GPU, where Lightning refuses it with fp16 and gradient clipping.
         return torch.optim.Adam(self.parameters(), lr=1e-3, fused=self.device.type == "cpu")
 
-    def _step(self, batch: tuple[Tensor, Tensor], label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    def _step(
+        self, batch: tuple[Tensor, Tensor], label_smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         images, labels = batch
         logits = self(images)
         # No torchmetrics here: of one batch it is a mean, which Lightning weighs by the batch's size; theirs takes ten
         # times as long in a step, and a quarter of a second at the first.
         accuracy = (logits.detach().argmax(1) == labels).float().mean()
-        return nn.functional.cross_entropy(logits, labels, label_smoothing=label_smoothing), accuracy
+        return nn.functional.cross_entropy(
+            logits, labels, label_smoothing=label_smoothing
+        ), accuracy

@@ -51,11 +51,15 @@ class Similarity:
     memory: float = 1.0
 
     def __post_init__(self) -> None:
-        chosen = [name for name in ("top_k", "threshold") if getattr(self, name) is not None] + ["dense"] * self.dense
+        chosen = [name for name in ("top_k", "threshold") if getattr(self, name) is not None] + [
+            "dense"
+        ] * self.dense
         if not chosen:
             self.top_k = 10
         if len(chosen) > 1:
-            raise UserError(f"--{chosen[0]}, --{chosen[1]}: found both, allowed is one of top_k, threshold and dense")
+            raise UserError(
+                f"--{chosen[0]}, --{chosen[1]}: found both, allowed is one of top_k, threshold and dense"
+            )
         for name, least in (("top_k", 1), ("memory", 0.01)):
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -73,7 +77,9 @@ class Compared:
                 f"--top_k: found {settings.top_k}, allowed is 1 to {len(table) - (not settings.itself)}: there are "
                 f"{len(table)} rows"
             )
-        self.settings, self.table, self.device = settings, table, device
+        self.settings = settings
+        self.table = table
+        self.device = device
         self.kind = KINDS[settings.precision]
         self.whole: torch.Tensor | None = None
         budget = settings.memory * 2**30
@@ -82,8 +88,16 @@ class Compared:
             self.whole = torch.cat([self._unit(rows) for rows in _pieces(len(table), 2**14)])
             budget -= size
         self.width = min(2**15, len(table))
-        result = 4 * settings.top_k if settings.top_k else 8 * len(table) if settings.dense else 64 * len(table)
-        per_row = 4 * (2 * self.width + 4 * table.columns) + result  # bytes; of a threshold, if all pairs are above it
+        result = (
+            4 * settings.top_k
+            if settings.top_k
+            else 8 * len(table)
+            if settings.dense
+            else 64 * len(table)
+        )
+        per_row = (
+            4 * (2 * self.width + 4 * table.columns) + result
+        )  # bytes; of a threshold, if all pairs are above it
         self.size = max(1, min(1024, int(budget / 2 / per_row)))
         """Rows of a block that fit into the memory."""
 
@@ -103,10 +117,15 @@ class Compared:
     def _scores(self, some: torch.Tensor, rows: range) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first column, scores, float32 [rows, columns]) of all columns; -inf is that of a row with itself."""
         for columns in _pieces(len(self.table), self.width):
-            others = self._unit(columns) if self.whole is None else self.whole[columns.start : columns.stop]
+            others = (
+                self._unit(columns)
+                if self.whole is None
+                else self.whole[columns.start : columns.stop]
+            )
             scores = (some @ others.T).float()
             if not (self.settings.itself or self.settings.dense):
-                first, last = max(rows.start, columns.start), min(rows.stop, columns.stop)
+                first = max(rows.start, columns.start)
+                last = min(rows.stop, columns.stop)
                 if first < last:
                     own = torch.arange(first, last, device=self.device)
                     scores[own - rows.start, own - columns.start] = -torch.inf
@@ -119,7 +138,9 @@ class Compared:
         greatest = found.abs().amax(1, keepdim=True)
         if not greatest.all():
             row = rows.start + int((greatest[:, 0] == 0).nonzero()[0])
-            raise UserError(f"{self.table.channel}: row {row} is all 0, which has no direction; allowed are other rows")
+            raise UserError(
+                f"{self.table.channel}: row {row} is all 0, which has no direction; allowed are other rows"
+            )
         found /= greatest
         return (found / found.norm(dim=1, keepdim=True)).to(self.kind)
 
@@ -134,7 +155,8 @@ def nearest(tiles: Iterator[tuple[int, torch.Tensor]], k: int) -> dict[str, torc
         found, columns = best_of(scores, k)
         columns = columns + first
         if best is not None:
-            found, columns = torch.cat([best, found], 1), torch.cat([numbers, columns], 1)
+            found = torch.cat([best, found], 1)
+            columns = torch.cat([numbers, columns], 1)
         best, place = found.topk(min(k, found.shape[1]), 1)
         numbers = columns.gather(1, place)
     numbers, order = numbers.sort(1)
@@ -160,7 +182,9 @@ def best_of(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return found, index.gather(1, place)
 
 
-def above(tiles: Iterator[tuple[int, torch.Tensor]], threshold: float, rows: int) -> dict[str, torch.Tensor]:
+def above(
+    tiles: Iterator[tuple[int, torch.Tensor]], threshold: float, rows: int
+) -> dict[str, torch.Tensor]:
     """Return how many columns of each row have a score of `threshold` or more, their numbers and their scores.
 
     The entries come row by row, in a row by number. `tiles` are (first column, scores [rows, columns]).

@@ -27,7 +27,10 @@ APPLICATION = application.Application(
     channel_data=CIFAR10DataModule,
     settings=HERE / "trainer.yaml",
     recipes=HERE / "recipes",
-    renamed_recipes={"cifar10-94": "fast", "cifar10-96": "accurate"},  # accuracies that nobody had measured
+    renamed_recipes={
+        "cifar10-94": "fast",
+        "cifar10-96": "accurate",
+    },  # accuracies that nobody had measured
 )
 
 

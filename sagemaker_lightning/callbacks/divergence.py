@@ -33,21 +33,32 @@ class Divergence(Callback):
         self.fail = fail
         self.step = 0  # that is being computed
         self.losses: list[tuple[int, Tensor]] = []  # not read yet, with the step of each
-        self.copied: tuple[list[int], Tensor, torch.cuda.Event] | None = None  # on their way from a GPU
+        self.copied: tuple[list[int], Tensor, torch.cuda.Event] | None = (
+            None  # on their way from a GPU
+        )
         self.last: tuple[int, float] | None = None  # step and value of the last finite loss
-        self.first: tuple[int, float] | None = None  # step and value of the first loss that is not finite
+        self.first: tuple[int, float] | None = (
+            None  # step and value of the first loss that is not finite
+        )
         self.warned: set[str] = set()  # metrics
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Take note of the step."""
         self.step = trainer.global_step + 1
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
         """Take note of a loss of manual optimization, which training_step need not return."""
         if self.fail and not pl_module.automatic_optimization:
-            loss, scaler = loss.detach(), getattr(trainer.precision_plugin, "scaler", None)
+            loss = loss.detach()
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
             # It has multiplied the loss. What it makes of 1 is its factor; get_scale() would wait for the GPU.
-            self.losses.append((self.step, loss if scaler is None else loss / scaler.scale(torch.ones_like(loss))))
+            self.losses.append(
+                (self.step, loss if scaler is None else loss / scaler.scale(torch.ones_like(loss)))
+            )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -63,7 +74,11 @@ class Divergence(Callback):
         """Warn of metrics that are not finite."""
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
-        values = {name: float(value) for name, value in trainer.callback_metrics.items() if name not in self.warned}
+        values = {
+            name: float(value)
+            for name, value in trainer.callback_metrics.items()
+            if name not in self.warned
+        }
         if wrong := {name: value for name, value in values.items() if not math.isfinite(value)}:
             self.warned |= wrong.keys()
             print(
@@ -77,7 +92,11 @@ class Divergence(Callback):
         """Return whether a loss that is not finite is known; wait for no GPU."""
         if self.copied and self.copied[-1].query():
             self._receive()
-        if self.losses and not self.copied and (self.losses[-1][1].is_cpu or len(self.losses) >= EVERY):
+        if (
+            self.losses
+            and not self.copied
+            and (self.losses[-1][1].is_cpu or len(self.losses) >= EVERY)
+        ):
             self._send()
         return self.first is not None
 
@@ -129,14 +148,18 @@ class Divergence(Callback):
         """Return the step at which this rank's loss or weights are not finite, and what to say; None if they are."""
         module = trainer.lightning_module
         if self.first:
-            step, what = self.first[0], f"the loss is {self.first[1]} at step {self.first[0]}"
+            step = self.first[0]
+            what = f"the loss is {self.first[1]} at step {self.first[0]}"
         else:
             if _are_finite(module):
                 return None
-            step, what = trainer.global_step, f"weights are NaN or infinite after step {trainer.global_step}"
+            step = trainer.global_step
+            what = f"weights are NaN or infinite after step {trainer.global_step}"
         last = "there was no finite loss before"
         if self.last:
-            times = trainer.accumulate_grad_batches if module.automatic_optimization else 1  # Lightning divides by it
+            times = (
+                trainer.accumulate_grad_batches if module.automatic_optimization else 1
+            )  # Lightning divides by it
             last = f"the last finite loss was {self.last[1] * times:.4g}, at step {self.last[0]}"
         half = str(trainer.precision).startswith("16")
         return step, (
@@ -148,11 +171,20 @@ class Divergence(Callback):
 
 def _are_finite(module: nn.Module) -> bool:
     """Return whether all trained weights are finite; their least and greatest say so in a tenth of isfinite's time."""
-    weights = [weight.detach() for weight in module.parameters() if weight.requires_grad and weight.numel()]
-    bounds = [bound.float() for weight in weights if weight.is_floating_point() for bound in weight.aminmax()]
+    weights = [
+        weight.detach() for weight in module.parameters() if weight.requires_grad and weight.numel()
+    ]
+    bounds = [
+        bound.float()
+        for weight in weights
+        if weight.is_floating_point()
+        for bound in weight.aminmax()
+    ]
     return not bounds or bool(torch.stack(bounds).isfinite().all())
 
 
 def of(trainer: Trainer) -> Divergence:
     """Return the trainer's callback of this kind; one that lets everything pass, if it has none."""
-    return next((one for one in trainer.callbacks if isinstance(one, Divergence)), Divergence(fail=False))
+    return next(
+        (one for one in trainer.callbacks if isinstance(one, Divergence)), Divergence(fail=False)
+    )

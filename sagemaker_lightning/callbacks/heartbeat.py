@@ -15,7 +15,8 @@ class Lifeline(Callback):
     """Tells the watch at `path`, if there is one, what the rank that is called `name` does."""
 
     def __init__(self, path: Path | None, name: str) -> None:
-        self.socket, self.told = None, 0.0
+        self.socket = None
+        self.told = 0.0
         if path and path.exists():
             self.socket = socket.socket(socket.AF_UNIX)
             self.socket.connect(str(path))
@@ -35,7 +36,9 @@ class Lifeline(Callback):
         """Say that nothing is missing if this rank is gone."""
         self._say(done=True)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Say, once a second, which step this is."""
         if time.monotonic() >= self.told + 1:
             self._say(status=f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}")

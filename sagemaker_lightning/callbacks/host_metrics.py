@@ -25,7 +25,9 @@ class SystemMetrics(Callback):
     """
 
     def __init__(self, every_n_seconds: float = 30.0, host: str = "localhost") -> None:
-        self.every_n_seconds, self.host, self.writer = every_n_seconds, host, None
+        self.every_n_seconds = every_n_seconds
+        self.host = host
+        self.writer = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open this host's folder, and start the clocks."""
@@ -40,9 +42,19 @@ class SystemMetrics(Callback):
 
             run = f"version_{version}" if isinstance(version, int) else version
             folder = "/".join(
-                part for part in (str(save_dir).rstrip("/"), trainer.logger.name, run, "system", self.host) if part
+                part
+                for part in (
+                    str(save_dir).rstrip("/"),
+                    trainer.logger.name,
+                    run,
+                    "system",
+                    self.host,
+                )
+                if part
             )
-            self.writer = SummaryWriter(folder, flush_secs=max(1, int(min(self.every_n_seconds, 120))))
+            self.writer = SummaryWriter(
+                folder, flush_secs=max(1, int(min(self.every_n_seconds, 120)))
+            )
         psutil.cpu_percent()  # from here on, it is the share since the last call
         self._start_interval()
 
@@ -53,12 +65,18 @@ class SystemMetrics(Callback):
         if time.monotonic() < self.due:
             return
         values = self._measure(trainer.strategy.root_device)
-        print(f"host={self.host}", *(f"{name}={_text(name, value)}" for name, value in values.items()), flush=True)
+        print(
+            f"host={self.host}",
+            *(f"{name}={_text(name, value)}" for name, value in values.items()),
+            flush=True,
+        )
         for name, value in values.items() if self.writer else ():
             self.writer.add_scalar(f"system/{name}", value, trainer.global_step)
         self._start_interval()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """Write what is left."""
         self.teardown(trainer, pl_module, "fit")
 
@@ -69,15 +87,20 @@ class SystemMetrics(Callback):
             self.writer = None
 
     def _start_interval(self) -> None:
-        self.started, self.before = time.monotonic(), _network()
+        self.started = time.monotonic()
+        self.before = _network()
         self.due = self.started + self.every_n_seconds
 
     def _measure(self, device: torch.device) -> dict[str, float]:
         """Return the metrics: shares in percent, memory in bytes, network in bytes per second."""
         seconds = max(time.monotonic() - self.started, 1e-9)
         now = _network()
-        lasting = now.keys() & self.before.keys()  # an interface may come or go, as a container's does
-        rates = [sum(now[card][k] - self.before[card][k] for card in lasting) / seconds for k in (0, 1)]
+        lasting = (
+            now.keys() & self.before.keys()
+        )  # an interface may come or go, as a container's does
+        rates = [
+            sum(now[card][k] - self.before[card][k] for card in lasting) / seconds for k in (0, 1)
+        ]
         values = {"cpu": psutil.cpu_percent(), "memory": psutil.virtual_memory().used}
         values |= {"network_in": rates[0], "network_out": rates[1]}
         if device.type == "cuda":
@@ -91,7 +114,9 @@ class SystemMetrics(Callback):
 def _network() -> dict[str, tuple[int, int]]:
     """Return the bytes received and sent by each interface since the machine started, loopback left out."""
     counts = psutil.net_io_counters(pernic=True)
-    return {name: (count.bytes_recv, count.bytes_sent) for name, count in counts.items() if name != "lo"}
+    return {
+        name: (count.bytes_recv, count.bytes_sent) for name, count in counts.items() if name != "lo"
+    }
 
 
 def _text(name: str, value: float) -> str:

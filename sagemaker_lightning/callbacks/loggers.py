@@ -41,13 +41,20 @@ class Logger(TensorBoardLogger):
     """
 
     def __init__(
-        self, save_dir: str, name: str = "lightning_logs", version: int | str | None = None, flush_secs: int = 120
+        self,
+        save_dir: str,
+        name: str = "lightning_logs",
+        version: int | str | None = None,
+        flush_secs: int = 120,
     ) -> None:
         if flush_secs < 1:  # TensorBoard's thread would take a whole core
             raise UserError(f"--logger.flush_secs: found {flush_secs}, allowed is 1 or more")
         # Of TensorBoard's thread, whose timer does not take any number; a day is as good as never.
-        super().__init__(save_dir, name=name, version=version, flush_secs=min(flush_secs, 24 * 3600))
-        self.every, self.due = flush_secs, 0.0
+        super().__init__(
+            save_dir, name=name, version=version, flush_secs=min(flush_secs, 24 * 3600)
+        )
+        self.every = flush_secs
+        self.due = 0.0
 
     @property
     @rank_zero_experiment
@@ -97,13 +104,19 @@ class Rows(lightning_loggers.Writer):
 
     def go_on(self, columns: Sequence[str], size: int) -> None:
         """Go on with a file that had `size` bytes, of these columns, when the checkpoint was taken."""
-        self.metrics, self.metrics_keys, self.waits = [], list(columns), False
-        path, content = self.metrics_file_path, self._read()
+        self.metrics = []
+        self.metrics_keys = list(columns)
+        self.waits = False
+        path = self.metrics_file_path
+        content = self._read()
         if size and content and next(csv.reader(io.StringIO(content))) != self.metrics_keys:
             content = _table(content, self.metrics_keys)  # there were more of them since
         kept = content.encode()[:size]
         if len(kept) < size:
-            print(f"warning: {path} lacks rows of the interrupted run: the curves have a gap", flush=True)
+            print(
+                f"warning: {path} lacks rows of the interrupted run: the curves have a gap",
+                flush=True,
+            )
         if kept:
             _replace(self.files, path, kept)
             return
@@ -114,7 +127,10 @@ class Rows(lightning_loggers.Writer):
     def state(self) -> dict[str, Any]:
         """Return what `go_on` takes."""
         exists = self.files.isfile(self.metrics_file_path)
-        return {"columns": list(self.metrics_keys), "size": self.files.size(self.metrics_file_path) if exists else 0}
+        return {
+            "columns": list(self.metrics_keys),
+            "size": self.files.size(self.metrics_file_path) if exists else 0,
+        }
 
     def add_columns(self, columns: list[str]) -> None:
         """Write the file anew with more columns, whole or not at all."""
@@ -140,7 +156,9 @@ def prepare(loggers: Iterable[Any], told: Sequence[Mapping[str, Any]]) -> None:
     loggers = list(loggers)
     for logger in loggers:
         kind = type(logger)
-        if isinstance(logger, CSVLogger) and kind.experiment is CSVLogger.experiment:  # it writes as Lightning does
+        if (
+            isinstance(logger, CSVLogger) and kind.experiment is CSVLogger.experiment
+        ):  # it writes as Lightning does
             logger.__class__ = type(kind.__name__, (OfRows, kind), {"__module__": kind.__module__})
     for logger, before in _both(loggers, told):
         lightning_loggers.take_version(logger, before["version"])
@@ -155,12 +173,18 @@ def tell(loggers: Iterable[Any]) -> list[dict[str, Any]]:
         if isinstance(logger, Logger):
             logger.due = 0.0
         logger.save()
-        own = {"kind": type(logger).__name__, "name": _plain(logger.name), "version": _plain(logger.version)}
+        own = {
+            "kind": type(logger).__name__,
+            "name": _plain(logger.name),
+            "version": _plain(logger.version),
+        }
         found.append(own | (logger.experiment.state() if isinstance(logger, OfRows) else {}))
     return found
 
 
-def go_on(loggers: Iterable[Any], told: Sequence[Mapping[str, Any]], moment: float, first: bool) -> None:
+def go_on(
+    loggers: Iterable[Any], told: Sequence[Mapping[str, Any]], moment: float, first: bool
+) -> None:
     """Remove what was logged after a moment, in seconds since the epoch, at which loggers have `told`.
 
     Every host does so with its own files; with those on S3, the `first` one.
@@ -185,7 +209,9 @@ def begin(loggers: Iterable[Any]) -> None:
             logger.experiment.begin()
 
 
-def _both(loggers: Sequence[Any], told: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+def _both(
+    loggers: Sequence[Any], told: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Any, Mapping[str, Any]]]:
     """Yield each logger with what one of its kind and name has told, the first with the first."""
     left = list(told)
     for logger in loggers:
@@ -242,13 +268,19 @@ def events(content: bytes) -> Iterator[tuple[str, int, Any]]:
         event = Event.FromString(record[HEAD.size : -TAIL])
         for value in event.summary.value:
             if not value.tag.startswith("_hparams_/"):  # it has the moment at which the run began
-                number = value.simple_value if value.HasField("simple_value") else value.SerializeToString()
+                number = (
+                    value.simple_value
+                    if value.HasField("simple_value")
+                    else value.SerializeToString()
+                )
                 yield value.tag, event.step, number
 
 
 def _records(content: bytes) -> Iterator[tuple[bytes, float]]:
     """Yield each whole record of a file, and when it was written."""
-    from tensorboard.compat.proto.event_pb2 import Event  # here: half a second that only a resumed run is worth
+    from tensorboard.compat.proto.event_pb2 import (
+        Event,
+    )  # here: half a second that only a resumed run is worth
 
     start = 0
     while start + HEAD.size <= len(content):

@@ -28,7 +28,9 @@ class StartProgress(Callback):
         """The start is done."""
         start_notice.done()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """The start is done, too."""
         start_notice.done()
 
@@ -52,8 +54,11 @@ class LogProgress(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clocks."""
-        self.first_step, self.started = trainer.global_step, time.monotonic()
-        self.total_steps = trainer.estimated_stepping_batches  # inf where only time or the user ends the training
+        self.first_step = trainer.global_step
+        self.started = time.monotonic()
+        self.total_steps = (
+            trainer.estimated_stepping_batches
+        )  # inf where only time or the user ends the training
         self._start_interval()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -66,7 +71,8 @@ class LogProgress(Callback):
         """Print a line if it is time for one."""
         self.images += extract_batch_size(batch) * trainer.world_size
         now = time.monotonic()
-        self.seconds, self.seen = self.seconds + now - self.seen, now
+        self.seconds = self.seconds + now - self.seen
+        self.seen = now
         if self.seconds >= self.every_n_seconds:
             self._line(trainer, _metrics(trainer, "train"))
 
@@ -76,14 +82,21 @@ class LogProgress(Callback):
             self._line(trainer, _metrics(trainer, "train"), _metrics(trainer, "val"))
 
     def _start_interval(self) -> None:
-        self.images, self.seconds, self.seen = 0, 0.0, time.monotonic()
+        self.images = 0
+        self.seconds = 0.0
+        self.seen = time.monotonic()
 
     def _line(self, trainer: Trainer, *metrics: str) -> None:
         """Print a line on rank 0, with the rate since the last one, and start the next interval."""
         epochs = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}"
         steps = "" if self.total_steps == float("inf") else f"/{self.total_steps}"
         rate = [f"images/s={self.images / self.seconds:.1f}"] if self.seconds else []
-        parts = [f"epoch={trainer.current_epoch + 1}{epochs}", f"step={trainer.global_step}{steps}", *metrics, *rate]
+        parts = [
+            f"epoch={trainer.current_epoch + 1}{epochs}",
+            f"step={trainer.global_step}{steps}",
+            *metrics,
+            *rate,
+        ]
         if trainer.is_global_zero:
             print(*filter(None, parts), f"left={self._left(trainer)}", flush=True)
         self._start_interval()
@@ -93,11 +106,15 @@ class LogProgress(Callback):
         done = trainer.global_step - self.first_step
         if not done or self.total_steps == float("inf"):
             return "unknown"
-        seconds = (time.monotonic() - self.started) / done * (self.total_steps - trainer.global_step)
+        seconds = (
+            (time.monotonic() - self.started) / done * (self.total_steps - trainer.global_step)
+        )
         return str(timedelta(seconds=round(max(0.0, seconds))))
 
 
 def _metrics(trainer: Trainer, stage: str) -> str:
     """Return the newest values of a stage's metrics as `name=value` pairs."""
-    values = ((name, value) for name, value in trainer.callback_metrics.items() if name.startswith(stage))
+    values = (
+        (name, value) for name, value in trainer.callback_metrics.items() if name.startswith(stage)
+    )
     return " ".join(f"{name}={float(value):.4f}" for name, value in values)

@@ -44,10 +44,16 @@ class World(Callback):
     """
 
     def __init__(
-        self, environment: Environment, flags: Mapping[str, object], lr_scaling: str = "none", other_rate: bool = False
+        self,
+        environment: Environment,
+        flags: Mapping[str, object],
+        lr_scaling: str = "none",
+        other_rate: bool = False,
     ) -> None:
         self.other_rate = other_rate
-        self.environment, self.flags, self.lr_scaling = environment, flags, lr_scaling
+        self.environment = environment
+        self.flags = flags
+        self.lr_scaling = lr_scaling
         self.lr_factor = 1.0  # what the optimizers' learning rates have been multiplied by
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -81,18 +87,25 @@ class World(Callback):
         """Compare the lengths of an epoch, scale the learning rates, and say so in the log."""
         ranks = trainer.world_size
         _warn_of_a_batch_larger_than_the_data(trainer)
-        if ranks > 1:  # a rank with a batch more would wait in it for the others' gradients, for ever
+        if (
+            ranks > 1
+        ):  # a rank with a batch more would wait in it for the others' gradients, for ever
             self._agree({"batches of an epoch": trainer.num_training_batches})
         factor = {"none": 1.0, "linear": float(ranks), "sqrt": math.sqrt(ranks)}[self.lr_scaling]
         if self.other_rate:
             self._take_given_rates(trainer)
         before = _rates(trainer, 1 / self.lr_factor)
-        if factor != self.lr_factor:  # else it comes from a checkpoint, and stays as it is to the last bit
+        if (
+            factor != self.lr_factor
+        ):  # else it comes from a checkpoint, and stays as it is to the last bit
             scale(trainer, factor / self.lr_factor)
             self.lr_factor = factor
         if ranks > 1 and trainer.is_global_zero:
-            loader, each = trainer.train_dataloader, trainer.accumulate_grad_batches
-            size = getattr(loader, "batch_size", None) or getattr(trainer.datamodule, "batch_size", None)
+            loader = trainer.train_dataloader
+            each = trainer.accumulate_grad_batches
+            size = getattr(loader, "batch_size", None) or getattr(
+                trainer.datamodule, "batch_size", None
+            )
             print(
                 f"world_size={ranks} hosts={len(self.environment.hosts)} lr_scaling={self.lr_scaling} "
                 f"lr={before} -> {_rates(trainer)} effective_batch_size={size * ranks * each if size else 'unknown'} "
@@ -100,7 +113,9 @@ class World(Callback):
                 flush=True,
             )
 
-    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
         """Weigh this rank's gradient by its share of the batch, as DDP takes the mean over the ranks."""
         loader = divided(trainer.train_dataloader)
         if trainer.world_size == 1 or loader is None or not loss.requires_grad:
@@ -115,7 +130,9 @@ class World(Callback):
     def _take_given_rates(self, trainer: Trainer) -> None:
         """Multiply the restored learning rates by what makes their initial ones those of the flags."""
         restored = _initial_rates(trainer)
-        factors = [new * self.lr_factor / old for new, old in zip(self.given, restored, strict=True) if old]
+        factors = [
+            new * self.lr_factor / old for new, old in zip(self.given, restored, strict=True) if old
+        ]
         if factors and not math.isclose(min(factors), max(factors)):
             raise UserError(
                 "--resume.other_settings: the learning rates of the optimizers are other ones by several factors "
@@ -128,7 +145,11 @@ class World(Callback):
         """Compare `told` over all ranks."""
         everyone: list = [None] * torch.distributed.get_world_size()
         # Text only: hosts may have other versions of our classes.
-        own = self.environment.current_host, _places(self.environment), {key: str(told[key]) for key in told}
+        own = (
+            self.environment.current_host,
+            _places(self.environment),
+            {key: str(told[key]) for key in told},
+        )
         torch.distributed.all_gather_object(everyone, own)
         compare(everyone)
 
@@ -163,7 +184,8 @@ def compare(everyone: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
     first, reference_places, reference = everyone[0]
     for rank, (host, places, told) in enumerate(everyone):
         for key in reference | told:
-            here, there = reference.get(key, "nothing"), told.get(key, "nothing")
+            here = reference.get(key, "nothing")
+            there = told.get(key, "nothing")
             if here != there and _without(reference_places, here) != _without(places, there):
                 raise UserError(
                     f"{key}: {first} (rank 0) has {masked(key, here)}, {host} (rank {rank}) has {masked(key, there)}; "
@@ -180,7 +202,9 @@ def _places(environment: Environment) -> dict[str, str]:
 
 def _without(places: Mapping[str, str], value: str) -> str:
     """Return a setting's value with the names of a host's places taken out."""
-    for name, text in sorted(places.items(), key=lambda place: -len(place[1])):  # one may contain a shorter one
+    for name, text in sorted(
+        places.items(), key=lambda place: -len(place[1])
+    ):  # one may contain a shorter one
         value = value.replace(text, f"<{name}>")
     return value
 
@@ -193,7 +217,9 @@ def scale(trainer: Trainer, factor: float) -> None:
     for scheduler in _schedulers(config.scheduler for config in trainer.lr_scheduler_configs):
         for name, value in vars(scheduler).items():
             if name in SCHEDULER and value is not None:
-                scaled = [rate * factor for rate in value] if isinstance(value, list) else value * factor
+                scaled = (
+                    [rate * factor for rate in value] if isinstance(value, list) else value * factor
+                )
                 setattr(scheduler, name, scaled)
 
 
@@ -213,4 +239,9 @@ def _initial_rates(trainer: Trainer) -> list[float]:
 def _rates(trainer: Trainer, factor: float = 1.0) -> str:
     """Return the learning rates of all groups of parameters, times `factor`, each one once."""
     groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
-    return ",".join(dict.fromkeys(f"{float(group['lr']) * factor:g}" for group in groups if "lr" in group)) or "none"
+    return (
+        ",".join(
+            dict.fromkeys(f"{float(group['lr']) * factor:g}" for group in groups if "lr" in group)
+        )
+        or "none"
+    )

@@ -29,7 +29,11 @@ def searches(callback: Callback) -> bool:
 
 def searched_attribute(callback: LearningRateFinder | BatchSizeFinder) -> str:
     """Return the name of the model's attribute that is searched for; "" for a usual one."""
-    return (callback._attr_name if isinstance(callback, LearningRateFinder) else callback._batch_arg_name) or ""
+    return (
+        callback._attr_name
+        if isinstance(callback, LearningRateFinder)
+        else callback._batch_arg_name
+    ) or ""
 
 
 def pruned(callback: Callback) -> Iterator[tuple[int, nn.Module, nn.Module, str]]:
@@ -39,7 +43,11 @@ def pruned(callback: Callback) -> Iterator[tuple[int, nn.Module, nn.Module, str]
     kept, and the name of the weight. Nothing of another callback. The state dict of the callback
     has none of them.
     """
-    layers = (getattr(callback, "_original_layers", None) or {}) if isinstance(callback, ModelPruning) else {}
+    layers = (
+        (getattr(callback, "_original_layers", None) or {})
+        if isinstance(callback, ModelPruning)
+        else {}
+    )
     for layer in layers.values():
         for number, name in layer["names"]:
             yield number, callback._parameters_to_prune[number][0], layer["data"], name
@@ -52,7 +60,11 @@ def pruned_as_it_is(trainer: Trainer) -> Iterator[None]:
     `make_pruning_permanent` is public as an argument only; `on_save_checkpoint` reads this
     attribute.
     """
-    callbacks = [one for one in trainer.callbacks if isinstance(one, ModelPruning) and one._make_pruning_permanent]
+    callbacks = [
+        one
+        for one in trainer.callbacks
+        if isinstance(one, ModelPruning) and one._make_pruning_permanent
+    ]
     for callback in callbacks:
         callback._make_pruning_permanent = False
     try:
@@ -79,6 +91,7 @@ def accumulate_as(callback: StochasticWeightAveraging, batches: int) -> None:
 @contextmanager
 def average_counts(callback: StochasticWeightAveraging, epoch: int) -> Iterator[None]:
     """Have `on_train_epoch_start` not average the weights of an epoch once more."""
-    updated, callback._latest_update_epoch = callback._latest_update_epoch, epoch
+    updated = callback._latest_update_epoch
+    callback._latest_update_epoch = epoch
     yield
     callback._latest_update_epoch = updated

@@ -32,7 +32,9 @@ def load_first(trainer: Trainer, load: Callable[[], bool]) -> None:
     """
     connector = trainer._checkpoint_connector
     lightnings = connector.resume_start
-    safe = {"weights_only": True} if "weights_only" in inspect.signature(lightnings).parameters else {}
+    safe = (
+        {"weights_only": True} if "weights_only" in inspect.signature(lightnings).parameters else {}
+    )
 
     def resume_start(checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
         if not load():
@@ -71,10 +73,14 @@ class BestCheckpoint(ModelCheckpoint):
         """Remove a file that is not needed any more; all ranks call it."""
         trainer.strategy.remove_checkpoint(path)
 
-    def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+    def _save_topk_checkpoint(
+        self, trainer: Trainer, monitor_candidates: dict[str, Tensor]
+    ) -> None:
         self.keep_if_best(trainer, monitor_candidates)
 
-    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+    def _update_best_and_save(
+        self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]
+    ) -> None:
         self.rank(current, trainer, monitor_candidates)
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:

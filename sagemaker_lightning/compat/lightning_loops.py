@@ -35,7 +35,8 @@ class _TakesLoaders:
 
     @_combined_loader.setter
     def _combined_loader(self, loader: CombinedLoader | None) -> None:
-        before, vars(self)["_combined_loader"] = self._combined_loader, loader
+        before = self._combined_loader
+        vars(self)["_combined_loader"] = loader
         self.take_loaders(loader, before)
 
     @property

@@ -14,7 +14,11 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
+from pytorch_lightning.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultMetric,
+    _Sync,
+)
 
 from sagemaker_lightning.compat import metrics
 
@@ -41,7 +45,9 @@ def gathered(trainer: Trainer) -> dict[str, dict[str, Any]]:
     return {key: _state(metric) for key, metric in trainer.fit_loop.epoch_loop._results.items()}
 
 
-def go_on_gathering(trainer: Trainer, saved: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
+def go_on_gathering(
+    trainer: Trainer, saved: Mapping[str, Mapping[str, Any]], device: torch.device
+) -> None:
     """Give the training epoch back what it had `gathered`.
 
     Lightning takes a batch for an epoch's first one, and resets its sums, by `_first_loop_iter`.
@@ -53,24 +59,44 @@ def go_on_gathering(trainer: Trainer, saved: Mapping[str, Mapping[str, Any]], de
 
 
 def _state(metric: _ResultMetric) -> dict[str, Any]:
-    meta, sync = metric.meta, metric.meta.sync
+    meta = metric.meta
+    sync = metric.meta.sync
     saved = {name: getattr(meta, name) for name in METADATA}
-    saved |= {"reduce": meta.reduce_fx.__name__, "sync": sync.should, "op": sync.op, "zero_only": sync.rank_zero_only}
-    saved |= {"has_group": sync.group is not None, "is_tensor": metric.is_tensor, "has_reset": metric.has_reset}
-    saved |= {"cache": metric._forward_cache, "state": metrics.state_of(metric) if metric.is_tensor else {}}
+    saved |= {
+        "reduce": meta.reduce_fx.__name__,
+        "sync": sync.should,
+        "op": sync.op,
+        "zero_only": sync.rank_zero_only,
+    }
+    saved |= {
+        "has_group": sync.group is not None,
+        "is_tensor": metric.is_tensor,
+        "has_reset": metric.has_reset,
+    }
+    saved |= {
+        "cache": metric._forward_cache,
+        "state": metrics.state_of(metric) if metric.is_tensor else {},
+    }
     return saved
 
 
 def _made(trainer: Trainer, saved: Mapping[str, Any], device: torch.device) -> _ResultMetric:
     """Return the accumulator of a logged value as LightningModule.log would have made it."""
-    meta = _Metadata(**{name: saved[name] for name in METADATA}, reduce_fx=getattr(torch, saved["reduce"]))
+    meta = _Metadata(
+        **{name: saved[name] for name in METADATA}, reduce_fx=getattr(torch, saved["reduce"])
+    )
     meta.sync = _Sync(
-        _should=saved["sync"], fn=trainer.strategy.reduce, _op=saved["op"], rank_zero_only=saved["zero_only"]
+        _should=saved["sync"],
+        fn=trainer.strategy.reduce,
+        _op=saved["op"],
+        rank_zero_only=saved["zero_only"],
     )
     metric = _ResultMetric(meta, saved["is_tensor"]).to(device)
     if saved["is_tensor"]:
         metrics.restore(metric, saved["state"], device)
-        for name, value in saved["state"]["states"].items():  # of the type that the precision has made it
+        for name, value in saved["state"][
+            "states"
+        ].items():  # of the type that the precision has made it
             metric._defaults[name] = metric._defaults[name].to(value.dtype)
     else:
         metric.value = attrgetter(saved["metric_attribute"])(trainer.lightning_module)

@@ -23,6 +23,11 @@ def state_of(metric: Metric) -> dict[str, Any]:
 
 def restore(metric: Metric, saved: Mapping[str, Any], device: torch.device) -> None:
     """Give a metric back what `state_of` returned, copied to `device`."""
-    metric._update_count, metric._computed = saved["updates"], None
+    metric._update_count = saved["updates"]
+    metric._computed = None
     for name, value in saved["states"].items():
-        setattr(metric, name, apply_to_collection(value, Tensor, lambda tensor: tensor.to(device, copy=True)))
+        setattr(
+            metric,
+            name,
+            apply_to_collection(value, Tensor, lambda tensor: tensor.to(device, copy=True)),
+        )

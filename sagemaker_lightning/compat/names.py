@@ -71,7 +71,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_PrefetchDataFetcher.batches": "attribute",
             "_PrefetchDataFetcher.prefetch_batches": "attribute",
         },
-        "pytorch_lightning": {"LightningModule._on_before_batch_transfer": "(self, batch, dataloader_idx)"},
+        "pytorch_lightning": {
+            "LightningModule._on_before_batch_transfer": "(self, batch, dataloader_idx)"
+        },
     },
     "lightning_loaders": {
         COMBINED: {
@@ -85,9 +87,16 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_ModeIterator.iterators": "attribute",
             "_SUPPORTED_MODES": "value",
         },
-        TRAINER: {"Trainer._accelerator_connector": "attribute", "Trainer._data_connector": "attribute"},
-        f"{CONNECTORS}.data_connector": {"_DataConnector._prepare_dataloader": "(self, dataloader, shuffle, mode)"},
-        f"{CONNECTORS}.accelerator_connector": {"_AcceleratorConnector.use_distributed_sampler": "attribute"},
+        TRAINER: {
+            "Trainer._accelerator_connector": "attribute",
+            "Trainer._data_connector": "attribute",
+        },
+        f"{CONNECTORS}.data_connector": {
+            "_DataConnector._prepare_dataloader": "(self, dataloader, shuffle, mode)"
+        },
+        f"{CONNECTORS}.accelerator_connector": {
+            "_AcceleratorConnector.use_distributed_sampler": "attribute"
+        },
     },
     "lightning_checkpoints": {
         TRAINER: {"Trainer._checkpoint_connector": "attribute"},
@@ -130,7 +139,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torchmetrics": {"Metric._defaults": "attribute", "Metric._forward_cache": "attribute"},
     },
-    "metrics": {"torchmetrics": {"Metric._computed": "attribute", "Metric._update_count": "attribute"}},
+    "metrics": {
+        "torchmetrics": {"Metric._computed": "attribute", "Metric._update_count": "attribute"}
+    },
     "lightning_callbacks": {
         CALLBACKS: {
             "BatchSizeFinder._batch_arg_name": "attribute",
@@ -179,7 +190,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "CombinedStreamingDataset._datasets": "attribute",
             "ParallelStreamingDataset._datasets": "attribute",
         },
-        "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter._shutdown_workers": "(self)"},
+        "torch.utils.data.dataloader": {
+            "_MultiProcessingDataLoaderIter._shutdown_workers": "(self)"
+        },
         "torch.utils.data._utils.fetch": {
             "_IterableDatasetFetcher.dataset_iter": "attribute",
             "_MapDatasetFetcher.fetch": "(self, possibly_batched_index)",

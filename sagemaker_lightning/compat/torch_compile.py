@@ -22,6 +22,8 @@ def of_their_own_shapes() -> None:
     they change all the time, and no sum's order depends on them. Nor is it measured which kernel
     is fastest: the answer is another one each time.
     """
-    FrameStateSizeEntry.is_size_dynamic = FrameStateSizeEntry.is_stride_dynamic = lambda self, dim: False
+    FrameStateSizeEntry.is_size_dynamic = FrameStateSizeEntry.is_stride_dynamic = lambda self, dim: (
+        False
+    )
     dynamo.recompile_limit = max(SHAPES, dynamo.recompile_limit)
     inductor.deterministic = True

@@ -7,7 +7,8 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 PACKAGE = "pytorch-lightning"
-OLDEST, BELOW = "2.5.2", "2.7"
+OLDEST = "2.5.2"
+BELOW = "2.7"
 """The oldest version, and the first one that is too new. `make compat` runs tests with any of them.
 
 LightningCLI(load_from_checkpoint_support=...), which cli/lightning_cli.py needs, came with 2.5.2.

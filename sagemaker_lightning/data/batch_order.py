@@ -28,10 +28,18 @@ class Batches(Sampler):
         self.alone = made is None  # samples without batches
         self.whole = self.alone or type(made) is not BatchSampler
         if self.whole:  # it makes batches of its own: a rank gets every nth; the last, too few for all, are left out
-            self.sampler, size, drop_last = loader.sampler if self.alone else made, 1, True
+            self.sampler = loader.sampler if self.alone else made
+            size = 1
+            drop_last = True
         else:
-            self.sampler, size, drop_last = made.sampler, made.batch_size, made.drop_last
-        self.loader, self.seed, self.rank, self.ranks, self.size = loader, tuple(seed), rank, world_size, size
+            self.sampler = made.sampler
+            size = made.batch_size
+            drop_last = made.drop_last
+        self.loader = loader
+        self.seed = tuple(seed)
+        self.rank = rank
+        self.ranks = world_size
+        self.size = size
         self.at = (0, 0, 0)  # epoch, turn and batch at which the next iteration starts
         self.begun: list | None = None  # its order
         length = sized_len(self.sampler)
@@ -65,17 +73,22 @@ class Batches(Sampler):
 
     def rewind(self, epoch: int) -> None:
         """Have iterations start at the first batch of an epoch that nobody has begun."""
-        self.at, self.begun = (epoch, 0, 0), None
+        self.at = (epoch, 0, 0)
+        self.begun = None
 
     def __iter__(self) -> Iterator:
         # When its first batch is asked for: torch makes two iterators, and uses one.
-        (epoch, turn, start), order = self.at, self.begun
-        self.at, self.begun = (epoch, turn, 0), None
+        (epoch, turn, start) = self.at
+        order = self.begun
+        self.at = (epoch, turn, 0)
+        self.begun = None
         seed = (*self.seed, epoch, turn) if turn else (*self.seed, epoch)
         for places, indices in self._drawn(epoch, turn, start, order):
             yield Key(indices[0], seed, places[0]) if self.alone else Keys(indices, seed, places)
 
-    def _drawn(self, epoch: int, turn: int, start: int, order: list | None) -> Iterator[tuple[list, list]]:
+    def _drawn(
+        self, epoch: int, turn: int, start: int, order: list | None
+    ) -> Iterator[tuple[list, list]]:
         """Yield the places and the indices of each batch."""
         if self.endless:
             yield from self._endless(epoch, turn, start)
@@ -96,7 +109,8 @@ class Batches(Sampler):
 
     def _endless(self, epoch: int, turn: int, start: int) -> Iterator[tuple[list, list]]:
         """Yield the batches of a sampler without a length: what was done before is drawn again, as indices only."""
-        drawn, place = None, 0
+        drawn = None
+        place = 0
         for batch in itertools.count():
             with isolate_rng():
                 self._seed(epoch, turn, batch)

@@ -27,7 +27,11 @@ def position(trainer: Trainer) -> tuple[int, int]:
     """Return the epoch that training is in, and how many of its batches are done, or drawn by steps that draw."""
     loop = trainer.fit_loop
     drawn = is_drawn_by_steps(fetcher(trainer))
-    done = combined_loader(trainer).drawn if drawn else loop.epoch_loop.batch_progress.current.processed
+    done = (
+        combined_loader(trainer).drawn
+        if drawn
+        else loop.epoch_loop.batch_progress.current.processed
+    )
     return loop.epoch_progress.current.processed, done
 
 
@@ -45,7 +49,11 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     other = f"{type(loader).__name__} goes through its samples in a way of its own"
     if not isinstance(loader, DataLoader):
         return loader, other
-    stateful = [one for one in (loader.dataset, sampler, loader.batch_sampler) if hasattr(one, "load_state_dict")]
+    stateful = [
+        one
+        for one in (loader.dataset, sampler, loader.batch_sampler)
+        if hasattr(one, "load_state_dict")
+    ]
     iterable = isinstance(loader.dataset, IterableDataset)
     if iterable or (own and (stateful or not (iterates.__module__ or "").startswith("torchdata."))):
         if not iterable and world_size > 1 and not isinstance(sampler, DistributedSampler):
@@ -57,7 +65,8 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
         vars(loader)["planned"] = Plan(seed if has_state(loader) else None)
         return loader, "an IterableDataset has no positions" if iterable and not own else other
     if isinstance(sampler, DistributedSampler):
-        rank, world_size = 0, 1
+        rank = 0
+        world_size = 1
     batches = Batches(loader, seed, rank, world_size)
     loader.__class__ = of_class(ExactInPlaces if own else Exact, type(loader))
     vars(loader)["exactly"] = batches
@@ -79,7 +88,9 @@ def divided(loader: Any) -> "PartitionedLoader | Batches | None":
 def reached(trainer: Trainer) -> int | None:
     """Return the position in the epoch that training has reached, None where it is not the same on all nodes."""
     loader = divided(trainer.train_dataloader)
-    return loader.course.reached(*position(trainer)) if loader is not None and loader.course else None
+    return (
+        loader.course.reached(*position(trainer)) if loader is not None and loader.course else None
+    )
 
 
 def order_of(loader: Any, stateful: bool) -> dict[str, Any]:
@@ -137,13 +148,19 @@ def plan(loader: Any, turn: int, done: int) -> None:
     """Say which iteration of a loader begins, and after how many batches, to what draws its samples."""
     if (planned := getattr(loader, "planned", None)) is None:
         return
-    planned.turn, planned.first = turn, ()
+    planned.turn = turn
+    planned.first = ()
     if not _of(loader, "litdata"):
         return
-    loader.restore = loader.restore and done > 0  # else it would go on with an epoch that was left before its end
+    loader.restore = (
+        loader.restore and done > 0
+    )  # else it would go on with an epoch that was left before its end
     if done:  # it goes where it was, and its workers, which take turns, begin to count anew
-        workers, size = max(1, loader.num_workers), loader.batch_size or 1
-        planned.first = tuple((done - worker + workers - 1) // workers * size for worker in range(workers))
+        workers = max(1, loader.num_workers)
+        size = loader.batch_size or 1
+        planned.first = tuple(
+            (done - worker + workers - 1) // workers * size for worker in range(workers)
+        )
 
 
 class Exact(GivenIndices):
@@ -186,5 +203,9 @@ class Streamed(MadeIterators):
 def of_class(mixin: type, kind: type) -> type:
     """Return the class `kind` with what `mixin` does otherwise, by the same name."""
     if mixin.__base__ is kind:
-        return type(kind.__name__, (mixin,), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-    return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+        return type(
+            kind.__name__, (mixin,), {"__module__": kind.__module__, "__doc__": kind.__doc__}
+        )
+    return type(
+        kind.__name__, (mixin, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    )

@@ -111,7 +111,12 @@ class Placed(Together):
             turns.give_back(told)
 
     def begin(
-        self, fetcher: Any, epoch: int, done: int, states: Mapping[str, Any] | None = None, proves: bool = False
+        self,
+        fetcher: Any,
+        epoch: int,
+        done: int,
+        states: Mapping[str, Any] | None = None,
+        proves: bool = False,
     ) -> int:
         """Have an epoch begin, or go on, after so many batches, and return their number.
 
@@ -124,10 +129,14 @@ class Placed(Together):
         """
         ahead = decoded(states["ahead"]) if states else []
         if done and states and states["why"] and rank_zero_only.rank == 0:
-            print(f"{states['why']}: the rest of this epoch is not what it would have been", flush=True)
+            print(
+                f"{states['why']}: the rest of this epoch is not what it would have been",
+                flush=True,
+            )
         if done and states and is_drawn_by_steps(fetcher):  # a step may draw any number
             done = states["drawn"]
-        self.place, self.placed = (epoch, done + len(ahead)), True
+        self.place = (epoch, done + len(ahead))
+        self.placed = True
         told = states["loaders"] if states else []
         for turns, one in itertools.zip_longest(self.turns, told[: len(self.turns)]):
             turns.prepare(epoch, one, proves)
@@ -136,10 +145,14 @@ class Placed(Together):
             fetcher.prefetch_batches = 0
         iter(fetcher)
         if ahead:
-            fetcher.prefetch_batches, fetcher.batches, fetcher.fetched = given, ahead, len(ahead)
+            fetcher.prefetch_batches = given
+            fetcher.batches = ahead
+            fetcher.fetched = len(ahead)
         for turns in self.turns:
             turns.settle()
-        self.why = next(filter(None, (turns.why for turns in self.turns)), "") or self._unsaved(fetcher)
+        self.why = next(filter(None, (turns.why for turns in self.turns)), "") or self._unsaved(
+            fetcher
+        )
         return done
 
     def _unsaved(self, fetcher: Any) -> str:
@@ -159,8 +172,13 @@ class Placed(Together):
         self.combine(self.turns)
         for turns in self.turns:
             turns.go_to(self.drawn)
-        self.go_on(self.drawn, [turns.iterator for turns in self.turns], [turns.turn > 0 for turns in self.turns])
-        self.place, self.epoch = (epoch, 0), epoch
+        self.go_on(
+            self.drawn,
+            [turns.iterator for turns in self.turns],
+            [turns.turn > 0 for turns in self.turns],
+        )
+        self.place = (epoch, 0)
+        self.epoch = epoch
         return self
 
     def __next__(self) -> Any:
@@ -189,7 +207,11 @@ class Placed(Together):
         Of a loader that saves its own state, that is one batch ahead where Lightning has fetched one: it is saved, too,
         and so is one that was drawn from what the training changes, such as a replay buffer.
         """
-        ahead = getattr(fetcher, "batches", []) if within and any(turns.ahead for turns in self.turns) else []
+        ahead = (
+            getattr(fetcher, "batches", [])
+            if within and any(turns.ahead for turns in self.turns)
+            else []
+        )
         try:
             ahead = encoded(ahead)
         except NotPlain:
@@ -212,8 +234,13 @@ class Turns:
     """
 
     def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
-        self.loader, self.seed, self.mode = loader, seed, mode
-        self.own, self.again = has_state(loader), draws_again(loader)  # whether it saves its state; both may be
+        self.loader = loader
+        self.seed = seed
+        self.mode = mode
+        self.own, self.again = (
+            has_state(loader),
+            draws_again(loader),
+        )  # whether it saves its state; both may be
         self.stateful = self.own and not self.again
         # Of these, a batch may lie ahead that could not be drawn once more.
         self.ahead = self.stateful or (self.again and not getattr(loader, "num_workers", 0))
@@ -221,13 +248,18 @@ class Turns:
         self.order = State(lambda: order_of(loader, self.own), skip)
         self.data = State(lambda: data_of(loader, self.own))
         # A generator, which is gone through once, in all epochs.
-        self.once = isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools")
+        self.once = isinstance(loader, Iterator) and type(loader).__module__ in (
+            "builtins",
+            "itertools",
+        )
         self.given = 0  # batches that it gave
         self.order.mark()
         self.data.mark()
         self.first = self.order.kept(), self.data.kept()
         self.kept: dict = {}  # the data's plain state when the iteration began, or the workers that still are
-        self.epoch, self.turn, self.drawn = 0, -1, 0
+        self.epoch = 0
+        self.turn = -1
+        self.drawn = 0
         self.begun = 0  # iterations, in this run and in those before it
         self.told: Mapping[str, Any] | None = None
         stay = self.again and not self.own and getattr(loader, "persistent_workers", False)
@@ -240,7 +272,8 @@ class Turns:
             )
         self.over = self.proves = False
         self.now: dict | None = None
-        self.why, self.proved = "", False
+        self.why = ""
+        self.proved = False
         self.iterator: Iterator = iter(())
 
     @property
@@ -271,21 +304,31 @@ class Turns:
         if self.again or getattr(self.loader, "num_workers", 0):
             self.data.restore(self.data.all(self.first[1]) | told[data], touch=False)
         self._set_source(told["source"])
-        plan(self.loader, told["begun"], 0)  # for a hook that goes through it before the next epoch does
+        plan(
+            self.loader, told["begun"], 0
+        )  # for a hook that goes through it before the next epoch does
 
     def prepare(self, epoch: int, told: Mapping[str, Any] | None, proves: bool) -> None:
         """Have an epoch begin, or go on from what was `told`: give back what was there when it began."""
-        self.epoch, self.turn, self.drawn, self.told, self.proves = epoch, -1, 0, told, proves
+        self.epoch = epoch
+        self.turn = -1
+        self.drawn = 0
+        self.told = told
+        self.proves = proves
         if told:
             self.begun = told["begun"]
         if told and told["within"]:
             self.give_back(told, "data")
             if self.again or getattr(self.loader, "num_workers", 0):
                 self.now = self.data.all(self.first[1]) | told["now"]
-        elif told and not self.again and keeps_workers(self.loader):  # they have copies of what was there once
+        elif (
+            told and not self.again and keeps_workers(self.loader)
+        ):  # they have copies of what was there once
             self.now = self.data.all()
             self.data.restore(self.data.all(self.first[1]) | told["data"], touch=False)
-        self.before, self.source, self.earlier = self.order.kept(), self._source(), self.begun
+        self.before = self.order.kept()
+        self.source = self._source()
+        self.earlier = self.begun
         if self.again or not self._workers_stay:
             self.kept = self.data.kept()
 
@@ -298,13 +341,20 @@ class Turns:
     def _set_source(self, state: Any) -> None:
         if state is not None:
             (self.loader if self.own else self.loader.dataset).load_state_dict(decoded(state))
-            sized_len(self.loader)  # litdata's asks its datasets for their lengths without workers, and leaves them so
+            sized_len(
+                self.loader
+            )  # litdata's asks its datasets for their lengths without workers, and leaves them so
 
     def _has_no_state(self, none: bool) -> None:
         if none:
-            self.own, self.stateful, self.again = False, False, True
+            self.own = False
+            self.stateful = False
+            self.again = True
             self.ahead = not getattr(self.loader, "num_workers", 0)
-            self.first = self.order.kept(), self.data.kept()  # nothing has been drawn since the epoch began
+            self.first = (
+                self.order.kept(),
+                self.data.kept(),
+            )  # nothing has been drawn since the epoch began
             self.before, self.kept = self.first
 
     @property
@@ -333,7 +383,8 @@ class Turns:
         if self.stateful and self.told:
             self._load(self.told, done)
             return
-        length, turn = sized_len(self.loader), 0
+        length = sized_len(self.loader)
+        turn = 0
         if self.again:
             self._draw_again(done)
             return
@@ -343,7 +394,9 @@ class Turns:
         elif length:
             done = min(done, length)
         self.begin(turn, done)
-        if self.stateful and (counts_only(self.loader) or (self.begun == 1 and not self._can_be_saved())):
+        if self.stateful and (
+            counts_only(self.loader) or (self.begun == 1 and not self._can_be_saved())
+        ):
             self._has_no_state(True)
             self.begun = self.earlier
             self._draw_again(0)
@@ -400,7 +453,8 @@ class Turns:
         if done and getattr(self.loader, "num_workers", 0):
             self.begin(0, 0)
             return
-        order, data = self.order.all(), self.data.all()
+        order = self.order.all()
+        data = self.data.all()
         self.begin(0, 0)
         drawn = digest_of(next(self.iterator, self.name))
         self.order.restore(order, touch=False)
@@ -416,7 +470,9 @@ class Turns:
 
     def begin(self, turn: int, start: int, loaded: bool = False, after: bool = False) -> None:
         """Begin an iteration, after `start` batches; `loaded` if the loader knows that, `after` if it knows an end."""
-        self.turn, self.over, self.iterator = turn, False, iter(())
+        self.turn = turn
+        self.over = False
+        self.iterator = iter(())
         self.begun += 1
         if isinstance(self.loader, PartitionedLoader):
             self.loader.begin(self.epoch, start)
@@ -441,9 +497,11 @@ class Turns:
         """Go through a loader that knows no positions; one that has `ended` has to be begun twice."""
         found = self._generators()
         generators.reseed(found, number_of("order", *self.seed, self.epoch, self.turn))
-        batches, key = iter(self.loader), (self.epoch, self.turn)
+        batches = iter(self.loader)
+        key = (self.epoch, self.turn)
         if self.once:
-            first, key = self.given, ("once",)
+            first = self.given
+            key = ("once",)
 
         def drawn() -> Iterator:
             nonlocal batches
@@ -463,7 +521,11 @@ class Turns:
 
     def _generators(self) -> dict[str, Any]:
         """Return the generators that what the loader draws comes of, if it saves no state of its own."""
-        return {} if self.own and isinstance(self.loader, DataLoader) else generators.find({"loader": self._inside()})
+        return (
+            {}
+            if self.own and isinstance(self.loader, DataLoader)
+            else generators.find({"loader": self._inside()})
+        )
 
     def _inside(self) -> Any:
         names = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")

@@ -38,13 +38,18 @@ def agree(read: Callable[[], tuple[int, int]], node: int) -> list[Shard]:
     """
     told = _gather((node, _host(), *_tried(read)))
     needed = "; with ShardedByS3Key, each host needs training files of its own"
-    _raise_first((host, f"{problem}{needed if missing else ''}") for _, host, _, problem, missing in told)
+    _raise_first(
+        (host, f"{problem}{needed if missing else ''}") for _, host, _, problem, missing in told
+    )
     found = []
     for _, same in groupby(told, key=lambda one: one[0]):
         (_, host, sizes, _, _), *others = same
         found.append(Shard(host, 1 + len(others), *sizes))
     for shard in found:
-        for flag, kind, size in (("data_dir", "training", shard.train), ("val_split", "validation", shard.val)):
+        for flag, kind, size in (
+            ("data_dir", "training", shard.train),
+            ("val_split", "validation", shard.val),
+        ):
             if size < shard.ranks:
                 raise UserError(
                     f"--data.{flag}: found {size} {kind} images on {shard.host}, which has {shard.ranks} ranks; "
@@ -77,19 +82,31 @@ def ranks(shards: Sequence[Shard], split: str, rank: int, seed: int) -> dict[str
     for node, shard in enumerate(shards):
         if rank < shard.ranks:
             sizes = [(getattr(each, split), each.ranks) for each in shards]
-            return {"rank": rank, "world_size": shard.ranks, "shards": sizes, "seed": f"{seed}, node {node}"}
+            return {
+                "rank": rank,
+                "world_size": shard.ranks,
+                "shards": sizes,
+                "seed": f"{seed}, node {node}",
+            }
         rank -= shard.ranks
     return {}  # no shards: all nodes have the same
 
 
 def line(shards: Sequence[Shard], batch_size: int, drop_last: bool) -> str:
     """Return a line for the log: what each host has, and how much of it an epoch leaves out."""
-    left_out, steps = {}, {}
+    left_out = {}
+    steps = {}
     for split, whole_only in (("train", drop_last), ("val", False)):
-        divisions = [Division(getattr(shard, split), batch_size, shard.ranks, whole_only) for shard in shards]
+        divisions = [
+            Division(getattr(shard, split), batch_size, shard.ranks, whole_only) for shard in shards
+        ]
         steps[split] = min(division.batches for division in divisions)
-        sizes = [(division.size, division.positions(steps[split] - 1).stop) for division in divisions]
-        left_out[split] = f"{sum(size - used for size, used in sizes)} of {sum(size for size, _ in sizes)}"
+        sizes = [
+            (division.size, division.positions(steps[split] - 1).stop) for division in divisions
+        ]
+        left_out[split] = (
+            f"{sum(size - used for size, used in sizes)} of {sum(size for size, _ in sizes)}"
+        )
     have = ", ".join(f"{shard.host} {shard.train} + {shard.val}" for shard in shards)
     return (
         f"shards, training + validation images: {have}; an epoch of {steps['train']} steps, the fewest that one has, "

@@ -27,7 +27,8 @@ from sagemaker_lightning.state.object_state import State
 
 def has_state(one: Any) -> bool:
     """Return whether an object saves and loads its own state, and need be told nothing for it."""
-    saves, loads = getattr(one, "state_dict", None), getattr(one, "load_state_dict", None)
+    saves = getattr(one, "state_dict", None)
+    loads = getattr(one, "load_state_dict", None)
     if not callable(saves) or not callable(loads):
         return False
     try:
@@ -62,7 +63,10 @@ class Drawn:
     """
 
     def __init__(self, samples: Iterator, seed: tuple, number: int, found: Found) -> None:
-        self.samples, self.seed, self.number, self.found = samples, seed, number, found
+        self.samples = samples
+        self.seed = seed
+        self.number = number
+        self.found = found
 
     def __iter__(self) -> "Drawn":
         return self
@@ -93,7 +97,9 @@ class DrawnWithState(Drawn):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the samples, the number of those drawn, and the states of generators."""
         self.found.more()
-        held = {path: encoded(generators.state_of(one)) for path, one in self.found.generators.items()}
+        held = {
+            path: encoded(generators.state_of(one)) for path, one in self.found.generators.items()
+        }
         return {
             "samples": self.samples.state_dict() if has_state(self.samples) else None,
             self.NUMBER: (*self.seed, self.number),
@@ -106,7 +112,8 @@ class DrawnWithState(Drawn):
         if state["samples"] is not None:
             self.samples.load_state_dict(state["samples"])
         if state.get("over"):
-            self.samples, self.over = iter(()), True
+            self.samples = iter(())
+            self.over = True
         *seed, self.number = state[self.NUMBER]
         self.seed = tuple(seed)
         for path, one in generators.find(self.found.roots).items():
@@ -124,8 +131,11 @@ class Fetchers:
     """
 
     def __init__(self, plan: Plan, roots: dict[str, Any], worker: int | None = None) -> None:
-        self.plan, self.worker, self.turn = plan, worker, plan.turn
-        self.found, self.watch = Found(roots), Watch(roots, plan.said if worker == 0 else None)
+        self.plan = plan
+        self.worker = worker
+        self.turn = plan.turn
+        self.found = Found(roots)
+        self.watch = Watch(roots, plan.said if worker == 0 else None)
         before = fetcher_maker()
         self.given = getattr(before, "__wrapped__", before)
 
@@ -142,19 +152,23 @@ class Fetchers:
 
     def create(self, kind: int, dataset: Any, *rest: Any) -> Any:
         """Return a fetcher for the next iteration."""
-        turn, self.turn = self.turn, self.turn + 1
+        turn = self.turn
+        self.turn = self.turn + 1
         if self.plan.seed is None or isinstance(dataset, IterDataPipe):
             fetcher = self.given(kind, dataset, *rest)
         elif has_map(kind):
             fetcher = self.given(kind, dataset, *rest)
             fetcher.fetch = functools.partial(self._fetch, fetcher.fetch, (*self.plan.seed, turn))
         else:
-            seed, worker = (*self.plan.seed, turn), self.worker or 0
+            seed = (*self.plan.seed, turn)
+            worker = self.worker or 0
             generators.reseed(self.found.generators, number_of("generators", *seed))
             seed_all("samples", *seed, worker)
             fetcher = self.given(kind, dataset, *rest)
             first = self.plan.first[worker] if self.plan.first else 0
-            drawn = DrawnWithState if has_state(fetcher.dataset_iter) or has_state(dataset) else Drawn
+            drawn = (
+                DrawnWithState if has_state(fetcher.dataset_iter) or has_state(dataset) else Drawn
+            )
             fetcher.dataset_iter = drawn(fetcher.dataset_iter, (*seed, worker), first, self.found)
         return fetcher
 
@@ -162,7 +176,11 @@ class Fetchers:
         """Return a batch; drawn again where generators were made on the way, and nobody could seed them."""
         keys = wanted
         if not isinstance(wanted, (Keys, Key)):
-            keys = Keys(wanted, seed, wanted) if isinstance(wanted, list) and wanted else Key(wanted, seed, wanted)
+            keys = (
+                Keys(wanted, seed, wanted)
+                if isinstance(wanted, list) and wanted
+                else Key(wanted, seed, wanted)
+            )
         batch = given(keys.begin(self.found))
         if self.found.more():
             batch = given(keys.begin(self.found))
@@ -174,7 +192,8 @@ class Watch:
     """Says, once, what a dataset changes of itself in a data worker, where no checkpoint sees it."""
 
     def __init__(self, roots: dict[str, Any], said: Tensor | None) -> None:
-        self.roots, self.said = roots, said
+        self.roots = roots
+        self.said = said
         self.state = State(lambda: roots)
 
     def look(self, batches: int) -> None:
@@ -198,12 +217,15 @@ class Watch:
 @contextmanager
 def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
     """Have an iterator of the loader, and its workers, which are made meanwhile, draw so."""
-    given, in_order = loader.worker_init_fn, getattr(loader, "in_order", True)
+    given = loader.worker_init_fn
+    in_order = getattr(loader, "in_order", True)
     roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
     before = None
     vars(loader)["in_order"] = True  # else the clock would decide which batch comes next
     if loader.num_workers:
-        vars(loader)["worker_init_fn"] = functools.partial(start_worker, given, loader.collate_fn, plan)
+        vars(loader)["worker_init_fn"] = functools.partial(
+            start_worker, given, loader.collate_fn, plan
+        )
     else:
         before = Fetchers(plan, roots).install()
     try:
@@ -215,12 +237,18 @@ def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
             make_fetchers_by(before)
 
 
-def start_worker(also: Callable[[int], None] | None, collate: Callable, plan: Plan, worker: int) -> None:
+def start_worker(
+    also: Callable[[int], None] | None, collate: Callable, plan: Plan, worker: int
+) -> None:
     """Begin a data worker."""
     end_with_the_loader()
     unseeded.begin(torch.initial_seed())
     without_entropy(unseeded.bits)
     if also:
         also(worker)
-    roots = {"dataset": torch.utils.data.get_worker_info().dataset, "collate_fn": collate, "init": also}
+    roots = {
+        "dataset": torch.utils.data.get_worker_info().dataset,
+        "collate_fn": collate,
+        "init": also,
+    }
     Fetchers(plan, roots, worker).install()

@@ -39,7 +39,9 @@ class _Unseeded:
 
     def begin(self, number: int) -> None:
         """Count from here on, in this thread."""
-        self.thread, self.number, self.count = threading.get_ident(), number, 0
+        self.thread = threading.get_ident()
+        self.number = number
+        self.count = 0
 
     def bits(self, size: int) -> int:
         """Return a number of `size` bits."""
@@ -64,7 +66,9 @@ def seed_all(*key: object) -> int:
     unseeded.begin(number)
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(number)  # torch.manual_seed takes 0.4 ms where there is no GPU
+    torch.default_generator.manual_seed(
+        number
+    )  # torch.manual_seed takes 0.4 ms where there is no GPU
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(number)
     return number
@@ -74,7 +78,8 @@ class Found:
     """The generators that samples are drawn with, besides those of the process: what the user's objects hold."""
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
-        self.roots, self.batches = roots, 0
+        self.roots = roots
+        self.batches = 0
         self._look()
 
     def _look(self) -> None:
@@ -113,7 +118,8 @@ class Keys(list):
 
     def __init__(self, indices: Sequence, seed: tuple, places: Sequence) -> None:
         super().__init__(indices)
-        self.seed, self.places = seed, places
+        self.seed = seed
+        self.places = places
 
     def begin(self, found: Found) -> "Keys":
         """Seed what is drawn before one goes through them, as by a dataset that fetches a whole batch at once."""
@@ -138,7 +144,9 @@ class Key:
     """What a DataLoader without batches asks its dataset for: an index."""
 
     def __init__(self, index: Any, seed: tuple, place: object) -> None:
-        self.index, self.seed, self.place = index, seed, place
+        self.index = index
+        self.seed = seed
+        self.place = place
 
     def begin(self, found: Found) -> Any:
         """Seed the sample's draws, and return the index."""

@@ -24,13 +24,17 @@ class Chance(Callback):
     """
 
     def __init__(self, seed: int | None, share: bool = True) -> None:
-        self.seed, self.share, self.loaders = seed, share, {}
+        self.seed = seed
+        self.share = share
+        self.loaders = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Agree on a seed, and have exact loaders made of those of the data module or the model."""
         if stage != "fit":
             return
-        self.seed = trainer.strategy.broadcast(torch.initial_seed() if self.seed is None else self.seed)
+        self.seed = trainer.strategy.broadcast(
+            torch.initial_seed() if self.seed is None else self.seed
+        )
         without_entropy(unseeded.bits)
         lightnings = lightning_loaders.lightnings_preparing(trainer)
 
@@ -58,9 +62,13 @@ class Chance(Callback):
             loader.epoch_begins(trainer.current_epoch)
         seed_all("epoch", self.seed, trainer.current_epoch, trainer.global_rank)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Seed dropout and the like."""
-        step = trainer.fit_loop.epoch_loop.batch_idx  # a step that draws batches itself is told of another one
+        step = (
+            trainer.fit_loop.epoch_loop.batch_idx
+        )  # a step that draws batches itself is told of another one
         seed_all("step", self.seed, trainer.current_epoch, step, trainer.global_rank)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -72,15 +80,23 @@ class Chance(Callback):
         seed_all("validation", self.seed, trainer.global_step, trainer.global_rank)
 
     def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Seed what a validation step draws."""
-        seed_all("val", self.seed, trainer.global_step, dataloader_idx, batch_idx, trainer.global_rank)
+        seed_all(
+            "val", self.seed, trainer.global_step, dataloader_idx, batch_idx, trainer.global_rank
+        )
 
     def together(self, trainer: Trainer, loader: CombinedLoader, kind: str) -> None:
         """Have the loaders of an epoch begin where it does, and each batch have a seed of its own."""
         loader.__class__ = of_class(Placed if kind == "train" else Drawn, type(loader))
-        loader.seed, loader.rank = (self.seed, kind), trainer.global_rank
+        loader.seed = (self.seed, kind)
+        loader.rank = trainer.global_rank
         loader.key = lambda: (self.seed, kind, trainer.global_step, trainer.global_rank)
         self.loaders[kind] = []
         if kind == "train":
@@ -91,7 +107,9 @@ class Chance(Callback):
         kind = {RunningStage.TRAINING: "train", RunningStage.TESTING: "test"}.get(stage, "val")
         if stage == RunningStage.PREDICTING:
             return loader
-        ranks = {"rank": trainer.global_rank, "world_size": trainer.world_size} if self.share else {}
+        ranks = (
+            {"rank": trainer.global_rank, "world_size": trainer.world_size} if self.share else {}
+        )
         made = self.loaders.setdefault(kind, [])
         number = [len(made)] if made and kind == "train" else []
         made.append(loader)
