@@ -195,9 +195,8 @@ def plan(loader: Any, turn: int, done: int) -> None:
     loader_plan.first = ()
     if not _is_of_library(loader, "litdata"):
         return
-    loader.restore = (
-        loader.restore and done > 0
-    )  # else it would resume an epoch that was left before its end
+    # Otherwise it would resume an epoch that was left before its end.
+    loader.restore = loader.restore and done > 0
     # The loader goes to its position, but its workers, which take turns, start counting from 0.
     if done:
         workers = max(1, loader.num_workers)

@@ -74,9 +74,8 @@ def seed_all(*key: object) -> int:
     unseeded.begin(number)
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(
-        number
-    )  # torch.manual_seed takes 0.4 ms where there is no GPU
+    # torch.manual_seed takes 0.4 ms where there is no GPU.
+    torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(number)
     return number

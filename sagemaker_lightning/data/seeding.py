@@ -68,9 +68,8 @@ class Chance(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Seed what a training step draws, such as dropout."""
-        step = (
-            trainer.fit_loop.epoch_loop.batch_idx
-        )  # `batch_idx` differs in a step that draws batches
+        # `batch_idx` differs in a step that draws batches.
+        step = trainer.fit_loop.epoch_loop.batch_idx
         seed_all("step", self.seed, trainer.current_epoch, step, trainer.global_rank)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
