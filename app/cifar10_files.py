@@ -24,8 +24,9 @@ TEST_FILES = ("test_batch",)
 # A real batch has 31 MB. More than this is no CIFAR-10 batch, and is not read into memory.
 MAX_BYTES = 256 * 2**20
 
-# What a pickled array needs (numpy 1 and 2, protocols 0 to 5). `_codecs.encode` is how Python 2 and protocols
-# below 3 spell bytes; `str.encode` does the same and, being a C method, cannot be tampered with by a pickle.
+# What a pickled array needs (numpy 1 and 2, protocols 0 to 5). `_codecs.encode` is how Python 2 and
+# protocols below 3 spell bytes; `str.encode` does the same and, being a C method, cannot be
+# tampered with by a pickle.
 _ALLOWED = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
@@ -74,9 +75,8 @@ def read(
         del content  # before the next is read
         if whole is None:  # all are as long as the first, unless they are not the authors'
             whole = np.empty((len(names), *images.shape), dtype=np.uint8)
-        if (
-            images.shape == whole.shape[1:]
-        ):  # in its place at once: memory for one set of images, not for two
+        # In its place at once: memory for one set of images, not for two.
+        if images.shape == whole.shape[1:]:
             place = whole[names.index(name)]
             place[:] = images
             images = place
@@ -106,7 +106,8 @@ def download(folder: Path) -> None:
             download_url(CIFAR10.url, aside, ARCHIVE, CIFAR10.tgz_md5)
         except (OSError, RuntimeError) as error:
             raise UserError(
-                f"--data.download: {CIFAR10.url} could not be fetched ({error}); give the data as a channel instead"
+                f"--data.download: {CIFAR10.url} could not be fetched ({error}); give the data as "
+                "a channel instead"
             ) from None
         os.replace(Path(aside, ARCHIVE), folder / ARCHIVE)
 
@@ -118,7 +119,8 @@ def _files(folder: Path, names: tuple[str, ...], channel: str) -> Iterator[tuple
             for path in found:
                 if path.stat().st_size > MAX_BYTES:
                     raise UserError(
-                        f"{channel}: {path.name} has {path.stat().st_size} bytes, a batch has 31 million"
+                        f"{channel}: {path.name} has {path.stat().st_size} bytes, a batch has 31 "
+                        "million"
                     )
                 yield path.name, path.read_bytes()
             return
@@ -129,8 +131,8 @@ def _files(folder: Path, names: tuple[str, ...], channel: str) -> Iterator[tuple
             else "no such folder"
         )
         raise Missing(
-            f"{channel}: {folder} holds no CIFAR-10 (found: {found or 'nothing'}); allowed are {ARCHIVE}, the folder "
-            f"{FOLDER} or the files in it"
+            f"{channel}: {folder} holds no CIFAR-10 (found: {found or 'nothing'}); allowed are "
+            f"{ARCHIVE}, the folder {FOLDER} or the files in it"
         )
     try:
         with tarfile.open(folder / ARCHIVE) as archive:

@@ -66,7 +66,8 @@ class CIFAR10DataModule(ResidentDataModule):
     def _folder(self) -> Path:
         if self.data_dir is None:
             raise UserError(
-                "--data=CIFAR10DataModule: no data; give the channel `training`, or a folder with --data.data_dir"
+                "--data=CIFAR10DataModule: no data; give the channel `training`, or a folder with "
+                "--data.data_dir"
             )
         return Path(self.data_dir).absolute()  # in messages: from where a relative one was resolved
 
@@ -88,7 +89,8 @@ class DigitsDataModule(ResidentDataModule):
 
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
-        # The file that sklearn.datasets.load_digits reads; importing scikit-learn would take longer than reading.
+        # The file that sklearn.datasets.load_digits reads; importing scikit-learn would take longer
+        # than reading.
         file = Path(
             find_spec("sklearn").submodule_search_locations[0], "datasets/data/digits.csv.gz"
         )

@@ -90,8 +90,8 @@ class ResidentLoader(PartitionedLoader):
         if not self.batches:
             least = min(self.divisions, key=lambda division: division.batches)
             raise UserError(
-                f"--data.batch_size: {batch_size} on {least.ranks} ranks is more than the {least.size} samples there "
-                f"are{' on a host' if shards else ''}"
+                f"--data.batch_size: {batch_size} on {least.ranks} ranks is more than the "
+                f"{least.size} samples there are{' on a host' if shards else ''}"
             )
         self.course = None if shards else Course(self.division)
         self.position = position
@@ -127,9 +127,8 @@ class ResidentLoader(PartitionedLoader):
         order = torch.arange(size)
         if self.shuffle:
             order = torch.randperm(size, generator=generator("order", self.seed, epoch))
-        order = order.to(
-            device
-        )  # of the whole epoch, at once: nothing is left to send to a GPU while it trains
+        # Of the whole epoch, at once: nothing is left to send to a GPU while it trains.
+        order = order.to(device)
         choices = None
         if self.augment:
             choices = Augmentation.of_epoch(self.seed, epoch, size, self.flip).to(device)
@@ -261,7 +260,8 @@ class ResidentDataModule(LightningDataModule, ABC):
         """Read and split the training images; return the numbers of images for training and for validation."""
         images, labels = (torch.from_numpy(array) for array in self.load(train=True))
         length, held_out = self._splits(len(labels))
-        # Exactly what torch.utils.data.random_split does in Bolts' class, for the same split from the same seed.
+        # Exactly what torch.utils.data.random_split does in Bolts' class, for the same split from
+        # the same seed.
         index = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.seed))
         whole = ResidentSet(images, labels)
         give_back()
@@ -306,15 +306,14 @@ class ResidentDataModule(LightningDataModule, ABC):
         node, nodes = self._nodes if self.sharded else (0, 1)
         fraction = isinstance(self.val_split, float)
         part = self.val_split // nodes + (node < self.val_split % nodes)
-        share = (
-            self.val_split if fraction and 0 < self.val_split < 1 else 0
-        )  # neither nan nor infinite
+        # Neither nan nor infinite.
+        share = self.val_split if fraction and 0 < self.val_split < 1 else 0
         held_out = math.floor(share * size) if fraction else part
         if not 0 < held_out < size:
             found = f"{self.val_split}{f' ({part} of them on this host)' if nodes > 1 and not fraction else ''}"
             raise UserError(
-                f"--data.val_split: found {found}, allowed are 1 to {size - 1} of the {size} images, or a fraction "
-                "between 0 and 1"
+                f"--data.val_split: found {found}, allowed are 1 to {size - 1} of the {size} "
+                "images, or a fraction between 0 and 1"
             )
         return size - held_out, held_out
 

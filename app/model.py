@@ -43,17 +43,16 @@ class ResNet18(LightningModule):
         self.network = resnet18(num_classes=num_classes)
         if stem == "small":
             self.network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-            nn.init.kaiming_normal_(
-                self.network.conv1.weight, mode="fan_out", nonlinearity="relu"
-            )  # as torchvision
+            # As torchvision.
+            nn.init.kaiming_normal_(self.network.conv1.weight, mode="fan_out", nonlinearity="relu")
             self.network.maxpool = nn.Identity()
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.network.to(memory_format=self.layout)
         if compile:
             if not any(map(shutil.which, ("g++", "clang++"))):
                 raise UserError(
-                    "--model.compile: found no C++ compiler (g++) here, which torch.compile takes; build the image "
-                    "with COMPILER=1, or leave the flag out"
+                    "--model.compile: found no C++ compiler (g++) here, which torch.compile takes; "
+                    "build the image with COMPILER=1, or leave the flag out"
                 )
             self.network.compile()
 
@@ -83,7 +82,8 @@ class ResNet18(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer that is used unless --optimizer names another."""
-        # fused: a fifth of a CPU step saved. Not on a GPU, where Lightning refuses it with fp16 and gradient clipping.
+        # fused: a fifth of a CPU step saved. Not on a GPU, where Lightning refuses it with fp16 and
+        # gradient clipping.
         return torch.optim.Adam(self.parameters(), lr=1e-3, fused=self.device.type == "cpu")
 
     def _step(
@@ -91,8 +91,8 @@ class ResNet18(LightningModule):
     ) -> tuple[Tensor, Tensor]:
         images, labels = batch
         logits = self(images)
-        # No torchmetrics here: of one batch it is a mean, which Lightning weighs by the batch's size; theirs takes ten
-        # times as long in a step, and a quarter of a second at the first.
+        # No torchmetrics here: of one batch it is a mean, which Lightning weighs by the batch's
+        # size; theirs takes ten times as long in a step, and a quarter of a second at the first.
         accuracy = (logits.detach().argmax(1) == labels).float().mean()
         return nn.functional.cross_entropy(
             logits, labels, label_smoothing=label_smoothing

@@ -58,7 +58,8 @@ class Similarity:
             self.top_k = 10
         if len(chosen) > 1:
             raise UserError(
-                f"--{chosen[0]}, --{chosen[1]}: found both, allowed is one of top_k, threshold and dense"
+                f"--{chosen[0]}, --{chosen[1]}: found both, allowed is one of top_k, threshold and "
+                "dense"
             )
         for name, least in (("top_k", 1), ("memory", 0.01)):
             value = getattr(self, name)
@@ -74,8 +75,8 @@ class Compared:
     def __init__(self, settings: Similarity, table: Table, device: torch.device) -> None:
         if settings.top_k and settings.top_k > len(table) - (not settings.itself):
             raise UserError(
-                f"--top_k: found {settings.top_k}, allowed is 1 to {len(table) - (not settings.itself)}: there are "
-                f"{len(table)} rows"
+                f"--top_k: found {settings.top_k}, allowed is 1 to "
+                f"{len(table) - (not settings.itself)}: there are {len(table)} rows"
             )
         self.settings = settings
         self.table = table
@@ -95,9 +96,8 @@ class Compared:
             if settings.dense
             else 64 * len(table)
         )
-        per_row = (
-            4 * (2 * self.width + 4 * table.columns) + result
-        )  # bytes; of a threshold, if all pairs are above it
+        # Bytes; of a threshold, if all pairs are above it.
+        per_row = 4 * (2 * self.width + 4 * table.columns) + result
         self.size = max(1, min(1024, int(budget / 2 / per_row)))
         """Rows of a block that fit into the memory."""
 
@@ -139,7 +139,8 @@ class Compared:
         if not greatest.all():
             row = rows.start + int((greatest[:, 0] == 0).nonzero()[0])
             raise UserError(
-                f"{self.table.channel}: row {row} is all 0, which has no direction; allowed are other rows"
+                f"{self.table.channel}: row {row} is all 0, which has no direction; allowed are "
+                "other rows"
             )
         found /= greatest
         return (found / found.norm(dim=1, keepdim=True)).to(self.kind)

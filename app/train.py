@@ -27,10 +27,11 @@ APPLICATION = application.Application(
     channel_data=CIFAR10DataModule,
     settings=HERE / "trainer.yaml",
     recipes=HERE / "recipes",
+    # Accuracies that nobody had measured.
     renamed_recipes={
         "cifar10-94": "fast",
         "cifar10-96": "accurate",
-    },  # accuracies that nobody had measured
+    },
 )
 
 

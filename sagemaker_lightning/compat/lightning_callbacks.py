@@ -18,7 +18,8 @@ from pytorch_lightning.callbacks import (
 from pytorch_lightning.callbacks.spike import SpikeDetection
 from torch import nn
 
-# `load_state_dict` looks for this metric by another name than `__init__` gives it (#21752, open): no run could go on.
+# `load_state_dict` looks for this metric by another name than `__init__` gives it (#21752, open):
+# no run could go on.
 SpikeDetection.running = property(lambda callback: callback.running_mean)
 
 

@@ -1,4 +1,4 @@
-"""Nodes with their own part of the data (ShardedByS3Key): what all ranks agree on.
+"""Nodes with parts of the data (ShardedByS3Key): what all ranks agree on.
 
 `agree` and `share` are collectives: all ranks call them. If one rank finds a mistake, all ranks
 raise it: a rank that ends alone leaves the others waiting for it.
