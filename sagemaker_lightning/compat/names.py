@@ -1,15 +1,16 @@
-"""Every name of other packages that the modules here need and that no documentation promises.
+"""Every private name of other packages that the modules here need.
 
-tests/test_compat.py looks each of them up, in a second, and names those that have moved and who
-needs them. It also fails if a module here uses a private name that is missing here. A name is
-`function`, `Class` or `Class.attribute` of a module; what it has to be is one of:
+No documentation promises these names. tests/test_compat.py looks each of them up, in a second, and
+names those that have moved and who needs them. It also fails if a module here uses a private name
+that is missing here. A name is `function`, `Class` or `Class.attribute` of a module; what it has to
+be is one of:
 
     class, property, value    what it says
     attribute                 an attribute that the class gives its objects
     local                     a variable within a function
     (self, batch, ...)        a function with these parameters; "..." for more of them
 
-Several of them are separated by " | ". Data only: nothing is imported.
+Several of them are separated by " | ". This module has data only: nothing is imported.
 """
 
 FIT = "pytorch_lightning.loops.fit_loop"
@@ -104,7 +105,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_CheckpointConnector._ckpt_path": "attribute",
             "_CheckpointConnector._loaded_checkpoint": "attribute",
             "_CheckpointConnector.dump_checkpoint": "(self, weights_only)",
-            "_CheckpointConnector.resume_start": "(self, checkpoint_path, weights_only) | (self, checkpoint_path)",
+            "_CheckpointConnector.resume_start": (
+                "(self, checkpoint_path, weights_only) | (self, checkpoint_path)"
+            ),
         },
         CALLBACKS: {
             "ModelCheckpoint._remove_checkpoint": "(self, trainer, filepath)",
@@ -124,7 +127,8 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         EPOCH: {"_TrainingEpochLoop._results": "attribute"},
         RESULT: {
             "_Metadata": "class",
-            "_Metadata.__init__": "(self, fx, name, prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, "
+            "_Metadata.__init__": "(self, fx, name, prog_bar, logger, on_step, on_epoch, "
+            "reduce_fx, enable_graph, "
             "add_dataloader_idx, dataloader_idx, metric_attribute, _sync)",
             "_Metadata.sync": "property",
             "_ResultMetric": "class",
