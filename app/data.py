@@ -16,9 +16,11 @@ class CIFAR10DataModule(ResidentDataModule):
     """CIFAR-10: 50,000 training and 10,000 test images, RGB, 32x32, ten classes.
 
     Args:
-        data_dir: Folder with cifar-10-python.tar.gz, cifar-10-batches-py or the files in it; SageMaker's channel.
+        data_dir: Folder with cifar-10-python.tar.gz, cifar-10-batches-py or the files in it;
+            SageMaker's channel.
         download: Whether to fetch the archive into `data_dir` if it is not there (needs a network).
-        sharded: Whether `data_dir` has some of the training files only, other ones on each node (ShardedByS3Key).
+        sharded: Whether `data_dir` has only some of the training files, different ones on each node
+            (ShardedByS3Key).
     """
 
     name = "CIFAR-10"
@@ -48,11 +50,14 @@ class CIFAR10DataModule(ResidentDataModule):
 
     @property
     def num_train_images(self) -> int:
-        """Number of training images, those for validation included; of a whole CIFAR-10, without reading them."""
+        """Number of training images, those for validation included.
+
+        For a complete CIFAR-10, no file is read.
+        """
         return super().num_train_images if self.sharded else 50_000
 
     def prepare_data(self) -> None:
-        """Download, once per node, if that was asked for."""
+        """Download the archive, once per node, if `download` is set."""
         if self.download:
             cifar10_files.download(self._folder)
 
@@ -69,13 +74,14 @@ class CIFAR10DataModule(ResidentDataModule):
                 "--data=CIFAR10DataModule: no data; give the channel `training`, or a folder with "
                 "--data.data_dir"
             )
-        return Path(self.data_dir).absolute()  # in messages: from where a relative one was resolved
+        return Path(self.data_dir).absolute()  # messages then show where a relative path leads
 
 
 class DigitsDataModule(ResidentDataModule):
-    """scikit-learn's handwritten digits (UCI optdigits), 8x8, shown as 32x32 RGB: real data that needs no download.
+    """scikit-learn's handwritten digits (UCI optdigits), which need no download.
 
-    1,437 training and 360 test images, the same ones for every seed.
+    They are real data. Images of 8x8 are shown as 32x32 RGB. There are 1,437 training and 360 test
+    images, the same ones for every seed.
     """
 
     name = "digits"

@@ -33,14 +33,14 @@ TAIL = 4  # bytes of the checksum after an event
 class Logger(TensorBoardLogger):
     """TensorBoard's logger, with the flags that people set.
 
+    Raises UserError if `flush_secs` is below 1.
+
     Args:
         save_dir: Folder or s3:// address of the logs.
         name: Sub-folder of this experiment.
         version: Sub-folder of this run. If it is not given, it is the next free number; in a
             resumed run, the interrupted run's.
         flush_secs: Seconds after which logged values are written.
-
-    Raises UserError if `flush_secs` is below 1.
     """
 
     def __init__(

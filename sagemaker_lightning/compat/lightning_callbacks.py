@@ -31,7 +31,7 @@ def searches(callback: Callback) -> bool:
 def searched_attribute(callback: LearningRateFinder | BatchSizeFinder) -> str:
     """Return the name of the model's attribute that is searched for.
 
-    It is "" if the callback uses its default name.
+    It is "" if a LearningRateFinder searches for one of the usual names.
     """
     return (
         callback._attr_name
