@@ -1,8 +1,8 @@
 """The "python version" of CIFAR-10, read as untrusted input.
 
 It is described at https://www.cs.toronto.edu/~kriz/cifar.html. A data channel is input: it must not
-run code. Therefore an unpickler reads the pickles that can build only arrays and plain containers,
-whatever the pickles' checksum.
+run code. Therefore pickles are read by an unpickler that can build only arrays and plain containers,
+whatever their checksum.
 """
 
 import io
@@ -25,9 +25,9 @@ TEST_FILES = ("test_batch",)
 # A real batch has 31 MB. A larger file than this is no CIFAR-10 batch, and is not read into memory.
 MAX_BYTES = 256 * 2**20
 
-# What a pickled array needs (numpy 1 and 2, protocols 0 to 5). Python 2 and
-# protocols below 3 write bytes by `_codecs.encode`. `str.encode` does the same, and no pickle can
-# tamper with it, as it is a C method.
+# What a pickled array needs (numpy 1 and 2, protocols 0 to 5). Python 2 and protocols below 3 write
+# bytes by `_codecs.encode`. `str.encode` does the same, and no pickle can tamper with it, as it is
+# a C method.
 _ALLOWED = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,

@@ -113,7 +113,7 @@ class ResidentLoader(PartitionedLoader):
         self.course = None if shards else Course(self.division)
         self.position = position
         self.at: tuple[int, int] | None = None  # epoch and batch at which the next iteration starts
-        self.told = False
+        self.begin_was_called = False
 
     def __len__(self) -> int:
         return self.batches
@@ -128,7 +128,7 @@ class ResidentLoader(PartitionedLoader):
     def begin(self, epoch: int, batch: int) -> None:
         """Have the next iteration start at batch `batch` of epoch `epoch`."""
         self.at = (epoch, batch)
-        self.told = True
+        self.begin_was_called = True
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         begin_at = self.at
@@ -137,7 +137,7 @@ class ResidentLoader(PartitionedLoader):
 
     def _iterate(self, begin_at: tuple[int, int] | None) -> Iterator[tuple[Tensor, Tensor]]:
         epoch, start = begin_at or self.position()
-        if self.told and not begin_at:
+        if self.begin_was_called and not begin_at:
             start = 0
         size = len(self.data)
         device = self.data.images.device

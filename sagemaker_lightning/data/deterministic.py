@@ -95,7 +95,7 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     vars(loader)["exactly"] = batches
     vars(loader)["planned"] = Plan(())
     if loader.num_workers and rank_zero_only.rank == 0:
-        vars(loader)["planned"].said = torch.zeros(1, dtype=torch.uint8).share_memory_()
+        vars(loader)["planned"].warned = torch.zeros(1, dtype=torch.uint8).share_memory_()
     return loader, ""
 
 

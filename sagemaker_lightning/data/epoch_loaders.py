@@ -270,7 +270,7 @@ class Turns:
             "builtins",
             "itertools",
         )
-        self.given = 0  # number of batches that it has given
+        self.batches_given = 0  # number of batches that it has given
         self.order.mark()
         self.data.mark()
         self.first = self.order.kept(), self.data.kept()
@@ -354,7 +354,7 @@ class Turns:
             # The workers hold copies of the data as it was when they started.
             self.data_now = self.data.all()
             self.data.restore(self.data.all(self.first[1]) | saved["data"], touch=False)
-        self.before = self.order.kept()
+        self.order_at_start = self.order.kept()
         self.source = self._source_state()
         self.earlier = self.begun
         if self.must_redraw or not self._workers_stay:
@@ -384,7 +384,7 @@ class Turns:
             self.ahead = not getattr(self.loader, "num_workers", 0)
             # Nothing has been drawn since the epoch began.
             self.first = (self.order.kept(), self.data.kept())
-            self.before, self.kept = self.first
+            self.order_at_start, self.kept = self.first
 
     @property
     def _workers_stay(self) -> bool:
@@ -403,12 +403,12 @@ class Turns:
     def states(self, within: bool) -> dict[str, Any]:
         """Return what `prepare` takes as `saved`."""
         return {
-            "order": self.order.changed(self.before if within else None),
+            "order": self.order.changed(self.order_at_start if within else None),
             "data": self.data.changed(self.kept if within or self._workers_stay else None),
             "own": encoded(self.loader.state_dict()) if self.stateful else None,
             "now": self.data.changed(),
             "source": self.source if within else self._source_state(),
-            "given": self.given,
+            "given": self.batches_given,
             "begun": self.earlier if self.must_redraw and within else self.begun,
             "over": self.over,
             "within": within,
@@ -557,7 +557,7 @@ class Turns:
         batches = iter(self.loader)
         key = (self.epoch, self.turn)
         if self.single_pass:
-            first = self.given
+            first = self.batches_given
             key = ("once",)
 
         def draw() -> Iterator:
@@ -571,7 +571,7 @@ class Turns:
                 if batch is self:
                     self.over = True
                     return
-                self.given += 1
+                self.batches_given += 1
                 yield batch
 
         return draw()

@@ -56,7 +56,7 @@ class Plan:
     """Number of the iteration that the next fetcher is made for."""
     first: tuple[int, ...] = ()
     """Number of samples each worker has drawn before, if the loader does not know it itself."""
-    said: Tensor | None = None
+    warned: Tensor | None = None
     """uint8 [1], shared by all workers: 1 once the user was told that a dataset changes there."""
 
 
@@ -68,11 +68,11 @@ class Drawn:
     part of that order.
     """
 
-    def __init__(self, samples: Iterator, seed: tuple, number: int, found: Found) -> None:
+    def __init__(self, samples: Iterator, seed: tuple, number: int, user_generators: Found) -> None:
         self.samples = samples
         self.seed = seed
         self.number = number
-        self.found = found
+        self.user_generators = user_generators
 
     def __iter__(self) -> "Drawn":
         return self
@@ -102,10 +102,10 @@ class DrawnWithState(Drawn):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the samples' state, how many were drawn, and the generators' states."""
-        self.found.more()
+        self.user_generators.more()
         generator_states = {
             path: encoded(generators.state_of(generator))
-            for path, generator in self.found.generators.items()
+            for path, generator in self.user_generators.generators.items()
         }
         return {
             "samples": self.samples.state_dict() if has_state(self.samples) else None,
@@ -123,7 +123,7 @@ class DrawnWithState(Drawn):
             self.over = True
         *seed, self.number = state[self.NUMBER]
         self.seed = tuple(seed)
-        for path, generator in generators.find(self.found.roots).items():
+        for path, generator in generators.find(self.user_generators.roots).items():
             if path in state["generators"]:
                 generators.restore(generator, decoded(state["generators"][path]))
 
@@ -142,8 +142,8 @@ class Fetchers:
         self.plan = plan
         self.worker = worker
         self.turn = plan.turn
-        self.found = Found(roots)
-        self.watch = Watch(roots, plan.said if worker == 0 else None)
+        self.user_generators = Found(roots)
+        self.watch = Watch(roots, plan.warned if worker == 0 else None)
         maker = fetcher_maker()
         self.make_fetcher = getattr(maker, "__wrapped__", maker)
 
@@ -172,7 +172,7 @@ class Fetchers:
         else:
             seed = (*self.plan.seed, turn)
             worker = self.worker or 0
-            generators.reseed(self.found.generators, number_of("generators", *seed))
+            generators.reseed(self.user_generators.generators, number_of("generators", *seed))
             seed_all("samples", *seed, worker)
             fetcher = self.make_fetcher(kind, dataset, *rest)
             first = self.plan.first[worker] if self.plan.first else 0
@@ -180,7 +180,7 @@ class Fetchers:
                 DrawnWithState if has_state(fetcher.dataset_iter) or has_state(dataset) else Drawn
             )
             fetcher.dataset_iter = drawn_class(
-                fetcher.dataset_iter, (*seed, worker), first, self.found
+                fetcher.dataset_iter, (*seed, worker), first, self.user_generators
             )
         return fetcher
 
@@ -196,10 +196,10 @@ class Fetchers:
                 if isinstance(indices, list) and indices
                 else Key(indices, seed, indices)
             )
-        batch = fetch(keys.begin(self.found))
-        if self.found.more():
-            batch = fetch(keys.begin(self.found))
-        self.watch.look(self.found.batches)
+        batch = fetch(keys.begin(self.user_generators))
+        if self.user_generators.more():
+            batch = fetch(keys.begin(self.user_generators))
+        self.watch.look(self.user_generators.batches)
         return batch
 
 
@@ -209,9 +209,9 @@ class Watch:
     No checkpoint contains them.
     """
 
-    def __init__(self, roots: dict[str, Any], said: Tensor | None) -> None:
+    def __init__(self, roots: dict[str, Any], warned: Tensor | None) -> None:
         self.roots = roots
-        self.said = said
+        self.warned = warned
         self.state = State(lambda: roots)
 
     def look(self, batches: int) -> None:
@@ -220,12 +220,12 @@ class Watch:
         It is done after the first batches and after every 64th. The first batch may create what
         then stays: the state after it is the one compared with.
         """
-        if self.said is None or self.said[0] or (batches > 4 and batches % 64):
+        if self.warned is None or self.warned[0] or (batches > 4 and batches % 64):
             return
         if batches == 1:
             self.state.mark()
         elif changed := sorted(self.state.changed()):
-            self.said[0] = 1
+            self.warned[0] = 1
             owners = dict(walk(self.roots, code=False))
             names = [f"{type(owners[path]).__qualname__}.{name}" for path, name in changed]
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""

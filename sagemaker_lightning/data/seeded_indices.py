@@ -121,7 +121,7 @@ class Keys(list):
         places: The position of each sample in the epoch.
     """
 
-    found: Found | None = None
+    user_generators: Found | None = None
     """The generators to seed; set in the process that draws."""
 
     def __init__(self, indices: Sequence, seed: tuple, places: Sequence) -> None:
@@ -129,18 +129,18 @@ class Keys(list):
         self.seed = seed
         self.places = places
 
-    def begin(self, found: Found) -> "Keys":
+    def begin(self, user_generators: Found) -> "Keys":
         """Seed what is drawn before the first index is taken; return the keys.
 
         A dataset that fetches a whole batch at once draws then.
         """
-        self.found = found
+        self.user_generators = user_generators
         self._seed(self.places[0])
         return self
 
     def __iter__(self) -> Iterator:
         for place, index in zip(self.places, super().__iter__(), strict=True):
-            if self.found:
+            if self.user_generators:
                 self._seed(place)
             yield index
 
@@ -148,7 +148,7 @@ class Keys(list):
         return Keys, (list(super().__iter__()), self.seed, self.places)
 
     def _seed(self, place: object) -> None:
-        generators.reseed(self.found.generators, seed_all("sample", *self.seed, place))
+        generators.reseed(self.user_generators.generators, seed_all("sample", *self.seed, place))
 
 
 class Key:
@@ -159,6 +159,6 @@ class Key:
         self.seed = seed
         self.place = place
 
-    def begin(self, found: Found) -> Any:
+    def begin(self, user_generators: Found) -> Any:
         """Seed the sample's draws, and return the index."""
-        return Keys([self.index], self.seed, [self.place]).begin(found)[0]
+        return Keys([self.index], self.seed, [self.place]).begin(user_generators)[0]
