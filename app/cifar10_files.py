@@ -1,8 +1,8 @@
 """The "python version" of CIFAR-10, read as untrusted input.
 
 It is described at https://www.cs.toronto.edu/~kriz/cifar.html. A data channel is input: it must not
-run code. Therefore pickles are read by an unpickler that can build only arrays and plain containers,
-whatever their checksum.
+run code. Therefore pickles are read by an unpickler that can build only arrays and plain
+containers, whatever their checksum.
 """
 
 import io
