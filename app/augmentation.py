@@ -1,6 +1,6 @@
-"""What is done to a batch of images on its way to the network: cropped, flipped, normalised, cut out; all at once.
+"""Crops, flips, normalises and cuts out a whole batch of images at once.
 
-Each choice is a pure function of (seed, epoch, position in the epoch).
+Each random choice is a pure function of (seed, epoch, position in the epoch).
 """
 
 import hashlib
@@ -9,18 +9,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PADDING = 4  # pixels around the image that a random crop may reach into, as in the ResNet paper (arXiv:1512.03385, 4.2)
+# Pixels around the image that a random crop may include, as in the ResNet paper (arXiv:1512.03385,
+# 4.2).
+PADDING = 4
 
 
 def generator(*key: int | str) -> torch.Generator:
-    """Return a CPU generator seeded by the whole of `key`; alike on every machine and in every process."""
+    """Return a CPU generator seeded by the whole of `key`.
+
+    It is the same on every machine and in every process.
+    """
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The choices for N images: a crop out of the padded image, a horizontal flip, and where Cutout's square is."""
+    """The random choices for N images.
+
+    They are a crop out of the padded image, a horizontal flip, and the place of Cutout's square.
+    """
 
     top: Tensor  # int64 [N], 0 to 2 * PADDING
     left: Tensor  # int64 [N], 0 to 2 * PADDING
@@ -29,15 +37,18 @@ class Augmentation:
 
     @classmethod
     def of_epoch(cls, seed: int | str, epoch: int, size: int, flip: bool) -> "Augmentation":
-        """Draw the choices of an epoch of `size` samples, by position, on the CPU; without `flip`, none is flipped."""
+        """Draw the choices for an epoch of `size` samples, by position, on the CPU.
+
+        Without `flip`, no image is flipped.
+        """
         draw = generator("augment", seed, epoch)
         top, left = torch.randint(2 * PADDING + 1, (2, size), generator=draw)
         flipped = torch.rand(size, generator=draw) < (0.5 if flip else 0.0)
         return cls(top, left, flipped, torch.rand(size, 2, generator=draw))
 
-    def __getitem__(self, part: slice) -> "Augmentation":
-        """Return the choices of some positions."""
-        return Augmentation(*(choice[part] for choice in self._choices))
+    def __getitem__(self, positions: slice) -> "Augmentation":
+        """Return the choices for some positions."""
+        return Augmentation(*(choice[positions] for choice in self._choices))
 
     def to(self, device: torch.device) -> "Augmentation":
         """Return the choices on `device`."""
@@ -47,21 +58,23 @@ class Augmentation:
         """Return images, uint8 [N, C, H, W], cropped and flipped."""
         height, width = images.shape[-2:]
         padded = torch.nn.functional.pad(images, [PADDING] * 4)
-        # A view of every crop that there is, [N, C, 2 * PADDING + 1, 2 * PADDING + 1, H, W].
+        # A view of every possible crop, [N, C, 2 * PADDING + 1, 2 * PADDING + 1, H, W].
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)
         cropped = windows[torch.arange(len(images), device=images.device), :, self.top, self.left]
         return torch.where(self.flip[:, None, None, None], cropped.flip(-1), cropped)
 
     def cut(self, images: Tensor, side: int) -> Tensor:
-        """Return normalised images, float32 [N, C, H, W], with a square of `side` pixels at 0, the mean colour.
+        """Set a square of `side` pixels in each image to 0, in place; return the images.
 
-        Cutout (arXiv:1708.04552, 3.2): the centre may be anywhere, so that some of the square may be outside.
+        The images are normalised, float32 [N, C, H, W], so that 0 is the mean colour. This is
+        Cutout (arXiv:1708.04552, 3.2): the centre may be anywhere, so some of the square may be
+        outside.
         """
         inside = []
         for size, centre in zip(images.shape[-2:], self.centre.unbind(1), strict=True):
             first = (centre * size).long() - side // 2
-            place = torch.arange(size, device=images.device) - first[:, None]
-            inside.append((place >= 0) & (place < side))
+            offset = torch.arange(size, device=images.device) - first[:, None]
+            inside.append((offset >= 0) & (offset < side))
         return images.masked_fill_((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0)
 
     @property
@@ -70,15 +83,27 @@ class Augmentation:
 
 
 class Normalize:
-    """uint8 [n, C, H, W] to float32: divided by 255, then (x - mean) / std per channel if these are given."""
+    """Converts images, uint8 [n, C, H, W], to float32, scaled or normalised.
 
-    def __init__(self, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None) -> None:
-        self.mean, self.std = (torch.tensor(value)[:, None, None] if value else None for value in (mean, std))
+    The values are divided by 255. If `mean` and `std` are given, the result is (x - mean) / std for
+    each channel.
+    """
+
+    def __init__(
+        self, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
+    ) -> None:
+        self.mean, self.std = (
+            torch.tensor(value)[:, None, None] if value else None for value in (mean, std)
+        )
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the images as the network wants them, on their device; bit for bit what torchvision computes."""
+        """Return the images as the network needs them, on their device.
+
+        The result is bit for bit what torchvision computes.
+        """
         images = images.float().div_(255)
         if self.mean is None:
             return images
-        self.mean, self.std = self.mean.to(images.device), self.std.to(images.device)
+        self.mean = self.mean.to(images.device)
+        self.std = self.std.to(images.device)
         return images.sub_(self.mean).div_(self.std)

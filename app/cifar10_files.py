@@ -1,7 +1,8 @@
-"""The "python version" of CIFAR-10 (https://www.cs.toronto.edu/~kriz/cifar.html), read as untrusted input.
+"""The "python version" of CIFAR-10, read as untrusted input.
 
-A data channel is input: it must not run code. Pickles are therefore read through an unpickler that can build
-arrays and plain containers only, whatever their checksum.
+It is described at https://www.cs.toronto.edu/~kriz/cifar.html. A data channel is input: it must not
+run code. Therefore pickles are read by an unpickler that can build only arrays and plain
+containers, whatever their checksum.
 """
 
 import io
@@ -21,95 +22,141 @@ ARCHIVE = "cifar-10-python.tar.gz"
 FOLDER = "cifar-10-batches-py"
 TRAIN_FILES = tuple(f"data_batch_{k}" for k in range(1, 6))
 TEST_FILES = ("test_batch",)
-# A real batch has 31 MB. More than this is no CIFAR-10 batch, and is not read into memory.
+# A real batch has 31 MB. A larger file than this is no CIFAR-10 batch, and is not read into memory.
 MAX_BYTES = 256 * 2**20
 
-# What a pickled array needs (numpy 1 and 2, protocols 0 to 5). `_codecs.encode` is how Python 2 and protocols
-# below 3 spell bytes; `str.encode` does the same and, being a C method, cannot be tampered with by a pickle.
+# What a pickled array needs (numpy 1 and 2, protocols 0 to 5). Python 2 and protocols below 3 write
+# bytes by `_codecs.encode`. `str.encode` does the same, and no pickle can tamper with it, as it is
+# a C method.
 _ALLOWED = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): str.encode,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): np.empty(1).__reduce_ex__(5)[0] for core in ("core", "_core")},
+    **{
+        (f"numpy.{core}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0]
+        for core in ("core", "_core")
+    },
+    **{
+        (f"numpy.{core}.numeric", "_frombuffer"): np.empty(1).__reduce_ex__(5)[0]
+        for core in ("core", "_core")
+    },
 }
 
 
 class Missing(FileNotFoundError, UserError):
-    """A file is not there: a user's mistake, unless the folder is to hold a part of the files only."""
+    """A file is not there: a mistake of the user.
+
+    It is none if the folder is meant to have only some of the files.
+    """
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Builds arrays and plain containers; anything else a pickle names is refused before it is imported."""
+    """Builds arrays and plain containers only.
+
+    It refuses anything else that a pickle names, before it is imported.
+    """
 
     def find_class(self, module: str, name: str):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of images needs") from None
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}, which no batch of images needs"
+            ) from None
 
 
-def read(folder: Path, train: bool, channel: str, part: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images, uint8 [N, 3, 32, 32] (RGB), and labels, int64 [N] (0 to 9), of one split.
+def read(
+    folder: Path, train: bool, channel: str, part: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images and labels of one split.
 
-    `folder` holds the five training batches and the test batch, or the folder or archive that the authors ship
-    them in; `part` of them is enough if that is said. `channel` is what error messages call it. UserError, of class
-    Missing if it is not there, names the file and what is wrong with it.
+    The images are uint8 [N, 3, 32, 32] (RGB), the labels int64 [N] (0 to 9).
+
+    Args:
+        folder: Has the five training batches and the test batch, or the folder or the archive in
+            which the authors ship them.
+        train: Whether to read the training images, not the test images.
+        channel: What error messages call the folder.
+        part: Whether some of the files are enough.
+
+    Raises UserError, which names the file and what is wrong with it; its class is Missing if the
+    file is not there.
     """
     names = TRAIN_FILES if train else TEST_FILES
-    batches, whole = {}, None
+    batches = {}
+    all_images = None
     for name, content in _files(folder, names, channel):
         images, labels = _decode(content, f"{channel}: {name}")
-        del content  # before the next is read
-        if whole is None:  # all are as long as the first, unless they are not the authors'
-            whole = np.empty((len(names), *images.shape), dtype=np.uint8)
-        if images.shape == whole.shape[1:]:  # in its place at once: memory for one set of images, not for two
-            place = whole[names.index(name)]
-            place[:] = images
-            images = place
+        del content  # frees its memory before the next one is read
+        if all_images is None:  # the authors' files all have the same length
+            all_images = np.empty((len(names), *images.shape), dtype=np.uint8)
+        # Copied to its place at once: memory is needed for one set of images, not for two.
+        if images.shape == all_images.shape[1:]:
+            target = all_images[names.index(name)]
+            target[:] = images
+            images = target
         batches[name] = images, labels
     missing = [name for name in names if name not in batches]
     if missing and not (part and batches):
-        raise Missing(f"{channel}: {missing[0]} is missing; needed are {', '.join(TRAIN_FILES + TEST_FILES)}")
-    parts = [batches[name] for name in names if name in batches]
-    labels = np.concatenate([labels for _, labels in parts])
-    if len(parts) == len(names) and all(images.base is whole for images, _ in parts):
-        return whole.reshape(-1, 3, 32, 32), labels
-    return np.concatenate([images for images, _ in parts]), labels
+        raise Missing(
+            f"{channel}: {missing[0]} is missing; needed are {', '.join(TRAIN_FILES + TEST_FILES)}"
+        )
+    found_batches = [batches[name] for name in names if name in batches]
+    labels = np.concatenate([labels for _, labels in found_batches])
+    if len(found_batches) == len(names) and all(
+        images.base is all_images for images, _ in found_batches
+    ):
+        return all_images.reshape(-1, 3, 32, 32), labels
+    return np.concatenate([images for images, _ in found_batches]), labels
 
 
 def download(folder: Path) -> None:
-    """Fetch the authors' archive into `folder` unless it is there, checked against its MD5, complete or not at all."""
+    """Download the authors' archive into `folder`, unless it is there.
+
+    It is checked against its MD5, and is there completely or not at all. UserError if it cannot be
+    fetched.
+    """
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import check_integrity, download_url
 
     if check_integrity(str(folder / ARCHIVE), CIFAR10.tgz_md5):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder) as aside:
+    with TemporaryDirectory(dir=folder) as temporary:
         try:
-            download_url(CIFAR10.url, aside, ARCHIVE, CIFAR10.tgz_md5)
+            download_url(CIFAR10.url, temporary, ARCHIVE, CIFAR10.tgz_md5)
         except (OSError, RuntimeError) as error:
             raise UserError(
-                f"--data.download: {CIFAR10.url} could not be fetched ({error}); give the data as a channel instead"
+                f"--data.download: {CIFAR10.url} could not be fetched ({error}); give the data as "
+                "a channel instead"
             ) from None
-        os.replace(Path(aside, ARCHIVE), folder / ARCHIVE)
+        os.replace(Path(temporary, ARCHIVE), folder / ARCHIVE)
 
 
 def _files(folder: Path, names: tuple[str, ...], channel: str) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, bytes) of the batch files: loose, in the authors' folder, or in their archive."""
-    for place in (folder, folder / FOLDER):
-        if found := [place / name for name in names if (place / name).is_file()]:
-            for path in found:
+    """Yield (name, content) of the batch files.
+
+    They are in the folder itself, in the authors' folder, or in the authors' archive.
+    """
+    for parent in (folder, folder / FOLDER):
+        if paths := [parent / name for name in names if (parent / name).is_file()]:
+            for path in paths:
                 if path.stat().st_size > MAX_BYTES:
-                    raise UserError(f"{channel}: {path.name} has {path.stat().st_size} bytes, a batch has 31 million")
+                    raise UserError(
+                        f"{channel}: {path.name} has {path.stat().st_size} bytes, a batch has 31 "
+                        "million"
+                    )
                 yield path.name, path.read_bytes()
             return
     if not (folder / ARCHIVE).is_file():
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:5]) if folder.is_dir() else "no such folder"
+        file_names = (
+            ", ".join(sorted(path.name for path in folder.iterdir())[:5])
+            if folder.is_dir()
+            else "no such folder"
+        )
         raise Missing(
-            f"{channel}: {folder} holds no CIFAR-10 (found: {found or 'nothing'}); allowed are {ARCHIVE}, the folder "
-            f"{FOLDER} or the files in it"
+            f"{channel}: {folder} holds no CIFAR-10 (found: {file_names or 'nothing'}); allowed "
+            f"are {ARCHIVE}, the folder {FOLDER} or the files in it"
         )
     try:
         with tarfile.open(folder / ARCHIVE) as archive:
@@ -117,27 +164,43 @@ def _files(folder: Path, names: tuple[str, ...], channel: str) -> Iterator[tuple
                 name = Path(member.name).name
                 if member.isreg() and name in names and member.size <= MAX_BYTES:
                     yield name, archive.extractfile(member).read()
-            while archive.fileobj.read(2**20):  # to its end, where gzip keeps the checksum
+            while archive.fileobj.read(2**20):  # up to its end, where gzip has the checksum
                 pass
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:  # OSError: gzip's checksum
-        raise UserError(f"{channel}: {ARCHIVE} is damaged or incomplete ({error}); copy it again") from None
+        raise UserError(
+            f"{channel}: {ARCHIVE} is damaged or incomplete ({error}); copy it again"
+        ) from None
 
 
 def _decode(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return one batch's images and labels, or raise UserError that starts with `where`."""
+    """Return one batch's images and labels; UserError starts with `where`."""
     try:
         batch = _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     except Exception as error:  # a damaged pickle raises nearly anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{where} is not a CIFAR-10 batch: {reason}; copy it again") from None
     batch = {str(key): value for key, value in batch.items()} if isinstance(batch, dict) else {}
-    data, labels = batch.get("data"), batch.get("labels")
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-        found = f"{data.dtype} {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise UserError(f"{where}: 'data' is {found}, must be uint8 [N, 3072]")
+    data = batch.get("data")
+    labels = batch.get("labels")
+    if (
+        not isinstance(data, np.ndarray)
+        or data.dtype != np.uint8
+        or data.ndim != 2
+        or data.shape[1] != 3072
+    ):
+        description = (
+            f"{data.dtype} {list(data.shape)}"
+            if isinstance(data, np.ndarray)
+            else type(data).__name__
+        )
+        raise UserError(f"{where}: 'data' is {description}, must be uint8 [N, 3072]")
     if not isinstance(labels, list) or len(labels) != len(data):
-        found = f"{len(labels)} of them" if isinstance(labels, list) else type(labels).__name__
-        raise UserError(f"{where}: 'labels' must be a list of {len(data)} numbers, found {found}")
+        description = (
+            f"{len(labels)} of them" if isinstance(labels, list) else type(labels).__name__
+        )
+        raise UserError(
+            f"{where}: 'labels' must be a list of {len(data)} numbers, found {description}"
+        )
     wrong = [label for label in labels if type(label) is not int or not 0 <= label <= 9]
     if wrong:
         raise UserError(f"{where}: label {wrong[0]!r} found, allowed are 0 to 9")

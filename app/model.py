@@ -16,14 +16,15 @@ class ResNet18(LightningModule):
 
     Args:
         num_classes: Number of classes; taken from the data module.
-        stem: How it begins. imagenet: as torchvision has it, for images of 224 pixels. small: for 32 pixels, a 3x3
-            convolution that keeps the size, and no pooling (as the paper has it for CIFAR-10, 4.2); better and 15 times
-            the work.
-        label_smoothing: Share of a label's weight that is spread over all classes (arXiv:1512.00567, 7).
-        channels_last: Whether images and weights are laid out with the channels last, as convolutions want them on a
-            GPU with half precision, and on a CPU.
-        compile: Whether torch.compile makes the network faster; it takes a C++ compiler, which the image lacks unless
-            it is built with one.
+        stem: How the network begins. imagenet: as in torchvision, for images of 224 pixels. small:
+            for 32 pixels, a 3x3 convolution that keeps the size, and no pooling (as in the paper
+            for CIFAR-10, 4.2); better and 15 times the work.
+        label_smoothing: Share of a label's weight that is spread over all classes
+            (arXiv:1512.00567, 7).
+        channels_last: Whether images and weights are laid out with the channels last, as
+            convolutions need them on a GPU with half precision, and on a CPU.
+        compile: Whether torch.compile makes the network faster; it needs a C++ compiler, which the
+            image has only if it is built with one.
     """
 
     def __init__(
@@ -36,20 +37,23 @@ class ResNet18(LightningModule):
     ) -> None:
         super().__init__()
         if not 0 <= label_smoothing < 1:
-            raise UserError(f"--model.label_smoothing: found {label_smoothing}, allowed is 0 to less than 1")
+            raise UserError(
+                f"--model.label_smoothing: found {label_smoothing}, allowed is 0 to less than 1"
+            )
         self.save_hyperparameters()
         self.network = resnet18(num_classes=num_classes)
         if stem == "small":
             self.network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-            nn.init.kaiming_normal_(self.network.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision
+            # As in torchvision.
+            nn.init.kaiming_normal_(self.network.conv1.weight, mode="fan_out", nonlinearity="relu")
             self.network.maxpool = nn.Identity()
         self.layout = torch.channels_last if channels_last else torch.contiguous_format
         self.network.to(memory_format=self.layout)
         if compile:
             if not any(map(shutil.which, ("g++", "clang++"))):
                 raise UserError(
-                    "--model.compile: found no C++ compiler (g++) here, which torch.compile takes; build the image "
-                    "with COMPILER=1, or leave the flag out"
+                    "--model.compile: found no C++ compiler (g++) here, which torch.compile takes; "
+                    "build the image with COMPILER=1, or leave the flag out"
                 )
             self.network.compile()
 
@@ -66,22 +70,32 @@ class ResNet18(LightningModule):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Log val_loss and val_acc over the epoch."""
         loss, accuracy = self._step(batch)
-        self.log_dict({"val_loss": loss, "val_acc": accuracy}, sync_dist=True, batch_size=len(batch[1]))
+        self.log_dict(
+            {"val_loss": loss, "val_acc": accuracy}, sync_dist=True, batch_size=len(batch[1])
+        )
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Log test_loss and test_acc over the epoch."""
         loss, accuracy = self._step(batch)
-        self.log_dict({"test_loss": loss, "test_acc": accuracy}, sync_dist=True, batch_size=len(batch[1]))
+        self.log_dict(
+            {"test_loss": loss, "test_acc": accuracy}, sync_dist=True, batch_size=len(batch[1])
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer that is used unless --optimizer names another."""
-        # fused: a fifth of a CPU step saved. Not on a GPU, where Lightning refuses it with fp16 and gradient clipping.
+        # fused saves a fifth of a step on a CPU. It is not used on a GPU: Lightning refuses it
+        # there with fp16 and gradient clipping.
         return torch.optim.Adam(self.parameters(), lr=1e-3, fused=self.device.type == "cpu")
 
-    def _step(self, batch: tuple[Tensor, Tensor], label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    def _step(
+        self, batch: tuple[Tensor, Tensor], label_smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         images, labels = batch
         logits = self(images)
-        # No torchmetrics here: of one batch it is a mean, which Lightning weighs by the batch's size; theirs takes ten
-        # times as long in a step, and a quarter of a second at the first.
+        # torchmetrics is not used: the accuracy of one batch is a mean, and Lightning weights it by
+        # the batch's size. torchmetrics' accuracy takes ten times as long in a step, and a quarter
+        # of a second in the first one.
         accuracy = (logits.detach().argmax(1) == labels).float().mean()
-        return nn.functional.cross_entropy(logits, labels, label_smoothing=label_smoothing), accuracy
+        return nn.functional.cross_entropy(
+            logits, labels, label_smoothing=label_smoothing
+        ), accuracy

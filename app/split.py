@@ -1,12 +1,13 @@
-"""Runs a function of the user's on the rows of a table, each host on its own.
+"""Runs the user's function on the rows of a table, each host on its own rows.
 
-    docker run -e SAGEMAKER_PROGRAM=app/split.py IMAGE train        with the hyperparameter function=mine.compute
+    docker run -e SAGEMAKER_PROGRAM=app/split.py IMAGE train        as a job's program
     python app/split.py --function mine.compute --input rows.npy    on a desk
 
-What it does is in sagemaker_lightning/rows/job.py.
+A job gives the function as a hyperparameter: function=mine.compute. The code is in
+sagemaker_lightning/rows/job.py.
 """
 
-if __name__ == "__main__":  # before all else: what is imported takes seconds
+if __name__ == "__main__":  # first of all: the imports below take seconds
     from sagemaker_lightning.process.start import before_torch
 
     before_torch()

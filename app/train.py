@@ -1,14 +1,19 @@
-"""Trains a model and writes it down: environment and flags -> fit -> test -> export.
+"""Trains a model, tests it and exports it, as environment and flags say.
 
-    python app/train.py --data=CIFAR10DataModule --data.data_dir=DIR --trainer.max_epochs=5     on a desk
-    docker run IMAGE train                                                                      as SageMaker does
-    docker run IMAGE python app/train.py --help                                                 all flags
+On a desk:
 
-`app/train_multi_node.py` and `app/train_torchrun.py` start it on several nodes or devices. Without SageMaker's
-variables everything goes below ./output.
+    python app/train.py --data=CIFAR10DataModule --data.data_dir=DIR --trainer.max_epochs=5
+
+As SageMaker does, and to see all flags:
+
+    docker run IMAGE train
+    docker run IMAGE python app/train.py --help
+
+`app/train_multi_node.py` and `app/train_torchrun.py` start it on several nodes or devices. Without
+SageMaker's variables, all files are written below ./output.
 """
 
-if __name__ == "__main__":  # before all else: what is imported takes seconds
+if __name__ == "__main__":  # first of all: the imports below take seconds
     from sagemaker_lightning.process.start import before_lightning
 
     before_lightning()
@@ -27,12 +32,19 @@ APPLICATION = application.Application(
     channel_data=CIFAR10DataModule,
     settings=HERE / "trainer.yaml",
     recipes=HERE / "recipes",
-    renamed_recipes={"cifar10-94": "fast", "cifar10-96": "accurate"},  # accuracies that nobody had measured
+    # The old names promised accuracies that nobody had measured.
+    renamed_recipes={
+        "cifar10-94": "fast",
+        "cifar10-96": "accurate",
+    },
 )
 
 
 def main(args: list[str] | None = None) -> None:
-    """Train as `args` (sys.argv's if None) say; exits with a status above 0 if the model was not written."""
+    """Train as `args` say; if they are None, as sys.argv says.
+
+    The process exits with a status above 0 if the model was not written.
+    """
     run.main(APPLICATION, args)
 
 

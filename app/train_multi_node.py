@@ -1,12 +1,13 @@
-"""Starts app/train.py on this node, where Lightning starts one process for each device.
+"""Starts app/train.py on this node; Lightning starts a process for each device.
 
-    docker run IMAGE train              it is the image's SAGEMAKER_PROGRAM: the toolkit runs it on every node
+    docker run IMAGE train
     python app/train_multi_node.py FLAGS
 
-On one node it is app/train.py, and nothing more.
+It is the image's SAGEMAKER_PROGRAM: the toolkit runs it on every node. On one node it does nothing
+more than app/train.py.
 """
 
-if __name__ == "__main__":  # before all else: what is imported takes seconds
+if __name__ == "__main__":  # first of all: the imports below take seconds
     from sagemaker_lightning.process.start import before_lightning
 
     before_lightning()
@@ -22,7 +23,10 @@ from app import train
 
 
 def main(args: list[str] | None = None) -> None:
-    """Set what the user has not set of torch.distributed's and the network's variables, and train."""
+    """Set variables of torch.distributed and of the network, and train.
+
+    Variables that the user has set stay as they are.
+    """
     with reported(failure_file(), place()):
         environment = Environment.read()
         if len(environment.hosts) > 1:

@@ -1,10 +1,11 @@
-"""Starts app/train.py on this node by torchrun, which starts one process for each device.
+"""Starts app/train.py on this node by torchrun, with one process for each device.
 
     docker run -e SAGEMAKER_PROGRAM=app/train_torchrun.py IMAGE train
-    python app/train_torchrun.py FLAGS          --trainer.devices=N for N processes on a CPU
-                                                --max_restarts=N to start all ranks again when one has died, N times
+    python app/train_torchrun.py FLAGS
 
-torchrun's own documentation: https://docs.pytorch.org/docs/stable/elastic/run.html
+--trainer.devices=N starts N processes on a CPU. --max_restarts=N starts all ranks again when one
+has died, up to N times. torchrun's own documentation:
+https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
 from pathlib import Path
@@ -15,7 +16,7 @@ from sagemaker_lightning.process import start_notice
 
 
 def main(args: list[str] | None = None) -> None:
-    """Become torchrun."""
+    """Replace this process by torchrun."""
     torchrun_command.main(Path(__file__).with_name("train.py"), args)
 
 

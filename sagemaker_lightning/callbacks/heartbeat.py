@@ -1,4 +1,8 @@
-"""A rank's line to its node's watch (nodes/watchdog.py): what it does, why it failed; broken, it says the rank died."""
+"""A rank's connection to its node's watchdog (nodes/watchdog.py).
+
+Over it, the rank says what it does and why it failed. If the connection breaks, the watchdog knows
+that the rank died.
+"""
 
 import json
 import os
@@ -12,36 +16,45 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 
 class Lifeline(Callback):
-    """Tells the watch at `path`, if there is one, what the rank that is called `name` does."""
+    """Tells the watchdog what this rank does.
+
+    Args:
+        path: Path of the watchdog's socket; nothing is sent if it is None or does not exist.
+        name: Name of this rank.
+    """
 
     def __init__(self, path: Path | None, name: str) -> None:
-        self.socket, self.told = None, 0.0
+        self.socket = None
+        self.last_status_at = 0.0
         if path and path.exists():
             self.socket = socket.socket(socket.AF_UNIX)
             self.socket.connect(str(path))
-            # A data worker is a copy of this process, and would hold the line when the rank is long dead.
+            # A data worker is a copy of this process: it would keep the connection open after the
+            # rank has died.
             os.register_at_fork(after_in_child=self.socket.close)
             self._say(rank=name)
 
     def failed(self, line: str) -> None:
-        """Say why this rank fails, for the ranks everywhere that will wait for it in vain."""
+        """Say why this rank fails; ranks everywhere would wait for it in vain."""
         self._say(failed=line)
 
     def stopped(self, line: str) -> None:
-        """Say that this rank ends as it was told to."""
+        """Say that this rank ends because it was asked to."""
         self._say(stopped=line)
 
     def done(self) -> None:
-        """Say that nothing is missing if this rank is gone."""
+        """Say that this rank is complete, and that its end is no failure."""
         self._say(done=True)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Say, once a second, which step this is."""
-        if time.monotonic() >= self.told + 1:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Send the epoch and the step, once a second."""
+        if time.monotonic() >= self.last_status_at + 1:
             self._say(status=f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}")
-            self.told = time.monotonic()
+            self.last_status_at = time.monotonic()
 
     def _say(self, **message) -> None:
         if self.socket:
-            with suppress(OSError):  # the watch is gone: so will this process be
+            with suppress(OSError):  # the watchdog is gone, and this process will be ended, too
                 self.socket.sendall(json.dumps(message).encode() + b"\n")

@@ -1,11 +1,12 @@
-"""Curves that go on: what an interrupted run has logged is neither lost nor doubled, by Lightning's loggers of files.
+"""Resumed curves: what an interrupted run logged is neither lost nor doubled.
 
-What was logged after a checkpoint is going to be logged again, and what hooks log before training goes on was logged by
-the run of before: both are removed. TensorBoard's events say when they were written; of CSVLogger's file, the
-checkpoint says how long it was.
+This is for Lightning's loggers that write files. What was logged after a checkpoint will be logged
+again by the resumed run, and what hooks log before training resumes was logged by the interrupted
+run: both are removed. TensorBoard's events contain the time at which they were written. For
+CSVLogger's file, the checkpoint contains how long it was.
 
-A file of TensorBoard's is a row of records: the length of an event (uint64), a checksum of it (4 bytes), the event, a
-checksum of that (tensorflow/core/lib/io/record_writer.h).
+A file of TensorBoard is a sequence of records: the length of an event (uint64), a checksum of the
+length (4 bytes), the event, a checksum of the event (tensorflow/core/lib/io/record_writer.h).
 """
 
 import csv
@@ -26,41 +27,51 @@ from sagemaker_lightning.compat import lightning_loggers, overhead
 from sagemaker_lightning.contract.errors import UserError
 
 HEAD = struct.Struct("<QI")
-TAIL = 4  # bytes
+TAIL = 4  # bytes of the checksum after an event
 
 
 class Logger(TensorBoardLogger):
-    """TensorBoard, with the flags that people set.
+    """TensorBoard's logger, with the flags that people set.
+
+    Raises UserError if `flush_secs` is below 1.
 
     Args:
         save_dir: Folder or s3:// address of the logs.
         name: Sub-folder of this experiment.
-        version: Sub-folder of this run; the next free number if it is not given, and that of before in a run that is
-            resumed.
-        flush_secs: Seconds after which what was logged is written.
+        version: Sub-folder of this run. If it is not given, it is the next free number; in a
+            resumed run, the interrupted run's.
+        flush_secs: Seconds after which logged values are written.
     """
 
     def __init__(
-        self, save_dir: str, name: str = "lightning_logs", version: int | str | None = None, flush_secs: int = 120
+        self,
+        save_dir: str,
+        name: str = "lightning_logs",
+        version: int | str | None = None,
+        flush_secs: int = 120,
     ) -> None:
         if flush_secs < 1:  # TensorBoard's thread would take a whole core
             raise UserError(f"--logger.flush_secs: found {flush_secs}, allowed is 1 or more")
-        # Of TensorBoard's thread, whose timer does not take any number; a day is as good as never.
-        super().__init__(save_dir, name=name, version=version, flush_secs=min(flush_secs, 24 * 3600))
-        self.every, self.due = flush_secs, 0.0
+        # The timer of TensorBoard's thread does not accept every number; a day is as good as never.
+        super().__init__(
+            save_dir, name=name, version=version, flush_secs=min(flush_secs, 24 * 3600)
+        )
+        self.every = flush_secs
+        self.due = 0.0
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """TensorBoard's writer, imported when it is first wanted."""
+        """TensorBoard's writer, imported when it is first used."""
         if "://" not in str(self.save_dir):
             overhead.import_tensorboard()
         return super().experiment
 
     def save(self) -> None:
-        """Write what was logged, every flush_secs; Lightning asks for it at every logged step.
+        """Write the logged values, every `flush_secs` seconds.
 
-        On S3 it is all that was ever logged, as a new object, for which the training waits.
+        Lightning calls it at every logged step. On S3, all values ever logged are written as a new
+        object, and training waits for that.
         """
         if time.monotonic() >= self.due:
             super().save()
@@ -68,11 +79,13 @@ class Logger(TensorBoardLogger):
 
 
 class Rows(lightning_loggers.Writer):
-    """CSVLogger's file. Lightning's own writer begins by removing the one that is there.
+    """The writer of CSVLogger's file; it keeps a file that is there already.
+
+    Lightning's own writer begins by removing it.
 
     Args:
         log_dir: Folder or s3:// address of the file.
-        waits: Whether it is still to be known if this run goes on with the file that is there.
+        waits: Whether it is not known yet if this run continues the file that is there.
     """
 
     def __init__(self, log_dir: str, waits: bool) -> None:
@@ -80,45 +93,60 @@ class Rows(lightning_loggers.Writer):
         super().__init__(log_dir)
 
     def begin_file(self) -> None:
-        """Remove a file that is there, unless it may be that of this run."""
+        """Remove a file that is there, unless this run may continue it."""
         if not self.waits:
             super().begin_file()
 
     def save(self) -> None:
-        """Write the rows that have come since, once it is known what they belong to."""
+        """Write the new rows, once it is known which file they belong to."""
         if not self.waits:
             super().save()
 
     def begin(self) -> None:
-        """Write a file of its own."""
+        """Start a new file, if it was not known yet whether to continue one."""
         if self.waits:
             self.waits = False
             self.begin_file()
 
     def go_on(self, columns: Sequence[str], size: int) -> None:
-        """Go on with a file that had `size` bytes, of these columns, when the checkpoint was taken."""
-        self.metrics, self.metrics_keys, self.waits = [], list(columns), False
-        path, content = self.metrics_file_path, self._read()
+        """Continue a file as it was when the checkpoint was taken.
+
+        It had these columns and `size` bytes. Rows after that are removed. If the file has fewer
+        bytes, a warning says that rows are missing.
+        """
+        self.metrics = []
+        self.metrics_keys = list(columns)
+        self.waits = False
+        path = self.metrics_file_path
+        content = self._read()
         if size and content and next(csv.reader(io.StringIO(content))) != self.metrics_keys:
-            content = _table(content, self.metrics_keys)  # there were more of them since
+            content = _with_columns(content, self.metrics_keys)  # columns have been added since
         kept = content.encode()[:size]
         if len(kept) < size:
-            print(f"warning: {path} lacks rows of the interrupted run: the curves have a gap", flush=True)
+            print(
+                f"warning: {path} lacks rows of the interrupted run: the curves have a gap",
+                flush=True,
+            )
         if kept:
-            _replace(self.files, path, kept)
+            _replace_file(self.files, path, kept)
             return
         self.metrics_keys = []
         if self.files.isfile(path):
             self.files.rm_file(path)
 
     def state(self) -> dict[str, Any]:
-        """Return what `go_on` takes."""
+        """Return what `go_on` takes: the columns, and the file's size in bytes."""
         exists = self.files.isfile(self.metrics_file_path)
-        return {"columns": list(self.metrics_keys), "size": self.files.size(self.metrics_file_path) if exists else 0}
+        return {
+            "columns": list(self.metrics_keys),
+            "size": self.files.size(self.metrics_file_path) if exists else 0,
+        }
 
     def add_columns(self, columns: list[str]) -> None:
-        """Write the file anew with more columns, whole or not at all."""
-        _replace(self.files, self.metrics_file_path, _table(self._read(), columns).encode())
+        """Write the file again with more columns, completely or not at all."""
+        _replace_file(
+            self.files, self.metrics_file_path, _with_columns(self._read(), columns).encode()
+        )
 
     def _read(self) -> str:
         path = self.metrics_file_path
@@ -126,7 +154,7 @@ class Rows(lightning_loggers.Writer):
 
 
 class OfRows(lightning_loggers.WriterLogger):
-    """What the class of a CSVLogger has before itself, so that it writes by `Rows`."""
+    """The base that a CSVLogger gets before its own class, so that `Rows` writes."""
 
     waits = False
 
@@ -135,97 +163,140 @@ class OfRows(lightning_loggers.WriterLogger):
         return Rows(self.log_dir, self.waits)
 
 
-def prepare(loggers: Iterable[Any], told: Sequence[Mapping[str, Any]]) -> None:
-    """Have loggers that have written nothing yet write where those of a run of before did, which have `told`."""
+def prepare(loggers: Iterable[Any], states: Sequence[Mapping[str, Any]]) -> None:
+    """Make loggers write to the files that the interrupted run wrote to.
+
+    The loggers have written nothing yet.
+
+    Args:
+        loggers: The loggers of this run.
+        states: What `tell` returned in the interrupted run.
+    """
     loggers = list(loggers)
     for logger in loggers:
-        kind = type(logger)
-        if isinstance(logger, CSVLogger) and kind.experiment is CSVLogger.experiment:  # it writes as Lightning does
-            logger.__class__ = type(kind.__name__, (OfRows, kind), {"__module__": kind.__module__})
-    for logger, before in _both(loggers, told):
-        lightning_loggers.take_version(logger, before["version"])
+        logger_class = type(logger)
+        # It uses Lightning's writer, not one of its own class.
+        if isinstance(logger, CSVLogger) and logger_class.experiment is CSVLogger.experiment:
+            logger.__class__ = type(
+                logger_class.__name__,
+                (OfRows, logger_class),
+                {"__module__": logger_class.__module__},
+            )
+    for logger, state in _with_states(loggers, states):
+        lightning_loggers.take_version(logger, state["version"])
         if isinstance(logger, OfRows):
-            logger.waits = logger.version == before["version"]
+            logger.waits = logger.version == state["version"]
 
 
 def tell(loggers: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return what is to be known of loggers to go on with what they have written; it is written when this returns."""
-    found = []
+    """Return what a resumed run has to know about the loggers.
+
+    All that was logged is written when this returns.
+    """
+    states = []
     for logger in loggers:
         if isinstance(logger, Logger):
             logger.due = 0.0
         logger.save()
-        own = {"kind": type(logger).__name__, "name": _plain(logger.name), "version": _plain(logger.version)}
-        found.append(own | (logger.experiment.state() if isinstance(logger, OfRows) else {}))
-    return found
+        state = {
+            "kind": type(logger).__name__,
+            "name": _plain_or_none(logger.name),
+            "version": _plain_or_none(logger.version),
+        }
+        states.append(state | (logger.experiment.state() if isinstance(logger, OfRows) else {}))
+    return states
 
 
-def go_on(loggers: Iterable[Any], told: Sequence[Mapping[str, Any]], moment: float, first: bool) -> None:
-    """Remove what was logged after a moment, in seconds since the epoch, at which loggers have `told`.
+def go_on(
+    loggers: Iterable[Any], states: Sequence[Mapping[str, Any]], moment: float, first: bool
+) -> None:
+    """Remove what was logged after a checkpoint was taken, and continue the files.
 
-    Every host does so with its own files; with those on S3, the `first` one.
+    Every host does so with its own files. The files on S3 are left to the first one.
+
+    Args:
+        loggers: The loggers of this run.
+        states: What `tell` returned when the checkpoint was taken.
+        moment: When the checkpoint was taken, in seconds since the epoch.
+        first: Whether this is the first host.
     """
     loggers = list(loggers)
-    for logger, before in _both(loggers, told):
-        if before["version"] != logger.version:
-            continue  # it has another folder
+    for logger, state in _with_states(loggers, states):
+        if state["version"] != logger.version:
+            continue  # it writes to another folder
         if isinstance(logger, TensorBoardLogger) and (first or "://" not in logger.log_dir):
             if first:
-                logger.experiment.close()  # what comes now goes to a new file
+                logger.experiment.close()  # later events go to a new file
             cut(logger.log_dir, moment)
         elif isinstance(logger, OfRows) and first:
-            logger.experiment.go_on(before["columns"], before["size"])
+            logger.experiment.go_on(state["columns"], state["size"])
     begin(loggers if first else ())
 
 
 def begin(loggers: Iterable[Any]) -> None:
-    """Have all loggers that still wait write as if nothing had been."""
+    """Make the loggers that still wait start new files."""
     for logger in loggers:
         if isinstance(logger, OfRows):
             logger.experiment.begin()
 
 
-def _both(loggers: Sequence[Any], told: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, Mapping[str, Any]]]:
-    """Yield each logger with what one of its kind and name has told, the first with the first."""
-    left = list(told)
+def _with_states(
+    loggers: Sequence[Any], states: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """Yield each logger with the state of a logger of the same class and name.
+
+    If there are several of these, the first gets the first state, and so on.
+    """
+    states_left = list(states)
     for logger in loggers:
-        for before in left:
-            if (before["kind"], before["name"]) == (type(logger).__name__, _plain(logger.name)):
-                left.remove(before)
-                yield logger, before
+        for state in states_left:
+            if (state["kind"], state["name"]) == (
+                type(logger).__name__,
+                _plain_or_none(logger.name),
+            ):
+                states_left.remove(state)
+                yield logger, state
                 break
 
 
-def _plain(name: Any) -> int | str | None:
-    """Return a logger's name or version, of which somebody else's class may have one of any type."""
+def _plain_or_none(name: Any) -> int | str | None:
+    """Return a logger's name or version if it is an int or a str, else None.
+
+    Somebody else's logger may have one of any type.
+    """
     return name if isinstance(name, (int, str)) else None
 
 
-def _table(content: str, columns: Sequence[str]) -> str:
-    """Return a file of rows with these columns."""
-    made = io.StringIO(newline="")
-    writer = csv.DictWriter(made, columns, restval="", extrasaction="ignore")
+def _with_columns(content: str, columns: Sequence[str]) -> str:
+    """Return the content of a CSV file with these columns."""
+    output = io.StringIO(newline="")
+    writer = csv.DictWriter(output, columns, restval="", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(csv.DictReader(io.StringIO(content, newline="")))
-    return made.getvalue()
+    return output.getvalue()
 
 
 def cut(folder: str, moment: float) -> None:
-    """Remove from all of TensorBoard's files in a folder or at an s3:// address what was written after a moment."""
-    files, place = url_to_fs(folder)
-    for path in files.find(place) if files.exists(place) else ():
+    """Remove from TensorBoard's files what was written after a moment.
+
+    Args:
+        folder: Folder or s3:// address of the files.
+        moment: In seconds since the epoch.
+    """
+    file_system, path_in_files = url_to_fs(folder)
+    for path in file_system.find(path_in_files) if file_system.exists(path_in_files) else ():
         if ".tfevents." not in path.rpartition("/")[2]:
             continue
-        content = files.cat_file(path)
-        kept = b"".join(record for record, when in _records(content) if when <= moment)
-        if not kept and content:  # as of a file that was begun just now
-            files.rm_file(path)
+        content = file_system.cat_file(path)
+        kept = b"".join(record for record, written_at in _records(content) if written_at <= moment)
+        if not kept and content:  # such as a file that was begun just now
+            file_system.rm_file(path)
         elif kept != content:
-            _replace(files, path, kept)
+            _replace_file(file_system, path, kept)
 
 
-def _replace(files: AbstractFileSystem, path: str, content: bytes) -> None:
-    """Have a file be all of `content`, or what it was before."""
+def _replace_file(files: AbstractFileSystem, path: str, content: bytes) -> None:
+    """Write a file so that it has all of `content`, or stays as it was."""
     if "file" not in files.protocol:
         files.pipe_file(path, content)  # an object is replaced as a whole
         return
@@ -235,27 +306,37 @@ def _replace(files: AbstractFileSystem, path: str, content: bytes) -> None:
 
 
 def events(content: bytes) -> Iterator[tuple[str, int, Any]]:
-    """Yield tag, step and value of all that a file's content shows as curves; what is no number stays bytes."""
+    """Yield tag, step and value of all curves in a file's content.
+
+    A value that is not a number is yielded as bytes.
+    """
     from tensorboard.compat.proto.event_pb2 import Event
 
     for record, _ in _records(content):
         event = Event.FromString(record[HEAD.size : -TAIL])
         for value in event.summary.value:
-            if not value.tag.startswith("_hparams_/"):  # it has the moment at which the run began
-                number = value.simple_value if value.HasField("simple_value") else value.SerializeToString()
+            if not value.tag.startswith("_hparams_/"):  # contains the time at which the run began
+                number = (
+                    value.simple_value
+                    if value.HasField("simple_value")
+                    else value.SerializeToString()
+                )
                 yield value.tag, event.step, number
 
 
 def _records(content: bytes) -> Iterator[tuple[bytes, float]]:
-    """Yield each whole record of a file, and when it was written."""
-    from tensorboard.compat.proto.event_pb2 import Event  # here: half a second that only a resumed run is worth
+    """Yield each complete record of a file, and when it was written."""
+    # Imported here: it takes half a second, which only a resumed run needs.
+    from tensorboard.compat.proto.event_pb2 import (
+        Event,
+    )
 
     start = 0
     while start + HEAD.size <= len(content):
         length, _ = HEAD.unpack_from(content, start)
         end = start + HEAD.size + length + TAIL
         if end > len(content):
-            return  # it was being written when the process was killed
+            return  # the process was killed while writing it
         event = Event.FromString(content[start + HEAD.size : end - TAIL])
         yield content[start:end], event.wall_time
         start = end

@@ -1,8 +1,8 @@
 """How jsonargparse (4.53) tries the types of a flag, and where it makes objects.
 
 On an upgrade: see `sort_subtypes_for_union` in _typehints.py, and `ArgumentParser.instantiate` in
-_core.py: it goes through components, of which the local variable `component` is the one that is
-made.
+_core.py. `instantiate` loops over components; its local variable `component` is the one that is
+being made.
 """
 
 import functools
@@ -15,12 +15,12 @@ from jsonargparse import ArgumentParser, _typehints
 
 
 def keep_whole_numbers() -> None:
-    """Have jsonargparse try int before float in every union: 1 stays 1, and 1.0 stays 1.0.
+    """Make jsonargparse try int before float in a union: 1 stays 1, 1.0 stays 1.0.
 
-    It tries a union's types in their order and takes any int for a float: of `float | int`, which
-    is how Lightning declares limit_train_batches, 1 became 1.0, which means all batches. The order
-    that a source file gives is not reliable either: typing caches unions, and takes two that
-    differ in their order only for the same.
+    It tries a union's types in their order and takes any int for a float. Lightning declares
+    limit_train_batches as `float | int`: 1 became 1.0, which means all batches. The order that a
+    source file gives is not reliable either: typing caches unions, and treats two that differ only
+    in their order as the same.
     """
     if not hasattr(_typehints.sort_subtypes_for_union, "__wrapped__"):
         sort = _typehints.sort_subtypes_for_union
@@ -33,7 +33,7 @@ def keep_whole_numbers() -> None:
 
 
 def int_before_float(types: list) -> list:
-    """Return the types of a union with int directly before float, all else as it was."""
+    """Return a union's types with int directly before float, all else unchanged."""
     if int in types and float in types and types.index(float) < types.index(int):
         types.remove(int)
         types.insert(types.index(float), int)
@@ -41,9 +41,9 @@ def int_before_float(types: list) -> list:
 
 
 def components(frames: Iterable[FrameType]) -> list[Any]:
-    """Return what parsers were making, outermost first, given the frames of an error.
+    """Return what parsers were making, outermost first, from the frames of an error.
 
     Each has a `dest`. The error itself does not say which flag's class refused its settings.
     """
-    maker = inspect.unwrap(ArgumentParser.instantiate).__code__
-    return [frame.f_locals.get("component") for frame in frames if frame.f_code is maker]
+    instantiate_code = inspect.unwrap(ArgumentParser.instantiate).__code__
+    return [frame.f_locals.get("component") for frame in frames if frame.f_code is instantiate_code]

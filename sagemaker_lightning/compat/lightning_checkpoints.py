@@ -1,12 +1,12 @@
 """How Lightning makes and loads checkpoints, and its callback for the best model.
 
-`trainer.save_checkpoint` and `fit(ckpt_path=...)` are public and not enough: the first writes on
-one rank only, and the state of every rank is needed; the second wants a path before the ranks can
-agree on one, and reads a file that has been read and checked by then.
+`trainer.save_checkpoint` and `fit(ckpt_path=...)` are public and not enough. The first writes on
+one rank only, and the state of every rank is needed. The second wants a path before the ranks can
+agree on one, and it reads a file that has already been read and checked.
 
 On an upgrade: compare trainer/connectors/checkpoint_connector.py (what `resume_start` leaves for
-those that restore, and when it is called) and callbacks/model_checkpoint.py (who calls the four
-methods below, and with what).
+the methods that restore, and when it is called) and callbacks/model_checkpoint.py (who calls the
+four methods below, and with what).
 """
 
 import inspect
@@ -24,39 +24,46 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def load_first(trainer: Trainer, load: Callable[[], bool]) -> None:
-    """Have `load` called when Lightning loads a checkpoint, before the model is restored.
+    """Have `load` called when Lightning loads a checkpoint.
 
-    Where it returns False, Lightning loads the file that it was told of, such as one that a search
-    for a learning rate has saved, without running code in it (`weights_only`, which Lightning has
-    since 2.6).
+    That is before the model is restored. If it returns False, Lightning loads the file that it was
+    given, such as one that a search for a learning rate has saved. It does so without running code
+    in the file (`weights_only`, which Lightning has since 2.6).
     """
     connector = trainer._checkpoint_connector
-    lightnings = connector.resume_start
-    safe = {"weights_only": True} if "weights_only" in inspect.signature(lightnings).parameters else {}
+    resume_start_of_lightning = connector.resume_start
+    safe_options = (
+        {"weights_only": True}
+        if "weights_only" in inspect.signature(resume_start_of_lightning).parameters
+        else {}
+    )
 
     def resume_start(checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
         if not load():
-            lightnings(checkpoint_path, **safe)
+            resume_start_of_lightning(checkpoint_path, **safe_options)
 
     connector.resume_start = resume_start
 
 
 def give(trainer: Trainer, checkpoint: dict[str, Any], path: str) -> None:
-    """Give Lightning a checkpoint as if it had read it from `path`; for `load_first`'s `load`."""
+    """Give Lightning a checkpoint as if it had read it from `path`.
+
+    It is for the `load` of `load_first`.
+    """
     trainer._checkpoint_connector._ckpt_path = path
     trainer._checkpoint_connector._loaded_checkpoint = checkpoint
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Lightning's ModelCheckpoint, of which four steps can be overridden.
+    """Lightning's ModelCheckpoint; four of its steps can be overridden.
 
-    Its public hooks are the trainer's, and decide nothing: a file that could not be written, a
-    metric that is no number and a file that is still needed have to be dealt with between the
-    choice of a model and the removal of another one.
+    Its public hooks are the trainer's, and decide nothing. Three cases have to be handled between
+    the choice of a model and the removal of another one: a file that could not be written, a metric
+    that is not a number, and a file that is still needed.
     """
 
     def keep_if_best(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
-        """Write a file if the newest model is one of the best, by the metrics `candidates`."""
+        """Write a file if the newest model is one of the best, by `candidates`."""
         super()._save_topk_checkpoint(trainer, candidates)
 
     def rank(self, value: Tensor, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
@@ -68,13 +75,17 @@ class BestCheckpoint(ModelCheckpoint):
         super()._save_checkpoint(trainer, path)
 
     def discard(self, trainer: Trainer, path: str) -> None:
-        """Remove a file that is not needed any more; all ranks call it."""
+        """Remove a file that is no longer needed; all ranks call it."""
         trainer.strategy.remove_checkpoint(path)
 
-    def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+    def _save_topk_checkpoint(
+        self, trainer: Trainer, monitor_candidates: dict[str, Tensor]
+    ) -> None:
         self.keep_if_best(trainer, monitor_candidates)
 
-    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+    def _update_best_and_save(
+        self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]
+    ) -> None:
         self.rank(current, trainer, monitor_candidates)
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:

@@ -15,10 +15,10 @@ from pytorch_lightning.utilities.combined_loader import _SUPPORTED_MODES, _MaxSi
 
 
 class PlaceableLoader(CombinedLoader):
-    """A CombinedLoader that can begin at any batch, and has no state for Lightning to save.
+    """A CombinedLoader that can begin at any batch; Lightning saves no state of it.
 
-    CombinedLoader always begins at the first batch, and what combines its loaders is made in its
-    `__iter__`.
+    CombinedLoader always begins at the first batch, and makes the iterator that combines its
+    loaders in its `__iter__`.
     """
 
     @property
@@ -27,16 +27,20 @@ class PlaceableLoader(CombinedLoader):
         return self._mode
 
     def combine(self, iterables: list[Iterable]) -> None:
-        """Make what iterates over `iterables`, which has a length; none of them begins yet."""
+        """Make the iterator over `iterables`, which has a length.
+
+        No iterable begins yet.
+        """
         self._iterator = _SUPPORTED_MODES[self._mode]["iterator"](iterables, self._limits)
 
     def go_on(self, batch: int, iterators: list[Iterator], ended: list[bool]) -> None:
-        """Have what `combine` made go on with `iterators`.
+        """Make the iterator that `combine` made continue with `iterators`.
 
         Args:
-            batch: The number of the batch that comes next.
-            iterators: One of each iterable, which are there already.
-            ended: Of each iterable, whether it has ended before; in "max_size_cycle" it began again.
+            batch: Number of the next batch.
+            iterators: One iterator of each iterable; they have begun already.
+            ended: For each iterable, whether it has ended before; in "max_size_cycle" it began
+                again.
         """
         self._iterator._idx = batch
         self._iterator.iterators = iterators
@@ -44,12 +48,12 @@ class PlaceableLoader(CombinedLoader):
             self._iterator._consumed = ended
 
     def forget_iterators(self) -> None:
-        """Let go of the loaders' iterators, if there are any."""
+        """Drop the loaders' iterators, if there are any."""
         if self._iterator is not None:
             self._iterator.reset()
 
     def _state_dicts(self) -> list[dict[str, Any]]:
-        return []  # Lightning would save the first rank's for all of them
+        return []  # Lightning would save the first rank's states for all ranks
 
 
 def flat(loaders: Any) -> list[Any]:
@@ -58,24 +62,28 @@ def flat(loaders: Any) -> list[Any]:
 
 
 def preparing(trainer: Trainer) -> Callable[..., Any]:
-    """Return what prepares each loader now: (loader, shuffle, stage) -> the loader that is used."""
+    """Return the function that prepares each loader now.
+
+    It takes (loader, shuffle, stage), and returns the loader that is used.
+    """
     return trainer._data_connector._prepare_dataloader
 
 
 def lightnings_preparing(trainer: Trainer) -> Callable[..., Any]:
-    """Return Lightning's own function for it, which adds a DistributedSampler where one is
-    needed.
+    """Return Lightning's own function that prepares loaders.
+
+    It adds a DistributedSampler where one is needed.
     """
     connector = trainer._data_connector
     return functools.partial(type(connector)._prepare_dataloader, connector)
 
 
 def prepare_by(trainer: Trainer, prepare: Callable[..., Any]) -> None:
-    """Have `prepare` called for each loader in the place of what did so before.
+    """Have `prepare` called for each loader instead of the function before it.
 
-    Strategy.process_dataloader, which is public, is not told for which stage the loader is, and
-    the trainer's state does not say it either: code of a validation may ask for
-    `trainer.num_training_batches`, which sets up those of training.
+    Strategy.process_dataloader, which is public, is not told for which stage the loader is. The
+    trainer's state does not say it either: code of a validation may ask for
+    `trainer.num_training_batches`, which sets up the training loaders.
     """
     trainer._data_connector._prepare_dataloader = prepare
 
@@ -86,5 +94,5 @@ def prepare_by_lightning(trainer: Trainer) -> bool:
 
 
 def share_by_sampler(trainer: Trainer, share: bool) -> None:
-    """Set what Trainer(use_distributed_sampler=...) sets, in a trainer that is made already."""
+    """Set Trainer(use_distributed_sampler=...) of a trainer that exists already."""
     trainer._accelerator_connector.use_distributed_sampler = share

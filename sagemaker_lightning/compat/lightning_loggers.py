@@ -1,8 +1,8 @@
 """How CSVLogger begins its file, and how loggers of files choose a version.
 
-A CSVLogger removes the file of the run that is being resumed: Lightning-AI/pytorch-lightning
-#19446 made it so, as rows of other columns cannot be added to a file. callbacks/loggers.py goes on with
-it.
+A CSVLogger removes the file of the run that is being resumed: Lightning-AI/pytorch-lightning #19446
+made it so, as rows with other columns cannot be added to a file. callbacks/loggers.py continues the
+file.
 
 On an upgrade: compare loggers/csv_logs.py of pytorch_lightning and of lightning_fabric: when the
 writer is made, and which of its methods touch the file; and where loggers keep the version that
@@ -18,7 +18,7 @@ from pytorch_lightning.loggers.logger import rank_zero_experiment
 
 
 class Writer(ExperimentWriter):
-    """The writer of a CSVLogger's file, of which two steps can be overridden."""
+    """The writer of a CSVLogger's file; two of its steps can be overridden."""
 
     @property
     def files(self) -> AbstractFileSystem:
@@ -26,11 +26,14 @@ class Writer(ExperimentWriter):
         return self._fs
 
     def begin_file(self) -> None:
-        """Make way for a new file: one that is there is removed. Called when the writer is made."""
+        """Make way for a new file: remove one that is there.
+
+        It is called when the writer is made.
+        """
         super()._check_log_dir_exists()
 
     def add_columns(self, columns: list[str]) -> None:
-        """Write the file anew with more columns; to be overridden."""
+        """Write the file again with more columns; to be overridden."""
         raise NotImplementedError
 
     def _check_log_dir_exists(self) -> None:
@@ -41,7 +44,7 @@ class Writer(ExperimentWriter):
 
 
 class WriterLogger(CSVLogger):
-    """A CSVLogger whose writer `make_writer` makes; a base to put before its own class."""
+    """A CSVLogger whose writer `make_writer` makes; a base before its own class."""
 
     def make_writer(self) -> Writer:
         """Return the writer; to be overridden."""
@@ -50,7 +53,10 @@ class WriterLogger(CSVLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Writer:
-        """The writer, made when it is first wanted; `CSVLogger.finalize` asks if it was."""
+        """The writer, made when it is first used.
+
+        `CSVLogger.finalize` asks whether it was made.
+        """
         if self._experiment is None:
             self._fs.makedirs(self.root_dir, exist_ok=True)
             self._experiment = self.make_writer()
@@ -58,6 +64,9 @@ class WriterLogger(CSVLogger):
 
 
 def take_version(logger: Any, version: int | str) -> None:
-    """Give a logger a version if it has none; by itself it would take the next free one."""
+    """Give a logger a version if it has none.
+
+    By itself it would take the next free one.
+    """
     if getattr(logger, "_version", "") is None:
         logger._version = version

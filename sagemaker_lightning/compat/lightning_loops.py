@@ -1,13 +1,13 @@
-"""Lightning's loops of a training, and what fetches their batches (pytorch_lightning/loops).
+"""Lightning's training loops, and what fetches their batches.
 
-Lightning's loops are private since 2.0 (Lightning-AI/pytorch-lightning #16445), and its own
-checkpoints are taken in the middle of an epoch's bookkeeping: what was to come is lost or done
-twice (#14579, #19549, #19367). A run that goes on exactly needs to know when a batch, a validation
-and an epoch are over with all that belongs to them: resume/fit_loops.py derives from the three loops
-here.
+They are in pytorch_lightning/loops, and private since 2.0 (Lightning-AI/pytorch-lightning #16445).
+Lightning's own checkpoints are taken in the middle of an epoch's bookkeeping: what was still to
+come is lost or done twice (#14579, #19549, #19367). A run that resumes exactly needs to know when a
+batch, a validation and an epoch are over with all that belongs to them: resume/fit_loops.py derives
+from the three loops here.
 
 On an upgrade: compare fit_loop.py, training_epoch_loop.py, evaluation_loop.py and fetchers.py with
-those of the version before, method by method of those that resume/fit_loops.py overrides: the order of
+those of the version before, for each method that resume/fit_loops.py overrides: the order of
 counters, hooks and checkpoints in `advance`, `on_advance_end`, `on_run_start` and `reset`, and
 where `setup_data` sets `_combined_loader`.
 """
@@ -24,9 +24,9 @@ from pytorch_lightning.utilities import CombinedLoader
 
 
 class _TakesLoaders:
-    """A loop whose `take_loaders` is told of its loaders before Lightning begins to iterate.
+    """A loop whose `take_loaders` gets its loaders before Lightning iterates.
 
-    `setup_data` sets `_combined_loader` and goes on to iter(), with no hook between.
+    `setup_data` sets `_combined_loader` and goes on to iter(), with no hook in between.
     """
 
     @property
@@ -35,7 +35,8 @@ class _TakesLoaders:
 
     @_combined_loader.setter
     def _combined_loader(self, loader: CombinedLoader | None) -> None:
-        before, vars(self)["_combined_loader"] = self._combined_loader, loader
+        before = self._combined_loader
+        vars(self)["_combined_loader"] = loader
         self.take_loaders(loader, before)
 
     @property
@@ -44,17 +45,17 @@ class _TakesLoaders:
         return self._combined_loader
 
     def take_loaders(self, loader: CombinedLoader | None, before: CombinedLoader | None) -> None:
-        """Learn of loaders that are set up in the place of others; to be overridden."""
+        """Receive loaders that replace `before`; to be overridden."""
 
 
 class FitLoop(_TakesLoaders, _FitLoop):
     """Lightning's loop over the epochs."""
 
     def leave_restart(self) -> None:
-        """Have Lightning take this run for one that was not restarted.
+        """Make Lightning treat this run as one that was not restarted.
 
-        The setter of _FitLoop makes `restarting` True of any run with max_steps, so that of its
-        base is called.
+        The setter of _FitLoop makes `restarting` True for any run with max_steps, so the setter of
+        its base class is called.
         """
         _Loop.restarting.fset(self, False)
 
@@ -73,7 +74,7 @@ class ValidationLoop(_TakesLoaders, _EvaluationLoop):
 
 
 def ignore_signals_of_others(trainer: Trainer) -> None:
-    """Have ranks not tell each other of SIGTERM before each batch.
+    """Stop ranks from telling each other about SIGTERM before each batch.
 
     Lightning broadcasts a tensor for that, and waits for it (added by #20825; its cost: #21487).
     resume/agreement.py tells them while the next step is computed.
@@ -82,21 +83,24 @@ def ignore_signals_of_others(trainer: Trainer) -> None:
 
 
 def combined_loader(trainer: Trainer) -> CombinedLoader | None:
-    """Return the object that combines the training loaders, None until they are set up.
+    """Return what combines the training loaders; None until they are set up.
 
-    `trainer.train_dataloader` is what it was made of; data/epoch_loaders.py needs the one that Lightning
-    iterates over.
+    `trainer.train_dataloader` is what it was made of; data/epoch_loaders.py needs the object that
+    Lightning iterates over.
     """
     return trainer.fit_loop._combined_loader
 
 
 def fetcher(trainer: Trainer) -> Any:
-    """Return what fetches the training batches, None before and after training."""
+    """Return what fetches the training batches; None before and after training."""
     return trainer.fit_loop._data_fetcher
 
 
 def is_drawn_by_steps(fetcher: Any) -> bool:
-    """Return whether `training_step` takes an iterator (`dataloader_iter`) and draws batches."""
+    """Return whether `training_step` takes an iterator (`dataloader_iter`).
+
+    It then draws the batches itself.
+    """
     return isinstance(fetcher, _DataLoaderIterDataFetcher)
 
 
@@ -116,7 +120,10 @@ def accumulates(trainer: Trainer) -> bool:
 
 
 def loaders_are_due(trainer: Trainer) -> bool:
-    """Return whether Trainer(reload_dataloaders_every_n_epochs=...) has the loaders made anew."""
+    """Return whether the training loaders have to be made anew.
+
+    Trainer(reload_dataloaders_every_n_epochs=...) decides it.
+    """
     return bool(trainer.fit_loop._should_reload_train_dl)
 
 
@@ -129,12 +136,18 @@ def loaders_made_in(trainer: Trainer) -> int | float:
 
 
 def end_evaluation_mode(trainer: Trainer) -> None:
-    """Give the modules the modes that they had before the validation, as its end would."""
+    """Give the modules the modes that they had before the validation.
+
+    The end of the validation would do so.
+    """
     trainer.fit_loop.epoch_loop.val_loop._on_evaluation_model_train()
 
 
 def transferred(trainer: Trainer, batch: Any) -> Any:
-    """Return a batch as `training_step` gets it (`advance` does the same): on the device."""
+    """Return a batch as `training_step` gets it: on the device.
+
+    `advance` does the same.
+    """
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

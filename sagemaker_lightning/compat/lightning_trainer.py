@@ -1,4 +1,4 @@
-"""What a strategy and a model keep, and no argument, property or hook reaches."""
+"""What a strategy and a model keep that no argument, property or hook reaches."""
 
 from typing import Any
 
@@ -6,24 +6,27 @@ from pytorch_lightning import LightningModule
 from pytorch_lightning.strategies import DDPStrategy
 
 LINKS = {"trainer", "_trainer"}
-"""Attributes by which modules, data modules and callbacks know their trainer: no state of
-theirs. On an upgrade: see LightningModule.__init__ in core/module.py.
+"""Attributes by which modules, data modules and callbacks know their trainer.
+
+They are no state of theirs. On an upgrade: see LightningModule.__init__ in core/module.py.
 """
 
 
 def ddp_arguments(strategy: DDPStrategy) -> dict[str, Any]:
-    """Return the arguments that a strategy will give DistributedDataParallel, to be added to.
+    """Return the arguments that a strategy will give DistributedDataParallel.
 
-    DDPStrategy(...) takes them, and is public. But what they have to be depends on the number of
-    ranks, which is known once the trainer is made, with its strategy; and a user may have made
-    that one. On an upgrade: see `_setup_model` in strategies/ddp.py.
+    They can be added to. DDPStrategy(...) takes them, and is public. But what they have to be
+    depends on the number of ranks, which is known only when the trainer, with its strategy, has
+    been made; and a user may have made the strategy. On an upgrade: see `_setup_model` in
+    strategies/ddp.py.
     """
     return strategy._ddp_kwargs
 
 
 def was_compiled(model: LightningModule) -> bool:
-    """Return whether a module was given to torch.compile; Lightning trains the module within.
+    """Return whether a module was given to torch.compile.
 
-    On an upgrade: see `from_compiled` in utilities/compile.py.
+    Lightning trains the module within it. On an upgrade: see `from_compiled` in
+    utilities/compile.py.
     """
     return bool(getattr(model, "_compiler_ctx", None))

@@ -1,7 +1,7 @@
 """The state of a torchmetrics.Metric, saved and restored.
 
-It can be read by public names (`metric_state`, `update_count`), but not set. `load_state_dict`
-holds only states that were declared persistent, and no number of updates.
+Public names can read it (`metric_state`, `update_count`), but not set it. `load_state_dict` handles
+only states that were declared persistent, and no number of updates.
 
 On an upgrade: compare `Metric.__init__`, `reset` and `compute` in torchmetrics/metric.py: whatever
 `reset` sets besides the states has to be set here.
@@ -17,12 +17,20 @@ from torchmetrics import Metric
 
 
 def state_of(metric: Metric) -> dict[str, Any]:
-    """Return how often a metric was updated, and its states by name: tensors, or lists of them."""
+    """Return how often a metric was updated, and its states by name.
+
+    A state is a tensor or a list of tensors.
+    """
     return {"updates": metric.update_count, "states": metric.metric_state}
 
 
 def restore(metric: Metric, saved: Mapping[str, Any], device: torch.device) -> None:
     """Give a metric back what `state_of` returned, copied to `device`."""
-    metric._update_count, metric._computed = saved["updates"], None
+    metric._update_count = saved["updates"]
+    metric._computed = None
     for name, value in saved["states"].items():
-        setattr(metric, name, apply_to_collection(value, Tensor, lambda tensor: tensor.to(device, copy=True)))
+        setattr(
+            metric,
+            name,
+            apply_to_collection(value, Tensor, lambda tensor: tensor.to(device, copy=True)),
+        )

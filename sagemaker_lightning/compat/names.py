@@ -1,15 +1,16 @@
-"""Every name of other packages that the modules here need and that no documentation promises.
+"""Every private name of other packages that the modules here need.
 
-tests/test_compat.py looks each of them up, in a second, and names those that have moved and who
-needs them. It also fails if a module here uses a private name that is missing here. A name is
-`function`, `Class` or `Class.attribute` of a module; what it has to be is one of:
+No documentation promises these names. tests/test_compat.py looks each of them up, in a second, and
+names those that have moved and who needs them. It also fails if a module here uses a private name
+that is missing here. A name is `function`, `Class` or `Class.attribute` of a module; what it has to
+be is one of:
 
     class, property, value    what it says
     attribute                 an attribute that the class gives its objects
     local                     a variable within a function
     (self, batch, ...)        a function with these parameters; "..." for more of them
 
-Several of them are separated by " | ". Data only: nothing is imported.
+Several of them are separated by " | ". This module has data only: nothing is imported.
 """
 
 FIT = "pytorch_lightning.loops.fit_loop"
@@ -71,7 +72,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_PrefetchDataFetcher.batches": "attribute",
             "_PrefetchDataFetcher.prefetch_batches": "attribute",
         },
-        "pytorch_lightning": {"LightningModule._on_before_batch_transfer": "(self, batch, dataloader_idx)"},
+        "pytorch_lightning": {
+            "LightningModule._on_before_batch_transfer": "(self, batch, dataloader_idx)"
+        },
     },
     "lightning_loaders": {
         COMBINED: {
@@ -85,9 +88,16 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_ModeIterator.iterators": "attribute",
             "_SUPPORTED_MODES": "value",
         },
-        TRAINER: {"Trainer._accelerator_connector": "attribute", "Trainer._data_connector": "attribute"},
-        f"{CONNECTORS}.data_connector": {"_DataConnector._prepare_dataloader": "(self, dataloader, shuffle, mode)"},
-        f"{CONNECTORS}.accelerator_connector": {"_AcceleratorConnector.use_distributed_sampler": "attribute"},
+        TRAINER: {
+            "Trainer._accelerator_connector": "attribute",
+            "Trainer._data_connector": "attribute",
+        },
+        f"{CONNECTORS}.data_connector": {
+            "_DataConnector._prepare_dataloader": "(self, dataloader, shuffle, mode)"
+        },
+        f"{CONNECTORS}.accelerator_connector": {
+            "_AcceleratorConnector.use_distributed_sampler": "attribute"
+        },
     },
     "lightning_checkpoints": {
         TRAINER: {"Trainer._checkpoint_connector": "attribute"},
@@ -95,7 +105,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "_CheckpointConnector._ckpt_path": "attribute",
             "_CheckpointConnector._loaded_checkpoint": "attribute",
             "_CheckpointConnector.dump_checkpoint": "(self, weights_only)",
-            "_CheckpointConnector.resume_start": "(self, checkpoint_path, weights_only) | (self, checkpoint_path)",
+            "_CheckpointConnector.resume_start": (
+                "(self, checkpoint_path, weights_only) | (self, checkpoint_path)"
+            ),
         },
         CALLBACKS: {
             "ModelCheckpoint._remove_checkpoint": "(self, trainer, filepath)",
@@ -115,7 +127,8 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         EPOCH: {"_TrainingEpochLoop._results": "attribute"},
         RESULT: {
             "_Metadata": "class",
-            "_Metadata.__init__": "(self, fx, name, prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, "
+            "_Metadata.__init__": "(self, fx, name, prog_bar, logger, on_step, on_epoch, "
+            "reduce_fx, enable_graph, "
             "add_dataloader_idx, dataloader_idx, metric_attribute, _sync)",
             "_Metadata.sync": "property",
             "_ResultMetric": "class",
@@ -130,7 +143,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         },
         "torchmetrics": {"Metric._defaults": "attribute", "Metric._forward_cache": "attribute"},
     },
-    "metrics": {"torchmetrics": {"Metric._computed": "attribute", "Metric._update_count": "attribute"}},
+    "metrics": {
+        "torchmetrics": {"Metric._computed": "attribute", "Metric._update_count": "attribute"}
+    },
     "lightning_callbacks": {
         CALLBACKS: {
             "BatchSizeFinder._batch_arg_name": "attribute",
@@ -179,7 +194,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "CombinedStreamingDataset._datasets": "attribute",
             "ParallelStreamingDataset._datasets": "attribute",
         },
-        "torch.utils.data.dataloader": {"_MultiProcessingDataLoaderIter._shutdown_workers": "(self)"},
+        "torch.utils.data.dataloader": {
+            "_MultiProcessingDataLoaderIter._shutdown_workers": "(self)"
+        },
         "torch.utils.data._utils.fetch": {
             "_IterableDatasetFetcher.dataset_iter": "attribute",
             "_MapDatasetFetcher.fetch": "(self, possibly_batched_index)",

@@ -1,11 +1,11 @@
-"""What Lightning, torchmetrics and TensorBoard import or do in vain, left out.
+"""Leaves out needless work of Lightning, torchmetrics and TensorBoard.
 
-Nothing is imported here before it is needed: the first of them comes before torch.
+They import or do these things in vain. Nothing is imported here before it is needed: the first of
+the functions runs before torch is imported.
 
 On an upgrade: if torchmetrics #3459 is merged, `signal_on_demand` can go. For the rest see
 lightning_fabric's utilities/cloud_io.py, `_ResultMetric.to` in
-trainer/connectors/logger_connector/result.py, and tensorboard's
-compat/tensorflow_stub/io/gfile.py.
+trainer/connectors/logger_connector/result.py, and tensorboard's compat/tensorflow_stub/io/gfile.py.
 """
 
 import functools
@@ -21,7 +21,7 @@ SIGNAL = "scipy.signal"
 
 @contextmanager
 def signal_on_demand() -> Iterator[None]:
-    """Have an import of scipy.signal meanwhile take no time.
+    """Make an import of scipy.signal in this context take no time.
 
     torchmetrics (1.9, __init__.py) imports it only to give it an old name that SRMRpy asks for
     (torchmetrics #3457).
@@ -36,12 +36,15 @@ def signal_on_demand() -> Iterator[None]:
 
 
 class _Signal(ModuleType):
-    """In place of scipy.signal, which is imported if anything but the old name is asked for."""
+    """A stand-in for scipy.signal.
+
+    It imports the real module if anything but the old name is asked for.
+    """
 
     hamming = None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # whoever looks through all modules
+        if name.startswith("__"):  # code that looks through all modules asks for such names
             raise AttributeError(name)
         if sys.modules.get(SIGNAL) is self:
             del sys.modules[SIGNAL]
@@ -49,9 +52,9 @@ class _Signal(ModuleType):
 
 
 def import_tensorboard() -> None:
-    """Import TensorBoard's writer as if there were no botocore: 0.4 s of 0.8.
+    """Import TensorBoard's writer as if there were no botocore: saves 0.4 s of 0.8.
 
-    What it reads on S3 goes by s3fs.
+    It reads from S3 by s3fs instead.
     """
     if "botocore" in sys.modules or "torch.utils.tensorboard" in sys.modules:
         return
@@ -63,34 +66,41 @@ def import_tensorboard() -> None:
 
 
 def trim_lightning() -> None:
-    """Change two functions of Lightning's, once in a process."""
+    """Change two functions of Lightning, once in a process."""
     from lightning_fabric.utilities import cloud_io
 
     if cloud_io._is_object_storage.__module__ != __name__:
-        _ask_no_cloud_about_a_disk(cloud_io)
-        _move_only_to_another_device()
+        _skip_s3fs_for_local_files(cloud_io)
+        _move_only_between_devices()
 
 
-def _ask_no_cloud_about_a_disk(cloud_io: ModuleType) -> None:
-    """Have Lightning not import s3fs to ask whether a local file system is S3's."""
+def _skip_s3fs_for_local_files(cloud_io: ModuleType) -> None:
+    """Stop Lightning from importing s3fs to ask if a local file system is S3's."""
     from fsspec.implementations.local import LocalFileSystem
 
-    asked = cloud_io._is_object_storage
+    original = cloud_io._is_object_storage
 
     def is_object_storage(fs: Any) -> bool:
-        return not isinstance(fs, LocalFileSystem) and asked(fs)
+        return not isinstance(fs, LocalFileSystem) and original(fs)
 
     cloud_io._is_object_storage = is_object_storage
 
 
-def _move_only_to_another_device() -> None:
-    """Have `log` not move tensors to where they are: half of what it takes in a step."""
+def _move_only_between_devices() -> None:
+    """Stop `log` from moving tensors to the device where they are.
+
+    Such moves take half of the time of `log` in a step.
+    """
     from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
 
-    move = _ResultMetric.to
+    original_to = _ResultMetric.to
 
-    @functools.wraps(move)
-    def to(metric: _ResultMetric, place: Any) -> _ResultMetric:
-        return metric if metric.is_tensor and metric.value.device == place else move(metric, place)
+    @functools.wraps(original_to)
+    def to(metric: _ResultMetric, device: Any) -> _ResultMetric:
+        return (
+            metric
+            if metric.is_tensor and metric.value.device == device
+            else original_to(metric, device)
+        )
 
     _ResultMetric.to = to

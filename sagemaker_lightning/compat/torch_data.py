@@ -1,8 +1,8 @@
 """How torch's DataLoader makes iterators, asks for indices and fetches samples.
 
-It has no public way to begin an epoch at a batch, nor to seed each sample; and a class of a user's
-own, or torchdata's, may go through it in its own way. Two methods of DataLoader and one function,
-by which all of them fetch, are the places to do it.
+It has no public way to begin an epoch at a batch, or to seed each sample. A class of the user's or
+of torchdata may iterate over it in its own way. Two methods of DataLoader, and one function by
+which all of these fetch samples, are the places to do both.
 
 On an upgrade: compare `_get_iterator`, `_index_sampler` and `_DatasetKind` in dataloader.py, the
 fetchers in _utils/fetch.py (`fetch`, `dataset_iter`), who calls `create_fetcher`, and
@@ -19,7 +19,7 @@ ITERATOR = "_iterator"
 
 
 class MadeIterators(DataLoader):
-    """A DataLoader whose iterators `make_iterator` makes; a base before its own class."""
+    """A DataLoader whose iterators `make_iterator` makes; a base before its class."""
 
     def make_iterator(self, make: Callable[[], Any]) -> Any:
         """Return `make()`, the DataLoader's own iterator; to be overridden."""
@@ -30,7 +30,7 @@ class MadeIterators(DataLoader):
 
 
 class GivenIndices(MadeIterators):
-    """A DataLoader that goes through `indices`, as torch's own class does."""
+    """A DataLoader that iterates over `indices`, as torch's own class does."""
 
     def indices(self) -> Iterable:
         """Return what takes the place of the sampler or batch sampler; to be overridden."""
@@ -50,10 +50,11 @@ def has_iterator(loader: Any) -> bool:
 
 
 def end_workers(loader: Any) -> None:
-    """End a loader's workers, if it has any, and have it forget how far it is.
+    """End a loader's workers, if it has any, and make it forget its position.
 
-    Lightning ends those of torch's own iterators; torchdata's are another class. Left to Python's
-    garbage collector, they are not told, and each is waited for for 5 s, in the midst of a step.
+    Lightning ends the workers of torch's own iterators; torchdata's iterators are another class. If
+    Python's garbage collector ends them, they are not told, and the process waits 5 s for each, in
+    the middle of a step.
     """
     if hasattr(loader, ITERATOR):
         if hasattr(loader._iterator, "_shutdown_workers"):
@@ -62,9 +63,9 @@ def end_workers(loader: Any) -> None:
 
 
 def fetcher_maker() -> Callable[..., Any]:
-    """Return what makes the fetcher of an iteration, in the process that draws samples.
+    """Return the function that makes an iteration's fetcher, in the drawing process.
 
-    Called with (kind, dataset, auto_collation, collate_fn, drop_last).
+    It is called with (kind, dataset, auto_collation, collate_fn, drop_last).
     """
     return _DatasetKind.create_fetcher
 
@@ -75,17 +76,17 @@ def make_fetchers_by(make: Callable[..., Any]) -> None:
 
 
 def has_map(kind: int) -> bool:
-    """Return whether a fetcher of this kind is of a dataset with indices.
+    """Return whether a fetcher of this kind is for a dataset with indices.
 
-    Such a one has `fetch`, that of an IterableDataset `dataset_iter`.
+    Such a fetcher has `fetch`; the fetcher of an IterableDataset has `dataset_iter`.
     """
     return kind == _DatasetKind.Map
 
 
 def of_several_datasets(dataset: Any) -> bool:
-    """Return whether a dataset of litdata's (0.2) is made of several others.
+    """Return whether a dataset of litdata (0.2) is made of several others.
 
-    Its CombinedStreamingDataset and ParallelStreamingDataset have no public name for them, and
-    litdata is imported only by those who use it. On an upgrade: see litdata/streaming/combined.py.
+    CombinedStreamingDataset and ParallelStreamingDataset have no public name for them. litdata is
+    imported only by its users. On an upgrade: see litdata/streaming/combined.py.
     """
     return hasattr(dataset, "_datasets")

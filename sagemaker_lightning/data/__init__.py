@@ -1,1 +1,4 @@
-"""Batches that are functions of (seed, epoch, position): shared out among ranks, begun where training is."""
+"""Loaders whose batches are functions of (seed, epoch, position).
+
+The ranks share each batch. An iteration begins at the batch that training is at.
+"""

@@ -1,4 +1,4 @@
-"""The order of an epoch, of any sampler: a function of (seed, epoch), shared out among the ranks."""
+"""The order of an epoch: a function of (seed, epoch), split over the ranks."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,26 +14,38 @@ from sagemaker_lightning.state import generators
 
 
 class Batches(Sampler):
-    """One rank's batches of keys, in the order that a DataLoader's own sampler draws for each epoch.
+    """One rank's batches of keys, in the order that a DataLoader's own sampler draws.
 
     Args:
         loader: The DataLoader.
         seed: Decides the order, with the epoch.
         rank: This rank.
         world_size: Number of ranks that share each batch.
+
+    Raises UserError if a rank would have no batch.
     """
 
     def __init__(self, loader: DataLoader, seed: Sequence, rank: int, world_size: int) -> None:
-        made = loader.batch_sampler
-        self.alone = made is None  # samples without batches
-        self.whole = self.alone or type(made) is not BatchSampler
-        if self.whole:  # it makes batches of its own: a rank gets every nth; the last, too few for all, are left out
-            self.sampler, size, drop_last = loader.sampler if self.alone else made, 1, True
+        batch_sampler = loader.batch_sampler
+        self.alone = batch_sampler is None  # single samples, no batches
+        self.whole = self.alone or type(batch_sampler) is not BatchSampler
+        if self.whole:
+            # The sampler makes its own batches: of n ranks, each gets every nth batch. The last
+            # batches are left out if there are too few for all ranks.
+            self.sampler = loader.sampler if self.alone else batch_sampler
+            size = 1
+            drop_last = True
         else:
-            self.sampler, size, drop_last = made.sampler, made.batch_size, made.drop_last
-        self.loader, self.seed, self.rank, self.ranks, self.size = loader, tuple(seed), rank, world_size, size
+            self.sampler = batch_sampler.sampler
+            size = batch_sampler.batch_size
+            drop_last = batch_sampler.drop_last
+        self.loader = loader
+        self.seed = tuple(seed)
+        self.rank = rank
+        self.ranks = world_size
+        self.size = size
         self.at = (0, 0, 0)  # epoch, turn and batch at which the next iteration starts
-        self.begun: list | None = None  # its order
+        self.begun: list | None = None  # the order of that iteration, if it is drawn already
         length = sized_len(self.sampler)
         self.endless = length is None
         if self.endless:
@@ -42,8 +54,8 @@ class Batches(Sampler):
         self.course = Course(Division(length, size, world_size, drop_last))
         if not len(self):
             raise UserError(
-                f"--data: {length} {'batches' if self.whole else 'samples'} for {world_size} ranks and a "
-                f"batch size of {size}; allowed is at least one batch for each rank"
+                f"--data: {length} {'batches' if self.whole else 'samples'} for {world_size} ranks "
+                f"and a batch size of {size}; allowed is at least one batch for each rank"
             )
 
     def __len__(self) -> int:
@@ -59,33 +71,41 @@ class Batches(Sampler):
         return [1] * division.ranks if self.whole else division.sizes(batch - first)
 
     def begin(self, epoch: int, turn: int, batch: int) -> None:
-        """Have the next iteration start at a batch of an epoch; `turn` counts those within an epoch."""
+        """Have the next iteration start at a batch of an epoch.
+
+        `turn` counts the iterations within an epoch.
+        """
         self.at = epoch, turn, batch
         self.begun = None if self.endless else self._order(epoch, turn)
 
     def rewind(self, epoch: int) -> None:
         """Have iterations start at the first batch of an epoch that nobody has begun."""
-        self.at, self.begun = (epoch, 0, 0), None
+        self.at = (epoch, 0, 0)
+        self.begun = None
 
     def __iter__(self) -> Iterator:
-        # When its first batch is asked for: torch makes two iterators, and uses one.
-        (epoch, turn, start), order = self.at, self.begun
-        self.at, self.begun = (epoch, turn, 0), None
+        # This runs when the first batch is asked for: torch makes two iterators, and uses one.
+        (epoch, turn, start) = self.at
+        order = self.begun
+        self.at = (epoch, turn, 0)
+        self.begun = None
         seed = (*self.seed, epoch, turn) if turn else (*self.seed, epoch)
-        for places, indices in self._drawn(epoch, turn, start, order):
+        for places, indices in self._places_and_indices(epoch, turn, start, order):
             yield Key(indices[0], seed, places[0]) if self.alone else Keys(indices, seed, places)
 
-    def _drawn(self, epoch: int, turn: int, start: int, order: list | None) -> Iterator[tuple[list, list]]:
+    def _places_and_indices(
+        self, epoch: int, turn: int, start: int, order: list | None
+    ) -> Iterator[tuple[list, list]]:
         """Yield the places and the indices of each batch."""
         if self.endless:
-            yield from self._endless(epoch, turn, start)
+            yield from self._places_and_indices_of_endless(epoch, turn, start)
             return
         order = self._order(epoch, turn) if order is None else order
         division, first = self.course.of_epoch(epoch)
         for batch in range(start, len(self)):
             places = division.part(batch - first, self.rank)
             if places and places[-1] >= len(order):
-                return  # the sampler has drawn fewer than it said
+                return  # the sampler has drawn fewer than its length
             if self.alone:
                 yield [places[0]], [order[places[0]]]
             elif self.whole:
@@ -94,20 +114,26 @@ class Batches(Sampler):
             else:
                 yield list(places), [order[place] for place in places]
 
-    def _endless(self, epoch: int, turn: int, start: int) -> Iterator[tuple[list, list]]:
-        """Yield the batches of a sampler without a length: what was done before is drawn again, as indices only."""
-        drawn, place = None, 0
+    def _places_and_indices_of_endless(
+        self, epoch: int, turn: int, start: int
+    ) -> Iterator[tuple[list, list]]:
+        """Yield the places and the indices of each batch, for a sampler without a length.
+
+        The indices before the start are drawn again; their samples are not.
+        """
+        samples = None
+        place = 0
         for batch in itertools.count():
             with isolate_rng():
                 self._seed(epoch, turn, batch)
-                drawn = drawn or iter(self.sampler)
-                parts = []
-                for _ in range(self.ranks):  # of all ranks, of which this one takes its own
+                samples = samples or iter(self.sampler)
+                slices = []
+                for _ in range(self.ranks):  # draw for all ranks; this one uses its own slice
                     try:
-                        parts.append([next(drawn) for _ in range(self.size)])
+                        slices.append([next(samples) for _ in range(self.size)])
                     except (StopIteration, RuntimeError):
                         return
-            indices = parts[self.rank][0] if self.whole and not self.alone else parts[self.rank]
+            indices = slices[self.rank][0] if self.whole and not self.alone else slices[self.rank]
             if batch >= start:
                 yield [(batch, self.rank, k) for k in range(len(indices))], indices
             place += len(indices)
@@ -116,9 +142,9 @@ class Batches(Sampler):
         """Return all that the sampler draws in an epoch."""
         with isolate_rng():
             self._seed(epoch, turn)
-            for owner in (self.sampler, getattr(self.sampler, "sampler", None)):
-                if hasattr(owner, "set_epoch"):
-                    owner.set_epoch(epoch)
+            for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
+                if hasattr(sampler, "set_epoch"):
+                    sampler.set_epoch(epoch)
             return list(self.sampler)
 
     def _seed(self, epoch: int, *more: int) -> None:

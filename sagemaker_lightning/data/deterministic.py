@@ -1,9 +1,12 @@
-"""Nothing left to chance: what is random in a step is a function of (seed, epoch, position), for any DataLoader.
+"""Make any DataLoader reproducible: it draws by (seed, epoch, position).
 
-So there is nothing to save of workers and random number generators, and a run that was interrupted draws what it would
-have drawn. torch's DataLoader draws the order of an epoch, and each worker's seed, from the generators of its process,
-which a new process has in another state. The DataLoader stays what it is, with the dataset and the sampler that it was
-given: it is the row of indices which goes to its workers that seeds, sample by sample, as it is gone through.
+What is random in a step is a function of these.
+
+So no state of workers or random number generators has to be saved, and a run that was interrupted
+draws what it would have drawn. torch's DataLoader draws the order of an epoch, and each worker's
+seed, from the generators of its process; a new process has them in another state. The DataLoader
+keeps its dataset and its sampler. What changes is the list of indices that goes to its workers: it
+seeds each sample when its index is taken.
 """
 
 import functools
@@ -24,66 +27,103 @@ from sagemaker_lightning.data.sample_seeding import DrawnWithState, Plan, drawin
 
 
 def position(trainer: Trainer) -> tuple[int, int]:
-    """Return the epoch that training is in, and how many of its batches are done, or drawn by steps that draw."""
+    """Return the epoch that training is in, and how many of its batches are done.
+
+    For training steps that draw batches themselves, it is the number of batches drawn.
+    """
     loop = trainer.fit_loop
-    drawn = is_drawn_by_steps(fetcher(trainer))
-    done = combined_loader(trainer).drawn if drawn else loop.epoch_loop.batch_progress.current.processed
+    drawn_by_steps = is_drawn_by_steps(fetcher(trainer))
+    done = (
+        combined_loader(trainer).drawn
+        if drawn_by_steps
+        else loop.epoch_loop.batch_progress.current.processed
+    )
     return loop.epoch_progress.current.processed, done
 
 
 def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tuple[Any, str]:
-    """Have the order and the samples of `loader` be functions of `seed`, epoch and position; or say why they cannot be.
+    """Make a loader's order and samples functions of seed, epoch and position.
 
-    `rank` of `world_size` ranks gets its share of each batch of all ranks, each sample once, unless the loader has a
-    DistributedSampler already. Workers live on when a signal comes to all processes: their own process ends them.
+    Each of `world_size` ranks gets its share of each global batch, each sample once, unless the
+    loader has a DistributedSampler already. Data workers survive a signal that is sent to all
+    processes: the loader's process ends them.
+
+    Args:
+        loader: The loader; the class of a DataLoader is changed in place.
+        seed: Decides all draws, with the epoch and the position.
+        rank: This rank.
+        world_size: Number of ranks.
+
+    Returns the loader, and why it cannot be made exact; "" if it can. Raises UserError if the
+    loader cannot be shared out among several ranks.
     """
     if isinstance(loader, (PartitionedLoader, Exact, Streamed)):
         return loader, ""
-    iterates = getattr(type(loader), "__iter__", None)
-    own = iterates is not DataLoader.__iter__
+    iter_method = getattr(type(loader), "__iter__", None)
+    has_own_iter = iter_method is not DataLoader.__iter__
     sampler = getattr(loader, "sampler", None)
-    other = f"{type(loader).__name__} goes through its samples in a way of its own"
+    other_reason = f"{type(loader).__name__} goes through its samples in a way of its own"
     if not isinstance(loader, DataLoader):
-        return loader, other
-    stateful = [one for one in (loader.dataset, sampler, loader.batch_sampler) if hasattr(one, "load_state_dict")]
-    iterable = isinstance(loader.dataset, IterableDataset)
-    if iterable or (own and (stateful or not (iterates.__module__ or "").startswith("torchdata."))):
-        if not iterable and world_size > 1 and not isinstance(sampler, DistributedSampler):
+        return loader, other_reason
+    with_state = [
+        part
+        for part in (loader.dataset, sampler, loader.batch_sampler)
+        if hasattr(part, "load_state_dict")
+    ]
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    if is_iterable or (
+        has_own_iter and (with_state or not (iter_method.__module__ or "").startswith("torchdata."))
+    ):
+        if not is_iterable and world_size > 1 and not isinstance(sampler, DistributedSampler):
             raise UserError(
-                f"--data: a {type(loader).__name__} cannot be shared out among {world_size} ranks; allowed is a "
-                "torch.utils.data.DataLoader, or one with a DistributedSampler"
+                f"--data: a {type(loader).__name__} cannot be shared out among {world_size} ranks; "
+                "allowed is a torch.utils.data.DataLoader, or one with a DistributedSampler"
             )
         loader.__class__ = of_class(Streamed, type(loader))
         vars(loader)["planned"] = Plan(seed if has_state(loader) else None)
-        return loader, "an IterableDataset has no positions" if iterable and not own else other
+        return (
+            loader,
+            "an IterableDataset has no positions"
+            if is_iterable and not has_own_iter
+            else other_reason,
+        )
     if isinstance(sampler, DistributedSampler):
-        rank, world_size = 0, 1
+        rank = 0
+        world_size = 1
     batches = Batches(loader, seed, rank, world_size)
-    loader.__class__ = of_class(ExactInPlaces if own else Exact, type(loader))
+    loader.__class__ = of_class(ExactInPlaces if has_own_iter else Exact, type(loader))
     vars(loader)["exactly"] = batches
     vars(loader)["planned"] = Plan(())
     if loader.num_workers and rank_zero_only.rank == 0:
-        vars(loader)["planned"].said = torch.zeros(1, dtype=torch.uint8).share_memory_()
+        vars(loader)["planned"].warned = torch.zeros(1, dtype=torch.uint8).share_memory_()
     return loader, ""
 
 
-def _of(loader: Any, library: str) -> bool:
-    return any(kind.__module__.startswith(f"{library}.") for kind in type(loader).__mro__)
+def _is_of_library(loader: Any, library: str) -> bool:
+    return any(base.__module__.startswith(f"{library}.") for base in type(loader).__mro__)
 
 
 def divided(loader: Any) -> "PartitionedLoader | Batches | None":
-    """Return what knows how the ranks divide the batches of a loader, if anything does."""
+    """Return what divides a loader's batches among ranks; None if nothing does."""
     return loader if isinstance(loader, PartitionedLoader) else getattr(loader, "exactly", None)
 
 
 def reached(trainer: Trainer) -> int | None:
-    """Return the position in the epoch that training has reached, None where it is not the same on all nodes."""
+    """Return the position in the epoch that training has reached.
+
+    It is None if the loader has no positions, or if the nodes have different data.
+    """
     loader = divided(trainer.train_dataloader)
-    return loader.course.reached(*position(trainer)) if loader is not None and loader.course else None
+    return (
+        loader.course.reached(*position(trainer)) if loader is not None and loader.course else None
+    )
 
 
 def order_of(loader: Any, stateful: bool) -> dict[str, Any]:
-    """Return the objects that decide the order of an epoch, of a loader that does not save their state itself."""
+    """Return the objects that decide the order of an epoch, by name.
+
+    It is {} for a loader that saves their state itself (`stateful`).
+    """
     if isinstance(loader, PartitionedLoader) or stateful:
         return {}
     if not isinstance(loader, DataLoader):
@@ -92,62 +132,82 @@ def order_of(loader: Any, stateful: bool) -> dict[str, Any]:
 
 
 def data_of(loader: Any, stateful: bool) -> dict[str, Any]:
-    """Return the objects that draw samples as they were when an iteration began: those that workers have copies of, or
-    that are drawn from again."""
-    if not isinstance(loader, DataLoader) or (stateful and not _of(loader, "torchdata")):
-        return {}  # of a library's loader, that may be part of its state
+    """Return the objects that draw samples, by name.
+
+    A resumed iteration needs them as they were when it began: workers have copies of them, or
+    samples are drawn from them again.
+    """
+    if not isinstance(loader, DataLoader) or (stateful and not _is_of_library(loader, "torchdata")):
+        return {}  # it may be part of the state that a library's loader saves
     if divided(loader) is not None and not loader.num_workers:
         return {}
     return {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
 
 
 def draws_again(loader: Any) -> bool:
-    """Return whether a loader can only get to a position by drawing all that was before it again.
+    """Return whether a loader has to draw all batches before a position again.
 
-    So can litdata's of a CombinedStreamingDataset or ParallelStreamingDataset, whose state is right between epochs
-    only: within one, it takes each dataset's samples for shared out evenly among the workers.
+    This includes litdata's loader of a CombinedStreamingDataset or ParallelStreamingDataset. Its
+    state is right between epochs only: within an epoch, it assumes that each dataset's samples are
+    shared out evenly among the workers.
     """
-    several = _of(loader, "litdata") and of_several_datasets(loader.dataset)
-    return divided(loader) is None and (several or not has_state(loader))
+    is_of_several = _is_of_library(loader, "litdata") and of_several_datasets(loader.dataset)
+    return divided(loader) is None and (is_of_several or not has_state(loader))
 
 
 def counts_only(loader: Any) -> bool:
-    """Return whether the state of a loader, whose iteration has begun, is but a number of batches to be drawn again.
+    """Return whether a loader's state is only a number of batches to draw again.
 
-    That is so of torchdata's where neither the dataset nor its iterator has a state; 0.11 miscounts if it goes there.
+    The iteration has begun when this is called. It is so for torchdata's loader if neither the
+    dataset nor its iterator has a state; torchdata 0.11 miscounts when it goes to such a state.
     """
-    if not _of(loader, "torchdata") or not isinstance(loader.dataset, IterableDataset):
+    if not _is_of_library(loader, "torchdata") or not isinstance(loader.dataset, IterableDataset):
         return False
     return f"'{DrawnWithState.NUMBER}'" not in repr(loader.state_dict())
 
 
 def knows_its_end(loader: Any) -> bool:
-    """Return whether a loader that was at its end, and goes there, begins anew by itself."""
-    return _of(loader, "torchdata")
+    """Return whether a loader, given the state of its end, begins anew by itself."""
+    return _is_of_library(loader, "torchdata")
 
 
 def keeps_workers(loader: Any) -> bool:
-    """Return whether workers stay from one iteration to the next: those of a loader without positions would go on with
-    what they hold, which only a loader of torchdata's knows."""
+    """Return whether workers stay from one iteration to the next.
+
+    Workers of a loader without positions would continue with what they hold; only a loader of
+    torchdata's knows what that is.
+    """
     stays = getattr(loader, "persistent_workers", False)
-    return stays and (divided(loader) is not None or _of(loader, "torchdata"))
+    return stays and (divided(loader) is not None or _is_of_library(loader, "torchdata"))
 
 
 def plan(loader: Any, turn: int, done: int) -> None:
-    """Say which iteration of a loader begins, and after how many batches, to what draws its samples."""
-    if (planned := getattr(loader, "planned", None)) is None:
+    """Tell what draws a loader's samples which iteration begins.
+
+    Args:
+        loader: The loader; nothing happens if its samples are not seeded.
+        turn: Number of the iteration.
+        done: Number of batches after which it begins.
+    """
+    if (loader_plan := getattr(loader, "planned", None)) is None:
         return
-    planned.turn, planned.first = turn, ()
-    if not _of(loader, "litdata"):
+    loader_plan.turn = turn
+    loader_plan.first = ()
+    if not _is_of_library(loader, "litdata"):
         return
-    loader.restore = loader.restore and done > 0  # else it would go on with an epoch that was left before its end
-    if done:  # it goes where it was, and its workers, which take turns, begin to count anew
-        workers, size = max(1, loader.num_workers), loader.batch_size or 1
-        planned.first = tuple((done - worker + workers - 1) // workers * size for worker in range(workers))
+    # Otherwise it would resume an epoch that was left before its end.
+    loader.restore = loader.restore and done > 0
+    # The loader goes to its position, but its workers, which take turns, start counting from 0.
+    if done:
+        workers = max(1, loader.num_workers)
+        size = loader.batch_size or 1
+        loader_plan.first = tuple(
+            (done - worker + workers - 1) // workers * size for worker in range(workers)
+        )
 
 
 class Exact(GivenIndices):
-    """What an exact DataLoader's own class has before its class. See `exact`."""
+    """The base that an exact DataLoader has before its own class. See `exact`."""
 
     exactly: Batches
     planned: Plan
@@ -163,14 +223,17 @@ class Exact(GivenIndices):
 
 
 class ExactInPlaces(Exact):
-    """A DataLoader whose class would go through it in a way of its own only to save its state."""
+    """For a DataLoader whose class has its own `__iter__` only to save its state."""
 
     __iter__ = DataLoader.__iter__
     state_dict = load_state_dict = None
 
 
 class Streamed(MadeIterators):
-    """What a DataLoader without positions has before its class: what it draws is seeded. See `exact`."""
+    """The base that a DataLoader without positions has before its own class.
+
+    What it draws is seeded. See `exact`.
+    """
 
     planned: Plan
 
@@ -183,8 +246,8 @@ class Streamed(MadeIterators):
 
 
 @functools.cache
-def of_class(mixin: type, kind: type) -> type:
-    """Return the class `kind` with what `mixin` does otherwise, by the same name."""
-    if mixin.__base__ is kind:
-        return type(kind.__name__, (mixin,), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-    return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+def of_class(mixin: type, cls: type) -> type:
+    """Return a class named as `cls` with the methods of `mixin` before its own."""
+    if mixin.__base__ is cls:
+        return type(cls.__name__, (mixin,), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    return type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})

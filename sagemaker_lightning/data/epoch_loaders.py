@@ -1,4 +1,4 @@
-"""All loaders of an epoch together: they begin where training is, whatever they are."""
+"""All the loaders of an epoch; they begin at the batch that training is at."""
 
 import contextlib
 import itertools
@@ -36,51 +36,55 @@ from sagemaker_lightning.state.object_state import State
 
 
 def digest_of(batch: Any) -> int:
-    """Return what tells a batch from another one."""
+    """Return a number that tells a batch from another one."""
     return batch_digest.folded(map(int, batch_digest.parts(batch)))
 
 
 class Together(PlaceableLoader):
-    """Loaders whose workers end when nobody goes through them any more."""
+    """Several loaders; their data workers end when nobody iterates any more."""
 
     def leave(self, other: CombinedLoader | None = None) -> None:
-        """End the workers of all loaders but those that another one goes on with."""
+        """End the workers of all loaders except those that `other` goes on with."""
         self.forget_iterators()
         for loader in self.flattened:
-            if other is None or not any(loader is one for one in other.flattened):
+            if other is None or not any(loader is kept for kept in other.flattened):
                 end_workers(loader)
 
     def reset(self) -> None:
-        """Forget where it was."""
+        """Forget how far the loaders are, and end their workers."""
         self.leave()
         super().reset()
 
 
 class Drawn(Together):
-    """The loaders of a validation: each batch has a seed of its own, also for what is done to it on its way."""
+    """The loaders of a validation: each batch is drawn with a seed of its own.
+
+    The seed also covers what is drawn while the batch is moved to the device.
+    """
 
     key: Callable[[], tuple]
-    """Returns what decides the draws of this validation."""
+    """Returns the values that decide what this validation draws."""
 
     def __iter__(self) -> "Drawn":
         for loader in self.flattened:
-            if divided(loader) is None:  # all validations draw alike, in new workers
+            if divided(loader) is None:  # every validation draws the same, in new workers
                 end_workers(loader)
                 plan(loader, 0, 0)
         seed_all("loaders", *self.key())
         return super().__iter__()
 
     def __next__(self) -> Any:
-        found = super().__next__()
-        seed_all("batch", *self.key(), *found[1:])
-        return found
+        item = super().__next__()
+        seed_all("batch", *self.key(), *item[1:])
+        return item
 
 
 class Placed(Together):
-    """The training loaders: they begin where training is, and not before that is known.
+    """The training loaders: they begin at the batch that training is at.
 
-    Lightning begins its loaders when it sets them up, which may be before a checkpoint is loaded: a module that asks
-    for `estimated_stepping_batches` has them set up. Workers would start, and draw, at the beginning of it all.
+    They begin once that batch is known. Lightning begins its loaders when it sets them up. That may
+    be before a checkpoint is loaded: a module that asks for `estimated_stepping_batches` has them
+    set up. Data workers would then start, and draw, at the first batch of the first epoch.
     """
 
     seed: tuple = ()
@@ -88,12 +92,12 @@ class Placed(Together):
     turns: "list[Turns]"
     placed = False
     drawn = 0
-    """Batches of the epoch that were drawn."""
+    """Number of batches of the epoch that were drawn."""
     why = ""
-    """Why no run can go on within an epoch, if it cannot."""
+    """Why no run can be resumed within the epoch; "" if one can."""
 
     def prepare(self) -> None:
-        """Take note of what the loaders hold before anything is drawn of them."""
+        """Record what the loaders hold before anything is drawn from them."""
         mode = self.mode if len(self.flattened) > 1 else ""
         self.turns = [
             Turns(loader, (*self.seed, number) if number else self.seed, mode)
@@ -101,49 +105,74 @@ class Placed(Together):
         ]
 
     def epoch_begins(self, epoch: int) -> None:
-        """Have a hook that goes through the training data as an epoch begins draw what this epoch draws."""
+        """Seed what a hook draws from the training data when an epoch begins.
+
+        It then draws what belongs to this epoch.
+        """
         for turns in self.turns:
             turns.epoch_begins(epoch)
 
     def give_back(self, states: Mapping[str, Any]) -> None:
-        """Give back what was there at an epoch's end, before the hooks that begin the next one change it."""
-        for turns, told in zip(self.turns, states["loaders"], strict=False):
-            turns.give_back(told)
+        """Restore the state that the loaders had at an epoch's end.
+
+        It is called before the hooks that begin the next epoch change that state.
+        """
+        for turns, saved in zip(self.turns, states["loaders"], strict=False):
+            turns.give_back(saved)
 
     def begin(
-        self, fetcher: Any, epoch: int, done: int, states: Mapping[str, Any] | None = None, proves: bool = False
+        self,
+        fetcher: Any,
+        epoch: int,
+        done: int,
+        states: Mapping[str, Any] | None = None,
+        proves: bool = False,
     ) -> int:
-        """Have an epoch begin, or go on, after so many batches, and return their number.
+        """Begin or resume an epoch after `done` batches; return that number.
+
+        The number returned differs from `done` where steps draw batches themselves.
 
         Args:
-            fetcher: Lightning's, which asks for the batches.
+            fetcher: Lightning's data fetcher, which asks for the batches.
             epoch: The epoch.
-            done: Batches that steps have had.
-            states: What `states` returned.
-            proves: Whether it has to be known if what was drawn can be drawn again.
+            done: Number of batches that steps have had.
+            states: What `states` returned; None if there is no checkpoint.
+            proves: Whether to find out if the loaders draw the same batches a second time.
         """
         ahead = decoded(states["ahead"]) if states else []
         if done and states and states["why"] and rank_zero_only.rank == 0:
-            print(f"{states['why']}: the rest of this epoch is not what it would have been", flush=True)
-        if done and states and is_drawn_by_steps(fetcher):  # a step may draw any number
+            print(
+                f"{states['why']}: the rest of this epoch is not what it would have been",
+                flush=True,
+            )
+        if done and states and is_drawn_by_steps(fetcher):  # a step may draw any number of batches
             done = states["drawn"]
-        self.place, self.placed = (epoch, done + len(ahead)), True
-        told = states["loaders"] if states else []
-        for turns, one in itertools.zip_longest(self.turns, told[: len(self.turns)]):
-            turns.prepare(epoch, one, proves)
-        given = getattr(fetcher, "prefetch_batches", 0)
+        self.place = (epoch, done + len(ahead))
+        self.placed = True
+        all_saved = states["loaders"] if states else []
+        for turns, saved in itertools.zip_longest(self.turns, all_saved[: len(self.turns)]):
+            turns.prepare(epoch, saved, proves)
+        prefetch_batches = getattr(fetcher, "prefetch_batches", 0)
         if ahead:
             fetcher.prefetch_batches = 0
         iter(fetcher)
         if ahead:
-            fetcher.prefetch_batches, fetcher.batches, fetcher.fetched = given, ahead, len(ahead)
+            fetcher.prefetch_batches = prefetch_batches
+            fetcher.batches = ahead
+            fetcher.fetched = len(ahead)
         for turns in self.turns:
             turns.settle()
-        self.why = next(filter(None, (turns.why for turns in self.turns)), "") or self._unsaved(fetcher)
+        self.why = next(
+            filter(None, (turns.why for turns in self.turns)), ""
+        ) or self._why_ahead_is_unsavable(fetcher)
         return done
 
-    def _unsaved(self, fetcher: Any) -> str:
-        """Return why what Lightning has fetched ahead of a loader that saves its state cannot be saved, too."""
+    def _why_ahead_is_unsavable(self, fetcher: Any) -> str:
+        """Return why the batches fetched ahead cannot be saved; "" if they can.
+
+        A loader that saves its state counts the batches that Lightning has fetched ahead as drawn,
+        so these have to be saved with it.
+        """
         if any(turns.stateful for turns in self.turns):
             try:
                 encoded(getattr(fetcher, "batches", []))
@@ -159,37 +188,48 @@ class Placed(Together):
         self.combine(self.turns)
         for turns in self.turns:
             turns.go_to(self.drawn)
-        self.go_on(self.drawn, [turns.iterator for turns in self.turns], [turns.turn > 0 for turns in self.turns])
-        self.place, self.epoch = (epoch, 0), epoch
+        self.go_on(
+            self.drawn,
+            [turns.iterator for turns in self.turns],
+            [turns.turn > 0 for turns in self.turns],
+        )
+        self.place = (epoch, 0)
+        self.epoch = epoch
         return self
 
     def __next__(self) -> Any:
         if not self.placed:
             raise StopIteration
-        found = super().__next__()
-        # What is done to a batch on its way to the device draws, too.
+        item = super().__next__()
+        # Moving a batch to the device (a transfer hook) may draw, too.
         seed_all("batch", *self.seed, self.epoch, self.drawn, self.rank)
         self.drawn += 1
-        return found
+        return item
 
     def reset(self) -> None:
-        """Forget where it was."""
+        """Forget how far the loaders are; they need `begin` before the next epoch."""
         super().reset()
         self.placed = False
 
     def leave(self, other: CombinedLoader | None = None) -> None:
-        """End the workers of all loaders but those that another one goes on with."""
+        """End the workers of all loaders except those that `other` goes on with."""
         for turns in self.turns:
             turns.iterator = iter(())
         super().leave(other)
 
     def states(self, fetcher: Any, within: bool) -> dict[str, Any]:
-        """Return what has to be known to go on: within an epoch, it is drawn again, from what was there before it.
+        """Return what a resumed run has to know about the loaders.
 
-        Of a loader that saves its own state, that is one batch ahead where Lightning has fetched one: it is saved, too,
-        and so is one that was drawn from what the training changes, such as a replay buffer.
+        Within an epoch (`within`), it is the state from which the epoch's batches can be drawn
+        again. The state of a loader that saves it itself is one batch ahead if Lightning has
+        fetched one ahead: that batch is saved, too. So is a batch that was drawn from data that
+        training changes, such as a replay buffer.
         """
-        ahead = getattr(fetcher, "batches", []) if within and any(turns.ahead for turns in self.turns) else []
+        ahead = (
+            getattr(fetcher, "batches", [])
+            if within and any(turns.ahead for turns in self.turns)
+            else []
+        )
         try:
             ahead = encoded(ahead)
         except NotPlain:
@@ -203,51 +243,64 @@ class Placed(Together):
 
 
 class Turns:
-    """One of the loaders of an epoch, which may begin again before the longest of them has ended.
+    """One loader of an epoch; it may begin again before the longest loader has ended.
 
     Args:
         loader: The loader.
         seed: Decides what it draws.
-        mode: How the loaders are combined, "" if there is one.
+        mode: How Lightning combines the loaders; "" if there is only one.
     """
 
     def __init__(self, loader: Any, seed: tuple, mode: str) -> None:
-        self.loader, self.seed, self.mode = loader, seed, mode
-        self.own, self.again = has_state(loader), draws_again(loader)  # whether it saves its state; both may be
-        self.stateful = self.own and not self.again
-        # Of these, a batch may lie ahead that could not be drawn once more.
-        self.ahead = self.stateful or (self.again and not getattr(loader, "num_workers", 0))
+        self.loader = loader
+        self.seed = seed
+        self.mode = mode
+        # Whether it saves its state, and whether only drawing again gets it to a position. Both may
+        # be true.
+        self.own = has_state(loader)
+        self.must_redraw = draws_again(loader)
+        self.stateful = self.own and not self.must_redraw
+        # Whether Lightning may have fetched a batch ahead that could not be drawn a second time.
+        self.ahead = self.stateful or (self.must_redraw and not getattr(loader, "num_workers", 0))
         skip = (Dataset,) if isinstance(loader, DataLoader) else ()
         self.order = State(lambda: order_of(loader, self.own), skip)
         self.data = State(lambda: data_of(loader, self.own))
-        # A generator, which is gone through once, in all epochs.
-        self.once = isinstance(loader, Iterator) and type(loader).__module__ in ("builtins", "itertools")
-        self.given = 0  # batches that it gave
+        # Whether it is a generator: all epochs together iterate over it once.
+        self.single_pass = isinstance(loader, Iterator) and type(loader).__module__ in (
+            "builtins",
+            "itertools",
+        )
+        self.batches_given = 0  # number of batches that it has given
         self.order.mark()
         self.data.mark()
         self.first = self.order.kept(), self.data.kept()
-        self.kept: dict = {}  # the data's plain state when the iteration began, or the workers that still are
-        self.epoch, self.turn, self.drawn = 0, -1, 0
-        self.begun = 0  # iterations, in this run and in those before it
-        self.told: Mapping[str, Any] | None = None
-        stay = self.again and not self.own and getattr(loader, "persistent_workers", False)
+        # The data's plain state when the iteration began, or when the workers started that still
+        # run.
+        self.kept: dict = {}
+        self.epoch = 0
+        self.turn = -1
+        self.drawn = 0
+        self.begun = 0  # number of iterations begun, in this run and in the runs that it resumes
+        self.saved: Mapping[str, Any] | None = None
+        stay = self.must_redraw and not self.own and getattr(loader, "persistent_workers", False)
         if stay and rank_zero_only.rank == 0:
             print(
-                f"persistent_workers: those of {self.name} begin anew with each epoch, so that one can be resumed; so "
-                "does what it counts in them; both stay in torchdata's StatefulDataLoader, with a state_dict() of the "
-                "dataset's",
+                f"persistent_workers: those of {self.name} begin anew with each epoch, so that one "
+                "can be resumed; so does what it counts in them; both stay in torchdata's "
+                "StatefulDataLoader, with a state_dict() of the dataset's",
                 flush=True,
             )
-        self.over = self.proves = False
-        self.now: dict | None = None
-        self.why, self.proved = "", False
+        self.over = self.must_prove = False
+        self.data_now: dict | None = None
+        self.why = ""
+        self.proved = False
         self.iterator: Iterator = iter(())
 
     @property
     def name(self) -> str:
-        """What it is called."""
-        own = type(self.loader).__module__.partition(".")[0] not in ("torch", "torchdata")
-        kind = type(self.loader if own else getattr(self.loader, "dataset", self.loader))
+        """Name of the loader's class; for torch's and torchdata's, the dataset's class."""
+        is_own = type(self.loader).__module__.partition(".")[0] not in ("torch", "torchdata")
+        kind = type(self.loader if is_own else getattr(self.loader, "dataset", self.loader))
         return f"{kind.__module__}.{kind.__qualname__}"
 
     def __len__(self) -> int:
@@ -258,84 +311,119 @@ class Turns:
         return self.iterator
 
     def epoch_begins(self, epoch: int) -> None:
-        """Have an iteration of somebody else's begin as if nobody had gone through the loader before."""
-        if isinstance(exactly := divided(self.loader), Batches):
-            exactly.rewind(epoch)
-        elif not exactly and not self.stateful:
-            generators.reseed(self._generators(), number_of("epoch", *self.seed, epoch))
+        """Seed an iteration by somebody else as if the loader had not been used before."""
+        if isinstance(batches := divided(self.loader), Batches):
+            batches.rewind(epoch)
+        elif not batches and not self.stateful:
+            generators.reseed(self._generators_to_seed(), number_of("epoch", *self.seed, epoch))
 
-    def give_back(self, told: Mapping[str, Any], data: str = "now") -> None:
-        """Give back the order's state, and the data's, as it was at the end (`now`) or when an iteration began."""
-        self._has_no_state(self.stateful and told["own"] is None)
-        self.order.restore(self.order.all(self.first[0]) | told["order"], touch=False)
-        if self.again or getattr(self.loader, "num_workers", 0):
-            self.data.restore(self.data.all(self.first[1]) | told[data], touch=False)
-        self._set_source(told["source"])
-        plan(self.loader, told["begun"], 0)  # for a hook that goes through it before the next epoch does
+    def give_back(self, saved: Mapping[str, Any], data: str = "now") -> None:
+        """Restore the state of the order and of the data.
 
-    def prepare(self, epoch: int, told: Mapping[str, Any] | None, proves: bool) -> None:
-        """Have an epoch begin, or go on from what was `told`: give back what was there when it began."""
-        self.epoch, self.turn, self.drawn, self.told, self.proves = epoch, -1, 0, told, proves
-        if told:
-            self.begun = told["begun"]
-        if told and told["within"]:
-            self.give_back(told, "data")
-            if self.again or getattr(self.loader, "num_workers", 0):
-                self.now = self.data.all(self.first[1]) | told["now"]
-        elif told and not self.again and keeps_workers(self.loader):  # they have copies of what was there once
-            self.now = self.data.all()
-            self.data.restore(self.data.all(self.first[1]) | told["data"], touch=False)
-        self.before, self.source, self.earlier = self.order.kept(), self._source(), self.begun
-        if self.again or not self._workers_stay:
+        `data` names the state of the data: "now" is the state when the checkpoint was taken, "data"
+        is the state when the iteration began.
+        """
+        self._treat_as_stateless(self.stateful and saved["own"] is None)
+        self.order.restore(self.order.all(self.first[0]) | saved["order"], touch=False)
+        if self.must_redraw or getattr(self.loader, "num_workers", 0):
+            self.data.restore(self.data.all(self.first[1]) | saved[data], touch=False)
+        self._restore_source(saved["source"])
+        # For a hook that iterates over the loader before the next epoch does.
+        plan(self.loader, saved["begun"], 0)
+
+    def prepare(self, epoch: int, saved: Mapping[str, Any] | None, must_prove: bool) -> None:
+        """Prepare for an epoch, or restore the state that the loader had in it.
+
+        Args:
+            epoch: The epoch.
+            saved: What `states` returned; None if there is no checkpoint.
+            must_prove: Whether to find out if the loader draws the same batches a second time.
+        """
+        self.epoch = epoch
+        self.turn = -1
+        self.drawn = 0
+        self.saved = saved
+        self.must_prove = must_prove
+        if saved:
+            self.begun = saved["begun"]
+        if saved and saved["within"]:
+            self.give_back(saved, "data")
+            if self.must_redraw or getattr(self.loader, "num_workers", 0):
+                self.data_now = self.data.all(self.first[1]) | saved["now"]
+        elif saved and not self.must_redraw and keeps_workers(self.loader):
+            # The workers hold copies of the data as it was when they started.
+            self.data_now = self.data.all()
+            self.data.restore(self.data.all(self.first[1]) | saved["data"], touch=False)
+        self.order_at_start = self.order.kept()
+        self.source = self._source_state()
+        self.earlier = self.begun
+        if self.must_redraw or not self._workers_stay:
             self.kept = self.data.kept()
 
-    def _source(self) -> Any:
-        """Return the state of a dataset that saves it, whose loader does not; or a loader's, right between epochs."""
+    def _source_state(self) -> Any:
+        """Return the state that the loader or its dataset saves; None if neither does.
+
+        The dataset's is used if the loader saves none. A loader's is right between epochs only.
+        """
         source = self.loader if self.own else getattr(self.loader, "dataset", None)
         with contextlib.suppress(NotPlain):
-            return encoded(source.state_dict()) if self.again and has_state(source) else None
+            return encoded(source.state_dict()) if self.must_redraw and has_state(source) else None
 
-    def _set_source(self, state: Any) -> None:
+    def _restore_source(self, state: Any) -> None:
         if state is not None:
             (self.loader if self.own else self.loader.dataset).load_state_dict(decoded(state))
-            sized_len(self.loader)  # litdata's asks its datasets for their lengths without workers, and leaves them so
+            # litdata's loader asks its datasets for their lengths as if there were no workers, and
+            # leaves them so.
+            sized_len(self.loader)
 
-    def _has_no_state(self, none: bool) -> None:
-        if none:
-            self.own, self.stateful, self.again = False, False, True
+    def _treat_as_stateless(self, stateless: bool) -> None:
+        if stateless:
+            self.own = False
+            self.stateful = False
+            self.must_redraw = True
             self.ahead = not getattr(self.loader, "num_workers", 0)
-            self.first = self.order.kept(), self.data.kept()  # nothing has been drawn since the epoch began
-            self.before, self.kept = self.first
+            # Nothing has been drawn since the epoch began.
+            self.first = (self.order.kept(), self.data.kept())
+            self.order_at_start, self.kept = self.first
 
     @property
     def _workers_stay(self) -> bool:
         return keeps_workers(self.loader) and has_iterator(self.loader)
 
     def settle(self) -> None:
-        """Have the data be as it is now, once workers have copies of it as it was, or what was drawn is drawn again."""
-        if self.now is not None:
-            self.data.restore(self.now, touch=False)
-            self.now = None
+        """Restore the data as it was when the checkpoint was taken.
+
+        It is called once the workers have copies of the data as it was when the iteration began, or
+        once the batches before this one have been drawn again.
+        """
+        if self.data_now is not None:
+            self.data.restore(self.data_now, touch=False)
+            self.data_now = None
 
     def states(self, within: bool) -> dict[str, Any]:
-        """Return what `prepare` has to be told."""
+        """Return what `prepare` takes as `saved`."""
         return {
-            "order": self.order.changed(self.before if within else None),
+            "order": self.order.changed(self.order_at_start if within else None),
             "data": self.data.changed(self.kept if within or self._workers_stay else None),
             "own": encoded(self.loader.state_dict()) if self.stateful else None,
-            "now": self.data.changed(), "source": self.source if within else self._source(), "given": self.given,
-            "begun": self.earlier if self.again and within else self.begun, "over": self.over, "within": within,
+            "now": self.data.changed(),
+            "source": self.source if within else self._source_state(),
+            "given": self.batches_given,
+            "begun": self.earlier if self.must_redraw and within else self.begun,
+            "over": self.over,
+            "within": within,
             "workers": getattr(self.loader, "num_workers", 0),
-        }  # fmt: skip
+        }
 
     def go_to(self, done: int) -> None:
-        """Begin after so many batches."""
-        if self.stateful and self.told:
-            self._load(self.told, done)
+        """Begin the iteration after `done` batches."""
+        if self.stateful and self.saved:
+            self._load_state(self.saved, done)
             return
-        length, turn = sized_len(self.loader), 0
-        if self.again:
-            self._draw_again(done)
+        length = sized_len(self.loader)
+        turn = 0
+        if self.must_redraw:
+            self._redraw(done)
             return
         if length and self.mode == "max_size_cycle" and done:
             turn, done = divmod(done - 1, length)
@@ -343,12 +431,14 @@ class Turns:
         elif length:
             done = min(done, length)
         self.begin(turn, done)
-        if self.stateful and (counts_only(self.loader) or (self.begun == 1 and not self._can_be_saved())):
-            self._has_no_state(True)
+        if self.stateful and (
+            counts_only(self.loader) or (self.begun == 1 and not self._can_save_state())
+        ):
+            self._treat_as_stateless(True)
             self.begun = self.earlier
-            self._draw_again(0)
+            self._redraw(0)
 
-    def _can_be_saved(self) -> bool:
+    def _can_save_state(self) -> bool:
         """Return whether a checkpoint can hold the loader's state."""
         try:
             encoded(self.loader.state_dict())
@@ -356,29 +446,32 @@ class Turns:
             return False
         return True
 
-    def _load(self, told: Mapping[str, Any], done: int) -> None:
-        """Have the loader go where it was."""
+    def _load_state(self, saved: Mapping[str, Any], done: int) -> None:
+        """Give the loader its saved state back, and begin after `done` batches.
+
+        UserError if the loader has another number of data workers than the state was saved with.
+        """
         workers = getattr(self.loader, "num_workers", 0)
-        if workers != told["workers"]:
+        if workers != saved["workers"]:
             raise UserError(
-                f"--data: {self.name} saved its state with {told['workers']} data workers, now there are {workers}; go "
-                f"on with num_workers={told['workers']}"
+                f"--data: {self.name} saved its state with {saved['workers']} data workers, now "
+                f"there are {workers}; go on with num_workers={saved['workers']}"
             )
-        self.loader.load_state_dict(decoded(told["own"]))
-        if told["within"]:
+        self.loader.load_state_dict(decoded(saved["own"]))
+        if saved["within"]:
             self.begun -= 1
             self.begin(0, done, loaded=True)
             return
-        if not told["over"]:  # the iteration was left, and another one begun
+        if not saved["over"]:  # the iteration was left before its end; the next is another one
             plan(self.loader, self.begun - 1, 0)
             iter(self.loader)
-        self.begin(0, 0, loaded=True, after=told["over"] and knows_its_end(self.loader))
+        self.begin(0, 0, loaded=True, after_end=saved["over"] and knows_its_end(self.loader))
 
-    def _draw_again(self, done: int) -> None:
-        """Draw what was drawn, and leave it out."""
-        if self.once:
-            done = self.told["given"] if self.told else 0
-        if self.proves and not self.proved and not self.once:
+    def _redraw(self, done: int) -> None:
+        """Draw the first `done` batches again, and throw them away."""
+        if self.single_pass:
+            done = self.saved["given"] if self.saved else 0
+        if self.must_prove and not self.proved and not self.single_pass:
             self._prove(done)
         else:
             self.begin(0, 0)
@@ -389,66 +482,88 @@ class Turns:
                 next(self.iterator, None)
         if done and rank_zero_only.rank == 0:
             print(
-                f"the training data has no positions ({self.name}): the {done} batches before this one were drawn "
-                f"again, in {time.monotonic() - began:.1f} s",
+                f"the training data has no positions ({self.name}): the {done} batches before this "
+                f"one were drawn again, in {time.monotonic() - began:.1f} s",
                 flush=True,
             )
 
     def _prove(self, done: int) -> None:
-        """Draw the first batch twice, to learn whether it is the same; generators made on the way are seeded then."""
+        """Draw the first batch twice, and set `why` if the two differ.
+
+        Generators that drawing the first one has made are seeded for the second. Where batches have
+        to be drawn again by data workers, nothing is compared.
+        """
         self.proved = True
         if done and getattr(self.loader, "num_workers", 0):
             self.begin(0, 0)
             return
-        order, data = self.order.all(), self.data.all()
+        order = self.order.all()
+        data = self.data.all()
         self.begin(0, 0)
-        drawn = digest_of(next(self.iterator, self.name))
+        first_digest = digest_of(next(self.iterator, self.name))
         self.order.restore(order, touch=False)
         self.data.restore(data, touch=False)
-        self._set_source(self.source)
-        self.begun -= 1  # it is the same iteration
+        self._restore_source(self.source)
+        self.begun -= 1  # the second draw counts as the same iteration
         self.begin(0, 0)
-        first = next(self.iterator, self.name)
-        if first is not self.name:
-            self.iterator = itertools.chain([first], self.iterator)
-        if drawn != digest_of(first):
+        repeated = next(self.iterator, self.name)
+        if repeated is not self.name:
+            self.iterator = itertools.chain([repeated], self.iterator)
+        if first_digest != digest_of(repeated):
             self.why = f"{self.name} draws other batches each time"
 
-    def begin(self, turn: int, start: int, loaded: bool = False, after: bool = False) -> None:
-        """Begin an iteration, after `start` batches; `loaded` if the loader knows that, `after` if it knows an end."""
-        self.turn, self.over, self.iterator = turn, False, iter(())
+    def begin(self, turn: int, start: int, loaded: bool = False, after_end: bool = False) -> None:
+        """Begin an iteration after `start` batches.
+
+        Args:
+            turn: Number of the iteration within the epoch.
+            start: Number of batches that are left out.
+            loaded: Whether the loader has been given its state, and goes to `start` by itself.
+            after_end: Whether the loader has been given the state of an end, and begins anew by
+                itself.
+        """
+        self.turn = turn
+        self.over = False
+        self.iterator = iter(())
         self.begun += 1
         if isinstance(self.loader, PartitionedLoader):
             self.loader.begin(self.epoch, start)
             self.iterator = iter(self.loader)
             return
-        if (exactly := divided(self.loader)) is not None:
-            for earlier in range(self.drawn, turn):  # what counts its epochs counts these
-                exactly.begin(self.epoch, earlier, 0)
+        if (batches := divided(self.loader)) is not None:
+            for earlier in range(self.drawn, turn):  # for a sampler that counts its epochs
+                batches.begin(self.epoch, earlier, 0)
             self.drawn = turn + 1
-            exactly.begin(self.epoch, turn, start)
-            stay = keeps_workers(self.loader)  # those were seeded in the first epoch
+            batches.begin(self.epoch, turn, start)
+            stay = keeps_workers(self.loader)  # workers that stay were seeded in the first epoch
             self._seed("workers", 0 if stay else self.epoch, 0 if stay else turn)
             self.iterator = iter(self.loader)
             return
         if isinstance(self.loader, DataLoader) and not self.stateful:
             end_workers(self.loader)
-        plan(self.loader, self.begun - 1 - after, start if loaded else 0)
+        plan(self.loader, self.begun - 1 - after_end, start if loaded else 0)
         self._seed("order", self.epoch, turn)
-        self.iterator = self._others(start if loaded else 0, loaded and not start)
+        self.iterator = self._iterate_seeded(start if loaded else 0, loaded and not start)
 
-    def _others(self, first: int, ended: bool) -> Iterator:
-        """Go through a loader that knows no positions; one that has `ended` has to be begun twice."""
-        found = self._generators()
-        generators.reseed(found, number_of("order", *self.seed, self.epoch, self.turn))
-        batches, key = iter(self.loader), (self.epoch, self.turn)
-        if self.once:
-            first, key = self.given, ("once",)
+    def _iterate_seeded(self, first: int, ended: bool) -> Iterator:
+        """Return an iterator over a loader without positions; each batch is seeded.
 
-        def drawn() -> Iterator:
+        Args:
+            first: Number of the first batch.
+            ended: Whether the loader was given the state of an end, and may have to be begun twice.
+        """
+        seeded = self._generators_to_seed()
+        generators.reseed(seeded, number_of("order", *self.seed, self.epoch, self.turn))
+        batches = iter(self.loader)
+        key = (self.epoch, self.turn)
+        if self.single_pass:
+            first = self.batches_given
+            key = ("once",)
+
+        def draw() -> Iterator:
             nonlocal batches
             for number in itertools.count(first):
-                generators.reseed(found, seed_all("draw", *self.seed, *key, number))
+                generators.reseed(seeded, seed_all("draw", *self.seed, *key, number))
                 batch = next(batches, self)
                 if batch is self and ended and number == first:
                     batches = iter(self.loader)
@@ -456,22 +571,29 @@ class Turns:
                 if batch is self:
                     self.over = True
                     return
-                self.given += 1
+                self.batches_given += 1
                 yield batch
 
-        return drawn()
+        return draw()
 
-    def _generators(self) -> dict[str, Any]:
-        """Return the generators that what the loader draws comes of, if it saves no state of its own."""
-        return {} if self.own and isinstance(self.loader, DataLoader) else generators.find({"loader": self._inside()})
+    def _generators_to_seed(self) -> dict[str, Any]:
+        """Return the generators that the loader draws from, by path.
 
-    def _inside(self) -> Any:
+        There are none to seed if it is a DataLoader that saves its own state.
+        """
+        return (
+            {}
+            if self.own and isinstance(self.loader, DataLoader)
+            else generators.find({"loader": self._parts_that_draw()})
+        )
+
+    def _parts_that_draw(self) -> Any:
         names = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")
         if isinstance(self.loader, DataLoader):
             return [getattr(self.loader, name, None) for name in names]
         return self.loader
 
-    def _seed(self, what: str, epoch: int, turn: int) -> None:
-        number = seed_all(what, *self.seed, epoch, turn)
+    def _seed(self, purpose: str, epoch: int, turn: int) -> None:
+        number = seed_all(purpose, *self.seed, epoch, turn)
         if isinstance(generator := getattr(self.loader, "generator", None), torch.Generator):
             generator.manual_seed(number)

@@ -1,7 +1,7 @@
-"""Data of which each node has a part of its own (SageMaker's ShardedByS3Key): what all ranks have to agree on.
+"""Nodes with parts of the data (ShardedByS3Key): what all ranks agree on.
 
-`agree` and `share` are collectives, which all ranks call. What one of them finds wrong is raised by all of them alike:
-a rank that ends alone leaves the others waiting for it.
+`agree` and `share` are collectives: all ranks call them. If one rank finds a mistake, all ranks
+raise it: a rank that ends alone leaves the others waiting for it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,106 +18,146 @@ from sagemaker_lightning.data.partition import Division
 
 @dataclass(frozen=True)
 class Shard:
-    """What one node has."""
+    """The part of the data that one node has."""
 
     host: str
-    """Its name."""
+    """Name of the node's host."""
     ranks: int
-    """How many ranks of the job are there."""
+    """Number of the job's ranks on this node."""
     train: int
-    """Images for training."""
+    """Number of images for training."""
     val: int
-    """Images for validation."""
+    """Number of images for validation."""
 
 
 def agree(read: Callable[[], tuple[int, int]], node: int) -> list[Shard]:
-    """Return what each node has, in the order of their ranks.
+    """Return what each node has, in the order of the nodes' ranks.
 
-    `read` returns the numbers of images, training and validation, of this node, whose rank is `node`. UserError, on
-    every rank, if `read` raises UserError or OSError on one of them, or if a rank would have no image.
+    Args:
+        read: Returns the numbers of images for training and for validation on this node.
+        node: The rank of this node.
+
+    Raises UserError, on every rank, if `read` raises UserError or OSError on one of them, or if a
+    rank would have no image.
     """
-    told = _gather((node, _host(), *_tried(read)))
+    answers = _gather((node, _current_host(), *_read_or_problem(read)))
     needed = "; with ShardedByS3Key, each host needs training files of its own"
-    _raise_first((host, f"{problem}{needed if missing else ''}") for _, host, _, problem, missing in told)
-    found = []
-    for _, same in groupby(told, key=lambda one: one[0]):
-        (_, host, sizes, _, _), *others = same
-        found.append(Shard(host, 1 + len(others), *sizes))
-    for shard in found:
-        for flag, kind, size in (("data_dir", "training", shard.train), ("val_split", "validation", shard.val)):
+    _raise_first_problem(
+        (host, f"{problem}{needed if missing else ''}") for _, host, _, problem, missing in answers
+    )
+    shards = []
+    for _, answers_of_node in groupby(answers, key=lambda answer: answer[0]):
+        (_, host, sizes, _, _), *other_ranks = answers_of_node
+        shards.append(Shard(host, 1 + len(other_ranks), *sizes))
+    for shard in shards:
+        for flag, kind, size in (
+            ("data_dir", "training", shard.train),
+            ("val_split", "validation", shard.val),
+        ):
             if size < shard.ranks:
                 raise UserError(
-                    f"--data.{flag}: found {size} {kind} images on {shard.host}, which has {shard.ranks} ranks; "
-                    "allowed is one for each or more: use more files, fewer hosts, or the channel as FullyReplicated"
+                    f"--data.{flag}: found {size} {kind} images on {shard.host}, which has "
+                    f"{shard.ranks} ranks; allowed is one for each or more: use more files, fewer "
+                    "hosts, or the channel as FullyReplicated"
                 )
-    return found
+    return shards
 
 
 def share(read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return what `read` returns, where it raises FileNotFoundError that of the first rank where it does not.
+    """Return what `read` returns; if files are missing here, another rank's result.
 
-    UserError, on every rank, if nobody has it, or if `read` raises another UserError or OSError on one of them.
+    The files are missing if `read` raises FileNotFoundError. The other rank is the first one that
+    has them. Raises UserError, on every rank, if no rank has the files, or if `read` raises
+    UserError or another OSError on one of them.
     """
-    found, problem, missing = _tried(read)
-    told = _gather((_host(), problem, missing))
-    owners = [rank for rank, (_, problem, _) in enumerate(told) if not problem]
-    _raise_first((host, problem) for host, problem, missing in told if not missing or not owners)
-    if len(owners) < len(told):
-        sent = [found]
-        distributed.broadcast_object_list(sent, src=owners[0])
-        found = found or sent[0]
-    return found
+    arrays, problem, missing = _read_or_problem(read)
+    answers = _gather((_current_host(), problem, missing))
+    owners = [rank for rank, (_, problem, _) in enumerate(answers) if not problem]
+    _raise_first_problem(
+        (host, problem) for host, problem, missing in answers if not missing or not owners
+    )
+    if len(owners) < len(answers):
+        to_send = [arrays]
+        distributed.broadcast_object_list(to_send, src=owners[0])
+        arrays = arrays or to_send[0]
+    return arrays
 
 
 def ranks(shards: Sequence[Shard], split: str, rank: int, seed: int) -> dict[str, object]:
-    """Return what global rank `rank` has to tell its loader of the nodes' parts of `split` ("train" or "val").
+    """Return the arguments about nodes' parts of a split for a rank's loader.
 
-    Each node has an order and an augmentation of its own, so that equal positions on two nodes are not treated alike.
+    Each node has its own order and augmentation, so that equal positions on two nodes are not
+    treated alike. The result is {} if there are no shards.
+
+    Args:
+        shards: What each node has.
+        split: "train" or "val".
+        rank: Global rank.
+        seed: Decides the order and the augmentation, with the node.
     """
     for node, shard in enumerate(shards):
         if rank < shard.ranks:
             sizes = [(getattr(each, split), each.ranks) for each in shards]
-            return {"rank": rank, "world_size": shard.ranks, "shards": sizes, "seed": f"{seed}, node {node}"}
+            return {
+                "rank": rank,
+                "world_size": shard.ranks,
+                "shards": sizes,
+                "seed": f"{seed}, node {node}",
+            }
         rank -= shard.ranks
-    return {}  # no shards: all nodes have the same
+    return {}  # no shards: all nodes have the same data
 
 
 def line(shards: Sequence[Shard], batch_size: int, drop_last: bool) -> str:
-    """Return a line for the log: what each host has, and how much of it an epoch leaves out."""
-    left_out, steps = {}, {}
+    """Return a line for the log: images of each host, and how many go unused."""
+    left_out = {}
+    steps = {}
     for split, whole_only in (("train", drop_last), ("val", False)):
-        divisions = [Division(getattr(shard, split), batch_size, shard.ranks, whole_only) for shard in shards]
+        divisions = [
+            Division(getattr(shard, split), batch_size, shard.ranks, whole_only) for shard in shards
+        ]
         steps[split] = min(division.batches for division in divisions)
-        sizes = [(division.size, division.positions(steps[split] - 1).stop) for division in divisions]
-        left_out[split] = f"{sum(size - used for size, used in sizes)} of {sum(size for size, _ in sizes)}"
+        sizes = [
+            (division.size, division.positions(steps[split] - 1).stop) for division in divisions
+        ]
+        left_out[split] = (
+            f"{sum(size - used for size, used in sizes)} of {sum(size for size, _ in sizes)}"
+        )
     have = ", ".join(f"{shard.host} {shard.train} + {shard.val}" for shard in shards)
     return (
-        f"shards, training + validation images: {have}; an epoch of {steps['train']} steps, the fewest that one has, "
-        f"leaves out {left_out['train']} training images and {left_out['val']} validation images"
+        f"shards, training + validation images: {have}; an epoch of {steps['train']} steps, the "
+        f"fewest that one has, leaves out {left_out['train']} training images and "
+        f"{left_out['val']} validation images"
     )
 
 
-def _tried(read: Callable) -> tuple[object, str, bool]:
-    """Return what `read` returns, what it has against that, "" if nothing, and whether that is a missing file."""
+def _read_or_problem(read: Callable) -> tuple[object, str, bool]:
+    """Return (what `read` returns, the problem, whether a file is missing).
+
+    The problem is "" if there is none.
+    """
     try:
         return read(), "", False
     except (UserError, OSError) as error:
         return None, str(error), isinstance(error, FileNotFoundError)
 
 
-def _raise_first(problems: Iterable[tuple[str, str]]) -> None:
-    """Raise the first of the problems (host, what it is), the same on every rank, unless all are ""."""
+def _raise_first_problem(problems: Iterable[tuple[str, str]]) -> None:
+    """Raise UserError for the first of the problems that is not "".
+
+    `problems` are (host, problem), in the same order on every rank.
+    """
     for host, problem in problems:
         if problem:
             raise UserError(f"{problem} (on {host})")
 
 
-def _gather(told: tuple) -> list[tuple]:
-    """Return what each rank of the job tells."""
-    everyone = [None] * distributed.get_world_size()
-    distributed.all_gather_object(everyone, told)
-    return everyone
+def _gather(answer: tuple) -> list[tuple]:
+    """Return the answer of each rank of the job."""
+    answers = [None] * distributed.get_world_size()
+    distributed.all_gather_object(answers, answer)
+    return answers
 
 
-def _host() -> str:
+def _current_host() -> str:
     return place().partition(",")[0]

@@ -1,7 +1,8 @@
-"""How samples are drawn, in the process of a loader or in a data worker: each with a seed of its own.
+"""How samples are drawn, in a loader's process or a data worker: seeded.
 
-torch makes a fetcher for each iteration of a DataLoader, in the process that draws; what is done to that is done to
-every way of going through a loader, of torch's class, of a library's or of a user's.
+torch makes a fetcher for each iteration of a DataLoader, in the process that draws the samples. So
+changing the fetchers changes every way of iterating over a loader, whether its class is torch's, a
+library's or a user's.
 """
 
 import functools
@@ -25,9 +26,13 @@ from sagemaker_lightning.state.object_graph import walk
 from sagemaker_lightning.state.object_state import State
 
 
-def has_state(one: Any) -> bool:
-    """Return whether an object saves and loads its own state, and need be told nothing for it."""
-    saves, loads = getattr(one, "state_dict", None), getattr(one, "load_state_dict", None)
+def has_state(owner: Any) -> bool:
+    """Return whether an object saves and loads its own state by itself.
+
+    It does if it has `state_dict` and `load_state_dict`, and `state_dict` needs no argument.
+    """
+    saves = getattr(owner, "state_dict", None)
+    loads = getattr(owner, "load_state_dict", None)
     if not callable(saves) or not callable(loads):
         return False
     try:
@@ -41,28 +46,33 @@ def has_state(one: Any) -> bool:
 class Plan:
     """What decides how a loader's samples are drawn.
 
-    A loader that makes keys of its indices says it with these. Of one that goes through its samples in a way of its
-    own, and knows where it is, each sample's seed is a function of `seed`, the iteration and what was drawn in it.
+    A loader that turns its indices into keys passes this on in them. For a loader that iterates
+    over its samples in its own way, and knows how far it is, each sample's seed is a function of
+    `seed`, of the iteration and of the number of samples drawn in it.
     """
 
     seed: tuple | None = None
     turn: int = 0
-    """The number of the iteration that the next fetcher is made for."""
+    """Number of the iteration that the next fetcher is made for."""
     first: tuple[int, ...] = ()
-    """The samples that each worker has drawn before, where the loader does not say so itself."""
-    said: Tensor | None = None
-    """uint8 [1], shared with all workers: whether it was said that a dataset changes in them."""
+    """Number of samples each worker has drawn before, if the loader does not know it itself."""
+    warned: Tensor | None = None
+    """uint8 [1], shared by all workers: 1 once the user was told that a dataset changes there."""
 
 
 class Drawn:
     """The samples of an iterable dataset, each drawn with a seed of its own.
 
-    Only what belongs to the process is seeded: of a generator that a dataset holds, all workers have the same copy, and
-    may rely on it that all draw the same order, of which each takes its part.
+    Only the process's generators are seeded. All workers have the same copy of a generator that a
+    dataset holds. They may rely on all of them drawing the same order from it, and each takes its
+    part of that order.
     """
 
-    def __init__(self, samples: Iterator, seed: tuple, number: int, found: Found) -> None:
-        self.samples, self.seed, self.number, self.found = samples, seed, number, found
+    def __init__(self, samples: Iterator, seed: tuple, number: int, user_generators: Found) -> None:
+        self.samples = samples
+        self.seed = seed
+        self.number = number
+        self.user_generators = user_generators
 
     def __iter__(self) -> "Drawn":
         return self
@@ -74,10 +84,10 @@ class Drawn:
 
 
 class DrawnWithState(Drawn):
-    """The same of a dataset that saves where it is.
+    """The samples of an iterable dataset that saves how far it is.
 
-    A worker that has come to its end before the others is there again, though the dataset may say that it is at its
-    beginning.
+    If a worker had reached its end before the others, it is at its end again after a resume, even
+    if the dataset's own state says that it is at its beginning.
     """
 
     NUMBER = "samples_drawn"
@@ -91,27 +101,31 @@ class DrawnWithState(Drawn):
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the samples, the number of those drawn, and the states of generators."""
-        self.found.more()
-        held = {path: encoded(generators.state_of(one)) for path, one in self.found.generators.items()}
+        """Return the samples' state, how many were drawn, and the generators' states."""
+        self.user_generators.more()
+        generator_states = {
+            path: encoded(generators.state_of(generator))
+            for path, generator in self.user_generators.generators.items()
+        }
         return {
             "samples": self.samples.state_dict() if has_state(self.samples) else None,
             self.NUMBER: (*self.seed, self.number),
-            "generators": held,
+            "generators": generator_states,
             "over": self.over,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go there."""
+        """Restore what `state_dict` returned."""
         if state["samples"] is not None:
             self.samples.load_state_dict(state["samples"])
         if state.get("over"):
-            self.samples, self.over = iter(()), True
+            self.samples = iter(())
+            self.over = True
         *seed, self.number = state[self.NUMBER]
         self.seed = tuple(seed)
-        for path, one in generators.find(self.found.roots).items():
+        for path, generator in generators.find(self.user_generators.roots).items():
             if path in state["generators"]:
-                generators.restore(one, decoded(state["generators"][path]))
+                generators.restore(generator, decoded(state["generators"][path]))
 
 
 class Fetchers:
@@ -119,108 +133,145 @@ class Fetchers:
 
     Args:
         plan: What decides how samples are drawn.
-        loader: The loader, or what is known of it in a worker: its dataset, collate function and worker_init_fn.
-        worker: The number of the data worker; None in the loader's own process.
+        roots: The objects that may hold generators, by name: dataset, collate function, and in a
+            worker its worker_init_fn.
+        worker: Number of the data worker; None in the loader's own process.
     """
 
     def __init__(self, plan: Plan, roots: dict[str, Any], worker: int | None = None) -> None:
-        self.plan, self.worker, self.turn = plan, worker, plan.turn
-        self.found, self.watch = Found(roots), Watch(roots, plan.said if worker == 0 else None)
-        before = fetcher_maker()
-        self.given = getattr(before, "__wrapped__", before)
+        self.plan = plan
+        self.worker = worker
+        self.turn = plan.turn
+        self.user_generators = Found(roots)
+        self.watch = Watch(roots, plan.warned if worker == 0 else None)
+        maker = fetcher_maker()
+        self.make_fetcher = getattr(maker, "__wrapped__", maker)
 
     def install(self) -> Callable:
-        """Make them in torch's place, and return what did before."""
-        before = fetcher_maker()
+        """Replace torch's maker of fetchers, and return the one that was there."""
+        maker_before = fetcher_maker()
 
-        @functools.wraps(self.given)
+        @functools.wraps(self.make_fetcher)
         def create(kind: int, dataset: Any, *rest: Any) -> Any:
             return self.create(kind, dataset, *rest)
 
         make_fetchers_by(create)
-        return before
+        return maker_before
 
     def create(self, kind: int, dataset: Any, *rest: Any) -> Any:
-        """Return a fetcher for the next iteration."""
-        turn, self.turn = self.turn, self.turn + 1
+        """Return a fetcher for the next iteration, whose samples are seeded."""
+        turn = self.turn
+        self.turn = self.turn + 1
         if self.plan.seed is None or isinstance(dataset, IterDataPipe):
-            fetcher = self.given(kind, dataset, *rest)
+            fetcher = self.make_fetcher(kind, dataset, *rest)
         elif has_map(kind):
-            fetcher = self.given(kind, dataset, *rest)
-            fetcher.fetch = functools.partial(self._fetch, fetcher.fetch, (*self.plan.seed, turn))
+            fetcher = self.make_fetcher(kind, dataset, *rest)
+            fetcher.fetch = functools.partial(
+                self._fetch_seeded, fetcher.fetch, (*self.plan.seed, turn)
+            )
         else:
-            seed, worker = (*self.plan.seed, turn), self.worker or 0
-            generators.reseed(self.found.generators, number_of("generators", *seed))
+            seed = (*self.plan.seed, turn)
+            worker = self.worker or 0
+            generators.reseed(self.user_generators.generators, number_of("generators", *seed))
             seed_all("samples", *seed, worker)
-            fetcher = self.given(kind, dataset, *rest)
+            fetcher = self.make_fetcher(kind, dataset, *rest)
             first = self.plan.first[worker] if self.plan.first else 0
-            drawn = DrawnWithState if has_state(fetcher.dataset_iter) or has_state(dataset) else Drawn
-            fetcher.dataset_iter = drawn(fetcher.dataset_iter, (*seed, worker), first, self.found)
+            drawn_class = (
+                DrawnWithState if has_state(fetcher.dataset_iter) or has_state(dataset) else Drawn
+            )
+            fetcher.dataset_iter = drawn_class(
+                fetcher.dataset_iter, (*seed, worker), first, self.user_generators
+            )
         return fetcher
 
-    def _fetch(self, given: Callable, seed: tuple, wanted: Any) -> Any:
-        """Return a batch; drawn again where generators were made on the way, and nobody could seed them."""
-        keys = wanted
-        if not isinstance(wanted, (Keys, Key)):
-            keys = Keys(wanted, seed, wanted) if isinstance(wanted, list) and wanted else Key(wanted, seed, wanted)
-        batch = given(keys.begin(self.found))
-        if self.found.more():
-            batch = given(keys.begin(self.found))
-        self.watch.look(self.found.batches)
+    def _fetch_seeded(self, fetch: Callable, seed: tuple, indices: Any) -> Any:
+        """Return a batch, drawn with its seeds.
+
+        If drawing it has made new generators, which could not be seeded before, it is drawn again.
+        """
+        keys = indices
+        if not isinstance(indices, (Keys, Key)):
+            keys = (
+                Keys(indices, seed, indices)
+                if isinstance(indices, list) and indices
+                else Key(indices, seed, indices)
+            )
+        batch = fetch(keys.begin(self.user_generators))
+        if self.user_generators.more():
+            batch = fetch(keys.begin(self.user_generators))
+        self.watch.look(self.user_generators.batches)
         return batch
 
 
 class Watch:
-    """Says, once, what a dataset changes of itself in a data worker, where no checkpoint sees it."""
+    """Prints, once, which attributes a dataset changes of itself in a data worker.
 
-    def __init__(self, roots: dict[str, Any], said: Tensor | None) -> None:
-        self.roots, self.said = roots, said
+    No checkpoint contains them.
+    """
+
+    def __init__(self, roots: dict[str, Any], warned: Tensor | None) -> None:
+        self.roots = roots
+        self.warned = warned
         self.state = State(lambda: roots)
 
     def look(self, batches: int) -> None:
-        """Look, after the first batches and few of the later ones; the first may make what then stays."""
-        if self.said is None or self.said[0] or (batches > 4 and batches % 64):
+        """Look whether the objects have changed, and print which attributes if so.
+
+        It is done after the first batches and after every 64th. The first batch may create what
+        then stays: the state after it is the one compared with.
+        """
+        if self.warned is None or self.warned[0] or (batches > 4 and batches % 64):
             return
         if batches == 1:
             self.state.mark()
         elif changed := sorted(self.state.changed()):
-            self.said[0] = 1
+            self.warned[0] = 1
             owners = dict(walk(self.roots, code=False))
             names = [f"{type(owners[path]).__qualname__}.{name}" for path, name in changed]
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             print(
-                f"{', '.join(names[:3])}{more} changes in the data workers, where no checkpoint sees it: a run that "
-                "goes on has it as at a worker's start; if samples depend on it, give num_workers=0",
+                f"{', '.join(names[:3])}{more} changes in the data workers, where no checkpoint "
+                "sees it: a run that goes on has it as at a worker's start; if samples depend on "
+                "it, give num_workers=0",
                 flush=True,
             )
 
 
 @contextmanager
 def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
-    """Have an iterator of the loader, and its workers, which are made meanwhile, draw so."""
-    given, in_order = loader.worker_init_fn, getattr(loader, "in_order", True)
+    """Have an iterator made in this context, and its workers, draw as `plan` says."""
+    worker_init_fn = loader.worker_init_fn
+    in_order = getattr(loader, "in_order", True)
     roots = {"dataset": loader.dataset, "collate_fn": loader.collate_fn}
-    before = None
-    vars(loader)["in_order"] = True  # else the clock would decide which batch comes next
+    maker_before = None
+    vars(loader)["in_order"] = True  # else the order of batches depends on the workers' speed
     if loader.num_workers:
-        vars(loader)["worker_init_fn"] = functools.partial(start_worker, given, loader.collate_fn, plan)
+        vars(loader)["worker_init_fn"] = functools.partial(
+            start_worker, worker_init_fn, loader.collate_fn, plan
+        )
     else:
-        before = Fetchers(plan, roots).install()
+        maker_before = Fetchers(plan, roots).install()
     try:
         with held_back(loader):
             yield
     finally:
-        vars(loader).update(worker_init_fn=given, in_order=in_order)
-        if before:
-            make_fetchers_by(before)
+        vars(loader).update(worker_init_fn=worker_init_fn, in_order=in_order)
+        if maker_before:
+            make_fetchers_by(maker_before)
 
 
-def start_worker(also: Callable[[int], None] | None, collate: Callable, plan: Plan, worker: int) -> None:
-    """Begin a data worker."""
+def start_worker(
+    worker_init_fn: Callable[[int], None] | None, collate_fn: Callable, plan: Plan, worker: int
+) -> None:
+    """Prepare a data worker: its signals, its seeds and its fetchers."""
     end_with_the_loader()
     unseeded.begin(torch.initial_seed())
     without_entropy(unseeded.bits)
-    if also:
-        also(worker)
-    roots = {"dataset": torch.utils.data.get_worker_info().dataset, "collate_fn": collate, "init": also}
+    if worker_init_fn:
+        worker_init_fn(worker)
+    roots = {
+        "dataset": torch.utils.data.get_worker_info().dataset,
+        "collate_fn": collate_fn,
+        "init": worker_init_fn,
+    }
     Fetchers(plan, roots, worker).install()

@@ -1,7 +1,8 @@
-"""The indices that a DataLoader asks its dataset for: they seed, sample by sample, as they are gone through.
+"""The indices that a DataLoader asks its dataset for: iterating over them seeds.
 
-So the dataset stays what it is, and a data worker needs no state: what a sample draws is a function of (seed, epoch,
-position), from the generators of the process and from those that the dataset holds.
+Each sample is seeded as its index is taken. So the dataset stays as it is, and a data worker needs
+no state: what a sample draws is a function of (seed, epoch, position). This holds for the process's
+generators and for those that the dataset holds.
 """
 
 import hashlib
@@ -19,27 +20,30 @@ import torch
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.object_graph import walk
 
-FEW = 64  # objects whose attributes are looked at for each batch
+FEW = 64  # number of objects whose attributes are looked at for each batch
 
 
 def number_of(*key: object) -> int:
-    """Return the number that `key` stands for."""
+    """Return a number from 0 to 2**63 - 1 that is a hash of `key`."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class _Unseeded:
-    """What generators are seeded with that are made without a seed, as by `np.random.default_rng()`.
+    """The seeds of generators made without one, as by `np.random.default_rng()`.
 
-    In a thread that draws for training, the last `seed_all` decides it, and how many were made since: the entropy of
-    the operating system would be another one in a run that goes on. Other threads get that.
+    In a thread that draws for training, such a seed depends on the last `seed_all` and on the
+    number of generators made since. The operating system's entropy would differ in a resumed run.
+    Other threads get that entropy.
     """
 
     thread = number = count = 0
 
     def begin(self, number: int) -> None:
-        """Count from here on, in this thread."""
-        self.thread, self.number, self.count = threading.get_ident(), number, 0
+        """Count from 0, and decide the seeds by `number`, in this thread."""
+        self.thread = threading.get_ident()
+        self.number = number
+        self.count = 0
 
     def bits(self, size: int) -> int:
         """Return a number of `size` bits."""
@@ -50,7 +54,10 @@ class _Unseeded:
         return int.from_bytes(digest, "little") >> -size % 8
 
     def end(self) -> None:
-        """Leave all to the operating system: in a child, which is no data worker until it begins as one."""
+        """Use the operating system's entropy again.
+
+        This is for a child process, which is no data worker until it starts as one.
+        """
         self.thread = 0
 
 
@@ -59,71 +66,81 @@ os.register_at_fork(after_in_child=unseeded.end)
 
 
 def seed_all(*key: object) -> int:
-    """Seed the generators of random, numpy and torch, on the CPU and the GPU, with the whole of `key`: 15 us."""
+    """Seed random, numpy and torch, on CPU and GPU, with a hash of `key`.
+
+    It takes 15 us. Returns the number that is the seed.
+    """
     number = number_of(*key)
     unseeded.begin(number)
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(number)  # torch.manual_seed takes 0.4 ms where there is no GPU
+    # torch.manual_seed takes 0.4 ms where there is no GPU.
+    torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(number)
     return number
 
 
 class Found:
-    """The generators that samples are drawn with, besides those of the process: what the user's objects hold."""
+    """The generators that the user's objects hold, besides those of the process."""
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
-        self.roots, self.batches = roots, 0
-        self._look()
+        self.roots = roots
+        self.batches = 0
+        self._find()
 
-    def _look(self) -> None:
+    def _find(self) -> None:
         self.generators = generators.find(self.roots)
-        first = itertools.islice(walk(self.roots, code=False), FEW)
-        self.holders = [one for _, one in first if hasattr(one, "__dict__")]
-        self.types = self._types()
+        few = itertools.islice(walk(self.roots, code=False), FEW)
+        self.holders = [holder for _, holder in few if hasattr(holder, "__dict__")]
+        self.types = self._attribute_types()
 
-    def _types(self) -> list[list[type]]:
-        return [list(map(type, vars(one).values())) for one in self.holders]
+    def _attribute_types(self) -> list[list[type]]:
+        return [list(map(type, vars(holder).values())) for holder in self.holders]
 
     def more(self) -> bool:
-        """Return whether there are new ones, now that a batch was drawn.
+        """Return whether drawing a batch has made new generators.
 
-        It is looked for them after the first batches and few of the later ones, and where an attribute has come to be.
+        The objects are searched after the first batches, after every 64th, and when an attribute's
+        type has changed or an attribute was added.
         """
         self.batches += 1
-        if self.batches > 4 and self.batches % 64 and self._types() == self.types:
+        if self.batches > 4 and self.batches % 64 and self._attribute_types() == self.types:
             return False
         known = self.generators.keys()
-        self._look()
+        self._find()
         return not self.generators.keys() <= known
 
 
 class Keys(list):
-    """The indices of a batch. Whoever goes through them draws each sample with a seed of its own.
+    """The indices of a batch; iterating over them seeds each sample's draws.
 
     Args:
         indices: What the dataset is asked for.
-        seed: Decides all, with the place of each sample.
+        seed: Decides all draws, with the place of each sample.
         places: The position of each sample in the epoch.
     """
 
-    found: Found | None = None
-    """Generators, in the process that draws."""
+    user_generators: Found | None = None
+    """The generators to seed; set in the process that draws."""
 
     def __init__(self, indices: Sequence, seed: tuple, places: Sequence) -> None:
         super().__init__(indices)
-        self.seed, self.places = seed, places
+        self.seed = seed
+        self.places = places
 
-    def begin(self, found: Found) -> "Keys":
-        """Seed what is drawn before one goes through them, as by a dataset that fetches a whole batch at once."""
-        self.found = found
+    def begin(self, user_generators: Found) -> "Keys":
+        """Seed what is drawn before the first index is taken; return the keys.
+
+        A dataset that fetches a whole batch at once draws then.
+        """
+        self.user_generators = user_generators
         self._seed(self.places[0])
         return self
 
     def __iter__(self) -> Iterator:
         for place, index in zip(self.places, super().__iter__(), strict=True):
-            if self.found:
+            if self.user_generators:
                 self._seed(place)
             yield index
 
@@ -131,15 +148,17 @@ class Keys(list):
         return Keys, (list(super().__iter__()), self.seed, self.places)
 
     def _seed(self, place: object) -> None:
-        generators.reseed(self.found.generators, seed_all("sample", *self.seed, place))
+        generators.reseed(self.user_generators.generators, seed_all("sample", *self.seed, place))
 
 
 class Key:
-    """What a DataLoader without batches asks its dataset for: an index."""
+    """An index that a DataLoader without batches asks its dataset for, with its seed."""
 
     def __init__(self, index: Any, seed: tuple, place: object) -> None:
-        self.index, self.seed, self.place = index, seed, place
+        self.index = index
+        self.seed = seed
+        self.place = place
 
-    def begin(self, found: Found) -> Any:
+    def begin(self, user_generators: Found) -> Any:
         """Seed the sample's draws, and return the index."""
-        return Keys([self.index], self.seed, [self.place]).begin(found)[0]
+        return Keys([self.index], self.seed, [self.place]).begin(user_generators)[0]

@@ -1,4 +1,4 @@
-"""Chance, for the whole of a run: each step's and each sample's draws are those of (seed, epoch, position)."""
+"""Random draws of a whole run: functions of (seed, epoch, position)."""
 
 from typing import Any
 
@@ -16,31 +16,37 @@ from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 
 
 class Chance(Callback):
-    """Seeds every step, and makes the DataLoaders' order and samples functions of seed, epoch and position.
+    """Seeds every step; makes the order and samples of DataLoaders reproducible.
+
+    Order and samples become functions of seed, epoch and position.
 
     Args:
-        seed: What decides all; None for another one each time.
-        share: Whether the ranks share the batches of a DataLoader, which else has a sampler of its own for that.
+        seed: Decides all draws; None for a different one in each run.
+        share: Whether the ranks share the batches of a DataLoader. If not, its own sampler does it.
     """
 
     def __init__(self, seed: int | None, share: bool = True) -> None:
-        self.seed, self.share, self.loaders = seed, share, {}
+        self.seed = seed
+        self.share = share
+        self.loaders = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Agree on a seed, and have exact loaders made of those of the data module or the model."""
+        """Agree on a seed with all ranks; make the loaders exact when they are prepared."""
         if stage != "fit":
             return
-        self.seed = trainer.strategy.broadcast(torch.initial_seed() if self.seed is None else self.seed)
+        self.seed = trainer.strategy.broadcast(
+            torch.initial_seed() if self.seed is None else self.seed
+        )
         without_entropy(unseeded.bits)
-        lightnings = lightning_loaders.lightnings_preparing(trainer)
+        prepare_as_lightning = lightning_loaders.lightnings_preparing(trainer)
 
-        def prepared(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
-            return self._exact(trainer, lightnings(dataloader, shuffle, mode), mode)
+        def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
+            return self._exact(trainer, prepare_as_lightning(dataloader, shuffle, mode), mode)
 
-        lightning_loaders.prepare_by(trainer, prepared)
+        lightning_loaders.prepare_by(trainer, prepare)
 
     def stand_aside(self, trainer: Trainer) -> None:
-        """Leave the loaders to Lightning."""
+        """Leave the preparation of the loaders to Lightning."""
         if lightning_loaders.prepare_by_lightning(trainer):
             lightning_loaders.share_by_sampler(trainer, self.share)
 
@@ -53,14 +59,17 @@ class Chance(Callback):
         seed_all("start", self.seed, trainer.global_rank)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Seed what is drawn before the first batch, also from the training data."""
+        """Seed what is drawn before the first batch, from the training data too."""
         if isinstance(loader := combined_loader(trainer), Placed):
             loader.epoch_begins(trainer.current_epoch)
         seed_all("epoch", self.seed, trainer.current_epoch, trainer.global_rank)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Seed dropout and the like."""
-        step = trainer.fit_loop.epoch_loop.batch_idx  # a step that draws batches itself is told of another one
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Seed what a training step draws, such as dropout."""
+        # `batch_idx` differs in a step that draws batches.
+        step = trainer.fit_loop.epoch_loop.batch_idx
         seed_all("step", self.seed, trainer.current_epoch, step, trainer.global_rank)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -68,31 +77,47 @@ class Chance(Callback):
         seed_all("end", self.seed, trainer.current_epoch, trainer.global_rank)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Seed what is drawn before the first batch."""
+        """Seed what is drawn before the first batch of a validation."""
         seed_all("validation", self.seed, trainer.global_step, trainer.global_rank)
 
     def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Seed what a validation step draws."""
-        seed_all("val", self.seed, trainer.global_step, dataloader_idx, batch_idx, trainer.global_rank)
+        seed_all(
+            "val", self.seed, trainer.global_step, dataloader_idx, batch_idx, trainer.global_rank
+        )
 
     def together(self, trainer: Trainer, loader: CombinedLoader, kind: str) -> None:
-        """Have the loaders of an epoch begin where it does, and each batch have a seed of its own."""
+        """Make an epoch's loaders begin where training is, with a seed for each batch.
+
+        Args:
+            trainer: The trainer.
+            loader: Lightning's combination of the loaders; its class is changed.
+            kind: "train" for the training loaders, else the name of the stage that uses them.
+        """
         loader.__class__ = of_class(Placed if kind == "train" else Drawn, type(loader))
-        loader.seed, loader.rank = (self.seed, kind), trainer.global_rank
+        loader.seed = (self.seed, kind)
+        loader.rank = trainer.global_rank
         loader.key = lambda: (self.seed, kind, trainer.global_step, trainer.global_rank)
         self.loaders[kind] = []
         if kind == "train":
             loader.prepare()
 
     def _exact(self, trainer: Trainer, loader: Any, stage: RunningStage) -> Any:
-        """Return a loader made exact."""
+        """Return the loader made exact, unless it is one for predictions."""
         kind = {RunningStage.TRAINING: "train", RunningStage.TESTING: "test"}.get(stage, "val")
         if stage == RunningStage.PREDICTING:
             return loader
-        ranks = {"rank": trainer.global_rank, "world_size": trainer.world_size} if self.share else {}
-        made = self.loaders.setdefault(kind, [])
-        number = [len(made)] if made and kind == "train" else []
-        made.append(loader)
+        ranks = (
+            {"rank": trainer.global_rank, "world_size": trainer.world_size} if self.share else {}
+        )
+        loaders = self.loaders.setdefault(kind, [])
+        number = [len(loaders)] if loaders and kind == "train" else []
+        loaders.append(loader)
         return exact(loader, self.seed, kind, *number, **ranks)[0]

@@ -1,6 +1,7 @@
-"""Data workers and signals: a worker ends when its loader's process says so or is gone, and not before.
+"""Data workers and signals: a worker ends only with its loader's process.
 
-torchrun and SageMaker signal whole groups of processes; a worker that goes first takes the last batch with it.
+It ends when that process tells it to, or is gone. torchrun and SageMaker signal whole groups of
+processes. If a worker ended first, the last batch would be lost.
 """
 
 import multiprocessing
@@ -15,42 +16,43 @@ from torch.utils.data import DataLoader
 
 from sagemaker_lightning.contract.shutdown import SIGNALS
 
-INTERVAL = 1.0  # seconds for which a worker may outlive its loader's process
+INTERVAL = 1.0  # seconds that a worker may outlive its loader's process
 
 
 @contextmanager
 def held_back(loader: DataLoader) -> Iterator[None]:
-    """Have the workers that are started meanwhile begin with SIGTERM and SIGINT blocked.
+    """Block SIGTERM and SIGINT in the workers that are started in this context.
 
-    Where they are not forked from this process, it takes them seconds to come to `end_with_the_loader`. This process
-    hears of a signal meanwhile by another thread, or afterwards.
+    Workers that are not forked from this process take seconds to reach `end_with_the_loader`, which
+    decides about signals. In the meantime this process receives a signal in another thread, or
+    after the context.
     """
     if not loader.num_workers:
         yield
         return
     context = loader.multiprocessing_context or multiprocessing
     if (context.get_start_method(allow_none=True) or "fork") != "fork":
-        resource_tracker.ensure_running()  # starting it lets the signals through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        resource_tracker.ensure_running()  # its start unblocks signals, so it goes first
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
 
 def end_with_the_loader() -> None:
-    """Have this worker ended by a signal only if it comes from the loader's process, and when that is gone.
+    """End this worker when its loader's process signals it or is gone, not before.
 
-    torch's own watchdog looks at the parent, which is another process where a server forks the workers, and may be gone
-    before the worker has begun.
+    torch's own watchdog watches the parent process. Where a server forks the workers, that is
+    another process, and it may be gone before the worker has begun.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     loader = multiprocessing.parent_process()
 
     def wait() -> None:
         while loader.is_alive():
-            told = signal.sigtimedwait(SIGNALS, INTERVAL)
-            if told and told.si_pid == loader.pid:
+            signal_info = signal.sigtimedwait(SIGNALS, INTERVAL)
+            if signal_info and signal_info.si_pid == loader.pid:
                 break
         os._exit(0)
 
