@@ -5,4 +5,6 @@ import sys
 try:
     import boto3  # noqa: F401
 except ImportError:
-    sys.exit(f"error: {sys.executable} has no boto3; run `make env` and use .venv/bin/python, or pip install boto3")
+    sys.exit(
+        f"error: {sys.executable} has no boto3; run `make env` and use .venv/bin/python, or pip install boto3"
+    )

@@ -37,7 +37,9 @@ def check(request: dict, region: str, dry_run: bool) -> list[str]:
         except ClientError as error:
             if error.response["Error"]["Code"] not in FORBIDDEN:
                 raise
-            lines.append(f"{arguments[-2] if look is not check_image else '--image'}: {aws.explain(error)}")
+            lines.append(
+                f"{arguments[-2] if look is not check_image else '--image'}: {aws.explain(error)}"
+            )
         except (NoConnectionError, HTTPClientError) as error:
             if not dry_run:
                 raise
@@ -53,7 +55,9 @@ def check_bucket(s3, flag: str, uri: str) -> None:
     except ClientError as error:
         if error.response["Error"]["Code"] not in MISSING_BUCKET:
             raise
-        raise ValueError(f"{flag}: found {uri}, but there is no bucket {bucket}; make it, or give another") from None
+        raise ValueError(
+            f"{flag}: found {uri}, but there is no bucket {bucket}; make it, or give another"
+        ) from None
     if found and found != s3.meta.region_name:
         raise ValueError(
             f"{flag}: found a bucket in {found}, but the job is to run in {s3.meta.region_name}; give a bucket there, "
@@ -66,15 +70,23 @@ def check_data(s3, flag: str, uri: str) -> None:
     check_bucket(s3, flag, uri)
     bucket, prefix = aws.s3_location(flag, uri)
     if not s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("KeyCount"):
-        raise ValueError(f"{flag}: found nothing stored at {uri}; upload the data there, or give another address")
+        raise ValueError(
+            f"{flag}: found nothing stored at {uri}; upload the data there, or give another address"
+        )
 
 
 def check_image(ecr, uri: str) -> None:
     """Raise ValueError unless the image is in the registry."""
     image = aws.ECR.fullmatch(uri)
-    wanted = {"imageDigest": image["digest"]} if image["digest"] else {"imageTag": image["tag"] or "latest"}
+    wanted = (
+        {"imageDigest": image["digest"]}
+        if image["digest"]
+        else {"imageTag": image["tag"] or "latest"}
+    )
     try:
-        ecr.describe_images(registryId=image["account"], repositoryName=image["repository"], imageIds=[wanted])
+        ecr.describe_images(
+            registryId=image["account"], repositoryName=image["repository"], imageIds=[wanted]
+        )
     except ClientError as error:
         if error.response["Error"]["Code"] not in MISSING_IMAGE:
             raise

@@ -23,7 +23,12 @@ from pathlib import Path
 import boto3
 from boto3.exceptions import Boto3Error
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
 
 NO_CREDENTIALS = (
     "no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill "
@@ -45,14 +50,18 @@ def region(given: str | None, otherwise: str | None = None) -> str:
             "--region=us-east-1"
         )
     if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-\d+", found):
-        raise ValueError(f"--region: found {found!r}, allowed is the name of an AWS region, e.g. us-east-1")
+        raise ValueError(
+            f"--region: found {found!r}, allowed is the name of an AWS region, e.g. us-east-1"
+        )
     return found
 
 
 def client(service: str, region_name: str):
     """Return a boto3 client that gives up on an unreachable service within a minute, not after many."""
     return boto3.client(
-        service, region_name=region_name, config=Config(connect_timeout=5, retries={"mode": "standard"})
+        service,
+        region_name=region_name,
+        config=Config(connect_timeout=5, retries={"mode": "standard"}),
     )
 
 
@@ -99,7 +108,9 @@ def create_repository(region_name: str, name: str) -> None:
 
 def ecr_password(region_name: str) -> None:
     """Print the password for the account's registry, valid for 12 hours."""
-    token = client("ecr", region_name).get_authorization_token()["authorizationData"][0]["authorizationToken"]
+    token = client("ecr", region_name).get_authorization_token()["authorizationData"][0][
+        "authorizationToken"
+    ]
     print(base64.b64decode(token).decode().removeprefix("AWS:"))
 
 
@@ -135,7 +146,9 @@ COMMANDS = {
 
 def main() -> None:
     """Run one of the commands."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (function, arguments) in COMMANDS.items():
         command = commands.add_parser(name, help=function.__doc__)

@@ -64,31 +64,94 @@ def positive(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the flags."""
-    found = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    found = Parser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     found.add_argument("hyperparameters", nargs="*", metavar="KEY=VALUE", help="hyperparameters")
     add = found.add_argument_group("what runs").add_argument
-    add("--image", required=True, metavar="URI", help="the image in Amazon ECR; scripts/image_uri.sh prints it")
+    add(
+        "--image",
+        required=True,
+        metavar="URI",
+        help="the image in Amazon ECR; scripts/image_uri.sh prints it",
+    )
     add("--role", required=True, metavar="ARN", help="the IAM role that the job has")
     add("--job-name", metavar="NAME", help="(default: the image's name and the time)")
-    add("--env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable; may be repeated")
     add(
-        "--metric", action="append", default=[], metavar="NAME=REGEX", help="a metric besides the image's own; repeated"
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an environment variable; may be repeated",
     )
-    add("--tag", action="append", default=[], metavar="KEY=VALUE", help="a tag of the job; may be repeated")
+    add(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME=REGEX",
+        help="a metric besides the image's own; repeated",
+    )
+    add(
+        "--tag",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a tag of the job; may be repeated",
+    )
     add = found.add_argument_group("data").add_argument
-    add("--channel", action="append", default=[], metavar="NAME=S3URI", help="input data; may be repeated")
+    add(
+        "--channel",
+        action="append",
+        default=[],
+        metavar="NAME=S3URI",
+        help="input data; may be repeated",
+    )
     add("--output", required=True, metavar="S3URI", help="where model.tar.gz and output.tar.gz go")
     add("--checkpoints", metavar="S3URI", help="where checkpoints go, and come from")
     add = found.add_argument_group("where").add_argument
-    add("--region", help="(default: AWS_REGION, AWS_DEFAULT_REGION, the AWS profile's, the image's)")
+    add(
+        "--region", help="(default: AWS_REGION, AWS_DEFAULT_REGION, the AWS profile's, the image's)"
+    )
     add("--instance-type", metavar="TYPE", help="(default: ml.g5.xlarge)")
     add("--instance-count", type=positive, metavar="N", help="(default: 1)")
-    add("--instance-group", action="append", default=[], metavar="NAME=TYPE:COUNT", help="instead of both; repeated")
-    add("--volume-size", type=positive, default=30, metavar="GB", help="storage of an instance (default: %(default)s)")
-    add("--subnet", action="append", default=[], metavar="ID", help="a subnet of the VPC; may be repeated")
-    add("--security-group", action="append", default=[], metavar="ID", help="a security group; may be repeated")
+    add(
+        "--instance-group",
+        action="append",
+        default=[],
+        metavar="NAME=TYPE:COUNT",
+        help="instead of both; repeated",
+    )
+    add(
+        "--volume-size",
+        type=positive,
+        default=30,
+        metavar="GB",
+        help="storage of an instance (default: %(default)s)",
+    )
+    add(
+        "--subnet",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="a subnet of the VPC; may be repeated",
+    )
+    add(
+        "--security-group",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="a security group; may be repeated",
+    )
     add = found.add_argument_group("how long").add_argument
-    add("--max-run", type=positive, default=86400, metavar="SECONDS", help="(default: %(default)s, a day)")
+    add(
+        "--max-run",
+        type=positive,
+        default=86400,
+        metavar="SECONDS",
+        help="(default: %(default)s, a day)",
+    )
     add("--spot", action="store_true", help="on spot instances; needs --checkpoints")
     add(
         "--max-wait",
@@ -96,14 +159,40 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="of a spot job, running included (default: twice --max-run)",
     )
-    add("--retries", type=positive, metavar="N", help="restarts after an internal server error, 1 to 30")
-    add("--keep-alive", type=positive, metavar="SECONDS", help="keep the instances for the next job (a warm pool)")
+    add(
+        "--retries",
+        type=positive,
+        metavar="N",
+        help="restarts after an internal server error, 1 to 30",
+    )
+    add(
+        "--keep-alive",
+        type=positive,
+        metavar="SECONDS",
+        help="keep the instances for the next job (a warm pool)",
+    )
     add = found.add_argument_group("this command").add_argument
     add("--dry-run", action="store_true", help="print the request as JSON, start nothing")
-    add("--drill", action="store_true", help="interrupt its first steps here before, in the image or in this checkout")
-    add("--drill-data", action="append", default=[], metavar="NAME=FOLDER", help="a channel's data for it; repeated")
+    add(
+        "--drill",
+        action="store_true",
+        help="interrupt its first steps here before, in the image or in this checkout",
+    )
+    add(
+        "--drill-data",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a channel's data for it; repeated",
+    )
     add("--no-follow", action="store_true", help="start the job and leave")
-    add("--poll", type=positive, default=10, metavar="SECONDS", help="between two looks (default: %(default)s)")
+    add(
+        "--poll",
+        type=positive,
+        default=10,
+        metavar="SECONDS",
+        help="between two looks (default: %(default)s)",
+    )
     add(
         "--check-hyperparameters",
         choices=("local", "image", "no"),

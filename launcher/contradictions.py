@@ -31,9 +31,18 @@ def check_flags(args: argparse.Namespace) -> None:
             max_wait and max_wait < args.max_run,
             f"--max-wait: found {max_wait}, allowed is --max-run ({args.max_run}) or more: waiting and running count",
         ),
-        (args.drill_data and not args.drill, "--drill-data: found without --drill; give both or neither"),
-        (args.keep_alive and args.spot, "--keep-alive: not allowed with --spot; leave one of them out"),
-        (args.keep_alive and args.instance_group, "--keep-alive: not allowed with --instance-group; leave one out"),
+        (
+            args.drill_data and not args.drill,
+            "--drill-data: found without --drill; give both or neither",
+        ),
+        (
+            args.keep_alive and args.spot,
+            "--keep-alive: not allowed with --spot; leave one of them out",
+        ),
+        (
+            args.keep_alive and args.instance_group,
+            "--keep-alive: not allowed with --instance-group; leave one out",
+        ),
         (
             args.instance_group and (args.instance_type or args.instance_count),
             "--instance-group: not allowed with --instance-type or --instance-count; the groups say both",
@@ -64,4 +73,6 @@ def check_places(args: argparse.Namespace, region: str) -> None:
     partition = aws.boto3.Session().get_partition_for_region(region)
     role = args.role.split(":")
     if role[0] == "arn" and len(role) > 2 and role[1] != partition:
-        raise ValueError(f"--role: found a role in {role[1]}, but region {region} is in {partition}")
+        raise ValueError(
+            f"--role: found a role in {role[1]}, but region {region} is in {partition}"
+        )

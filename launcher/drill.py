@@ -30,7 +30,9 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
                 f"{name}=FOLDER, a folder with some of it on this machine"
             )
     if unknown := sorted(data.keys() - channels.keys()):
-        raise ValueError(f"--drill-data: found {unknown[0]}, allowed are the channels: {', '.join(channels) or 'none'}")
+        raise ValueError(
+            f"--drill-data: found {unknown[0]}, allowed are the channels: {', '.join(channels) or 'none'}"
+        )
     with tempfile.TemporaryDirectory() as base:
         config = Path(base, "input/config/hyperparameters.json")
         config.parent.mkdir(parents=True)
@@ -49,18 +51,38 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
         except OSError as error:
             raise ValueError(f"--drill: {error}") from None
     if status:
-        raise ValueError("--drill: the job is not exact, or cannot be drilled, as said above; nothing was started")
+        raise ValueError(
+            "--drill: the job is not exact, or cannot be drilled, as said above; nothing was started"
+        )
 
 
-def in_image(image: str, config: Path, data: Mapping[str, str], variables: Mapping[str, str]) -> list[str]:
+def in_image(
+    image: str, config: Path, data: Mapping[str, str], variables: Mapping[str, str]
+) -> list[str]:
     """Return the command that drills in the image."""
-    mounts = {str(config): "/opt/ml/input/config"} | {data[name]: f"/opt/ml/input/data/{name}" for name in data}
-    given = [word for source, target in mounts.items() for word in ("--volume", f"{source}:{target}:ro")]
+    mounts = {str(config): "/opt/ml/input/config"} | {
+        data[name]: f"/opt/ml/input/data/{name}" for name in data
+    }
+    given = [
+        word for source, target in mounts.items() for word in ("--volume", f"{source}:{target}:ro")
+    ]
     given += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
-    return [os.environ.get("DOCKER", "docker"), "run", "--rm", MEMORY, *GPUS, *given, image, "python", *COMMAND]
+    return [
+        os.environ.get("DOCKER", "docker"),
+        "run",
+        "--rm",
+        MEMORY,
+        *GPUS,
+        *given,
+        image,
+        "python",
+        *COMMAND,
+    ]
 
 
-def here(base: Path, data: Mapping[str, str], variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def here(
+    base: Path, data: Mapping[str, str], variables: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
     """Return the command that drills with this checkout's application, and its environment."""
     python = hyperparameter_check.local_python()
     if not python:
@@ -79,4 +101,6 @@ def here(base: Path, data: Mapping[str, str], variables: Mapping[str, str]) -> t
         "SAGEMAKER_BASE_DIR": str(base),
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main",
     }
-    return [python, *COMMAND], kept | {"SAGEMAKER_PROGRAM": "app/train_multi_node.py"} | ours | dict(variables)
+    return [python, *COMMAND], kept | {
+        "SAGEMAKER_PROGRAM": "app/train_multi_node.py"
+    } | ours | dict(variables)

@@ -29,10 +29,16 @@ def follow(name: str, region: str, seconds: float) -> int:
                 break
         return report(job)
     except KeyboardInterrupt:
-        print(f"\nno longer following; the job goes on. To stop it: {stop_command(name, region)}", file=sys.stderr)
+        print(
+            f"\nno longer following; the job goes on. To stop it: {stop_command(name, region)}",
+            file=sys.stderr,
+        )
         return 130
     except (aws.ClientError, aws.BotoCoreError) as error:
-        print(f"error: the job cannot be followed any longer, but goes on: {aws.explain(error)}", file=sys.stderr)
+        print(
+            f"error: the job cannot be followed any longer, but goes on: {aws.explain(error)}",
+            file=sys.stderr,
+        )
         return 1
 
 
@@ -45,7 +51,10 @@ def show_status(job: dict, shown: int) -> int:
     """Print the status changes from number `shown` on and return how many there are by now."""
     changes = job.get("SecondaryStatusTransitions", [])
     for change in changes[shown:]:
-        print(f"[{change['StartTime']:%H:%M:%S}] {change['Status']}: {change.get('StatusMessage', '')}", flush=True)
+        print(
+            f"[{change['StartTime']:%H:%M:%S}] {change['Status']}: {change.get('StatusMessage', '')}",
+            flush=True,
+        )
     return len(changes)
 
 
@@ -63,7 +72,9 @@ def report(job: dict) -> int:
         groups = resources.get("InstanceGroups") or [resources]
         instances = sum(group.get("InstanceCount", 1) for group in groups)
         line += (
-            f", {billable} s billable on each of {instances} instances" if instances > 1 else f", {billable} s billable"
+            f", {billable} s billable on each of {instances} instances"
+            if instances > 1
+            else f", {billable} s billable"
         )
         if job.get("EnableManagedSpotTraining") and seconds:
             line += f", {100 * (1 - billable / seconds):.1f} % saved by spot"
@@ -89,7 +100,8 @@ class Log:
             return False
         try:
             return any([self._show(stream) for stream in self._streams()])
-        except self.logs.exceptions.ResourceNotFoundException:  # no job has logged yet in this account and region
+        except self.logs.exceptions.ResourceNotFoundException:
+            # no job has logged yet in this account and region
             return False
         except aws.ClientError as error:
             if error.response["Error"]["Code"] != "AccessDeniedException":
@@ -111,7 +123,9 @@ class Log:
         found = False
         while True:
             token = {"nextToken": self.tokens[stream]} if stream in self.tokens else {}
-            page = self.logs.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
+            page = self.logs.get_log_events(
+                logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token
+            )
             for event in page["events"]:
                 print(f"{host}: {event['message']}", flush=True)
             found = found or bool(page["events"])

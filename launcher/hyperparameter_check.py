@@ -28,7 +28,11 @@ def check(request: dict, where: str) -> list[str]:
         return [f"the hyperparameters: they are for a program of the job's own, {own}"]
     variables = channel_variables(request)
     if where == "image":
-        return ask(in_image(request["AlgorithmSpecification"]["TrainingImage"], variables), hyperparameters, {})
+        return ask(
+            in_image(request["AlgorithmSpecification"]["TrainingImage"], variables),
+            hyperparameters,
+            {},
+        )
     python = local_python()
     if not python:
         return [
@@ -49,10 +53,21 @@ def local_python() -> str | None:
 def in_image(image: str, variables: dict[str, str]) -> list[str]:
     """Return the command that starts the program in the image, without a network and with no other files."""
     given = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
-    return [os.environ.get("DOCKER", "docker"), "run", "--rm", "--network=none", *given, image, "python", PROGRAM]
+    return [
+        os.environ.get("DOCKER", "docker"),
+        "run",
+        "--rm",
+        "--network=none",
+        *given,
+        image,
+        "python",
+        PROGRAM,
+    ]
 
 
-def ask(command: list[str], hyperparameters: dict[str, str], variables: dict[str, str]) -> list[str]:
+def ask(
+    command: list[str], hyperparameters: dict[str, str], variables: dict[str, str]
+) -> list[str]:
     """Run the program as far as its parser; ValueError if it refuses, a line if it could not be started."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
     with tempfile.TemporaryDirectory() as folder:
@@ -72,9 +87,13 @@ def ask(command: list[str], hyperparameters: dict[str, str], variables: dict[str
         return []
     lines = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()
     last = lines[-1]
-    if last.startswith("error: "):  # the application's own line: sagemaker_lightning/contract/failures.py
-        raise ValueError(f"the application refuses a hyperparameter: {last.removeprefix('error: ')}")
-    dockers = [line for line in lines if line.startswith("docker: ")]  # after it comes only where to find help
+    # the application's own line: sagemaker_lightning/contract/failures.py
+    if last.startswith("error: "):
+        raise ValueError(
+            f"the application refuses a hyperparameter: {last.removeprefix('error: ')}"
+        )
+    # after it comes only where to find help
+    dockers = [line for line in lines if line.startswith("docker: ")]
     return [f"the hyperparameters: {(dockers or [last])[0]}"]
 
 

@@ -10,7 +10,8 @@ from launcher import aws
 # CloudWatch metrics of the job.
 NUMBER = r"(-?[0-9.]+)"
 METRICS = {
-    name: f"{name}={NUMBER}" for name in ("train_loss", "train_acc", "val_loss", "val_acc", "test_loss", "test_acc")
+    name: f"{name}={NUMBER}"
+    for name in ("train_loss", "train_acc", "val_loss", "val_acc", "test_loss", "test_acc")
 } | {"images_per_second": f"images/s={NUMBER}", "epoch": "epoch=([0-9]+)", "step": "step=([0-9]+)"}
 
 OPTION = re.compile(r",(mode|distribution|group)=([^,]*)$")
@@ -34,7 +35,9 @@ def build(args: argparse.Namespace) -> dict:
     if args.env:
         request["Environment"] = pairs("--env", args.env)
     if args.tag:
-        request["Tags"] = [{"Key": key, "Value": value} for key, value in pairs("--tag", args.tag).items()]
+        request["Tags"] = [
+            {"Key": key, "Value": value} for key, value in pairs("--tag", args.tag).items()
+        ]
     if args.subnet:
         request["VpcConfig"] = {"Subnets": args.subnet, "SecurityGroupIds": args.security_group}
     if args.checkpoints:
@@ -55,7 +58,8 @@ def algorithm(args: argparse.Namespace) -> dict:
         "TrainingInputMode": "File",
         "MetricDefinitions": [{"Name": name, "Regex": regex} for name, regex in metrics.items()],
     }
-    if not aws.ECR.fullmatch(args.image):  # SageMaker pulls from another registry only through the job's VPC
+    # SageMaker pulls from another registry only through the job's VPC
+    if not aws.ECR.fullmatch(args.image):
         found["TrainingImageConfig"] = {"TrainingRepositoryAccessMode": "Vpc"}
     return found
 
@@ -66,7 +70,10 @@ def resources(args: argparse.Namespace) -> dict:
     if args.instance_group:
         found["InstanceGroups"] = [group(text) for text in args.instance_group]
     else:
-        found |= {"InstanceType": args.instance_type or "ml.g5.xlarge", "InstanceCount": args.instance_count or 1}
+        found |= {
+            "InstanceType": args.instance_type or "ml.g5.xlarge",
+            "InstanceCount": args.instance_count or 1,
+        }
     if args.keep_alive:
         found["KeepAlivePeriodInSeconds"] = args.keep_alive
     return found
@@ -76,7 +83,9 @@ def group(text: str) -> dict:
     """Return one of InstanceGroups."""
     match = re.fullmatch(r"([^=]+)=([^=:]+):([1-9]\d*)", text)
     if not match:
-        raise ValueError(f"--instance-group: found {text!r}, allowed is NAME=TYPE:COUNT, e.g. workers=ml.g5.xlarge:2")
+        raise ValueError(
+            f"--instance-group: found {text!r}, allowed is NAME=TYPE:COUNT, e.g. workers=ml.g5.xlarge:2"
+        )
     return {"InstanceGroupName": match[1], "InstanceType": match[2], "InstanceCount": int(match[3])}
 
 
@@ -85,7 +94,11 @@ def channels(args: argparse.Namespace) -> list[dict]:
     groups = [group(text)["InstanceGroupName"] for text in args.instance_group]
     names = pairs("--channel", args.channel)
     found = [channel(name, text, groups) for name, text in names.items()]
-    bound = [name for name, item in zip(names, found, strict=True) if "InstanceGroupNames" in source(item)]
+    bound = [
+        name
+        for name, item in zip(names, found, strict=True)
+        if "InstanceGroupNames" in source(item)
+    ]
     if bound and len(bound) < len(found):
         raise ValueError(
             f"--channel: found a group for {', '.join(bound)} only; allowed is a group for all channels or for none"
@@ -101,7 +114,8 @@ def channel(name: str, text: str, groups: list[str]) -> dict:
         text = text[: match.start()]
     aws.s3_location(f"--channel {name}", text)
     mode, distribution = (
-        options[key] or [default] for key, default in (("mode", "File"), ("distribution", "FullyReplicated"))
+        options[key] or [default]
+        for key, default in (("mode", "File"), ("distribution", "FullyReplicated"))
     )
     for key, given, allowed in (
         ("mode", mode, ["File", "FastFile"]),
@@ -109,10 +123,16 @@ def channel(name: str, text: str, groups: list[str]) -> dict:
         ("group", options["group"], groups),
     ):
         if wrong := [value for value in given if value not in allowed]:
-            rule = f"one of {', '.join(allowed)}" if allowed else "none, as there is no --instance-group"
+            rule = (
+                f"one of {', '.join(allowed)}"
+                if allowed
+                else "none, as there is no --instance-group"
+            )
             raise ValueError(f"--channel {name}: found {key}={wrong[0]}, allowed is {rule}")
     if mode[-1] == "FastFile" and not text.endswith("/"):
-        raise ValueError(f"--channel {name}: found {text!r}, but FastFile mounts a whole folder; end it with /")
+        raise ValueError(
+            f"--channel {name}: found {text!r}, but FastFile mounts a whole folder; end it with /"
+        )
     s3 = {"S3DataType": "S3Prefix", "S3Uri": text, "S3DataDistributionType": distribution[-1]}
     if options["group"]:
         s3["InstanceGroupNames"] = options["group"]

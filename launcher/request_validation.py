@@ -82,14 +82,22 @@ def flag(path: str) -> tuple[str, str | None]:
     """Return the flag that a field comes from, with the key for a map's value, and what is allowed in words."""
     for start, (name, allowed) in FLAGS.items():
         if path == start or path.startswith(f"{start}."):
-            key = path.removeprefix(start).removeprefix(".") if start in ("HyperParameters", "Environment") else ""
+            key = (
+                path.removeprefix(start).removeprefix(".")
+                if start in ("HyperParameters", "Environment")
+                else ""
+            )
             return f"{name} {key}".strip(), allowed
     return path, None
 
 
 def shown(value) -> str:
     """Return the start of a text, to know it by."""
-    return f" ({value[:40]}{'...' if len(value) > 40 else ''})" if isinstance(value, str) and value else ""
+    return (
+        f" ({value[:40]}{'...' if len(value) > 40 else ''})"
+        if isinstance(value, str) and value
+        else ""
+    )
 
 
 def choices(value: str, allowed: list[str]) -> str:

@@ -29,28 +29,42 @@ try:
     from rehearsal.api import clients, gate
     from rehearsal.api.access_keys import Key
 except ImportError as missing:
-    sys.exit(f"error: {sys.executable} has no {missing.name}; `make rehearsal` makes .venvs/rehearsal, use its python")
+    sys.exit(
+        f"error: {sys.executable} has no {missing.name}; `make rehearsal` makes .venvs/rehearsal, use its python"
+    )
 
 
 def main() -> None:
     """Run one of the commands."""
     parser = argparse.ArgumentParser(
-        prog="python -m rehearsal", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m rehearsal",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    settings.add_flags(commands.add_parser("serve", help="serve the endpoint; what is done without a command"))
+    settings.add_flags(
+        commands.add_parser("serve", help="serve the endpoint; what is done without a command")
+    )
     execute = commands.add_parser("exec", help="run a client with this endpoint as its AWS")
     execute.add_argument("line", nargs="+", metavar="-- COMMAND ...")
     interrupt = commands.add_parser("interrupt", help="take spot instances of a job away")
     interrupt.add_argument("job", metavar="JOB")
-    interrupt.add_argument("--host", action="append", default=[], help="e.g. algo-2; may be repeated (default: all)")
+    interrupt.add_argument(
+        "--host", action="append", default=[], help="e.g. algo-2; may be repeated (default: all)"
+    )
     interrupt.add_argument("--unwarned", action="store_true", help="no SIGTERM before SIGKILL")
-    interrupt.add_argument("--gap", type=float, default=0.0, help="seconds without capacity (default: %(default)s)")
+    interrupt.add_argument(
+        "--gap", type=float, default=0.0, help="seconds without capacity (default: %(default)s)"
+    )
     for command in (execute, interrupt):
         default = os.environ.get("AWS_ENDPOINT_URL") or f"http://127.0.0.1:{settings.PORT}"
-        command.add_argument("--endpoint", default=default, help="of the rehearsal (default: %(default)s)")
+        command.add_argument(
+            "--endpoint", default=default, help="of the rehearsal (default: %(default)s)"
+        )
     known = {"serve", "exec", "interrupt", "-h", "--help"}
-    args = parser.parse_args(sys.argv[1:] if known & set(sys.argv[1:2]) else ["serve", *sys.argv[1:]])
+    args = parser.parse_args(
+        sys.argv[1:] if known & set(sys.argv[1:2]) else ["serve", *sys.argv[1:]]
+    )
     try:
         {"serve": _serve, "exec": _exec, "interrupt": _interrupt}[args.command](args)
     except (ValueError, OSError) as error:
@@ -97,9 +111,13 @@ def ask(endpoint: str, key: Key, what: str, content: bytes | None = None) -> dic
             found = json.load(answer)
     except urllib.error.HTTPError as error:
         found = json.loads(error.read() or b"{}") if error.code == 409 else {}
-        raise ValueError(found.get("error") or f"--endpoint: {endpoint} is no rehearsal's") from None
+        raise ValueError(
+            found.get("error") or f"--endpoint: {endpoint} is no rehearsal's"
+        ) from None
     except (urllib.error.URLError, ValueError, TimeoutError):
-        raise ValueError(f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`") from None
+        raise ValueError(
+            f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`"
+        ) from None
     return found
 
 

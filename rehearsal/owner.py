@@ -18,7 +18,10 @@ KEY = "key"  # the file with the person's key, which nobody else can read
 
 def root() -> Path:
     """Return the folder of all owners' folders."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sagemaker-lightning-rehearsal"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "sagemaker-lightning-rehearsal"
+    )
 
 
 class Owner:
@@ -65,7 +68,9 @@ class Owner:
             count = containers.remove_all(client, str(folder)) if client else 0
             count += end_processes(folder / "processes") + bridge.remove(folder.name)
             empty(folder, client)
-            said.append(f"ended what a killed rehearsal had left: {count} containers, networks and processes, {folder}")
+            said.append(
+                f"ended what a killed rehearsal had left: {count} containers, networks and processes, {folder}"
+            )
         return said
 
     def close(self, client) -> None:
@@ -80,13 +85,17 @@ class Owner:
 def key_of(endpoint: str) -> Key:
     """Return the key of this person's rehearsal at `endpoint`; ValueError if there is none."""
     parts = urlsplit(endpoint)
-    address = f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{parts.port or 80}"
+    address = (
+        f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{parts.port or 80}"
+    )
     for path in root().glob(f"*/{KEY}"):
         with contextlib.suppress(OSError, ValueError, KeyError):  # it has ended since
             told = json.loads(path.read_text())
             if address in told["addresses"] and alive(path.parent):
                 return Key(told["id"], told["secret"])
-    raise ValueError(f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`, as this user")
+    raise ValueError(
+        f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`, as this user"
+    )
 
 
 def alive(folder: Path) -> bool:
@@ -130,5 +139,7 @@ def empty(folder: Path, client) -> None:
     if folder.exists() and client and (images := client.images.list(filters={"dangling": False})):
         line, volumes = ["rm", "-rf", "--one-file-system", "/folder"], [f"{folder}:/folder"]
         with contextlib.suppress(containers.DockerException):
-            client.containers.run(images[0].id, entrypoint=line, command=[], volumes=volumes, remove=True, user="root")
+            client.containers.run(
+                images[0].id, entrypoint=line, command=[], volumes=volumes, remove=True, user="root"
+            )
         shutil.rmtree(folder, ignore_errors=True)

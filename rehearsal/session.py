@@ -53,7 +53,9 @@ def choose(settings: Settings, owner: Owner) -> Containers | Processes:
             if settings.engine == "docker":
                 raise ValueError(f"--engine=docker: no Docker engine answers: {error}") from error
     found = Processes(
-        Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv/bin/python")), owner.folder.name, owner.note_process
+        Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv/bin/python")),
+        owner.folder.name,
+        owner.note_process,
     )
     print("no Docker engine: jobs run as processes, with this checkout's application", flush=True)
     return found
@@ -82,11 +84,16 @@ def _serve(
                 engine=engine,
                 clients=partial(clients, region),
                 work=owner.folder,
-                variables=keys.of_job(job).variables | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region},
+                variables=keys.of_job(job).variables
+                | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region},
                 report=partial(write, settings),
             )
 
-        told = {"AWS_ENDPOINT_URL": here} | keys.person.variables | {"AWS_DEFAULT_REGION": cloud.REGION}
+        told = (
+            {"AWS_ENDPOINT_URL": here}
+            | keys.person.variables
+            | {"AWS_DEFAULT_REGION": cloud.REGION}
+        )
         print(
             f"endpoint: {here} (account {ACCOUNT})\n"
             f"for a client: export {' '.join(f'{name}={value}' for name, value in told.items())}\n"
@@ -108,6 +115,8 @@ def write(settings: Settings, record: Record, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.json").write_text(json_text(record.as_json(), indent=1))
-        page.write(record, folder / "report.html", price=settings.price, spot_price=settings.spot_price)
+        page.write(
+            record, folder / "report.html", price=settings.price, spot_price=settings.spot_price
+        )
     except OSError as error:  # the job has its end all the same
         print(f"warning: the report of {record.name} could not be written: {error}", flush=True)

@@ -46,8 +46,18 @@ class Settings:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a rehearsal."""
     add = parser.add_argument
-    add("--port", type=int, default=PORT, help="of the endpoint; 0 takes a free one (default: %(default)s)")
-    add("--folder", type=Path, default=Path("output/rehearsal"), help="gets each job's report, log and record")
+    add(
+        "--port",
+        type=int,
+        default=PORT,
+        help="of the endpoint; 0 takes a free one (default: %(default)s)",
+    )
+    add(
+        "--folder",
+        type=Path,
+        default=Path("output/rehearsal"),
+        help="gets each job's report, log and record",
+    )
     add(
         "--allow",
         type=Path,
@@ -56,15 +66,36 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="file:// channels may be in it; may be repeated (default: the working folder)",
     )
     engines = ["auto", "docker", "processes"]
-    add("--engine", choices=engines, default="auto", help="what runs the jobs; auto: Docker where an engine answers")
-    add("--run", type=Path, metavar="REQUEST", help="run one job, a CreateTrainingJob request in JSON, and leave")
+    add(
+        "--engine",
+        choices=engines,
+        default="auto",
+        help="what runs the jobs; auto: Docker where an engine answers",
+    )
+    add(
+        "--run",
+        type=Path,
+        metavar="REQUEST",
+        help="run one job, a CreateTrainingJob request in JSON, and leave",
+    )
     add("--gpus", action="store_true", help="give the containers this machine's GPUs")
     spot = parser.add_argument_group("spot interruptions, of jobs with EnableManagedSpotTraining")
-    spot.add_argument("--interrupt", action="append", default=[], metavar="RULE", help="may be repeated; see below")
-    spot.add_argument("--seed", type=int, default=0, help="of what the rules draw (default: %(default)s)")
+    spot.add_argument(
+        "--interrupt",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="may be repeated; see below",
+    )
+    spot.add_argument(
+        "--seed", type=int, default=0, help="of what the rules draw (default: %(default)s)"
+    )
     stopping = parser.add_argument_group("stopping")
     stopping.add_argument(
-        "--grace", type=float, default=120.0, help="seconds from SIGTERM to SIGKILL (default: %(default)s, as on AWS)"
+        "--grace",
+        type=float,
+        default=120.0,
+        help="seconds from SIGTERM to SIGKILL (default: %(default)s, as on AWS)",
     )
     stopping.add_argument(
         "--repairs",
@@ -75,28 +106,69 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     _add_sync_flags(parser.add_argument_group("the copy of checkpoints to S3"))
     report = parser.add_argument_group("the report")
-    report.add_argument("--price", type=float, help="of an instance hour on demand, in any currency")
+    report.add_argument(
+        "--price", type=float, help="of an instance hour on demand, in any currency"
+    )
     report.add_argument("--spot-price", type=float, help="of an instance hour on spot")
 
 
 def _add_sync_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--sync-every", type=float, default=1.0, help="seconds between two looks (default: %(default)s)")
-    add("--sync-lag", type=float, default=0.0, help="seconds from a file's appearance to its upload")
-    add("--sync-settle", type=float, default=0.0, help="seconds a file must be left alone; 0 copies half-written ones")
-    add("--sync-stall-after", type=float, help="seconds of training after which nothing is uploaded any more")
-    add("--sync-no-markers", action="store_true", help="no FILE.sagemaker-uploading, FILE.sagemaker-uploaded")
-    add("--sync-markers-uploaded", action="store_true", help="the markers are uploaded, too, and restored")
+    add(
+        "--sync-every",
+        type=float,
+        default=1.0,
+        help="seconds between two looks (default: %(default)s)",
+    )
+    add(
+        "--sync-lag", type=float, default=0.0, help="seconds from a file's appearance to its upload"
+    )
+    add(
+        "--sync-settle",
+        type=float,
+        default=0.0,
+        help="seconds a file must be left alone; 0 copies half-written ones",
+    )
+    add(
+        "--sync-stall-after",
+        type=float,
+        help="seconds of training after which nothing is uploaded any more",
+    )
+    add(
+        "--sync-no-markers",
+        action="store_true",
+        help="no FILE.sagemaker-uploading, FILE.sagemaker-uploaded",
+    )
+    add(
+        "--sync-markers-uploaded",
+        action="store_true",
+        help="the markers are uploaded, too, and restored",
+    )
     add("--sync-keep-deleted", action="store_true", help="a file deleted in the folder stays in S3")
-    add("--sync-flush", action="store_true", help="upload once more when the container has ended; not promised by AWS")
+    add(
+        "--sync-flush",
+        action="store_true",
+        help="upload once more when the container has ended; not promised by AWS",
+    )
 
 
 def from_flags(args: argparse.Namespace) -> Settings:
     """Return the settings; ValueError names the flag that is wrong."""
-    numbers = ("grace", "repairs", "price", "spot_price", "sync_every", "sync_lag", "sync_settle", "sync_stall_after")
+    numbers = (
+        "grace",
+        "repairs",
+        "price",
+        "spot_price",
+        "sync_every",
+        "sync_lag",
+        "sync_settle",
+        "sync_stall_after",
+    )
     for name in numbers:
         value = getattr(args, name)
-        if value is not None and (not 0 <= value < math.inf or (name == "sync_every" and value == 0)):
+        if value is not None and (
+            not 0 <= value < math.inf or (name == "sync_every" and value == 0)
+        ):
             least = "above 0" if name == "sync_every" else "0 or more"
             raise ValueError(f"--{name.replace('_', '-')}: found {value}, allowed is {least}")
     if not 0 <= args.port < 2**16:

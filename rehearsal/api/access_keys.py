@@ -25,7 +25,11 @@ class Key:
 
 def new(job: str | None = None) -> Key:
     """Return a random key; the id has 20 characters, as moto expects of one."""
-    return Key("REHEARSAL" + "".join(secrets.choice(LETTERS) for _ in range(11)), secrets.token_urlsafe(30), job)
+    return Key(
+        "REHEARSAL" + "".join(secrets.choice(LETTERS) for _ in range(11)),
+        secrets.token_urlsafe(30),
+        job,
+    )
 
 
 class Keys:
@@ -43,4 +47,6 @@ class Keys:
         """Return the key of an id; how long that takes does not tell how much of an id is right."""
         with self.lock:
             known = [self.person, *self.jobs.values()]
-        return next((key for key in known if hmac.compare_digest(key.id.encode(), name.encode())), None)
+        return next(
+            (key for key in known if hmac.compare_digest(key.id.encode(), name.encode())), None
+        )

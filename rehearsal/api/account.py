@@ -19,7 +19,11 @@ from rehearsal.api.gate import Caller
 TRUST = {
     "Version": "2012-10-17",
     "Statement": [
-        {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"},
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "sagemaker.amazonaws.com"},
+            "Action": "sts:AssumeRole",
+        },
     ],
 }
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
@@ -38,10 +42,16 @@ class Account:
         if caller.service == "iam":
             asked = parse_qs(peek(environ).decode(errors="replace"))
             if asked.get("Action") == ["SimulatePrincipalPolicy"]:
-                return allowed([values[0] for key, values in asked.items() if key.startswith("ActionNames.")])
+                return allowed(
+                    [values[0] for key, values in asked.items() if key.startswith("ActionNames.")]
+                )
             if asked.get("Action") == ["GetRole"]:
                 self._role(asked.get("RoleName", [""])[0])
-        elif caller.service == "ecr" and target == f"{ECR_TARGET}DescribeImages" and self.engine.name == "docker":
+        elif (
+            caller.service == "ecr"
+            and target == f"{ECR_TARGET}DescribeImages"
+            and self.engine.name == "docker"
+        ):
             asked = json.loads(peek(environ))
             for wanted in asked.get("imageIds") or []:
                 self._image(caller.region, asked["repositoryName"], wanted.get("imageTag"))
@@ -58,7 +68,9 @@ class Account:
             return
         ecr = self.clients(region=region, service="ecr")
         layer = {"digest": f"sha256:{hashlib.sha256(found.encode()).hexdigest()}"}
-        manifest = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "config": layer, "layers": []})
+        manifest = json.dumps(
+            {"schemaVersion": 2, "mediaType": MANIFEST, "config": layer, "layers": []}
+        )
         with contextlib.suppress(ecr.exceptions.RepositoryAlreadyExistsException):
             ecr.create_repository(repositoryName=repository)
         with contextlib.suppress(ecr.exceptions.ImageAlreadyExistsException):
@@ -76,7 +88,9 @@ def with_key(answer: Response, key: Key) -> Response:
     """Return an answer of STS with the caller's own key in place of one that moto made up, which nobody knows."""
     for name, value in (("AccessKeyId", key.id), ("SecretAccessKey", key.secret)):
         element = f"<{name}>{value}</{name}>".encode()
-        answer.data = re.sub(rf"<{name}>[^<]*</{name}>".encode(), lambda _, new=element: new, answer.data)
+        answer.data = re.sub(
+            rf"<{name}>[^<]*</{name}>".encode(), lambda _, new=element: new, answer.data
+        )
     return answer
 
 
@@ -88,4 +102,7 @@ def allowed(names: list[str]) -> Response:
     )
     found = f"<IsTruncated>false</IsTruncated><EvaluationResults>{members}</EvaluationResults>"
     name = "SimulatePrincipalPolicy"
-    return Response(f"<{name}Response><{name}Result>{found}</{name}Result></{name}Response>", content_type="text/xml")
+    return Response(
+        f"<{name}Response><{name}Result>{found}</{name}Result></{name}Response>",
+        content_type="text/xml",
+    )

@@ -57,7 +57,9 @@ def own(endpoint: str) -> str:
         local = address.is_loopback or any(address in network for network in PRIVATE)
     except ValueError:
         local = False
-    local = local and endpoint.startswith(("http://", "https://")) and not set(endpoint) & set("@\\")
+    local = (
+        local and endpoint.startswith(("http://", "https://")) and not set(endpoint) & set("@\\")
+    )
     if not local:
         raise ValueError(
             f"--endpoint: found {endpoint!r}, allowed is a rehearsal's address, e.g. http://127.0.0.1:4571"

@@ -24,13 +24,15 @@ from rehearsal.api.access_keys import Key
 
 OWN = "rehearsal"  # what our own requests are signed for, beside AWS's services
 MIB = 2**20
-MOST = {"sagemaker": MIB, OWN: MIB}  # bytes of a request; S3's are not limited, as moto reads them itself
+# bytes of a request; S3's are not limited, as moto reads them itself
+MOST = {"sagemaker": MIB, OWN: MIB}
 MOST_OF_OTHERS = 256 * MIB  # what a job's hosts have to say may come in one piece
 SKEW = 15 * 60  # seconds that a signature's time may be off, as on AWS
 SCOPE = r"([\w.-]{1,128})/(\d{8})/([a-z0-9-]+)/([a-z0-9-]+)/aws4_request"
 SIGNED_NAMES, SIGNATURE = r"([a-z0-9;_.-]+)", r"([0-9a-f]{64})"
 HEADER = re.compile(
-    rf"AWS4-HMAC-SHA256 Credential={SCOPE}, *SignedHeaders={SIGNED_NAMES}, *Signature={SIGNATURE}", re.ASCII
+    rf"AWS4-HMAC-SHA256 Credential={SCOPE}, *SignedHeaders={SIGNED_NAMES}, *Signature={SIGNATURE}",
+    re.ASCII,
 )
 SIGN_IT = "run the client by `python -m rehearsal exec`, or export what the rehearsal has printed at its start"
 
@@ -86,11 +88,19 @@ def caller(environ: dict, find: Callable[[str], Key | None]) -> Caller:
     claim = claimed(environ)
     key = find(claim.id)
     if key is None:
-        raise Closed(f"found the access key {claim.id}, which is not this rehearsal's; {SIGN_IT}", "InvalidAccessKeyId")
+        raise Closed(
+            f"found the access key {claim.id}, which is not this rehearsal's; {SIGN_IT}",
+            "InvalidAccessKeyId",
+        )
     environ.get("rehearsal.welcome", lambda: None)()
     signed_at = time.strptime(claim.time, "%Y%m%dT%H%M%SZ")
-    if not -SKEW <= time.time() - timegm(signed_at) <= claim.seconds or not claim.time.startswith(claim.date):
-        raise Closed(f"found a signature of {claim.time}, which is over; is the clock right?", "RequestExpired")
+    if not -SKEW <= time.time() - timegm(signed_at) <= claim.seconds or not claim.time.startswith(
+        claim.date
+    ):
+        raise Closed(
+            f"found a signature of {claim.time}, which is over; is the clock right?",
+            "RequestExpired",
+        )
     if missing := unsigned(environ, claim.names):
         raise Closed(f"found {missing}, which is not signed", "SignatureDoesNotMatch")
     if claim.service == "s3":
@@ -98,7 +108,10 @@ def caller(environ: dict, find: Callable[[str], Key | None]) -> Caller:
     else:
         payload = hashlib.sha256(read(environ, MOST.get(claim.service, MOST_OF_OTHERS))).hexdigest()
     if not hmac.compare_digest(signature(environ, claim, key, payload), claim.signature):
-        raise Closed(f"found a signature that the secret of {key.id} does not make; {SIGN_IT}", "SignatureDoesNotMatch")
+        raise Closed(
+            f"found a signature that the secret of {key.id} does not make; {SIGN_IT}",
+            "SignatureDoesNotMatch",
+        )
     return Caller(key, claim.service, claim.region)
 
 
@@ -111,14 +124,22 @@ def claimed(environ: dict) -> Claim:
     else:
         given = {name.decode("latin-1"): value.decode("latin-1") for name, value in query}
         query = [(name, value) for name, value in query if name != b"X-Amz-Signature"]
-        text = "\n".join(given.get(f"X-Amz-{name}", "") for name in ("Credential", "SignedHeaders", "Signature"))
+        text = "\n".join(
+            given.get(f"X-Amz-{name}", "") for name in ("Credential", "SignedHeaders", "Signature")
+        )
         found = re.fullmatch(rf"{SCOPE}\n{SIGNED_NAMES}\n{SIGNATURE}", text, re.ASCII)
         parts, moment = found and found.groups(), given.get("X-Amz-Date", "")
         lasts = given.get("X-Amz-Expires", "")
         seconds = int(lasts) if re.fullmatch(r"\d{1,6}", lasts, re.ASCII) else 0
     if parts is None:
-        older = "; for a presigned URL: Config(signature_version='s3v4')" if b"Signature" in dict(query) else ""
-        raise Closed(f"found no signature of version 4{older}; {SIGN_IT}", "MissingAuthenticationToken")
+        older = (
+            "; for a presigned URL: Config(signature_version='s3v4')"
+            if b"Signature" in dict(query)
+            else ""
+        )
+        raise Closed(
+            f"found no signature of version 4{older}; {SIGN_IT}", "MissingAuthenticationToken"
+        )
     try:
         time.strptime(moment, "%Y%m%dT%H%M%SZ")
     except ValueError:
@@ -175,7 +196,11 @@ def read(environ: dict, most: int) -> bytes:
     except RequestEntityTooLarge:
         body = bytes(most + 1)
     if len(body) > most:
-        raise Closed(f"found a request of more than {most} bytes, which is the most", "RequestEntityTooLarge", 413)
+        raise Closed(
+            f"found a request of more than {most} bytes, which is the most",
+            "RequestEntityTooLarge",
+            413,
+        )
     environ.pop("HTTP_TRANSFER_ENCODING", None)
     environ.pop("wsgi.input_terminated", None)
     environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})

@@ -83,7 +83,9 @@ def others(value: dict, shape: StructureShape, path: str = "") -> Iterator[tuple
         inner, member = path + name, shape.members.get(name)
         if not item or inner in EMULATED:
             continue
-        if member is None or not any(listed.startswith(f"{inner}.") for listed in (*EMULATED, *WITHOUT_EFFECT)):
+        if member is None or not any(
+            listed.startswith(f"{inner}.") for listed in (*EMULATED, *WITHOUT_EFFECT)
+        ):
             yield inner, member is not None
         elif member.type_name == "list":
             for one in item:
@@ -114,7 +116,9 @@ def longest(request: dict) -> int:
 
 def _algorithm(algorithm: dict) -> None:
     if not algorithm.get("TrainingImage"):
-        raise invalid("You must specify either TrainingImage or AlgorithmName in AlgorithmSpecification")
+        raise invalid(
+            "You must specify either TrainingImage or AlgorithmName in AlgorithmSpecification"
+        )
     if algorithm.get("TrainingImageConfig", {}).get("TrainingRepositoryAccessMode") == "Vpc":
         raise not_emulated("TrainingImageConfig with TrainingRepositoryAccessMode Vpc")
     if algorithm["TrainingInputMode"] == "Pipe":
@@ -125,19 +129,26 @@ def _resources(resources: dict) -> None:
     single = resources.get("InstanceType"), resources.get("InstanceCount")
     if found := resources.get("InstanceGroups"):
         if any(value is not None for value in single):
-            raise invalid("InstanceGroups cannot be given together with InstanceType or InstanceCount")
+            raise invalid(
+                "InstanceGroups cannot be given together with InstanceType or InstanceCount"
+            )
         names = [group["InstanceGroupName"] for group in found]
         if len(set(names)) < len(names):
             raise invalid("InstanceGroupName must be unique within ResourceConfig.InstanceGroups")
         counts = [group["InstanceCount"] for group in found]
     elif None in single:
-        raise invalid("You must specify InstanceType and InstanceCount, or InstanceGroups, in ResourceConfig")
+        raise invalid(
+            "You must specify InstanceType and InstanceCount, or InstanceGroups, in ResourceConfig"
+        )
     else:
         counts = [single[1]]
     if min(counts) < 1:
         raise invalid("InstanceCount must be greater than or equal to 1")
     if sum(counts) > MOST_INSTANCES:
-        raise Refused("ResourceLimitExceeded", f"The rehearsal runs jobs of {MOST_INSTANCES} instances at most")
+        raise Refused(
+            "ResourceLimitExceeded",
+            f"The rehearsal runs jobs of {MOST_INSTANCES} instances at most",
+        )
 
 
 def _stopping(request: dict) -> None:
@@ -161,7 +172,9 @@ def _checkpoints(config: dict) -> None:
     taken = not below or below[0] in ("input", "model", "output", "code")
     if not path.startswith("/opt/ml/") or taken or ".." in below or ":" in path:
         allowed = "a folder below /opt/ml/ that has no other use"
-        raise invalid(f"Invalid CheckpointConfig.LocalPath: the rehearsal found {path!r}, allowed is {allowed}")
+        raise invalid(
+            f"Invalid CheckpointConfig.LocalPath: the rehearsal found {path!r}, allowed is {allowed}"
+        )
 
 
 def _channels(request: dict) -> None:
@@ -169,10 +182,16 @@ def _channels(request: dict) -> None:
     names = [channel["ChannelName"] for channel in channels]
     if len(set(names)) < len(names):
         raise invalid("Channel names must be unique in InputDataConfig")
-    known = {group["InstanceGroupName"] for group in (request.get("ResourceConfig") or {}).get("InstanceGroups") or []}
+    known = {
+        group["InstanceGroupName"]
+        for group in (request.get("ResourceConfig") or {}).get("InstanceGroups") or []
+    }
     bound = 0
     for channel in channels:
-        name, source = f"channel {channel['ChannelName']}", channel["DataSource"].get("S3DataSource")
+        name, source = (
+            f"channel {channel['ChannelName']}",
+            channel["DataSource"].get("S3DataSource"),
+        )
         if channel["ChannelName"] in (".", ".."):
             raise invalid(f"{name} has a name that no folder can have")
         if source is None:
@@ -185,7 +204,11 @@ def _channels(request: dict) -> None:
             if channel.get(field, "None") != "None":
                 raise not_emulated(f"{name}: {field} {channel[field]}")
         if wrong := set(source.get("InstanceGroupNames") or []) - known:
-            raise invalid(f"InstanceGroupNames {sorted(wrong)} of {name} are not in ResourceConfig.InstanceGroups")
+            raise invalid(
+                f"InstanceGroupNames {sorted(wrong)} of {name} are not in ResourceConfig.InstanceGroups"
+            )
         bound += bool(source.get("InstanceGroupNames"))
     if 0 < bound < len(channels):
-        raise invalid("InstanceGroupNames must be given for all channels of InputDataConfig, or for none")
+        raise invalid(
+            "InstanceGroupNames must be given for all channels of InputDataConfig, or for none"
+        )

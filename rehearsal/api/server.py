@@ -40,7 +40,11 @@ class Endpoint:
 
     def __call__(self, environ: dict, start_response: Callable):
         def without_cors(status: str, headers: list, *more):
-            kept = [(name, value) for name, value in headers if not name.lower().startswith("access-control-")]
+            kept = [
+                (name, value)
+                for name, value in headers
+                if not name.lower().startswith("access-control-")
+            ]
             return start_response(status, kept, *more)
 
         try:
@@ -62,10 +66,10 @@ class Endpoint:
         """Return what answers a request, as a WSGI application."""
         target, service = environ.get("HTTP_X_AMZ_TARGET", ""), caller.service
         known, _, operation = target.partition(".")
-        if caller.key.job and (service not in BY_JOBS or (service == "sagemaker" and operation not in READING)):
-            message = (
-                f"found {operation or service}, allowed to a job's hosts is {', '.join(BY_JOBS[:3])} and reading jobs"
-            )
+        if caller.key.job and (
+            service not in BY_JOBS or (service == "sagemaker" and operation not in READING)
+        ):
+            message = f"found {operation or service}, allowed to a job's hosts is {', '.join(BY_JOBS[:3])} and reading jobs"
             raise Closed(message, "AccessDeniedException")
         if service == "sagemaker" and known == "SageMaker":
             return self._sagemaker(Request(environ), operation, caller.region)
@@ -74,7 +78,9 @@ class Endpoint:
         if service in BY_MOTO:
             return self.account.answer(environ, caller) or self._by_moto(caller)
         return refused(
-            environ, "NotImplemented", f"the rehearsal does not emulate {service}; it has {', '.join(BY_MOTO)}"
+            environ,
+            "NotImplemented",
+            f"the rehearsal does not emulate {service}; it has {', '.join(BY_MOTO)}",
         )
 
     def _by_moto(self, caller: Caller) -> Callable:
@@ -104,12 +110,17 @@ class Endpoint:
                 raise Refused("SerializationException", "the request's body is not JSON") from None
             return answered(self.service.answer(operation, content, region))
         except Refused as refused:
-            return answered({"__type": refused.code, "message": str(refused), "Message": str(refused)}, status=400)
+            return answered(
+                {"__type": refused.code, "message": str(refused), "Message": str(refused)},
+                status=400,
+            )
 
     def _control(self, request: Request) -> Response:
         """Answer `python -m rehearsal interrupt` and `exec`."""
         if request.path == CONTROL:
-            return answered({"rehearsal": [job.record.name for job in list(self.service.jobs.values())]})
+            return answered(
+                {"rehearsal": [job.record.name for job in list(self.service.jobs.values())]}
+            )
         if request.path != f"{CONTROL}interrupt" or request.method != "POST":
             return answered({"error": f"{request.path} is not known"}, status=404)
         try:
@@ -125,7 +136,9 @@ def refused(environ: dict, code: str | None, message: str, status: int = 400) ->
     if "HTTP_X_AMZ_TARGET" in environ:
         return answered({"__type": code, "message": message}, status=status)
     error = f"<Error><Code>{code}</Code><Message>{escape(message)}</Message></Error>"
-    return Response(f"<ErrorResponse>{error}</ErrorResponse>", status=status, content_type="text/xml")
+    return Response(
+        f"<ErrorResponse>{error}</ErrorResponse>", status=status, content_type="text/xml"
+    )
 
 
 def answered(content: dict, status: int = 200) -> Response:

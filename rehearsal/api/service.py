@@ -32,7 +32,9 @@ class Service:
     def answer(self, operation: str, request: dict, region: str) -> dict:
         """Return what SageMaker answers; Refused is its error."""
         if input_shape(operation) is None:
-            raise Refused("UnknownOperationException", f"The rehearsal knows no operation {operation}")
+            raise Refused(
+                "UnknownOperationException", f"The rehearsal knows no operation {operation}"
+            )
         if not hasattr(self, operation):
             raise invalid(f"The rehearsal does not emulate {operation}; it runs training jobs only")
         validate(s3_for_files(request) if operation == "CreateTrainingJob" else request, operation)
@@ -52,9 +54,11 @@ class Service:
         metrics = Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or [])
         place.variables |= {"TRAINING_JOB_NAME": name, "TRAINING_JOB_ARN": arn}
         with self.lock:
-            if any(job.record.name == name for job in self.jobs.values() if job.record.status not in ENDED) or (
-                arn in self.jobs
-            ):
+            if any(
+                job.record.name == name
+                for job in self.jobs.values()
+                if job.record.status not in ENDED
+            ) or (arn in self.jobs):
                 raise Refused(
                     "ResourceInUse",
                     f"Training job names must be unique within an AWS account and region, and a training job with this "
@@ -69,7 +73,11 @@ class Service:
         """Return all that is known of a job."""
         job = self._job(request, region)
         record, now = job.record, time.time()
-        given = {key: value for key, value in record.request.items() if key != "Tags" and value is not None}
+        given = {
+            key: value
+            for key, value in record.request.items()
+            if key != "Tags" and value is not None
+        }
         given.setdefault("StoppingCondition", {"MaxRuntimeInSeconds": job.longest})
         known = {
             "TrainingJobArn": arn_of(record.name, region),
@@ -81,18 +89,31 @@ class Service:
             "TrainingEndTime": record.training_end,
             "FailureReason": record.failure,
             "SecondaryStatusTransitions": [
-                {"Status": one.status, "StatusMessage": one.message, "StartTime": one.start, "EndTime": one.end}
+                {
+                    "Status": one.status,
+                    "StatusMessage": one.message,
+                    "StartTime": one.start,
+                    "EndTime": one.end,
+                }
                 for one in record.transitions
             ],
             "FinalMetricDataList": list(job.metrics.found.values()) or None,
             "ModelArtifacts": {"S3ModelArtifacts": record.artifacts} if record.artifacts else None,
         }
-        for flag in ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining"):
+        for flag in (
+            "EnableNetworkIsolation",
+            "EnableInterContainerTrafficEncryption",
+            "EnableManagedSpotTraining",
+        ):
             known[flag] = bool(record.request.get(flag))
         if record.training_start:
-            known["TrainingTimeInSeconds"] = round((record.training_end or now) - record.training_start)
+            known["TrainingTimeInSeconds"] = round(
+                (record.training_end or now) - record.training_start
+            )
         if record.status in ENDED:
-            known["BillableTimeInSeconds"] = max(1, round(record.billable(now))) if record.attempts else 0
+            known["BillableTimeInSeconds"] = (
+                max(1, round(record.billable(now))) if record.attempts else 0
+            )
         return given | without_none(known)
 
     def StopTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802
@@ -109,7 +130,9 @@ class Service:
     def ListTrainingJobs(self, request: dict, region: str) -> dict:  # noqa: N802
         """Return the jobs that a filter lets through, a page at a time."""
         there = [(arn, job.record) for arn, job in list(self.jobs.items())]
-        return listing.page({arn: record for arn, record in there if arn == arn_of(record.name, region)}, request)
+        return listing.page(
+            {arn: record for arn, record in there if arn == arn_of(record.name, region)}, request
+        )
 
     def AddTags(self, request: dict, region: str) -> dict:  # noqa: N802
         """Add tags to a job."""
@@ -134,14 +157,20 @@ class Service:
         job = next((job for job in self.jobs.values() if job.record.name == name), None)
         if job is None:
             known = ", ".join(one.record.name for one in self.jobs.values())
-            raise ValueError(f"JOB: found {name!r}, allowed is one of: {known or 'none, as there are no jobs'}")
+            raise ValueError(
+                f"JOB: found {name!r}, allowed is one of: {known or 'none, as there are no jobs'}"
+            )
         there = [host.name for host in job.hosts]
         if unknown := set(hosts) - set(there):
-            raise ValueError(f"--host: found {', '.join(sorted(unknown))}, allowed is {', '.join(there)}")
+            raise ValueError(
+                f"--host: found {', '.join(sorted(unknown))}, allowed is {', '.join(there)}"
+            )
         if not job.record.spot:
             raise ValueError(f"{name} is not a spot job; create it with EnableManagedSpotTraining")
         if job.record.secondary != "Training":
-            raise ValueError(f"{name} is {job.record.secondary}; an interruption is for a job in Training")
+            raise ValueError(
+                f"{name} is {job.record.secondary}; an interruption is for a job in Training"
+            )
         job.wishes.messages.put(Due(hosts or there, warned, gap, "by hand"))
         return f"{', '.join(hosts or there)} of {name} taken away, {'warned' if warned else 'not warned'}"
 

@@ -95,14 +95,18 @@ class Server(ThreadedWSGIServer):
 
 
 @contextlib.contextmanager
-def served(application: Callable, port: int, addresses: list[str], handler: type[Handler] = Handler) -> Iterator[int]:
+def served(
+    application: Callable, port: int, addresses: list[str], handler: type[Handler] = Handler
+) -> Iterator[int]:
     """Serve at `port` (0: a free one) of each address for as long as the block, and yield the port."""
     servers: list[Server] = []
     try:
         for address in addresses:
             servers.append(Server(address, port, application, handler))
             port = servers[0].port
-            threading.Thread(target=servers[-1].serve_forever, name=f"endpoint {address}", daemon=True).start()
+            threading.Thread(
+                target=servers[-1].serve_forever, name=f"endpoint {address}", daemon=True
+            ).start()
         yield port
     finally:
         for server in servers:

@@ -28,7 +28,8 @@ BITS = {"integer": 31, "long": 63}  # without the sign's
 UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
 WRITABLE = "Member must be text without NUL characters and lone surrogates"
 JSON_WORDS = {str: "STRING_VALUE", bool: "TRUE_VALUE", int: "NUMBER_VALUE", float: "DECIMAL_VALUE"}
-SEPARATORS = " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # Java's \p{Z}: neither tabs nor ends of lines
+# Java's \p{Z}: neither tabs nor ends of lines
+SEPARATORS = " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 TARGETS = {
     "string": "a String",
     "boolean": "a Boolean",
@@ -42,7 +43,9 @@ TARGETS = {
 def input_shape(operation: str) -> StructureShape | None:
     """Return what SageMaker's `operation` takes, or None if there is no such operation."""
     model = botocore.session.get_session().get_service_model("sagemaker")
-    return model.operation_model(operation).input_shape if operation in model.operation_names else None
+    return (
+        model.operation_model(operation).input_shape if operation in model.operation_names else None
+    )
 
 
 def validate(request: dict, operation: str) -> None:
@@ -51,13 +54,17 @@ def validate(request: dict, operation: str) -> None:
     check_types(request, shape)
     found = list(violations(request, shape, ""))
     if found:
-        raise invalid(f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: {'; '.join(found)}")
+        raise invalid(
+            f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: {'; '.join(found)}"
+        )
 
 
 def check_types(value, shape: Shape) -> None:
     """Raise Refused if a value is of a type that its field cannot take; as in the service, unknown fields pass."""
     kind = shape.type_name
-    fits = isinstance(value, PYTHON_TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+    fits = isinstance(value, PYTHON_TYPES[kind]) and (
+        kind == "boolean" or not isinstance(value, bool)
+    )
     if not fits or (kind in BITS and not -(2 ** BITS[kind]) <= value < 2 ** BITS[kind]):
         raise Refused("SerializationException", mismatch(value, kind))
     if kind == "structure":
@@ -80,7 +87,13 @@ def mismatch(value, kind: str) -> str:
         return "Start of list found where not expected"
     if kind in ("list", "map", "structure"):
         return f"Expected {kind if kind != 'structure' else 'structure or map'} or null"
-    word = "NULL_VALUE" if value is None else "FALSE_VALUE" if value is False else JSON_WORDS[type(value)]
+    word = (
+        "NULL_VALUE"
+        if value is None
+        else "FALSE_VALUE"
+        if value is False
+        else JSON_WORDS[type(value)]
+    )
     return f"{word} can not be converted to {TARGETS[kind]}"
 
 
@@ -115,7 +128,9 @@ def constraints(value, shape: Shape) -> Iterator[str]:
     """Yield the constraints of `shape` itself that `value` breaks."""
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
     number = shape.type_name in ("integer", "long")
-    size, word = (value, "value") if number else (len(value) if hasattr(value, "__len__") else 0, "length")
+    size, word = (
+        (value, "value") if number else (len(value) if hasattr(value, "__len__") else 0, "length")
+    )
     if most is not None and size > most:
         yield f"Member must have {word} less than or equal to {most}"
     if least is not None and size < least:

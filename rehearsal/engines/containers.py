@@ -17,8 +17,10 @@ from rehearsal.jobs.logs import lines
 
 LABEL = "sagemaker-lightning.rehearsal"
 ECR = re.compile(r"\d{12}\.dkr[.-]ecr[^/]*/(.+)")
-SHARED_MEMORY = 2 * 1024**3  # /dev/shm: data workers pass batches through it; Docker's own 64 MiB are too few for them
-FIRST_START = threading.Lock()  # the engine picks the address range of a network; two at once may get the same one
+# /dev/shm: data workers pass batches through it; Docker's own 64 MiB are too few for them
+SHARED_MEMORY = 2 * 1024**3
+# the engine picks the address range of a network; two at once may get the same one
+FIRST_START = threading.Lock()
 
 
 class Containers:
@@ -48,7 +50,9 @@ class Containers:
                 if found := self.local(name):
                     return found
             except APIError as error:
-                raise JobFailed(f"ClientError: Cannot pull image {uri}: {error.explanation}") from error
+                raise JobFailed(
+                    f"ClientError: Cannot pull image {uri}: {error.explanation}"
+                ) from error
         if in_ecr:
             raise JobFailed(
                 f"ClientError: Cannot pull image {uri}: there is no local image {uri} or {in_ecr[1]}, and the "
@@ -64,7 +68,10 @@ class Containers:
         """Make the network of a job; an isolated one has no way out."""
         with FIRST_START:
             made = self.client.networks.create(
-                f"{self.prefix}-{job}", driver="bridge", internal=isolated, labels={LABEL: self.owner}
+                f"{self.prefix}-{job}",
+                driver="bridge",
+                internal=isolated,
+                labels={LABEL: self.owner},
             )
         return Network(self, job, made)
 
@@ -79,7 +86,14 @@ class Network:
         self.containers: list[Container] = []
 
     def start(
-        self, host: str, number: int, image: str, command: dict, layout: Layout, read_only: list, variables: dict
+        self,
+        host: str,
+        number: int,
+        image: str,
+        command: dict,
+        layout: Layout,
+        read_only: list,
+        variables: dict,
     ) -> "Container":
         """Start a host; `command` is Docker's entrypoint and command, `read_only` the names of FastFile channels."""
         engine = self.engine
@@ -96,7 +110,9 @@ class Network:
             network=self.made.name,
             networking_config=address,
             shm_size=SHARED_MEMORY,
-            device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if engine.gpus else None,
+            device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])]
+            if engine.gpus
+            else None,
             **command,
         )
         container = Container(made)
@@ -104,7 +120,9 @@ class Network:
         try:
             made.start()
         except APIError as error:
-            raise JobFailed(f"ClientError: the container of {host} cannot be started: {error.explanation}") from error
+            raise JobFailed(
+                f"ClientError: the container of {host} cannot be started: {error.explanation}"
+            ) from error
         return container
 
     def close(self) -> str | None:
@@ -162,7 +180,8 @@ def remove(network) -> bool:
             for there in network.attrs["Containers"].values():
                 network.disconnect(there["Name"], force=True)
             network.remove()
-        except APIError:  # also where a container has left by itself since: it is NotFound, not the network
+        except APIError:
+            # also where a container has left by itself since: it is NotFound, not the network
             time.sleep(0.1)
     return False
 
@@ -170,8 +189,13 @@ def remove(network) -> bool:
 def owners(client) -> set[str]:
     """Return the owners of the containers and networks that are there."""
     everything = {"label": LABEL}
-    found = {made.labels[LABEL] for made in client.containers.list(all=True, filters=everything, ignore_removed=True)}
-    return found | {network.attrs["Labels"][LABEL] for network in client.networks.list(filters=everything)}
+    found = {
+        made.labels[LABEL]
+        for made in client.containers.list(all=True, filters=everything, ignore_removed=True)
+    }
+    return found | {
+        network.attrs["Labels"][LABEL] for network in client.networks.list(filters=everything)
+    }
 
 
 def remove_all(client, owner: str) -> int:

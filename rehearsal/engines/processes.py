@@ -54,8 +54,13 @@ class Processes:
         self.unshare = ["unshare", "--pid", "--mount", *user, "sh", "-c", WAIT, "sh", *INSIDE]
         if not python.exists():
             raise ValueError(f"--engine=processes: {python} is not there; make env makes it")
-        if not shutil.which("unshare") or subprocess.run([*self.unshare, "true"], capture_output=True).returncode:
-            raise ValueError("--engine=processes: found no PID namespaces (unshare), which only Linux has")
+        if (
+            not shutil.which("unshare")
+            or subprocess.run([*self.unshare, "true"], capture_output=True).returncode
+        ):
+            raise ValueError(
+                "--engine=processes: found no PID namespaces (unshare), which only Linux has"
+            )
         self.net = bridge.Bridge(owner) if bridge.possible() else None
         self.bridge = self.net and self.net.address
 
@@ -75,12 +80,18 @@ class Processes:
                 f"{without}: found {instances} instances, allowed is 1 for who is not root or has no iproute2"
             )
         algorithm = request["AlgorithmSpecification"]
-        asked = request | {name: algorithm.get(name) for name in ("ContainerEntrypoint", "ContainerArguments")}
+        asked = request | {
+            name: algorithm.get(name) for name in ("ContainerEntrypoint", "ContainerArguments")
+        }
         for name in ("ContainerEntrypoint", "ContainerArguments", "EnableNetworkIsolation"):
             if asked.get(name):
                 raise invalid(f"{without}: {name} needs containers")
-        found = [f"no Docker engine: the application of this checkout runs, not {algorithm['TrainingImage']}"]
-        return found + (["the hosts reach each other and this endpoint, nothing else"] if instances > 1 else [])
+        found = [
+            f"no Docker engine: the application of this checkout runs, not {algorithm['TrainingImage']}"
+        ]
+        return found + (
+            ["the hosts reach each other and this endpoint, nothing else"] if instances > 1 else []
+        )
 
 
 class Network:
@@ -92,9 +103,13 @@ class Network:
         self.processes: list[Process] = []
         self.spaces: list[str] = []
 
-    def start(self, host, number, image, command, layout: Layout, read_only: list, variables: dict) -> "Process":
+    def start(
+        self, host, number, image, command, layout: Layout, read_only: list, variables: dict
+    ) -> "Process":
         """Start a host."""
-        enter, names = self._join(host, layout.folder.parent / "hosts") if self.several else ([], "")
+        enter, names = (
+            self._join(host, layout.folder.parent / "hosts") if self.several else ([], "")
+        )
         bound = [str(layout.channel(name)) for name in read_only]
         told = {
             "PATH": f"{self.engine.python.parent}:{os.environ['PATH']}",
@@ -105,8 +120,29 @@ class Network:
             "HOME": os.environ.get("HOME", "/"),
         }
         # -p: the entry point's own shell takes no file of commands from its environment (BASH_ENV), nor functions.
-        program = ["--", sys.executable, "-I", "-S", "-c", LAUNCH, "/bin/bash", "-p", ROOT / "entrypoint.sh", "train"]
-        line = [*enter, *self.engine.unshare, "bash", "-c", PREPARE, "bash", names, *bound, *program]
+        program = [
+            "--",
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            LAUNCH,
+            "/bin/bash",
+            "-p",
+            ROOT / "entrypoint.sh",
+            "train",
+        ]
+        line = [
+            *enter,
+            *self.engine.unshare,
+            "bash",
+            "-c",
+            PREPARE,
+            "bash",
+            names,
+            *bound,
+            *program,
+        ]
         with tempfile.TemporaryFile() as given:
             given.write(json.dumps(told | variables).encode())
             given.seek(0)

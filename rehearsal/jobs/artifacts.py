@@ -12,13 +12,16 @@ from typing import BinaryIO
 from rehearsal.api import clients
 from rehearsal.jobs.folders import Folder
 
-KINDS = {"model": "model", "output": "output/data"}  # the archive's name, and the folder below /opt/ml
+# the archive's name, and the folder below /opt/ml
+KINDS = {"model": "model", "output": "output/data"}
 
 Found = dict[str, tuple[Folder, os.stat_result]]
 """Files, links and empty folders by their name in the archive: whose folder they are in, and their state."""
 
 
-def upload(s3, request: dict, hosts: dict[str, Path], work: Path, note: Callable[[str], None]) -> str:
+def upload(
+    s3, request: dict, hosts: dict[str, Path], work: Path, note: Callable[[str], None]
+) -> str:
     """Put the model's and the output's files of all hosts to S3, and return the model's address.
 
     On a clash of names a later host's file replaces an earlier one's, and `note` gets a line; which one wins in the
@@ -56,16 +59,22 @@ def gather(kind: str, folders: dict[str, Folder], note: Callable[[str], None]) -
             if stat.S_ISDIR(state.st_mode) and (name in filled or name in found):
                 continue
             if name in owner:
-                note(f"{kind}: {name} of {host} replaces that of {owner[name]}; give each host names of its own")
+                note(
+                    f"{kind}: {name} of {host} replaces that of {owner[name]}; give each host names of its own"
+                )
             found[name], owner[name] = (folder, state), host
     files = {name for name, (_, state) in found.items() if not stat.S_ISDIR(state.st_mode)}
-    for name in [name for name in found if not files.isdisjoint(map(str, PurePosixPath(name).parents))]:
+    for name in [
+        name for name in found if not files.isdisjoint(map(str, PurePosixPath(name).parents))
+    ]:
         note(f"{kind}: {name} of {owner[name]} is left out: for another host, its folder is a file")
         del found[name]
     return dict(sorted(found.items()))
 
 
-def _usable(folder: Folder, failed: Callable[[str, str], None]) -> Iterator[tuple[str, os.stat_result]]:
+def _usable(
+    folder: Folder, failed: Callable[[str, str], None]
+) -> Iterator[tuple[str, os.stat_result]]:
     """Yield what may leave the machine: folders, regular files, and links that do not lead out of the folder."""
     for name, state in folder.walk(failed):
         if stat.S_ISLNK(state.st_mode):
@@ -102,7 +111,8 @@ def pack(found: Found, archive: BinaryIO) -> None:
             if stat.S_ISREG(state.st_mode):
                 with folder.open(name) as file:
                     member = tar.gettarinfo(arcname=name, fileobj=file)
-                    member.mode &= 0o777  # who extracts it as root makes no program that runs as root
+                    # who extracts it as root makes no program that runs as root
+                    member.mode &= 0o777
                     tar.addfile(member, file if member.isreg() else None)
                 continue
             member = tarfile.TarInfo(name)

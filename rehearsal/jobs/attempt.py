@@ -58,7 +58,9 @@ class Attempt:
         self.job, self.engine, self.request = job, job.place.engine, job.request
         self.work = job.work / str(number)
         self.kept = record.Attempt(number)
-        self.layouts = {host: Layout(self.work / host.name, self._checkpoints(host)) for host in job.hosts}
+        self.layouts = {
+            host: Layout(self.work / host.name, self._checkpoints(host)) for host in job.hosts
+        }
         self.running: dict[str, Running] = {}
         self.network, self.pumps = None, []
         job.record.attempts.append(self.kept)
@@ -80,7 +82,9 @@ class Attempt:
             found.make()
             layout.write_config(found, self.request, host, job.hosts, self.network.interface)
         job.changed("Downloading", "Downloading input data")
-        channels.deliver(s3, self.request, self.layouts, self.work / "shared", job.settings.allow, job.check)
+        channels.deliver(
+            s3, self.request, self.layouts, self.work / "shared", job.settings.allow, job.check
+        )
         if config := self.request.get("CheckpointConfig"):
             restored = checkpoint_sync.restore(s3, config["S3Uri"], self.work / "checkpoints")
             for instance, found in zip(self.kept.instances, self.layouts.values(), strict=True):
@@ -113,7 +117,9 @@ class Attempt:
                 job.changed("Stopping", "Stopping the training job")
                 self._end([*self.running], warned=True)
                 return Outcome(ended.status)
-            if due := schedule.due(time.time(), self.kept.points[-1].step if self.kept.points else None):
+            if due := schedule.due(
+                time.time(), self.kept.points[-1].step if self.kept.points else None
+            ):
                 return self._interrupt(due)
             message = job.wishes.next(min(filter(None, (until, job.latest, schedule.next()))))
             if isinstance(message, Due):
@@ -141,14 +147,20 @@ class Attempt:
     def _checkpoints(self, host: layout.Host) -> str | None:
         """Return where the host keeps checkpoints; a process, not a container, finds them in its own folder."""
         path = layout.checkpoint_path(self.request)
-        return str(self.work / host.name / "checkpoints") if path and self.engine.name == "processes" else path
+        return (
+            str(self.work / host.name / "checkpoints")
+            if path and self.engine.name == "processes"
+            else path
+        )
 
     def _start(self, number: int, instance: record.Instance, image: str) -> None:
         """Start a host, the copy of its checkpoints, and the reading of its log."""
         job, host = self.job, self.job.hosts[number]
         found, algorithm = self.layouts[host], self.request["AlgorithmSpecification"]
         wanted = layout.channels_of(self.request, host)
-        read_only = [one["ChannelName"] for one in wanted if layout.mode(one, self.request) == "FastFile"]
+        read_only = [
+            one["ChannelName"] for one in wanted if layout.mode(one, self.request) == "FastFile"
+        ]
         command = {"command": algorithm.get("ContainerArguments") or ["train"]}
         if algorithm.get("ContainerEntrypoint"):
             command = {
@@ -156,8 +168,11 @@ class Attempt:
                 "command": algorithm.get("ContainerArguments") or [],
             }
         variables = job.place.variables | (self.request.get("Environment") or {})
-        if self.request.get("EnableNetworkIsolation"):  # no credentials, and no AWS to reach with them
-            variables = {name: value for name, value in variables.items() if not name.startswith("AWS_")}
+        # no credentials, and no AWS to reach with them
+        if self.request.get("EnableNetworkIsolation"):
+            variables = {
+                name: value for name, value in variables.items() if not name.startswith("AWS_")
+            }
         job.logs.open(host.name)
         config, uploader = self.request.get("CheckpointConfig"), None
         if config:  # before the container: what is there now is what was restored
@@ -165,12 +180,16 @@ class Attempt:
             uploader = checkpoint_sync.Uploader(
                 s3, config["S3Uri"], found.folder / "checkpoints", job.settings.sync, job.note
             )
-        container = self.network.start(host.name, number, image, command, found, read_only, variables)
+        container = self.network.start(
+            host.name, number, image, command, found, read_only, variables
+        )
         instance.training = time.time()
         if uploader:
             uploader.start()
         self.running[host.name] = Running(container, instance, uploader)
-        pump = threading.Thread(target=self._pump, args=(host.name, container), name=f"log of {host.name}", daemon=True)
+        pump = threading.Thread(
+            target=self._pump, args=(host.name, container), name=f"log of {host.name}", daemon=True
+        )
         self.pumps.append(pump)
         pump.start()
 
@@ -198,7 +217,11 @@ class Attempt:
         """Take note of a host that has ended; it is dealt with by `watch` or `_end`."""
         if isinstance(message, Exited):
             one = self.running[message.host]
-            one.status, one.instance.exit_status, one.instance.ended = message.status, message.status, time.time()
+            one.status, one.instance.exit_status, one.instance.ended = (
+                message.status,
+                message.status,
+                time.time(),
+            )
             if one.uploader:
                 one.uploader.finish()
 
@@ -237,4 +260,6 @@ class Attempt:
         return f"AlgorithmError: {said}"[: 1024 - len(end)] + end
 
     def _failed_first(self, failed: Running) -> list[Layout]:
-        return sorted(self.layouts.values(), key=lambda found: found.folder.name != failed.instance.host)
+        return sorted(
+            self.layouts.values(), key=lambda found: found.folder.name != failed.instance.host
+        )

@@ -46,7 +46,12 @@ def allowed(allow: list[Path]) -> str:
 
 
 def deliver(
-    s3, request: dict, hosts: dict[Host, Layout], shared: Path, allow: list[Path], go_on: Callable[[], None]
+    s3,
+    request: dict,
+    hosts: dict[Host, Layout],
+    shared: Path,
+    allow: list[Path],
+    go_on: Callable[[], None],
 ) -> None:
     """Put each channel into the folder of each host that gets it; `go_on` raises where the job is to stop.
 
@@ -56,8 +61,14 @@ def deliver(
     for channel in request.get("InputDataConfig") or []:
         receivers = [host for host in hosts if channel in layout.channels_of(request, host)]
         folder = shared / channel["ChannelName"]
-        names = sorted(fetch(s3, channel["DataSource"]["S3DataSource"], folder, request["RoleArn"], allow, go_on))
-        sharded = channel["DataSource"]["S3DataSource"].get("S3DataDistributionType") == "ShardedByS3Key"
+        names = sorted(
+            fetch(
+                s3, channel["DataSource"]["S3DataSource"], folder, request["RoleArn"], allow, go_on
+            )
+        )
+        sharded = (
+            channel["DataSource"]["S3DataSource"].get("S3DataDistributionType") == "ShardedByS3Key"
+        )
         place = os.link if layout.mode(channel, request) == "FastFile" else shutil.copyfile
         for number, host in enumerate(receivers):
             target = hosts[host].channel(channel["ChannelName"])
@@ -69,7 +80,9 @@ def deliver(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def fetch(s3, source: dict, folder: Path, role: str, allow: list[Path], go_on: Callable[[], None]) -> list[str]:
+def fetch(
+    s3, source: dict, folder: Path, role: str, allow: list[Path], go_on: Callable[[], None]
+) -> list[str]:
     """Copy what a channel's address stands for into `folder`, and return the names of the files."""
     uri = source["S3Uri"]
     folder.mkdir(parents=True)
@@ -84,9 +97,13 @@ def fetch(s3, source: dict, folder: Path, role: str, allow: list[Path], go_on: C
             path.parent.mkdir(parents=True, exist_ok=True)
             s3.download_file(bucket, key, str(path), Config=clients.WHOLE)
     except (ClientError, BotoCoreError) as error:
-        raise JobFailed(missing(uri, bucket, role, f" Error message from S3: {clients.reason(error)}")) from error
+        raise JobFailed(
+            missing(uri, bucket, role, f" Error message from S3: {clients.reason(error)}")
+        ) from error
     except OSError as error:
-        raise JobFailed(f"ClientError: Data download failed: {uri}: {clients.reason(error)}") from error
+        raise JobFailed(
+            f"ClientError: Data download failed: {uri}: {clients.reason(error)}"
+        ) from error
     if not found:
         raise JobFailed(missing(uri, bucket, role, ""))
     return list(found)
@@ -96,7 +113,9 @@ def fetch_files(source: Path, uri: str, folder: Path, allow: list[Path]) -> list
     """Copy a folder of this machine, or one file; a link may lead to what is below an allowed folder."""
     files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
     if not files:
-        raise JobFailed(f"ClientError: Data download failed: {uri} is not a file, nor a folder with files in it")
+        raise JobFailed(
+            f"ClientError: Data download failed: {uri} is not a file, nor a folder with files in it"
+        )
     base = source.parent if source.is_file() else source
     for path in files:
         if not below(path, allow):
@@ -119,7 +138,9 @@ def relative(key: str, prefix: str) -> str:
 def inside(folder: Path, name: str) -> Path:
     """Return the path of `name` below `folder`; JobFailed if it is not below."""
     if ".." in PurePosixPath(name).parts or name.startswith("/"):
-        raise JobFailed(f"ClientError: Data download failed: the S3 key {name!r} is no name of a file")
+        raise JobFailed(
+            f"ClientError: Data download failed: the S3 key {name!r} is no name of a file"
+        )
     return folder / name
 
 

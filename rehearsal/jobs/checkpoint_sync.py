@@ -46,7 +46,9 @@ def restore(s3, uri: str, folder: Path) -> tuple[int, int]:
             s3.download_file(bucket, key, str(path), Config=clients.WHOLE)
             files, size = files + 1, size + length
     except (ClientError, BotoCoreError, OSError) as error:
-        raise JobFailed(f"ClientError: Checkpoint download failed: {uri}: {clients.reason(error)}") from error
+        raise JobFailed(
+            f"ClientError: Checkpoint download failed: {uri}: {clients.reason(error)}"
+        ) from error
     return files, size
 
 
@@ -65,12 +67,18 @@ class Uploader(threading.Thread):
         self.bucket, self.prefix = below(uri)
         self.ended, self.started = threading.Event(), time.monotonic()
         # What was restored is in S3 already.
-        self.seen = {name: Seen(state, self.started, self.started, True) for name, state in self._files().items()}
+        self.seen = {
+            name: Seen(state, self.started, self.started, True)
+            for name, state in self._files().items()
+        }
 
     def run(self) -> None:
         """Look at the folder again and again."""
         while not self.ended.wait(self.sync.every):
-            if self.sync.stall_after is None or time.monotonic() - self.started < self.sync.stall_after:
+            if (
+                self.sync.stall_after is None
+                or time.monotonic() - self.started < self.sync.stall_after
+            ):
                 self._look()
 
     def finish(self) -> None:
@@ -94,7 +102,11 @@ class Uploader(threading.Thread):
         for name in [name for name in self.seen if name not in files]:
             del self.seen[name]
             if self.sync.deletions and not self.ended.is_set():
-                self._tried(lambda name=name: self.s3.delete_object(Bucket=self.bucket, Key=self.prefix + name))
+                self._tried(
+                    lambda name=name: self.s3.delete_object(
+                        Bucket=self.bucket, Key=self.prefix + name
+                    )
+                )
             for suffix in (UPLOADING, UPLOADED):
                 with suppress(OSError):
                     self.folder.unlink(name + suffix)
@@ -132,7 +144,9 @@ class Uploader(threading.Thread):
 
     def _copy(self, name: str) -> None:
         with self.folder.open(name) as file:
-            self.s3.upload_fileobj(file, self.bucket, self.prefix + name, Callback=self._alive, Config=clients.WHOLE)
+            self.s3.upload_fileobj(
+                file, self.bucket, self.prefix + name, Callback=self._alive, Config=clients.WHOLE
+            )
 
     def _mark(self, name: str) -> None:
         """Make a file's marker, if its folder is there, and this user's."""
@@ -148,7 +162,9 @@ class Uploader(threading.Thread):
         try:
             call()
         except PermissionError:
-            self.note("a checkpoint is not copied to S3: a container's root has written it for itself only")
+            self.note(
+                "a checkpoint is not copied to S3: a container's root has written it for itself only"
+            )
             return False
         except (Cut, OSError):
             return False

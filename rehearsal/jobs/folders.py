@@ -18,7 +18,8 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # who opens a pipe otherwise waits for its other end
+# who opens a pipe otherwise waits for its other end
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 LINKS = 8  # that lead to one another
 LONGEST = 1024  # bytes of a name: S3 takes no longer key
 NO_KEY = "S3 takes no such name"
@@ -51,7 +52,9 @@ class Folder:
     root: Path
     below: str = ""
 
-    def walk(self, failed: Callable[[str, str], None] = lambda *_: None) -> Iterator[tuple[str, os.stat_result]]:
+    def walk(
+        self, failed: Callable[[str, str], None] = lambda *_: None
+    ) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the name and the state of all that is in it, links as links, each folder before what is in it.
 
         `failed` is told the name of what cannot be looked at, and why.
@@ -130,7 +133,9 @@ class Folder:
         with self._entered(inner) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # gone meanwhile
-                    found.append((posixpath.join(inner, entry.name), entry.stat(follow_symlinks=False)))
+                    found.append(
+                        (posixpath.join(inner, entry.name), entry.stat(follow_symlinks=False))
+                    )
         return sorted(found)
 
 

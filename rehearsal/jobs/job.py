@@ -28,7 +28,10 @@ FINAL = {
     "Failed": ("Failed", "Training job failed"),
     "Stopped": ("Stopped", "Training job stopped"),
     "MaxRuntimeExceeded": ("Stopped", "Training job runtime exceeded MaxRuntimeInSeconds provided"),
-    "MaxWaitTimeExceeded": ("Stopped", "Training job wait time exceeded MaxWaitTimeInSeconds provided"),
+    "MaxWaitTimeExceeded": (
+        "Stopped",
+        "Training job wait time exceeded MaxWaitTimeInSeconds provided",
+    ),
 }
 
 
@@ -59,7 +62,9 @@ class Wishes:
     def next(self, until: float | None):
         """Return the next message, or None if there is none until that time (`time.time()`)."""
         try:
-            seconds = None if until is None else min(max(0.0, until - time.time()), threading.TIMEOUT_MAX)
+            seconds = (
+                None if until is None else min(max(0.0, until - time.time()), threading.TIMEOUT_MAX)
+            )
             return self.messages.get(timeout=seconds)
         except queue.Empty:
             return None
@@ -75,7 +80,9 @@ class Job(threading.Thread):
         self.folder, self.work = settings.folder / record.name, place.work / record.name
         set_aside(self.folder)
         self.logs = Logs(place.clients("logs"), record.name, self.folder / "logs")
-        self.schedule = Schedule(self._rules(), [host.name for host in self.hosts], str(settings.seed))
+        self.schedule = Schedule(
+            self._rules(), [host.name for host in self.hosts], str(settings.seed)
+        )
         self.wishes, self.repairs, self.trained = Wishes(), 0, 0.0
         self.longest = rules.longest(self.request)
         wait = (self.request.get("StoppingCondition") or {}).get("MaxWaitTimeInSeconds")
@@ -132,20 +139,26 @@ class Job(threading.Thread):
         fitting = [rule for rule in self.settings.interrupt if there.issuperset(named(rule.hosts))]
         for rule in self.settings.interrupt:
             if rule not in fitting:
-                self.note(f"--interrupt={rule.text!r} is not for this job, whose hosts are {', '.join(sorted(there))}")
+                self.note(
+                    f"--interrupt={rule.text!r} is not for this job, whose hosts are {', '.join(sorted(there))}"
+                )
         return fitting
 
     def note(self, line: str) -> None:
         """Remember what the person should know, once; a program may make more of it than anybody reads."""
         if line not in self.record.notes and len(self.record.notes) <= NOTES:
-            self.record.notes.append(line if len(self.record.notes) < NOTES else "more notes are left out")
+            self.record.notes.append(
+                line if len(self.record.notes) < NOTES else "more notes are left out"
+            )
 
     def changed(self, status: str, message: str) -> None:
         """Go over to a secondary status."""
         now = time.time()
         if self.record.transitions:
             self.record.transitions[-1].end = now
-        self.record.transitions.append(Transition(status, message, now, now if status in FINAL else None))
+        self.record.transitions.append(
+            Transition(status, message, now, now if status in FINAL else None)
+        )
         self.record.modified = now
         if status == "Stopping":
             self.record.status = "Stopping"
@@ -188,7 +201,11 @@ class Job(threading.Thread):
             outcome = attempt.watch(until=began + self.longest - self.trained)
             self.trained += time.time() - began
             outcome = self._repaired(outcome)
-            return self._uploaded(outcome, attempt) if outcome.again is None else self._retried(outcome)
+            return (
+                self._uploaded(outcome, attempt)
+                if outcome.again is None
+                else self._retried(outcome)
+            )
         finally:
             self.last("what an attempt has left could not be removed", attempt.close)
 

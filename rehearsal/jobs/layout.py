@@ -58,7 +58,8 @@ class Layout:
         """Return what the program says of its failure: 1,024 characters count."""
         try:
             with Folder(self.folder, "output").open("failure") as file:
-                return file.read(4 * 1024).decode(errors="replace")[:1024]  # a letter has 4 bytes at most
+                # a letter has 4 bytes at most
+                return file.read(4 * 1024).decode(errors="replace")[:1024]
         except OSError:
             return ""
 
@@ -69,13 +70,17 @@ def checkpoint_path(request: dict) -> str | None:
     return (config.get("LocalPath") or CHECKPOINTS) if config else None
 
 
-def write_config(layout: Layout, request: dict, host: Host, everybody: list[Host], interface: str) -> None:
+def write_config(
+    layout: Layout, request: dict, host: Host, everybody: list[Host], interface: str
+) -> None:
     """Write what is in /opt/ml/input/config."""
     groups = [
         {
             "instance_group_name": group["InstanceGroupName"],
             "instance_type": group["InstanceType"],
-            "hosts": sorted(one.name for one in everybody if one.group == group["InstanceGroupName"]),
+            "hosts": sorted(
+                one.name for one in everybody if one.group == group["InstanceGroupName"]
+            ),
         }
         for group in rules.groups(request)
     ]
@@ -91,7 +96,8 @@ def write_config(layout: Layout, request: dict, host: Host, everybody: list[Host
             "topology": None,
         },
         "inputdataconfig": {
-            channel["ChannelName"]: described(channel, request) for channel in channels_of(request, host)
+            channel["ChannelName"]: described(channel, request)
+            for channel in channels_of(request, host)
         },
         "debughookconfig": request.get("DebugHookConfig"),
         "profilerconfig": request.get("ProfilerConfig"),
@@ -108,7 +114,8 @@ def channels_of(request: dict, host: Host) -> list[dict]:
     return [
         channel
         for channel in request.get("InputDataConfig") or []
-        if host.group in (channel["DataSource"]["S3DataSource"].get("InstanceGroupNames") or [host.group])
+        if host.group
+        in (channel["DataSource"]["S3DataSource"].get("InstanceGroupNames") or [host.group])
     ]
 
 
@@ -121,7 +128,8 @@ def described(channel: dict, request: dict) -> dict:
     """Return a channel's entry in inputdataconfig.json."""
     entry = {
         "TrainingInputMode": mode(channel, request),
-        "S3DistributionType": channel["DataSource"]["S3DataSource"].get("S3DataDistributionType") or "FullyReplicated",
+        "S3DistributionType": channel["DataSource"]["S3DataSource"].get("S3DataDistributionType")
+        or "FullyReplicated",
         "RecordWrapperType": channel.get("RecordWrapperType") or "None",
     }
     return entry | ({"ContentType": channel["ContentType"]} if channel.get("ContentType") else {})

@@ -32,7 +32,11 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
 def set_aside(folder: Path) -> None:
     """Rename the folder that an earlier job of the same name has left: NAME.1, as no job's name has a full stop."""
     if folder.exists():
-        number = next(number for number in count(1) if not folder.with_name(f"{folder.name}.{number}").exists())
+        number = next(
+            number
+            for number in count(1)
+            if not folder.with_name(f"{folder.name}.{number}").exists()
+        )
         folder.rename(folder.with_name(f"{folder.name}.{number}"))
 
 
@@ -53,7 +57,10 @@ class Logs:
                 return
             self.last[host], self.waiting[host] = deque(maxlen=SHOWN), []
         stream = {"logStreamName": self._stream(host)}
-        for call, more in ((self.client.create_log_group, {}), (self.client.create_log_stream, stream)):
+        for call, more in (
+            (self.client.create_log_group, {}),
+            (self.client.create_log_stream, stream),
+        ):
             try:
                 call(logGroupName=GROUP, **more)
             except ClientError as error:
@@ -81,7 +88,9 @@ class Logs:
             for host, events in waiting.items():
                 for start in range(0, len(events), BATCH):
                     self.client.put_log_events(
-                        logGroupName=GROUP, logStreamName=self._stream(host), logEvents=events[start : start + BATCH]
+                        logGroupName=GROUP,
+                        logStreamName=self._stream(host),
+                        logEvents=events[start : start + BATCH],
                     )
 
     def shown(self) -> dict[str, list[str]]:

@@ -9,7 +9,8 @@ from sagemaker_lightning.contract.job_summary import MASK, masked
 FREE = {"HyperParameters", "Environment", "Tags"}
 COMMANDS = {"ContainerEntrypoint", "ContainerArguments"}
 WORD = re.compile(r"-----BEGIN.*?(?:-----END[^-]*-----|\Z)|\S+", re.DOTALL)
-SHORTEST = 6  # letters of a secret that is looked for in other texts: a shorter one is in many words
+# letters of a secret that is looked for in other texts: a shorter one is in many words
+SHORTEST = 6
 
 
 class Mask:
@@ -34,9 +35,15 @@ class Mask:
         if isinstance(value, dict) and set(value) == {"Key", "Value"}:  # a tag
             return value | {"Value": self._hidden(value["Value"], str(value["Key"]), free)}
         if isinstance(value, dict):
-            return {key: self._hidden(inner, key, free or key in FREE) for key, inner in value.items()}
+            return {
+                key: self._hidden(inner, key, free or key in FREE) for key, inner in value.items()
+            }
         if isinstance(value, list):
-            return self._command(value) if name in COMMANDS else [self._hidden(inner, name, free) for inner in value]
+            return (
+                self._command(value)
+                if name in COMMANDS
+                else [self._hidden(inner, name, free) for inner in value]
+            )
         if value is None or isinstance(value, bool) or masked(name, value if free else "") != MASK:
             return value
         self.secrets.add(str(value).strip("\"' "))
@@ -44,9 +51,14 @@ class Mask:
 
     def _command(self, line: list) -> list:
         """Return a command line whose flags hide their values, which may come after them."""
-        flags = [str(before) if str(before).startswith("-") and "=" not in str(before) else "" for before in line]
+        flags = [
+            str(before) if str(before).startswith("-") and "=" not in str(before) else ""
+            for before in line
+        ]
         return [
-            self._hidden(word, flag, free=True) if masked(flag, "") == MASK else self.text(str(word))
+            self._hidden(word, flag, free=True)
+            if masked(flag, "") == MASK
+            else self.text(str(word))
             for word, flag in zip(line, ["", *flags], strict=False)
         ]
 

@@ -39,7 +39,10 @@ def main() -> None:
         text, values, dropped = json.loads(line), {}, []
         before, looked = looked, time.monotonic()
         for metric in list(metrics):
-            metric.left, start = min(BURST, metric.left + share * (looked - before)), time.process_time()
+            metric.left, start = (
+                min(BURST, metric.left + share * (looked - before)),
+                time.process_time(),
+            )
             try:
                 if (value := _limited(metric.pattern, text, metric.left)) is not None:
                     values[metric.name] = value

@@ -24,7 +24,9 @@ class Metrics:
             try:
                 re.compile(regex)
             except (re.error, OverflowError, RecursionError) as error:
-                raise invalid(f"Invalid MetricDefinitions: the Regex of {name!r}: {error}") from error
+                raise invalid(
+                    f"Invalid MetricDefinitions: the Regex of {name!r}: {error}"
+                ) from error
 
     def line(self, text: str) -> str | None:
         """Look at a line of the log; return what the person should know, if the regular expressions take too long."""
@@ -40,7 +42,11 @@ class Metrics:
         for name, value in values.items():
             self.found[name] = {"MetricName": name, "Value": value, "Timestamp": now}
         slow = ", ".join(dropped)
-        return f"MetricDefinitions: the Regex of {slow} is too slow for this log, and used no more" if slow else None
+        return (
+            f"MetricDefinitions: the Regex of {slow} is too slow for this log, and used no more"
+            if slow
+            else None
+        )
 
     def close(self) -> None:
         """End the process that looks for them."""
@@ -55,7 +61,8 @@ class Metrics:
         if self.matcher is None:
             line = [sys.executable, "-I", "-S", MATCHER]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            self.matcher = subprocess.Popen(line, **pipes, start_new_session=True)  # Ctrl-C is not for it
+            # Ctrl-C is not for it
+            self.matcher = subprocess.Popen(line, **pipes, start_new_session=True)
             self.matcher.stdin.write(json.dumps(self.patterns) + "\n")
         self.matcher.stdin.write(json.dumps(text) + "\n")
         self.matcher.stdin.flush()

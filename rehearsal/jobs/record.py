@@ -15,7 +15,9 @@ ENDED = ("Completed", "Failed", "Stopped")
 RESUMED = re.compile(r"\bresuming from step (\d{1,15})(?!\d)")
 PROVED = re.compile(r"\bresumed at step \d{1,15}: ([^\n]{1,1000})")
 STEP = re.compile(r"(?:^|\s)step=(\d{1,15})(?!\d)")
-PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/]*)=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|nan|-?inf)(?=[\s/,;]|$)")
+PAIR = re.compile(
+    r"(?:^|\s)([A-Za-z][\w/]*)=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|nan|-?inf)(?=[\s/,;]|$)"
+)
 
 
 @dataclass
@@ -91,7 +93,8 @@ class Record:
     transitions: list[Transition] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     interruptions: list[Interruption] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what differs from the service, clashes of files, failing copies
+    # what differs from the service, clashes of files, failing copies
+    notes: list[str] = field(default_factory=list)
     failure: str | None = None  # FailureReason
     artifacts: str | None = None  # the address of model.tar.gz
     training_start: float | None = None
@@ -116,7 +119,10 @@ class Record:
 
     def billable(self, now: float) -> float:
         """Return the seconds that an instance was there, of the longest in each attempt: what the service bills."""
-        spans = [[(one.released or now) - one.started for one in attempt.instances] for attempt in self.attempts]
+        spans = [
+            [(one.released or now) - one.started for one in attempt.instances]
+            for attempt in self.attempts
+        ]
         return sum(max(found, default=0.0) for found in spans)
 
     def masked(self) -> "Record":

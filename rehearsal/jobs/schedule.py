@@ -86,7 +86,9 @@ def ordered(order: object) -> tuple[str, list[str], bool, float]:
     """Return what an order by hand says: the job, its hosts, whether warned, the gap; ValueError if it does not."""
     names = ("name", "hosts", "warned", "gap")
     if not isinstance(order, dict) or set(order) != set(names):
-        raise ValueError(f"interrupt: found {ascii(order)[:100]}, allowed is an object of {', '.join(names)}")
+        raise ValueError(
+            f"interrupt: found {ascii(order)[:100]}, allowed is an object of {', '.join(names)}"
+        )
     name, hosts, warned, gap = (order[each] for each in names)
     texts = isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
     number = isinstance(gap, int | float) and not isinstance(gap, bool) and 0 <= gap <= LONGEST
@@ -109,26 +111,33 @@ class Schedule:
     hosts: list[str]
     seed: str
     fired: dict[int, int] = field(default_factory=dict)  # how often, by the rule's number
-    due_at: dict[int, float] = field(default_factory=dict)  # when next, for a rule that goes by the clock
+    # when next, for a rule that goes by the clock
+    due_at: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         for rule in self.rules:
             if unknown := set(named(rule.hosts)) - set(self.hosts):
                 there = ", ".join(self.hosts)
-                raise ValueError(f"{rule.text!r} is of {', '.join(sorted(unknown))}; the job has {there}")
+                raise ValueError(
+                    f"{rule.text!r} is of {', '.join(sorted(unknown))}; the job has {there}"
+                )
 
     def begin(self, now: float, first: bool) -> None:
         """Take note that an attempt's training begins."""
         for number, rule in enumerate(self.rules):
             if rule.every is not None:
-                self.due_at[number] = now + (self.random.expovariate(1 / rule.every) if rule.about else rule.every)
+                self.due_at[number] = now + (
+                    self.random.expovariate(1 / rule.every) if rule.about else rule.every
+                )
             elif rule.at is not None and first:
                 self.due_at[number] = now + rule.at
 
     def next(self) -> float | None:
         """Return when the next one by the clock is due."""
-        return min((when for number, when in self.due_at.items() if self._left(number)), default=None)
+        return min(
+            (when for number, when in self.due_at.items() if self._left(number)), default=None
+        )
 
     def due(self, now: float, step: int | None) -> Due | None:
         """Return the interruption that is due, if one is, and count it."""

@@ -15,7 +15,8 @@ HEIGHT = 210
 TICKS = 6
 CROWD = 25  # restarts: more are marked at the bottom only
 TOO_MANY = 2000  # points of a line: every n-th is drawn
-TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)  # seconds
+# seconds
+TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 LARGEST = 1e15  # what is beyond it is drawn as little as what is not a number
 
 
@@ -40,29 +41,48 @@ class Chart:
 
 def figure(chart: Chart) -> Element | None:
     """Return the chart with its title and legend; None if it has no point that can be drawn."""
-    drawn = {name: [line for line in map(_finite, lines) if line.points] for name, lines in chart.names.items()}
+    drawn = {
+        name: [line for line in map(_finite, lines) if line.points]
+        for name, lines in chart.names.items()
+    }
     points = [point for lines in drawn.values() for line in lines for point in line.points]
     if not points:
         return None
     left, right = _range([x for x, _ in points] + chart.restarts, pad=0.0)
     left = 0.0 if 0 < left < right / 5 else left
     low, high = _range([y for _, y in points], pad=0.06)
-    inner = node("svg", width="100%", height=HEIGHT, viewBox="0 0 1000 1000", preserveAspectRatio="none")
+    inner = node(
+        "svg", width="100%", height=HEIGHT, viewBox="0 0 1000 1000", preserveAspectRatio="none"
+    )
     for x in chart.restarts:
         at = f"{1000 * (x - left) / (right - left):.1f}"
         top = 0 if len(chart.restarts) <= CROWD else 950
         inner.append(node("line", class_="restart", x1=at, x2=at, y1=top, y2=1000))
     for place, lines in enumerate(drawn.values()):
         for line in lines:
-            scaled = [(1000 * (x - left) / (right - left), 1000 * (high - y) / (high - low)) for x, y in line.points]
+            scaled = [
+                (1000 * (x - left) / (right - left), 1000 * (high - y) / (high - low))
+                for x, y in line.points
+            ]
             kept = sum(x <= line.kept for x, _ in line.points)
             inner.append(_path(scaled[:kept], f"curve c{place}"))
-            inner.append(_path(scaled[max(0, kept - 1) :] if kept < len(scaled) else [], f"curve lost c{place}"))
+            inner.append(
+                _path(
+                    scaled[max(0, kept - 1) :] if kept < len(scaled) else [], f"curve lost c{place}"
+                )
+            )
     said = ", ".join(f"{name} ends at {_last(lines):.4g}" for name, lines in drawn.items() if lines)
-    svg = node("svg", node("title", chart.title), node("desc", f"Over {chart.over}: {said}."), role="img")
+    svg = node(
+        "svg", node("title", chart.title), node("desc", f"Over {chart.over}: {said}."), role="img"
+    )
     svg.set("height", str(HEIGHT + 40))
     svg.extend([*_rows(low, high), *_columns(left, right, chart), inner])
-    return node("figure", node("figcaption", chart.title), _legend(chart, drawn), node("div", svg, class_="plot"))
+    return node(
+        "figure",
+        node("figcaption", chart.title),
+        _legend(chart, drawn),
+        node("div", svg, class_="plot"),
+    )
 
 
 def ticks(low: float, high: float, *, as_time: bool = False, at_least: float = 0.0) -> list[float]:
@@ -73,7 +93,9 @@ def ticks(low: float, high: float, *, as_time: bool = False, at_least: float = 0
     if as_time and least >= 1:
         steps = (*TIMES, 86400.0 * math.ceil(least / 86400))
     step = next(one for one in steps if one >= least * 0.999)
-    return [place * step for place in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
+    return [
+        place * step for place in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)
+    ]
 
 
 def _finite(line: Line) -> Line:
@@ -100,7 +122,9 @@ def _path(points: Sequence[tuple[float, float]], classes: str) -> Element:
         x, y = points[0]
         return node("path", class_=f"{classes} dot", d=f"M{x:.1f} {y:.1f}h0.01")
     return node(
-        "path", class_=classes, d="".join(f"{'L' if n else 'M'}{x:.1f} {y:.1f}" for n, (x, y) in enumerate(points))
+        "path",
+        class_=classes,
+        d="".join(f"{'L' if n else 'M'}{x:.1f} {y:.1f}" for n, (x, y) in enumerate(points)),
     )
 
 
@@ -135,7 +159,9 @@ def _legend(chart: Chart, drawn: dict[str, list[Line]]) -> Element:
     ]
     if any(x > line.kept for lines in drawn.values() for line in lines for x, _ in line.points):
         items.append(node("li", node("i", class_="key lost"), "lost and done again"))
-    if odd := sum(not _drawable(y) for lines in chart.names.values() for line in lines for _, y in line.points):
+    if odd := sum(
+        not _drawable(y) for lines in chart.names.values() for line in lines for _, y in line.points
+    ):
         items.append(node("li", f"{odd} values are not numbers, or too large"))
     if chart.restarts:
         items.append(node("li", node("i", class_="key restart"), "restart"))

@@ -26,8 +26,10 @@ class Row:
     number: int
     first_step: int | None  # that it went on from: None if nothing is known of it
     last_step: int | None  # the highest in its log
-    kept_step: int | None  # the lowest that a later attempt went on from; of the last attempt, its last one
-    bounds: tuple[float, float, float] | None  # when training began, was last kept, and was last seen
+    # the lowest that a later attempt went on from; of the last attempt, its last one
+    kept_step: int | None
+    # when training began, was last kept, and was last seen
+    bounds: tuple[float, float, float] | None
     seconds: dict[str, float]  # by PHASES
 
 
@@ -40,7 +42,8 @@ class Cost:
 
     on_demand: float
     spot: float | None  # None without a spot price
-    saving: float | None  # percent of `on_demand`; None unless the job completed; negative if spot cost more
+    # percent of `on_demand`; None unless the job completed; negative if spot cost more
+    saving: float | None
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Goodput:
     kept_seconds: float  # instance seconds in which steps were done that were not done again
     steps: int | None  # the highest of the last attempt that did any
     steps_redone: int  # how often a step was done that an earlier attempt had done
-    steps_lost: int  # steps seen in the log that no later attempt went on from, whether or not done again by now
+    # steps seen in the log that no later attempt went on from, whether or not done again by now
+    steps_lost: int
     rows: tuple[Row, ...]
     cost: Cost | None = None
 
@@ -74,14 +78,20 @@ class Goodput:
 
 
 def measure(
-    record: Record, *, now: float | None = None, price: float | None = None, spot_price: float | None = None
+    record: Record,
+    *,
+    now: float | None = None,
+    price: float | None = None,
+    spot_price: float | None = None,
 ) -> Goodput:
     """Return the goodput of a job; the prices are those of an hour of one instance."""
     now = moment(record) if now is None else now
     origins = _origins(record.attempts)
     rows = tuple(
         _row(attempt, origin, [step for step in origins[place:] if step is not None], now)
-        for place, (attempt, origin) in enumerate(zip(record.attempts, origins, strict=True), start=1)
+        for place, (attempt, origin) in enumerate(
+            zip(record.attempts, origins, strict=True), start=1
+        )
     )
     worked = [row for row in rows if row.bounds]
     billed = sum(sum(row.seconds.values()) for row in rows)
@@ -93,7 +103,9 @@ def measure(
         kept_seconds=kept,
         steps=worked[-1].last_step if worked else None,
         steps_redone=_overlap([(row.first_step, row.last_step) for row in worked]),
-        steps_lost=sum(max(0, row.last_step - max(row.first_step, row.kept_step)) for row in worked),
+        steps_lost=sum(
+            max(0, row.last_step - max(row.first_step, row.kept_step)) for row in worked
+        ),
         rows=rows,
         cost=None if price is None else _cost(record, billed, whole, price, spot_price),
     )
@@ -110,7 +122,11 @@ def phases(row: Row, instance: Instance, now: float) -> list[tuple[str, float, f
     if not row.bounds:
         return [("start-up", instance.started, end)]
     marks = [instance.started, *(min(max(mark, instance.started), end) for mark in row.bounds), end]
-    return [(name, *span) for name, span in zip(PHASES, pairwise(marks), strict=True) if span[1] > span[0]]
+    return [
+        (name, *span)
+        for name, span in zip(PHASES, pairwise(marks), strict=True)
+        if span[1] > span[0]
+    ]
 
 
 def _origins(attempts: Sequence[Attempt]) -> list[int | None]:
@@ -147,7 +163,8 @@ def _bounds(attempt: Attempt, origin: int, last: int, kept: int) -> tuple[float,
     ended = max((one.ended or math.inf for one in attempt.instances), default=last_line)
     begun = min(max(_reached(attempt, origin), started), first_line)
     until = max(_reached(attempt, kept), begun)
-    if kept >= last:  # lines after the last step tell of its validation; steps after the last line, of a checkpoint
+    # lines after the last step tell of its validation; steps after the last line, of a checkpoint
+    if kept >= last:
         until = min(max(until, last_line), max(ended, last_line))
     return begun, until, max(until, last_line)
 
@@ -160,7 +177,9 @@ def _reached(attempt: Attempt, step: int) -> float:
             climb.append(point)
     for left, right in pairwise(climb):
         if left.step <= step <= right.step:
-            return left.time + (right.time - left.time) * (step - left.step) / (right.step - left.step)
+            return left.time + (right.time - left.time) * (step - left.step) / (
+                right.step - left.step
+            )
     first, last = climb[0], climb[-1]
     pace = (last.time - first.time) / (last.step - first.step) if len(climb) > 1 else 0.0
     nearest = first if step < first.step else last
@@ -175,8 +194,13 @@ def _overlap(spans: Sequence[tuple[int, int]]) -> int:
     return again
 
 
-def _cost(record: Record, billed: float, whole: float, price: float, spot_price: float | None) -> Cost:
+def _cost(
+    record: Record, billed: float, whole: float, price: float, spot_price: float | None
+) -> Cost:
     """Return the costs of instance seconds: those billed, and those of the same run without an interruption."""
-    on_demand, spot = whole / 3600 * price, None if spot_price is None else billed / 3600 * spot_price
+    on_demand, spot = (
+        whole / 3600 * price,
+        None if spot_price is None else billed / 3600 * spot_price,
+    )
     comparable = record.status == "Completed" and spot is not None and on_demand > 0
     return Cost(on_demand, spot, 100 * (1 - spot / on_demand) if comparable else None)

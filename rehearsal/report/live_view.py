@@ -17,7 +17,8 @@ from rehearsal.report.markup import clock
 
 SECONDS = 0.5  # between two looks
 NEWEST_ENDED = 5  # jobs that are shown of those that ended
-LEAST_LINES = 4  # of a job's log, its title included; where there is no room for as many, it is not shown
+# of a job's log, its title included; where there is no room for as many, it is not shown
+LEAST_LINES = 4
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
 STYLES = {"Completed": "green", "Failed": "red", "Stopped": "yellow"}
 
@@ -32,7 +33,9 @@ class View:
         self.jobs, self.console = jobs, console or Console()
         self.shown: Live | Printer = Printer(self)
         if self.console.is_terminal:
-            self.shown = Live(get_renderable=self.render, console=self.console, refresh_per_second=1 / SECONDS)
+            self.shown = Live(
+                get_renderable=self.render, console=self.console, refresh_per_second=1 / SECONDS
+            )
 
     def __enter__(self) -> "View":
         self.shown.start()
@@ -46,10 +49,13 @@ class View:
         found = sorted(self.jobs(), key=lambda one: one[0].created, reverse=True)
         ended = [record for record, _ in found if record.status in ENDED]
         running = [one for one in found if one[0].status not in ENDED]
-        height = self.console.height - 3  # the table's head, what is left out, and the line of the cursor
+        # the table's head, what is left out, and the line of the cursor
+        height = self.console.height - 3
         first = [record for record, _ in running][: max(1, height)]
         last = ended[: max(0, min(NEWEST_ENDED, height - len(first)))]
-        parts: list[RenderableType] = [_table(first + last)] if first + last else [Text("No job yet.", style="dim")]
+        parts: list[RenderableType] = (
+            [_table(first + last)] if first + last else [Text("No job yet.", style="dim")]
+        )
         left_out = {"running": len(running) - len(first), "ended": len(ended) - len(last)}
         if said := ", ".join(f"{count} more {what}" for what, count in left_out.items() if count):
             parts.append(Text(said, style="dim", no_wrap=True, overflow="ellipsis"))
@@ -98,7 +104,8 @@ class Printer:
 
 def plain(text: str) -> str:
     """Return what a line shows at its end, without anything that would steer the terminal."""
-    rest = ESCAPES.sub("", text).rstrip("\r\n").rpartition("\r")[2]  # a progress bar writes over itself
+    # a progress bar writes over itself
+    rest = ESCAPES.sub("", text).rstrip("\r\n").rpartition("\r")[2]
     return "".join(letter if letter.isprintable() else " " for letter in rest)
 
 
@@ -123,11 +130,17 @@ def _table(records: Sequence[Record]) -> Table:
     made.add_column("cut", justify="right", no_wrap=True)
     made.add_column("time", justify="right", no_wrap=True)
     for record in records:
-        status = record.secondary if record.status == "InProgress" and record.transitions else record.status
+        status = (
+            record.secondary
+            if record.status == "InProgress" and record.transitions
+            else record.status
+        )
         said = Mask(record.request).text(record.failure) if record.failure else _progress(record)
         cells = [record.name, status, _hosts(record), said, str(len(record.interruptions) or "")]
         elapsed = clock(moment(record) - record.created)
-        made.add_row(*(Text(plain(cell)) for cell in cells), elapsed, style=STYLES.get(record.status, ""))
+        made.add_row(
+            *(Text(plain(cell)) for cell in cells), elapsed, style=STYLES.get(record.status, "")
+        )
     return made
 
 
@@ -136,7 +149,9 @@ def _hosts(record: Record) -> str:
     groups: dict[str, list[str]] = {}
     for one in record.attempts[-1].instances if record.attempts else []:
         groups.setdefault(_state(one), []).append(one.host)
-    return ", ".join(f"{names[0] if len(names) == 1 else len(names)} {state}" for state, names in groups.items())
+    return ", ".join(
+        f"{names[0] if len(names) == 1 else len(names)} {state}" for state, names in groups.items()
+    )
 
 
 def _state(one: Instance) -> str:
@@ -153,18 +168,28 @@ def _progress(record: Record) -> str:
     if not points:
         return ""
     values = points[0].values
-    shown = [name for name in values if "loss" in name][:1] + [name for name in values if name.endswith("/s")][:1]
+    shown = [name for name in values if "loss" in name][:1] + [
+        name for name in values if name.endswith("/s")
+    ][:1]
     parts = [f"epoch {values['epoch']:g}"] if "epoch" in values else []
-    return " ".join([f"step {points[0].step}", *parts, *(f"{name} {values[name]:.4g}" for name in shown)])
+    return " ".join(
+        [f"step {points[0].step}", *parts, *(f"{name} {values[name]:.4g}" for name in shown)]
+    )
 
 
-def _logs(running: Sequence[tuple[Record, Mapping[str, Sequence[str]]]], room: int) -> Iterator[RenderableType]:
+def _logs(
+    running: Sequence[tuple[Record, Mapping[str, Sequence[str]]]], room: int
+) -> Iterator[RenderableType]:
     """Yield the last log lines of as many of the newest jobs as there is room for, each line cut to the width."""
     count = min(len(running), max(0, room) // LEAST_LINES)
     for record, hosts in running[:count]:
         yield Rule(Text(plain(record.name)), align="left", style="dim")
         each = room // count - 1
         share = max(1, each // max(1, len(hosts)))
-        lines = [(host, line) for host, said in sorted(hosts.items()) for line in list(said)[-share:]]
+        lines = [
+            (host, line) for host, said in sorted(hosts.items()) for line in list(said)[-share:]
+        ]
         for host, line in lines[:each]:
-            yield Text.assemble((f"{plain(host)} ", "cyan"), plain(line), no_wrap=True, overflow="ellipsis")
+            yield Text.assemble(
+                (f"{plain(host)} ", "cyan"), plain(line), no_wrap=True, overflow="ellipsis"
+            )

@@ -6,7 +6,11 @@ from xml.etree.ElementTree import Element
 
 def node(name: str, /, *children: Element | str | None, **attributes: object) -> Element:
     """Return an element; `class_` stands for class, and `text_anchor` for text-anchor. None is left out."""
-    given = {key.rstrip("_").replace("_", "-"): str(value) for key, value in attributes.items() if value is not None}
+    given = {
+        key.rstrip("_").replace("_", "-"): str(value)
+        for key, value in attributes.items()
+        if value is not None
+    }
     made = Element(name, given)
     for child in children:
         if isinstance(child, Element):

@@ -17,15 +17,25 @@ COLOURS = 6  # names in a chart, and charts of names that are neither a loss nor
 WORDS = "words"  # the class of a column with text; the others have numbers
 
 
-def write(record: Record, path: Path, *, price: float | None = None, spot_price: float | None = None) -> None:
+def write(
+    record: Record, path: Path, *, price: float | None = None, spot_price: float | None = None
+) -> None:
     """Write the report of a job that ended, or runs; the prices are those of an hour of one instance."""
     record = record.masked()
     now = moment(record)
     goodput = measure(record, now=now, price=price, spot_price=spot_price)
     timeline = Timeline(record, goodput, now=now).figure()
     body = node("body", _head(record, goodput, now), _figures(record, goodput, now))
-    body.extend(_section("Timeline", [timeline] if timeline is not None else [], "No instance was started."))
-    body.extend(_section("Curves", _curves(record, goodput), "No line of progress (“step=…”) with a value was seen."))
+    body.extend(
+        _section("Timeline", [timeline] if timeline is not None else [], "No instance was started.")
+    )
+    body.extend(
+        _section(
+            "Curves",
+            _curves(record, goodput),
+            "No line of progress (“step=…”) with a value was seen.",
+        )
+    )
     body.extend(_section("Attempts", _attempts(record, goodput), "No attempt was made."))
     body.extend(_section("Interruptions", _interruptions(record), "None."))
     body.extend(_section("Status", _transitions(record), "No change of status was recorded."))
@@ -46,13 +56,19 @@ def _section(title: str, content: Sequence[Element], otherwise: str) -> list[Ele
 
 def _head(record: Record, goodput: Goodput, now: float) -> Element:
     """Return the name of the job, how it stands, and on what it ran."""
-    secondary = f" · {record.secondary}" if record.transitions and record.secondary != record.status else ""
-    hosts = {(one.host, one.instance_type) for attempt in record.attempts for one in attempt.instances}
+    secondary = (
+        f" · {record.secondary}" if record.transitions and record.secondary != record.status else ""
+    )
+    hosts = {
+        (one.host, one.instance_type) for attempt in record.attempts for one in attempt.instances
+    }
     types = sorted({kind for _, kind in hosts})
     about = [f"{len({host for host, _ in hosts})} × {', '.join(types)}"] if hosts else []
     about += ["managed spot" if record.spot else "on demand", f"created {utc(record.created)}"]
     status = node("p", node("span", record.status, class_=f"status {record.status}"), secondary)
-    made = node("header", node("h1", record.name), status, node("p", " · ".join(about), class_="about"))
+    made = node(
+        "header", node("h1", record.name), status, node("p", " · ".join(about), class_="about")
+    )
     if record.failure:
         made.append(node("p", record.failure, class_="failure"))
     if goodput.caveat:
@@ -65,10 +81,16 @@ def _figures(record: Record, goodput: Goodput, now: float) -> Element:
     share = "–" if goodput.share is None else f"{goodput.share:.1%}"
     main = "goodput: instance time that became kept training"
     if goodput.status == "Failed":
-        share, main = "failed", f"{goodput.share or 0:.0%} of the instance time was training to go on from"
+        share, main = (
+            "failed",
+            f"{goodput.share or 0:.0%} of the instance time was training to go on from",
+        )
     found = [
         (share, main),
-        (clock(now - record.created), "from creation to " + ("end" if goodput.status != "InProgress" else "now")),
+        (
+            clock(now - record.created),
+            "from creation to " + ("end" if goodput.status != "InProgress" else "now"),
+        ),
         (clock(goodput.instance_seconds), "instance time, all hosts"),
         ("–" if goodput.steps is None else f"{goodput.steps:,}", "steps reached"),
         (f"{goodput.steps_lost:,}", f"steps lost; {goodput.steps_redone:,} done again"),
@@ -87,7 +109,9 @@ def _figures(record: Record, goodput: Goodput, now: float) -> Element:
 
 def _curves(record: Record, goodput: Goodput) -> list[Element]:
     """Return the charts: losses, accuracies, up to COLOURS other names each on its own, rates over time."""
-    names = sorted({name for attempt in record.attempts for point in attempt.points for name in point.values})
+    names = sorted(
+        {name for attempt in record.attempts for point in attempt.points for name in point.values}
+    )
     rates = [name for name in names if name.endswith("/s")]
     names = [name for name in names if name not in ("step", "epoch", *rates)]
     losses = [name for name in names if "loss" in name.lower()]
@@ -98,9 +122,17 @@ def _curves(record: Record, goodput: Goodput) -> list[Element]:
     groups += [(name, [name]) for name in (others if len(others) <= COLOURS else [])]
     restarts = [float(row.first_step) for row in goodput.rows[1:] if row.first_step is not None]
     charts = [Chart(title, _lines(record, goodput, group), restarts) for title, group in groups]
-    times = [attempt.points[0].time - record.created for attempt in record.attempts[1:] if attempt.points]
+    times = [
+        attempt.points[0].time - record.created for attempt in record.attempts[1:] if attempt.points
+    ]
     charts += [
-        Chart(name, _lines(record, goodput, [name], over_time=True), times, over="time since creation", as_time=True)
+        Chart(
+            name,
+            _lines(record, goodput, [name], over_time=True),
+            times,
+            over="time since creation",
+            as_time=True,
+        )
         for name in rates[:COLOURS]
     ]
     drawn = [found for found in map(figure, charts) if found is not None]
@@ -108,7 +140,9 @@ def _curves(record: Record, goodput: Goodput) -> list[Element]:
     return [node("div", *drawn, class_="charts"), *said] if drawn else said
 
 
-def _lines(record: Record, goodput: Goodput, names: Sequence[str], *, over_time: bool = False) -> dict[str, list[Line]]:
+def _lines(
+    record: Record, goodput: Goodput, names: Sequence[str], *, over_time: bool = False
+) -> dict[str, list[Line]]:
     """Return the lines of the names: one for each attempt."""
     made: dict[str, list[Line]] = {name: [] for name in names}
     for attempt, row in zip(record.attempts, goodput.rows, strict=True):
@@ -125,15 +159,29 @@ def _lines(record: Record, goodput: Goodput, names: Sequence[str], *, over_time:
 
 def _attempts(record: Record, goodput: Goodput) -> list[Element]:
     """Return the table of attempts."""
-    columns = ["attempt", "hosts", "from step", "to step", "kept to", *PHASES, "restored", "exit status"]
+    columns = [
+        "attempt",
+        "hosts",
+        "from step",
+        "to step",
+        "kept to",
+        *PHASES,
+        "restored",
+        "exit status",
+    ]
     told = any(attempt.proved for attempt in record.attempts)
     rows = []
     for attempt, row in zip(record.attempts, goodput.rows, strict=True):
-        steps = ["–" if step is None else f"{step:,}" for step in (row.first_step, row.last_step, row.kept_step)]
+        steps = [
+            "–" if step is None else f"{step:,}"
+            for step in (row.first_step, row.last_step, row.kept_step)
+        ]
         seconds = [clock(row.seconds[name]) for name in PHASES]
         restored = sum(one.restored_bytes for one in attempt.instances)
         exits = Counter(_exit(one.exit_status, one.reclaimed) for one in attempt.instances)
-        words = ", ".join(f"{words} × {count}" if count > 1 else words for words, count in exits.items())
+        words = ", ".join(
+            f"{words} × {count}" if count > 1 else words for words, count in exits.items()
+        )
         megabytes = f"{restored / 1e6:,.1f} MB" if restored else "–"
         rows.append(
             [
@@ -147,7 +195,9 @@ def _attempts(record: Record, goodput: Goodput) -> list[Element]:
             ]
         )
     caption = "Phases are instance time, summed over hosts: two hosts for 10 s are 20 s."
-    return _table(caption, [*columns, "went on"] if told else columns, rows, words=["exit status", "went on"])
+    return _table(
+        caption, [*columns, "went on"] if told else columns, rows, words=["exit status", "went on"]
+    )
 
 
 def _exit(status: int | None, reclaimed: bool) -> str:
@@ -157,7 +207,12 @@ def _exit(status: int | None, reclaimed: bool) -> str:
 def _interruptions(record: Record) -> list[Element]:
     """Return the table of interruptions."""
     rows = [
-        [str(number), f"+{clock(one.time - record.created)}", ", ".join(one.hosts), "SIGTERM" if one.warned else "none"]
+        [
+            str(number),
+            f"+{clock(one.time - record.created)}",
+            ", ".join(one.hosts),
+            "SIGTERM" if one.warned else "none",
+        ]
         + ["–" if one.step is None else f"{one.step:,}", clock(one.gap), one.why]
         for number, one in enumerate(record.interruptions, start=1)
     ]
@@ -175,7 +230,10 @@ def _transitions(record: Record) -> list[Element]:
     ]
     columns = ["from", "since creation", "for", "status", "message"]
     return _table(
-        "The secondary statuses, as the service tells them.", columns, rows, words=["from", "status", "message"]
+        "The secondary statuses, as the service tells them.",
+        columns,
+        rows,
+        words=["from", "status", "message"],
     )
 
 
@@ -187,10 +245,19 @@ def _table(
         return []
     classes = [WORDS if name in words else "number" for name in columns]
     head = node(
-        "tr", *(node("th", name, scope="col", class_=kind) for name, kind in zip(columns, classes, strict=True))
+        "tr",
+        *(
+            node("th", name, scope="col", class_=kind)
+            for name, kind in zip(columns, classes, strict=True)
+        ),
     )
     body = [
-        node("tr", *(node("td", text, class_=kind) for text, kind in zip(row, classes, strict=True))) for row in rows
+        node(
+            "tr", *(node("td", text, class_=kind) for text, kind in zip(row, classes, strict=True))
+        )
+        for row in rows
     ]
-    table = node("table", node("caption", node("span", caption)), node("thead", head), node("tbody", *body))
+    table = node(
+        "table", node("caption", node("span", caption)), node("thead", head), node("tbody", *body)
+    )
     return [node("div", table, class_="table", tabindex=0, role="region", aria_label=caption)]

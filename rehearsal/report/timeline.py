@@ -39,18 +39,26 @@ class Timeline:
         if not self.hosts:
             return None
         title = node("title", f"Timeline of {len(self.hosts)} host{'s' * (len(self.hosts) > 1)}")
-        said = f"{len(self.record.attempts)} attempts, {len(self.record.interruptions)} interruptions."
+        said = (
+            f"{len(self.record.attempts)} attempts, {len(self.record.interruptions)} interruptions."
+        )
         svg = node("svg", title, node("desc", said), role="img", height=self.bottom + 26)
         svg.append(self._hatch())
         svg.extend(self._axis())
         for host in self.hosts:
             svg.extend(self._host(host))
         svg.extend(self._interruptions())
-        svg.extend(node("text", host, class_="host", x=0, y=self._y(host) - 5) for host in self.hosts)
+        svg.extend(
+            node("text", host, class_="host", x=0, y=self._y(host) - 5) for host in self.hosts
+        )
         keys = [
-            node("li", node("i", class_=f"key {name}"), words) for name, words in WORDS.items() if name in self.used
+            node("li", node("i", class_=f"key {name}"), words)
+            for name, words in WORDS.items()
+            if name in self.used
         ]
-        return node("figure", node("ul", *keys, class_="legend"), node("div", svg, class_="timeline"))
+        return node(
+            "figure", node("ul", *keys, class_="legend"), node("div", svg, class_="timeline")
+        )
 
     def _x(self, time: float) -> str:
         return f"{100 * (time - self.start) / (self.end - self.start):.3f}%"
@@ -63,20 +71,42 @@ class Timeline:
         self.used.add(kind)
         width = f"{max(0.05, 100 * (end - start) / (self.end - self.start)):.3f}%"
         title = node("title", f"{host}, {words}: {clock(end - start)}")
-        return node("rect", title, class_=kind, x=self._x(start), width=width, y=self._y(host), height=BAR)
+        return node(
+            "rect", title, class_=kind, x=self._x(start), width=width, y=self._y(host), height=BAR
+        )
 
     def _hatch(self) -> Element:
         """Return the pattern that tells lost training from kept without its colour."""
         line = node("path", d="M0 0h3v6h-3z", class_="stripe")
-        size = {"width": 6, "height": 6, "patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
-        return node("defs", node("pattern", node("rect", width=6, height=6, class_="ground"), line, id="hatch", **size))
+        size = {
+            "width": 6,
+            "height": 6,
+            "patternUnits": "userSpaceOnUse",
+            "patternTransform": "rotate(45)",
+        }
+        return node(
+            "defs",
+            node(
+                "pattern",
+                node("rect", width=6, height=6, class_="ground"),
+                line,
+                id="hatch",
+                **size,
+            ),
+        )
 
     def _axis(self) -> Iterable[Element]:
         """Yield the times since the job was created."""
         for time in ticks(0.0, self.end - self.start, as_time=True):
             x = self._x(self.start + time)
             yield node("line", class_="grid", x1=x, x2=x, y1=TOP, y2=self.bottom + 4)
-            yield node("text", clock(time), x=x, y=self.bottom + 18, text_anchor="middle" if time else "start")
+            yield node(
+                "text",
+                clock(time),
+                x=x,
+                y=self.bottom + 18,
+                text_anchor="middle" if time else "start",
+            )
 
     def _host(self, host: str) -> Iterable[Element]:
         """Yield what a host did, attempt after attempt."""
@@ -88,7 +118,13 @@ class Timeline:
         ]
         for (_, one), (row, after) in pairwise(there):
             if one.released and after.started > one.released:
-                yield self._bar("gap", host, one.released, after.started, f"no instance before attempt {row.number}")
+                yield self._bar(
+                    "gap",
+                    host,
+                    one.released,
+                    after.started,
+                    f"no instance before attempt {row.number}",
+                )
         for row, one in there:
             yield from self._instance(row, one)
 
@@ -99,7 +135,12 @@ class Timeline:
         if instance.restored_files:
             self.used.add("restored")
             words = f"{instance.restored_files} files, {instance.restored_bytes / 1e6:.1f} MB restored from S3"
-            mark = node("path", node("title", f"{instance.host}, {words}"), class_="restored", d="M-4 0h8l-4 6z")
+            mark = node(
+                "path",
+                node("title", f"{instance.host}, {words}"),
+                class_="restored",
+                d="M-4 0h8l-4 6z",
+            )
             at = instance.training or instance.started
             yield node("svg", mark, x=self._x(at), y=self._y(instance.host) - 7, width=1, height=7)
 
@@ -111,10 +152,19 @@ class Timeline:
             self.used.add(kind)
             x = self._x(one.time)
             words = f"Interruption {number}: {', '.join(one.hosts)}, {kind}, {one.why}"
-            yield node("line", node("title", words), class_=kind, x1=x, x2=x, y1=TOP - 6, y2=self.bottom)
+            yield node(
+                "line", node("title", words), class_=kind, x1=x, x2=x, y1=TOP - 6, y2=self.bottom
+            )
             for host in set(one.hosts) & set(self.hosts):
                 y = self._y(host)
                 yield node("line", class_=f"{kind} taken", x1=x, x2=x, y1=y - 3, y2=y + BAR + 3)
             if one.time >= free:
-                yield node("text", str(number), class_=f"number {kind}", x=x, y=TOP - 10, text_anchor="middle")
+                yield node(
+                    "text",
+                    str(number),
+                    class_=f"number {kind}",
+                    x=x,
+                    y=TOP - 10,
+                    text_anchor="middle",
+                )
                 free = one.time + 0.04 * (self.end - self.start)

@@ -29,7 +29,11 @@ class Application:
     @property
     def recipe_files(self) -> dict[str, str]:
         """The path of each recipe by its name."""
-        return {path.stem: str(path) for path in sorted(self.recipes.glob("*.yaml"))} if self.recipes else {}
+        return (
+            {path.stem: str(path) for path in sorted(self.recipes.glob("*.yaml"))}
+            if self.recipes
+            else {}
+        )
 
 
 def class_path(kind: type) -> str:

@@ -33,7 +33,10 @@ def default_data(
         if name := _class_path(args, "data", LightningDataModule):
             # No more than the class takes: else it would be given our batch size, and not its own.
             known = flags.settings(name)
-            return {"class_path": name, "init_args": {key: settings[key] for key in settings if key in known}}
+            return {
+                "class_path": name,
+                "init_args": {key: settings[key] for key in settings if key in known},
+            }
         if any("data_dir" in (key, *_settings_in(value)) for key, value in _given(args, "data")):
             default = of_a_folder  # who gives a folder wants what is in it
         name = _class_path(args, "model", LightningModule)

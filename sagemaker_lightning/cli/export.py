@@ -24,13 +24,16 @@ def export(cli: CLI, environment: Environment) -> None:
     state, best = None, ""
     if cli.trainer.is_global_zero:  # on its host alone: hosts share no disk
         best = cli.config_init.checkpoint.readable()
-        state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if best else None
+        state = (
+            torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if best else None
+        )
     if state := cli.trainer.strategy.broadcast(state):
         cli.model.load_state_dict(state, strict=cli.model.strict_loading)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     source = cli.model if cli.datamodule is None else cli.datamodule
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):
-        for found in cli.trainer.test(cli.model, cli.datamodule, verbose=False)[:1]:  # none with limit_test_batches=0
+        # none with limit_test_batches=0
+        for found in cli.trainer.test(cli.model, cli.datamodule, verbose=False)[:1]:
             metrics |= found
     superfluous = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:
@@ -38,7 +41,11 @@ def export(cli: CLI, environment: Environment) -> None:
         about = environment.revision, config, Path(best).name
         resumes = cli.config_init.resume.resumes
         path = save(environment.model_dir, cli.model, cli.datamodule, metrics, *about, resumes)
-        print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
+        print(
+            " ".join(
+                f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")
+            )
+        )
         print(f"model: {path}")
         print(f"logs: {logs(cli, environment)}")
         removed = "removed, as the run is finished; with a checkpoint folder, they stay there"
@@ -61,8 +68,12 @@ def uploaded_checkpoints(cli: CLI, environment: Environment) -> list[Path]:
     folder, output = environment.checkpoint_dir, environment.output_data_dir
     if output == Environment.output_data_dir or folder != output / "checkpoints":
         return []
-    files = [path for _, path in cli.config_init.resume.folder.named()] + cli.config_init.checkpoint.files()
-    return [path for path in files + journal.files(folder) if path.parent.resolve() == folder.resolve()]
+    files = [
+        path for _, path in cli.config_init.resume.folder.named()
+    ] + cli.config_init.checkpoint.files()
+    return [
+        path for path in files + journal.files(folder) if path.parent.resolve() == folder.resolve()
+    ]
 
 
 def logs(cli: CLI, environment: Environment) -> str:
@@ -122,7 +133,9 @@ def save(
         {
             model_dir / "model.pt": lambda file: torch.save(state, file),
             model_dir / "config.yaml": lambda file: file.write(config.encode()),
-            model_dir / "model.json": lambda file: file.write(json_text(description, indent=2).encode() + b"\n"),
+            model_dir / "model.json": lambda file: file.write(
+                json_text(description, indent=2).encode() + b"\n"
+            ),
         }
     )
     return model_dir / "model.pt"

@@ -19,8 +19,16 @@ def recipes(args: list[str], known: Mapping[str, str]) -> list[str]:
     """Return `args` with the path of a recipe for each `--config` that is the name of a `known` one."""
     paths = []
     for before, word in zip(["", *args], args, strict=False):
-        name = word if before == "--config" else word.removeprefix("--config=") if "--config=" in word else ""
-        paths.append(word.removesuffix(name) + known.get(name, name) if name and not is_file(name) else word)
+        name = (
+            word
+            if before == "--config"
+            else word.removeprefix("--config=")
+            if "--config=" in word
+            else ""
+        )
+        paths.append(
+            word.removesuffix(name) + known.get(name, name) if name and not is_file(name) else word
+        )
     return paths
 
 
@@ -45,7 +53,9 @@ def settings(path: str) -> list[str]:
     names: dict[str, None] = {}
     for each in find_class(path).__mro__:
         parameters = list(inspect.signature(each.__init__).parameters.values())[1:]
-        names |= dict.fromkeys(one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
+        names |= dict.fromkeys(
+            one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        )
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             break
     return list(names)
@@ -94,9 +104,13 @@ def settings_in(name: str) -> dict:
         json.dumps(settings, default=str)  # ValueError for what contains itself
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = first_line(error).replace('in "<unicode string>", ', "")
-        raise UserError(f"--config: {shown(name)} cannot be read ({why}); allowed is YAML") from None
+        raise UserError(
+            f"--config: {shown(name)} cannot be read ({why}); allowed is YAML"
+        ) from None
     if not isinstance(settings, dict):
-        raise UserError(f"--config: {shown(name)} has no flags; allowed is YAML such as trainer: {{max_epochs: 5}}")
+        raise UserError(
+            f"--config: {shown(name)} has no flags; allowed is YAML such as trainer: {{max_epochs: 5}}"
+        )
     return settings
 
 

@@ -19,7 +19,14 @@ from sagemaker_lightning.callbacks.host_metrics import SystemMetrics
 from sagemaker_lightning.callbacks.loggers import Logger
 from sagemaker_lightning.callbacks.progress import LogProgress
 from sagemaker_lightning.callbacks.rank_consistency import World
-from sagemaker_lightning.cli import default_data, flags, lr_schedules, mistakes, settings_check, smddp
+from sagemaker_lightning.cli import (
+    default_data,
+    flags,
+    lr_schedules,
+    mistakes,
+    settings_check,
+    smddp,
+)
 from sagemaker_lightning.cli.application import Application, class_path
 from sagemaker_lightning.compat import jsonargparse_types, overhead
 from sagemaker_lightning.contract.environment import Environment
@@ -35,11 +42,14 @@ def _quiet() -> None:
     """Leave out of the log what a person cannot act on."""
     # --optimizer is meant to override what the model would choose: no news to whoever gave it.
     warnings.filterwarnings("ignore", message=".*configure_optimizers` will be overridden")
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")  # a recipe, by its path
+    # a recipe, by its path
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
     # Lightning 2.6 with torch 2.15, on itself.
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")
     # Lightning's advertisements.
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "Tip:" not in record.msg)
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(
+        lambda record: "Tip:" not in record.msg
+    )
 
 
 def _in_processes_of_their_own(strategy: Any) -> Any:
@@ -52,7 +62,9 @@ def _in_processes_of_their_own(strategy: Any) -> Any:
     made = re.sub("^ddp_(spawn|fork|notebook)", "ddp", given)
     if made != given:
         if rank_zero_only.rank == 0:
-            print(f"--trainer.strategy={given}: runs as {made}, which computes the same", flush=True)
+            print(
+                f"--trainer.strategy={given}: runs as {made}, which computes the same", flush=True
+            )
         return made
     return strategy
 
@@ -66,7 +78,10 @@ class CLI(LightningCLI):
     """
 
     def __init__(
-        self, environment: Environment, args: list[str] | None = None, application: Application | None = None
+        self,
+        environment: Environment,
+        args: list[str] | None = None,
+        application: Application | None = None,
     ) -> None:
         self.environment, self.application = environment, application or Application()
         _quiet()
@@ -77,19 +92,25 @@ class CLI(LightningCLI):
             LightningModule,
             subclass_mode_model=True,
             parser_kwargs={
-                "default_config_files": [str(self.application.settings)] if self.application.settings else [],
+                "default_config_files": [str(self.application.settings)]
+                if self.application.settings
+                else [],
                 "exit_on_error": False,  # raise instead of printing the usage and leaving
-                "allow_abbrev": False,  # a misspelt flag is a mistake, not another flag's short name
+                # a misspelt flag is a mistake, not another flag's short name
+                "allow_abbrev": False,
             },
             save_config_kwargs={"overwrite": True},
-            load_from_checkpoint_support=False,  # it puts objects into checkpoints that weights_only=True refuses
+            # it puts objects into checkpoints that weights_only=True refuses
+            load_from_checkpoint_support=False,
             run=False,
             args=args,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add lr_scaling, namespaces of our own (logger, checkpoint, ...), and SageMaker's values as defaults."""
-        parser.link_arguments("data", "model.init_args.num_classes", self._num_classes, apply_on="instantiate")
+        parser.link_arguments(
+            "data", "model.init_args.num_classes", self._num_classes, apply_on="instantiate"
+        )
         parser.add_class_arguments(Logger, "logger")
         parser.add_lightning_class_args(BestModel, "checkpoint")
         parser.add_lightning_class_args(Resume, "resume")
@@ -119,7 +140,13 @@ class CLI(LightningCLI):
         given = sys.argv[1:] if args is None else args
         application, has_channels = self.application, bool(self.environment.channels)
         found = flags.recipes(given, application.recipe_files)
-        parser.set_defaults({"data": default_data.default_data(found, has_channels, self._data_settings, application)})
+        parser.set_defaults(
+            {
+                "data": default_data.default_data(
+                    found, has_channels, self._data_settings, application
+                )
+            }
+        )
         try:
             super().parse_arguments(parser, args if found == given else found)
         except mistakes.REFUSED as error:
@@ -129,7 +156,9 @@ class CLI(LightningCLI):
         if said := mistakes.unwanted(self.config):
             raise UserError(mistakes.explain_all(parser, found, application) or said)
         # Before a seed is drawn, another one on each host.
-        given = json.loads(parser.dump(self.config, skip_none=False, skip_validation=True, format="json"))
+        given = json.loads(
+            parser.dump(self.config, skip_none=False, skip_validation=True, format="json")
+        )
         self.given = dict(flags.flat(given))
 
     @property
@@ -192,7 +221,9 @@ class CLI(LightningCLI):
         found = getattr(datamodule, "num_classes", given)
         name = type(datamodule).__name__ if datamodule else "the model's own data"
         if found is None:
-            raise UserError(f"--model.num_classes: not given, and {name} does not say how many classes it has")
+            raise UserError(
+                f"--model.num_classes: not given, and {name} does not say how many classes it has"
+            )
         if given not in (None, found):
             raise UserError(
                 f"--model.num_classes: found {given}, but {name} has {found} classes; leave the flag out, it is taken "
@@ -202,7 +233,9 @@ class CLI(LightningCLI):
 
     @staticmethod
     def configure_optimizers(
-        lightning_module: LightningModule, optimizer: torch.optim.Optimizer, lr_scheduler: Any = None
+        lightning_module: LightningModule,
+        optimizer: torch.optim.Optimizer,
+        lr_scheduler: Any = None,
     ) -> Any:
         """Return --optimizer and --lr_scheduler as Lightning wants them."""
         if isinstance(lr_scheduler, lr_schedules.PER_STEP):
@@ -216,7 +249,9 @@ class CLI(LightningCLI):
         if sys.stdout.isatty() and self.environment.current_host == Environment.current_host:
             self.parser.callback_keys.remove("progress")
         else:
-            given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+            given = (
+                trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+            )
             trainer.enable_progress_bar = any(isinstance(one, ProgressBar) for one in given)
         if trainer.enable_checkpointing is False:
             self.parser.callback_keys.remove("checkpoint")
@@ -229,7 +264,13 @@ class CLI(LightningCLI):
         seed = self.config.seed_everything
         chance = Chance(seed if type(seed) is int else None, share=trainer.use_distributed_sampler)
         torchrun, saves = bool(self.environment.torchrun), trainer.enable_checkpointing is not False
-        resume.attach(chance, self.environment.current_host, self.given, torchrun, saves and not trainer.fast_dev_run)
+        resume.attach(
+            chance,
+            self.environment.current_host,
+            self.given,
+            torchrun,
+            saves and not trainer.fast_dev_run,
+        )
         trainer.use_distributed_sampler = (
             False  # data/deterministic.py shares batches out, and repeats no sample for it
         )
@@ -237,6 +278,7 @@ class CLI(LightningCLI):
         self.trainer_defaults["callbacks"] = [world, chance]
         with mistakes.naming("--trainer", vars(self.config.trainer)):
             made = super().instantiate_trainer(**kwargs)
-        made.callbacks.sort(key=lambda one: one is not chance)  # what others draw in their hooks is seeded before
+        # what others draw in their hooks is seeded before
+        made.callbacks.sort(key=lambda one: one is not chance)
         loggers.prepare(made.loggers, resume.folder.loggers() if resume.enabled else ())
         return made

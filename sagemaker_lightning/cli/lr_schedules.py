@@ -21,9 +21,13 @@ class Triangle(LambdaLR):
         end: Share of the peak that the step after the last one would have.
     """
 
-    def __init__(self, optimizer: Optimizer, warmup: float = 0.2, start: float = 0.0, end: float = 0.0) -> None:
+    def __init__(
+        self, optimizer: Optimizer, warmup: float = 0.2, start: float = 0.0, end: float = 0.0
+    ) -> None:
         if not 0 <= warmup <= 1:
-            raise UserError(f"--lr_scheduler.warmup: found {warmup}, allowed is 0 to 1: a share of the steps")
+            raise UserError(
+                f"--lr_scheduler.warmup: found {warmup}, allowed is 0 to 1: a share of the steps"
+            )
         self.warmup, self.start, self.end = warmup, start, end
         self.steps: int | None = None  # of the whole run
         super().__init__(optimizer, lambda step: self.factor(step))
@@ -32,7 +36,13 @@ class Triangle(LambdaLR):
         """Return the share of the peak that a step has; the first step is 0."""
         if self.steps is None or step < self.warmup * self.steps:
             whole = self.warmup * (self.steps or 0)
-            return self.start + (1 - self.start) * step / whole if whole else self.start if self.warmup else 1.0
+            return (
+                self.start + (1 - self.start) * step / whole
+                if whole
+                else self.start
+                if self.warmup
+                else 1.0
+            )
         rest = (1 - self.warmup) * self.steps
         return self.end + (1 - self.end) * max(0.0, (self.steps - step) / rest if rest else 0.0)
 
@@ -43,7 +53,9 @@ class Triangle(LambdaLR):
         return state
 
 
-def configured(trainer: Trainer, optimizer: Optimizer, scheduler: LambdaLR | OneCycleLR | CyclicLR) -> dict:
+def configured(
+    trainer: Trainer, optimizer: Optimizer, scheduler: LambdaLR | OneCycleLR | CyclicLR
+) -> dict:
     """Return what Lightning wants of a model, for a scheduler that is to be stepped after each batch."""
     if isinstance(scheduler, Triangle):
         steps = trainer.estimated_stepping_batches
@@ -52,7 +64,9 @@ def configured(trainer: Trainer, optimizer: Optimizer, scheduler: LambdaLR | One
                 "--lr_scheduler=Triangle: the run has no end; allowed is one with --trainer.max_epochs or max_steps"
             )
         scheduler.steps = int(steps)
-    if isinstance(scheduler, OneCycleLR) and scheduler.total_steps < trainer.estimated_stepping_batches < float("inf"):
+    if isinstance(
+        scheduler, OneCycleLR
+    ) and scheduler.total_steps < trainer.estimated_stepping_batches < float("inf"):
         raise UserError(
             f"--lr_scheduler: OneCycleLR has {scheduler.total_steps} steps, and the run "
             f"{trainer.estimated_stepping_batches}; allowed is --lr_scheduler.total_steps of as many or more"

@@ -15,7 +15,16 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sagemaker_lightning.cli import flags
 from sagemaker_lightning.cli.application import Application
-from sagemaker_lightning.cli.suggestions import REPLACED, choice, closest, find_class, listed, shortened, shown, why_not
+from sagemaker_lightning.cli.suggestions import (
+    REPLACED,
+    choice,
+    closest,
+    find_class,
+    listed,
+    shortened,
+    shown,
+    why_not,
+)
 from sagemaker_lightning.compat import jsonargparse_types
 from sagemaker_lightning.contract.errors import UserError
 
@@ -31,7 +40,13 @@ MISCONFIGURED = (MisconfigurationException,)
 """What Lightning raises, at whatever time, for whoever chose the settings."""
 
 # Whose checks are for whoever chose the settings: where an error comes out of nobody else's code, a line is enough.
-LIBRARIES = {"jsonargparse", "lightning_fabric", "pytorch_lightning", "torch", *sys.stdlib_module_names}
+LIBRARIES = {
+    "jsonargparse",
+    "lightning_fabric",
+    "pytorch_lightning",
+    "torch",
+    *sys.stdlib_module_names,
+}
 # What of this package may be between a flag and such a check. The rest of it is anybody's code, as a model is.
 CALLERS = {
     "sagemaker_lightning.resume.best_model",
@@ -39,28 +54,49 @@ CALLERS = {
     "sagemaker_lightning.resume.fit_loops",
     "sagemaker_lightning.cli.lr_schedules",
 }
-COMPAT = "sagemaker_lightning.compat."  # the beginning of the names of those that stand for Lightning
+# the beginning of the names of those that stand for Lightning
+COMPAT = "sagemaker_lightning.compat."
 
-OLD_ACCELERATORS = ("ddp", "ddp2", "ddp_cpu", "ddp_spawn", "dp", "horovod")  # values of Lightning below 1.8
-REFERENCE = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer.html"}  # of what is too long to list
+# values of Lightning below 1.8
+OLD_ACCELERATORS = ("ddp", "ddp2", "ddp_cpu", "ddp_spawn", "dp", "horovod")
+# of what is too long to list
+REFERENCE = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer.html"}
 ROOM = 800  # characters of the line: SageMaker shows 1,024, and host and rank are added
 
 
-def explain_all(parser: ArgumentParser, args: list[str], application: Application | None = None) -> str:
+def explain_all(
+    parser: ArgumentParser, args: list[str], application: Application | None = None
+) -> str:
     """Return one line that names everything wrong in `args`; "" if nothing is.
 
     The parser stops at the first mistake. So each flag is parsed by itself, with those that choose its class.
     """
-    vars(parser).pop("print_config", None)  # else the first parsing that is well would print the settings and leave
+    # else the first parsing that is well would print the settings and leave
+    vars(parser).pop("print_config", None)
     given = list(flags.given(args))
     wrong: dict[str, str] = {}
     for flag, words, source in sorted(given, key=lambda setting: setting[0].count(".")):
         if any(_covers(other, flag) for other in wrong if other != flag):  # its class is not known
             continue
-        above = [word for other, others, _ in given if other != flag and _covers(other, flag) for word in others]
-        if said := _wrong_file(flag, words, application or Application()) or _said(parser, [*above, *words]):
-            wrong.setdefault(flag, f"{said if said.startswith(('-', f'{flag}: ')) else f'{flag}: {said}'}{source}")
-    rest = [word for flag, words, _ in given if not any(_covers(other, flag) for other in wrong) for word in words]
+        above = [
+            word
+            for other, others, _ in given
+            if other != flag and _covers(other, flag)
+            for word in others
+        ]
+        if said := _wrong_file(flag, words, application or Application()) or _said(
+            parser, [*above, *words]
+        ):
+            wrong.setdefault(
+                flag,
+                f"{said if said.startswith(('-', f'{flag}: ')) else f'{flag}: {said}'}{source}",
+            )
+    rest = [
+        word
+        for flag, words, _ in given
+        if not any(_covers(other, flag) for other in wrong)
+        for word in words
+    ]
     said = _said(parser, rest, whole=True)
     if said and not any(_covers(said.partition(":")[0], flag) for flag in wrong):
         wrong["rest"] = said
@@ -76,17 +112,25 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
     types = (re.findall(r"Subtypes: \[(.*)", text) or [""])[0]
     bases = re.findall(r"(?:<class '|list\[(?!typing))(\w+(?:\.\w+)+)", types)
     if option := re.search(r"(?:class_path '([^']+)':\s+)?Option '([^']+)' is not accepted", text):
-        return _unknown_setting(flag, option[2], option[1], bases) if option[1] else _unknown_flag(option[2], parser)
+        return (
+            _unknown_setting(flag, option[2], option[1], bases)
+            if option[1]
+            else _unknown_flag(option[2], parser)
+        )
     if option := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
         return _unknown_flag(f"--{option[1]}.{option[2]}", parser)
     # A second word counts only if the name has a blank in it: `--trainer max_epochs=5`.
     if unknown := re.search(r"unrecognized arguments: ([^\s=]+(?: [^-=\s][^\s=]*(?==))?)", text):
         return _unknown_flag(unknown[1], parser)
-    if required := re.search(r"class_path '([^']+)':\s+the following arguments are required: (.+)", text):
+    if required := re.search(
+        r"class_path '([^']+)':\s+the following arguments are required: (.+)", text
+    ):
         return f"{flag}: {required[1].rpartition('.')[2]} needs {required[2]}; give {flag}.{required[2].split(', ')[0]}"
     plain = re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", text)
     given = (plain or re.findall(r"value: NestedArg\(.*val='?(.*?)'?\)", text) or [""])[-1].strip()
-    if chosen := re.search(r"Given value: .*(?:'class_path': |key='class_path', val=)'([^']*)'", text):
+    if chosen := re.search(
+        r"Given value: .*(?:'class_path': |key='class_path', val=)'([^']*)'", text
+    ):
         given = chosen[1]
     if bases and (not owner or owner == given):
         return f"{flag}: found {shown(given)}{why_not(given)}, allowed {choice(given, bases)}"
@@ -94,15 +138,23 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
         return f"{flag}: found {shown(group[1])}, allowed are its settings: {flag}.NAME=VALUE"
     if missing := re.fullmatch(r"the following arguments are required: (?:--)?(.+)", text):
         return f"--{missing[1]}: is needed, and not given"
-    expected = r"Expected (?:an? )?(?:<class '(\w+)'>|typing\.Literal\[(.*)\]|(tuple with \d+ elements))"
-    if allowed := dict.fromkeys(name for names in re.findall(expected, text) for name in names if name):
+    expected = (
+        r"Expected (?:an? )?(?:<class '(\w+)'>|typing\.Literal\[(.*)\]|(tuple with \d+ elements))"
+    )
+    if allowed := dict.fromkeys(
+        name for names in re.findall(expected, text) for name in names if name
+    ):
         nullable = ["null"] if re.search("Expected (a )?null", text) and not owner else []
         return f"{flag}: found {shown(given)}, allowed is {' or '.join([*allowed, *nullable])}"
-    return " ".join(re.sub(r'^Parser key "([^"]+)":?', r"--\1:", text.removeprefix("argument ")).split())
+    return " ".join(
+        re.sub(r'^Parser key "([^"]+)":?', r"--\1:", text.removeprefix("argument ")).split()
+    )
 
 
 @contextmanager
-def naming(flag: str, settings: Mapping[str, object], kinds: tuple[type, ...] = REFUSED_BY_CLASSES) -> Iterator[None]:
+def naming(
+    flag: str, settings: Mapping[str, object], kinds: tuple[type, ...] = REFUSED_BY_CLASSES
+) -> Iterator[None]:
     """Raise what a library has against `settings` as UserError in one line that names their flag.
 
     What comes out of a user's code stays as it is, as its traceback tells more; so does what this application raises.
@@ -111,7 +163,8 @@ def naming(flag: str, settings: Mapping[str, object], kinds: tuple[type, ...] = 
     try:
         yield
     except kinds as error:
-        frames = list(traceback.walk_tb(error.__traceback__))[2:]  # without this one, and the one that entered it
+        # without this one, and the one that entered it
+        frames = list(traceback.walk_tb(error.__traceback__))[2:]
         found = named(flag, settings, error, frames, kinds)
         if found is error:
             raise
@@ -154,11 +207,22 @@ def named(
         said = f"{type(error).__name__}: {said}".rstrip(": ")
     given = dict(settings.get("init_args") or settings)
     for pattern in (r"\b{}\s*=", r"`{}`", r"\b{}\b"):
-        if len(meant := [name for name in given if re.search(pattern.format(re.escape(name)), said)]) == 1:
-            return UserError(f"{flag}.{meant[0]}: found {given[meant[0]]!r}, which cannot be: {shortened(said, 600)}")
+        if (
+            len(
+                meant := [
+                    name for name in given if re.search(pattern.format(re.escape(name)), said)
+                ]
+            )
+            == 1
+        ):
+            return UserError(
+                f"{flag}.{meant[0]}: found {given[meant[0]]!r}, which cannot be: {shortened(said, 600)}"
+            )
     if kinds is not REFUSED_BY_CLASSES:
         return UserError(said)
-    values = [f"{name}={value}" for name, value in given.items() if isinstance(value, (int, float, str))]
+    values = [
+        f"{name}={value}" for name, value in given.items() if isinstance(value, (int, float, str))
+    ]
     having = f"; found {listed(values, 200)}" if values else ""
     return UserError(f"{flag}: {shortened(said, 500)}{having}")
 
@@ -172,12 +236,19 @@ def unwanted(config: Namespace) -> str:
     for name, value in config.items():
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             flag = flags.BARE.sub("", name)
-            return f"--{flag}: found {shortened(str(value), 60)}, allowed are whole numbers of 64 bits"
+            return (
+                f"--{flag}: found {shortened(str(value), 60)}, allowed are whole numbers of 64 bits"
+            )
     seed = config.get("seed_everything")
-    if isinstance(seed, int) and not 0 <= seed < 2**32:  # numpy's; it is drawn with before anything else is looked at
+    # numpy's; it is drawn with before anything else is looked at
+    if isinstance(seed, int) and not 0 <= seed < 2**32:
         return f"--seed_everything: found {seed}, allowed is 0 to {2**32 - 1}, true or false"
     for group, chosen in vars(config).items():
-        values = chosen.get("init_args") if isinstance(chosen, Namespace) and chosen.get("class_path") else None
+        values = (
+            chosen.get("init_args")
+            if isinstance(chosen, Namespace) and chosen.get("class_path")
+            else None
+        )
         for name, value in vars(values or Namespace()).items():
             if value is None and not _may_be_null(chosen.class_path, name):
                 return f"--{group}.{name}: found null, which it cannot be; leave it out for its default"
@@ -192,7 +263,11 @@ def _may_be_null(path: str, name: str) -> bool:
                 kind = get_type_hints(each.__init__).get(name, Any)
             except Exception:  # a name that the class's module has not
                 return True
-            return parameter.default in (None, parameter.empty) or kind is Any or type(None) in get_args(kind)
+            return (
+                parameter.default in (None, parameter.empty)
+                or kind is Any
+                or type(None) in get_args(kind)
+            )
     return True
 
 
@@ -218,7 +293,9 @@ def _said(parser: ArgumentParser, args: list[str], whole: bool = False) -> str:
     try:
         found = parser.parse_args(args)
     except REFUSED as error:
-        return "" if "arguments are required" in str(error) and not whole else explain(error, parser)
+        return (
+            "" if "arguments are required" in str(error) and not whole else explain(error, parser)
+        )
     return unwanted(found)
 
 
@@ -241,7 +318,9 @@ def _joined(lines: list[str]) -> str:
         else:
             text += f"{'; also ' if text else ''}{shortened(part, ROOM - 100)}"
     text += f"; also wrong: {listed(left, 80)}" if left else ""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def _unknown_flag(flag: str, parser: ArgumentParser) -> str:

@@ -45,7 +45,8 @@ def main(application: Application, args: list[str] | None = None) -> None:
         environment = Environment.read()
         with Stop(environment.checkpoint_dir, partial(stopped, line)) as stop:
             rendezvous.forget_absent_interface(environment, os.environ)
-            if args is None and environment.user_args == tuple(sys.argv[1:]):  # a job's own program that calls this one
+            # a job's own program that calls this one
+            if args is None and environment.user_args == tuple(sys.argv[1:]):
                 args = hyperparameters.flags(environment.hyperparameters)
             check_writable(environment.model_dir, "the model")
             logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(say_once)
@@ -80,14 +81,21 @@ def main(application: Application, args: list[str] | None = None) -> None:
 def went_otherwise(known: list[Resume]) -> str:
     """Return what has to be said of a run that fails and has not gone on, after an interruption, as it was before."""
     found = [one for resume in known for one in resume.resumes if one["identical"] is False]
-    return f"resumed at step {found[0]['step']}: {found[0]['said'].partition(';')[0]}" if found else ""
+    return (
+        f"resumed at step {found[0]['step']}: {found[0]['said'].partition(';')[0]}" if found else ""
+    )
 
 
 def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
     """Say which folders are relative to a job's working folder, of which SageMaker keeps nothing."""
     given = config.get("trainer.logger")
-    loggers = [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, Namespace)]
-    folders = [(flag, config.get(flag)) for flag in ("checkpoint.dirpath", "resume.dirpath", "logger.save_dir")]
+    loggers = [
+        one for one in (given if isinstance(given, list) else [given]) if isinstance(one, Namespace)
+    ]
+    folders = [
+        (flag, config.get(flag))
+        for flag in ("checkpoint.dirpath", "resume.dirpath", "logger.save_dir")
+    ]
     folders += [("trainer.logger.save_dir", one.get("init_args.save_dir")) for one in loggers]
     for flag, folder in folders:
         folder = str(folder or "/")
@@ -120,7 +128,9 @@ def printed_only(leaving: SystemExit) -> str:
 
 def left_early(leaving: SystemExit) -> str:
     """Return where the code of a model, a data module or a callback has ended the program."""
-    frames = [frame for frame in extract_tb(leaving.__traceback__) if not frame.filename.startswith("<")]
+    frames = [
+        frame for frame in extract_tb(leaving.__traceback__) if not frame.filename.startswith("<")
+    ]
     place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
     return f"{place}: left by SystemExit with status 0 before the model was written; return instead, or raise an error"
 

@@ -28,10 +28,17 @@ def check(config: Namespace, environment: Environment) -> None:
     for key, least in LEAST.items():
         value = config.get(key)
         if isinstance(value, (int, float)) and not value >= least:  # nan is not
-            raise UserError(f"--{key.replace('.init_args', '')}: found {value}, allowed is {least} or more")
-    workers, most = config.get("data.init_args.num_workers"), max(WORKERS, WORKERS_PER_CPU * usable_cpus())
+            raise UserError(
+                f"--{key.replace('.init_args', '')}: found {value}, allowed is {least} or more"
+            )
+    workers, most = (
+        config.get("data.init_args.num_workers"),
+        max(WORKERS, WORKERS_PER_CPU * usable_cpus()),
+    )
     if isinstance(workers, int) and workers > most:
-        raise UserError(f"--data.num_workers: found {workers}, allowed here are {most}: each is a process of its own")
+        raise UserError(
+            f"--data.num_workers: found {workers}, allowed here are {most}: each is a process of its own"
+        )
     if config.trainer.val_check_interval == 0:
         raise UserError(
             "--trainer.val_check_interval: found 0, allowed is a number of batches or a fraction of an epoch; for no "
@@ -52,5 +59,8 @@ def check(config: Namespace, environment: Environment) -> None:
         )
     nodes, known = config.trainer.num_nodes, environment.num_nodes
     if nodes != known:
-        print(f"warning: --trainer.num_nodes={nodes} is ignored: there are {known}, as the job says", flush=True)
+        print(
+            f"warning: --trainer.num_nodes={nodes} is ignored: there are {known}, as the job says",
+            flush=True,
+        )
         config.trainer.num_nodes = known

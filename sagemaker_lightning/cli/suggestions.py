@@ -66,7 +66,11 @@ def _subclass_names(path: str) -> list[str]:
     names, left = set(), [find_class(path)]
     while left:
         children = left.pop().__subclasses__()
-        names.update(child.__name__ for child in children if not inspect.isabstract(child) and not _made_anyway(child))
+        names.update(
+            child.__name__
+            for child in children
+            if not inspect.isabstract(child) and not _made_anyway(child)
+        )
         left += children
     return sorted(name for name in names if not name.startswith("_"))
 

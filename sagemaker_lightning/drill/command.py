@@ -48,7 +48,8 @@ HOME = Path(__file__).resolve().parents[2]  # beside this package: where entrypo
 GRACE = 120.0  # seconds from SIGTERM to the end: after these, SageMaker kills
 VERDICT = re.compile(r"(warning: )?resumed at step \d+: ")
 COPIED = 2**26, 2**28  # bytes of a file, and of all files, that are copied and not linked
-ENTRIES = 10_000  # files and folders of the working folder that are looked at; folders beyond are linked as they are
+# files and folders of the working folder that are looked at; folders beyond are linked as they are
+ENTRIES = 10_000
 CAUSES = {
     "batch": "something that the samples or their order depend on is not restored, such as a variable of a module or "
     "in a closure, an object that is no plain value, a file",
@@ -128,8 +129,15 @@ class Bench:
         timeout: Seconds after which a process hangs.
     """
 
-    def __init__(self, folder: Path, command: Sequence[str], limits: dict[str, int], timeout: float) -> None:
-        self.folder, self.command, self.limits, self.timeout = folder, list(command), limits, timeout
+    def __init__(
+        self, folder: Path, command: Sequence[str], limits: dict[str, int], timeout: float
+    ) -> None:
+        self.folder, self.command, self.limits, self.timeout = (
+            folder,
+            list(command),
+            limits,
+            timeout,
+        )
         if self.command == ["train"]:  # of the toolkit, whose folders entrypoint.sh prepares
             self.command = [str(HOME / "entrypoint.sh"), "train"]
         self.run = folder / "run"
@@ -159,10 +167,17 @@ class Bench:
         moment = interruption and list(interruption.moment)
         reached = self.run / "reached"
         reached.unlink(missing_ok=True)
-        asked = {"folder": str(self.run), "reached": str(reached), "moment": moment, "workers": workers}
+        asked = {
+            "folder": str(self.run),
+            "reached": str(reached),
+            "moment": moment,
+            "workers": workers,
+        }
         variables = drilled(os.environ, self.run / "ml", self.limits | asked)
         # Where this Python is, `python` and `torchrun` are too.
-        variables["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        variables["PATH"] = os.pathsep.join(
+            [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        )
         log = self.run / "log"
         before = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
@@ -172,7 +187,9 @@ class Bench:
                     stderr=subprocess.STDOUT, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
-                raise Impossible(f"{self.command[0]}: cannot be started ({error.strerror})") from None
+                raise Impossible(
+                    f"{self.command[0]}: cannot be started ({error.strerror})"
+                ) from None
         try:
             status, interrupted = self._wait(process, interruption, reached)
         finally:
@@ -228,7 +245,11 @@ def mirror(source: Path, target: Path, without: Path) -> None:
             path, there = Path(entry.path), copy / entry.name
             if path == without:
                 continue
-            if entry.is_dir(follow_symlinks=False) and entry.name[0] != "." and os.access(path, os.R_OK | os.X_OK):
+            if (
+                entry.is_dir(follow_symlinks=False)
+                and entry.name[0] != "."
+                and os.access(path, os.R_OK | os.X_OK)
+            ):
                 queue.append((path, there))
                 continue
             plain = entry.is_file(follow_symlinks=False) and os.access(path, os.R_OK)
@@ -247,7 +268,8 @@ def planned(done: Sequence[dict]) -> tuple[list[Interruption], list[str]]:
     for step in done:
         moments[step["at"][0]].append(tuple(step["at"]))
     epochs = sorted({at[1] for at in moments["batch"]})
-    epoch = epochs[len(epochs) // 2]  # one in the middle, so that there is something before it and after it
+    # one in the middle, so that there is something before it and after it
+    epoch = epochs[len(epochs) // 2]
     batches = [at for at in moments["batch"] if at[1] == epoch]
     first, second = batches[(len(batches) - 1) // 2], batches[len(batches) // 2]
     found, lacking = [], []
@@ -261,13 +283,18 @@ def planned(done: Sequence[dict]) -> tuple[list[Interruption], list[str]]:
         add("at-epoch-end", "at an epoch's end", moments["epoch"][0], moments["epoch"][0])
     else:
         lacking.append("an epoch's end: there is one epoch only")
-    if validations := [at for at in moments["validation"] if at[1] == epoch] or moments["validation"]:
+    if (
+        validations := [at for at in moments["validation"] if at[1] == epoch]
+        or moments["validation"]
+    ):
         add("in-validation", "in a validation", validations[len(validations) // 2], validations[0])
     else:
         lacking.append("a validation: there is none")
     workers = next(step["workers"] for step in done if step["at"][0] == "start")
     if workers is None:
-        lacking.append("another number of data workers: the training data is in no DataLoader that takes one")
+        lacking.append(
+            "another number of data workers: the training data is in no DataLoader that takes one"
+        )
     else:
         other = 1 if workers == 2 else 2
         words = f"stop within an epoch, go on with {other} data workers in place of {workers}"
@@ -301,7 +328,9 @@ class Drill:
             )
         if ended.status:
             print(ended.said, end="", flush=True)
-            raise Impossible(f"the command, left alone, fails with exit status {ended.status}: {ended.error}")
+            raise Impossible(
+                f"the command, left alone, fails with exit status {ended.status}: {ended.error}"
+            )
         self.alone = self.bench.keep("alone")
         done = comparison.steps(self.alone)
         if not any(step["at"][0] == "batch" for step in done):
@@ -332,7 +361,11 @@ class Drill:
             shutil.rmtree(folder)
         step = starts[-1] if starts else 0
         how = f"gone on with from step {step}" if step else "begun anew: it had no checkpoint yet"
-        alarm = f"; but the run itself said: {self.verdict}" if self.verdict.startswith("warning: ") else ""
+        alarm = (
+            f"; but the run itself said: {self.verdict}"
+            if self.verdict.startswith("warning: ")
+            else ""
+        )
         return wrong or f"identical, {how}{alarm}", not wrong
 
     def _interrupt(self, one: Interruption) -> str:
@@ -340,7 +373,11 @@ class Drill:
         self.verdict = ""
         ended = self.bench.start(one)
         if not ended.interrupted:
-            why = "it hung" if ended.status is None else f"it ended with status {ended.status}: {ended.error}"
+            why = (
+                "it hung"
+                if ended.status is None
+                else f"it ended with status {ended.status}: {ended.error}"
+            )
             return f"NOT REPEATED: the run did not come to the moment at which it was to be interrupted, but {why}"
         if one.number == SIGTERM and ended.status is None:
             return f"HUNG: {min(GRACE, self.bench.timeout):.0f} s after SIGTERM it had not ended"
@@ -361,21 +398,30 @@ class Drill:
         found = comparison.differences(self.alone, folder)
         if not found:
             return ""
-        lines = [f"DIFFERENT, first in {found[0].words}", *(f"and in {other.words}" for other in found[1:6])]
+        lines = [
+            f"DIFFERENT, first in {found[0].words}",
+            *(f"and in {other.words}" for other in found[1:6]),
+        ]
         if len(found) > 6:
             lines.append(f"and in {len(found) - 6} more")
         if self.verdict:
             lines.append(f"the run itself said: {self.verdict}")
         if self.repeatable is None:
             self.repeatable = self._is_repeatable()
-        return "\n  ".join([*lines, f"likely cause: {self._cause(found[0].kind, one.workers is not None)}"])
+        return "\n  ".join(
+            [*lines, f"likely cause: {self._cause(found[0].kind, one.workers is not None)}"]
+        )
 
     def _cause(self, kind: str, of_workers: bool) -> str:
         """Return why a kind of difference may be, and what to do about it."""
         if not self.repeatable:
-            return f"two runs left alone differ, too: {NOT_REPEATABLE.get(kind, NOT_REPEATABLE[''])}"
+            return (
+                f"two runs left alone differ, too: {NOT_REPEATABLE.get(kind, NOT_REPEATABLE[''])}"
+            )
         cause = CAUSES.get(kind, CAUSES[""])
-        if names := next((step["changed"] for step in comparison.steps(self.alone) if step["at"][0] == "end"), []):
+        if names := next(
+            (step["changed"] for step in comparison.steps(self.alone) if step["at"][0] == "end"), []
+        ):
             more = f" (and {len(names) - 3} more)" if len(names) > 3 else ""
             cause = f"{', '.join(names[:3])}{more}, which changes while the run trains, and which no checkpoint has"
         elif of_workers:
@@ -417,10 +463,33 @@ def parser() -> argparse.ArgumentParser:
         usage="python -m sagemaker_lightning.drill [FLAG]... -- COMMAND...", allow_abbrev=False,
     )  # fmt: skip
     add = found.add_argument
-    add("--steps", type=positive, default=12, metavar="N", help="optimizer steps of a run (default: %(default)s)")
-    add("--epochs", type=positive, default=3, metavar="N", help="over which they go (default: %(default)s)")
-    add("--timeout", type=positive, default=600, metavar="SECONDS", help="a process's; then it hangs (%(default)s)")
-    add("--only", action="append", choices=NAMES, help="one interruption in place of all; may be repeated")
+    add(
+        "--steps",
+        type=positive,
+        default=12,
+        metavar="N",
+        help="optimizer steps of a run (default: %(default)s)",
+    )
+    add(
+        "--epochs",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="over which they go (default: %(default)s)",
+    )
+    add(
+        "--timeout",
+        type=positive,
+        default=600,
+        metavar="SECONDS",
+        help="a process's; then it hangs (%(default)s)",
+    )
+    add(
+        "--only",
+        action="append",
+        choices=NAMES,
+        help="one interruption in place of all; may be repeated",
+    )
     add("--keep", action="store_true", help="keep the drill's folder, and say where it is")
     return found
 
@@ -433,7 +502,8 @@ def main(args: list[str] | None = None) -> int:
     if not command:
         parser().error("found no command; allowed is one after --, e.g. -- python app/train.py")
     for number in (SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # what was started is ended on the way out
+        # what was started is ended on the way out
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="drill-")).resolve()
     limits = {"epochs": given.epochs, "steps": -(-given.steps // given.epochs)}
@@ -472,5 +542,8 @@ def run(drill: Drill, names: Sequence[str]) -> int:
     if wrong:
         print(f"NOT identical: {', '.join(wrong)}", flush=True)
         return 1
-    print(f"identical: {len(chosen)} interruptions; weights, optimizers, metrics, curves, model files", flush=True)
+    print(
+        f"identical: {len(chosen)} interruptions; weights, optimizers, metrics, curves, model files",
+        flush=True,
+    )
     return 0

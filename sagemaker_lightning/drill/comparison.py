@@ -44,7 +44,12 @@ class Difference:
 
 def differences(alone: Path, other: Path) -> list[Difference]:
     """Return what is not the same in the `other` run's folder as in that of the run left alone, the cause first."""
-    return [*_steps(alone, other), *_state(alone, other), *_models(alone, other), *_curves(alone, other)]
+    return [
+        *_steps(alone, other),
+        *_state(alone, other),
+        *_models(alone, other),
+        *_curves(alone, other),
+    ]
 
 
 def steps(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -65,7 +70,10 @@ def _steps(alone: Path, other: Path) -> list[Difference]:
     found = []
     ranks = len({path.name for folder in (alone, other) for path in folder.glob("steps-*.jsonl")})
     for rank in range(ranks):
-        known, done = ([step for step in steps(folder, rank) if step["at"][0] == "batch"] for folder in (alone, other))
+        known, done = (
+            [step for step in steps(folder, rank) if step["at"][0] == "batch"]
+            for folder in (alone, other)
+        )
         expected, seen = {tuple(step["at"]): step for step in known}, set()
         of = f" of rank {rank}" if ranks > 1 else ""
         for step in done:
@@ -73,16 +81,27 @@ def _steps(alone: Path, other: Path) -> list[Difference]:
             place = f"step {step['step']}{of} (epoch {at[1]}, batch {at[2]})"
             seen.add(at)
             if at not in expected:
-                found.append((at, Difference("steps", f"{place} was not done by the run left alone")))
+                found.append(
+                    (at, Difference("steps", f"{place} was not done by the run left alone"))
+                )
                 break
             if wrong := next((name for name in STEP if step[name] != expected[at][name]), None):
-                values = "" if wrong == "batch" else f": {_both(_number(expected[at][wrong]), _number(step[wrong]))}"
+                values = (
+                    ""
+                    if wrong == "batch"
+                    else f": {_both(_number(expected[at][wrong]), _number(step[wrong]))}"
+                )
                 found.append((at, Difference(wrong, f"the {wrong} of {place}{values}")))
                 break
         else:
             if missing := sorted(expected.keys() - seen):
                 place = f"epoch {missing[0][1]}, batch {missing[0][2]}"
-                found.append((missing[0], Difference("steps", f"{place}{of} was done by the run left alone only")))
+                found.append(
+                    (
+                        missing[0],
+                        Difference("steps", f"{place}{of} was done by the run left alone only"),
+                    )
+                )
     return [difference for _, difference in sorted(found, key=lambda one: one[0])[:1]]
 
 
@@ -193,9 +212,13 @@ def _curves(alone: Path, other: Path) -> list[Difference]:
         one, two = read_all(alone), read_all(other)
         for name in dict.fromkeys([*one, *two]):
             rows = zip_longest(one.get(name, ()), two.get(name, ()), fillvalue=ABSENT)
-            number, row = next(((k, row) for k, row in enumerate(rows) if row[0] != row[1]), (0, None))
+            number, row = next(
+                ((k, row) for k, row in enumerate(rows) if row[0] != row[1]), (0, None)
+            )
             if row:
-                found.append(Difference("curve", f"{name}, row {number + 1}: {_both(*map(_short, row))}"))
+                found.append(
+                    Difference("curve", f"{name}, row {number + 1}: {_both(*map(_short, row))}")
+                )
     return found
 
 
@@ -222,5 +245,10 @@ def _csv(folder: Path) -> dict[str, list]:
 
 def _names(*folders: Path) -> list[str]:
     """Return the files below any of the folders, each once."""
-    paths = [path.relative_to(folder).as_posix() for folder in folders for path in folder.rglob("*") if path.is_file()]
+    paths = [
+        path.relative_to(folder).as_posix()
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
     return sorted(set(paths))

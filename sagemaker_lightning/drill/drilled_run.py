@@ -22,7 +22,8 @@ from sagemaker_lightning.resume.user_state import roots
 from sagemaker_lightning.state import module_variables
 from sagemaker_lightning.state.object_state import digest
 
-SAVED_EVERY = 2  # steps, so that a kill within an epoch goes back to a checkpoint there, and does a step again
+# steps, so that a kill within an epoch goes back to a checkpoint there, and does a step again
+SAVED_EVERY = 2
 VALIDATED = 3  # batches of a validation, and of the test
 LONGEST = 60.0  # seconds that a run waits to be sent a signal
 HEARD = 5.0  # seconds from then on in which it is heard, if it is
@@ -76,21 +77,36 @@ class Drilled(Callback):
         now = module_variables.states(_objects(trainer), roots(trainer))
         self._write(trainer, "end", changed=module_variables.changed(self.variables, now))
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         """Note the batch as the step gets it, and the learning rates with which it is done."""
-        rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        self.begun = {"batch": digest(batch).hex(), "learning rate": [float(rate).hex() for rate in rates]}
+        rates = [
+            group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups
+        ]
+        self.begun = {
+            "batch": digest(batch).hex(),
+            "learning rate": [float(rate).hex() for rate in rates],
+        }
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write the step down."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        bits = float(loss.detach()).hex() if isinstance(loss, Tensor) and loss.numel() == 1 else None
+        bits = (
+            float(loss.detach()).hex() if isinstance(loss, Tensor) and loss.numel() == 1 else None
+        )
         self._write(trainer, "batch", batch_idx, step=trainer.global_step, **self.begun, loss=bits)
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *_: int
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        *_: int,
     ) -> None:
         """Write it down, outside of the check before training."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
@@ -127,7 +143,9 @@ class Drilled(Callback):
         ]
         for owner, name in named:
             given = getattr(owner, name, None)
-            if given and ("://" in str(given) or not Path(given).absolute().is_relative_to(self.folder)):
+            if given and (
+                "://" in str(given) or not Path(given).absolute().is_relative_to(self.folder)
+            ):
                 raise UserError(
                     f"{type(owner).__name__}: found {name}={given}, to which a drill would write, too; allowed "
                     "is a relative folder, or none"
@@ -136,13 +154,16 @@ class Drilled(Callback):
     def _limit(self, trainer: Trainer) -> None:
         """Have a few epochs of a few steps, and short validations."""
         loop, batches = trainer.fit_loop, self.steps * trainer.accumulate_grad_batches
-        loop.max_epochs = min(loop.max_epochs, self.epochs) if (loop.max_epochs or -1) > 0 else self.epochs
+        loop.max_epochs = (
+            min(loop.max_epochs, self.epochs) if (loop.max_epochs or -1) > 0 else self.epochs
+        )
         loop.min_epochs = min(loop.min_epochs or 0, loop.max_epochs)
         for name, most in (("train", batches), ("val", VALIDATED), ("test", VALIDATED)):
             given = getattr(trainer, f"limit_{name}_batches")
             least = min(given, most) if isinstance(given, int) else most
             setattr(trainer, f"limit_{name}_batches", least if given else given)
-        if isinstance(trainer.val_check_interval, int):  # batches: it is given by whoever validates within an epoch
+        # batches: it is given by whoever validates within an epoch
+        if isinstance(trainer.val_check_interval, int):
             trainer.val_check_interval = min(trainer.val_check_interval, max(1, batches // 2))
         trainer.check_val_every_n_epoch = trainer.check_val_every_n_epoch and 1
         trainer.log_every_n_steps = 1
@@ -153,7 +174,11 @@ class Drilled(Callback):
 
         def prepared(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
             takes = isinstance(dataloader, DataLoader) and not has_state(dataloader)
-            if takes and not isinstance(dataloader.dataset, IterableDataset) and mode != RunningStage.TESTING:
+            if (
+                takes
+                and not isinstance(dataloader.dataset, IterableDataset)
+                and mode != RunningStage.TESTING
+            ):
                 if self.workers is not None:
                     _set_workers(dataloader, self.workers)
                 if mode == RunningStage.TRAINING:
@@ -165,10 +190,16 @@ class Drilled(Callback):
 
 def _objects(trainer: Trainer) -> dict[str, Any]:
     """Return what of the user's code runs in a training, by name."""
-    schedules = {f"schedule.{k}": vars(one.scheduler) for k, one in enumerate(trainer.lr_scheduler_configs)}
+    schedules = {
+        f"schedule.{k}": vars(one.scheduler) for k, one in enumerate(trainer.lr_scheduler_configs)
+    }
     loaders = lightning_loaders.flat(trainer.train_dataloader)
     names = ("sampler", "batch_sampler", "worker_init_fn")
-    orders = {f"loader.{k}.{name}": getattr(one, name, None) for k, one in enumerate(loaders) for name in names}
+    orders = {
+        f"loader.{k}.{name}": getattr(one, name, None)
+        for k, one in enumerate(loaders)
+        for name in names
+    }
     return roots(trainer) | schedules | orders
 
 
@@ -176,4 +207,6 @@ def _set_workers(loader: DataLoader, number: int) -> None:
     """Give a loader another number of workers than it was made with."""
     prefetched = (loader.prefetch_factor or 2) if number else None
     settings = {"num_workers": number, "prefetch_factor": prefetched}
-    vars(loader).update(settings if number else settings | {"persistent_workers": False, "timeout": 0})
+    vars(loader).update(
+        settings if number else settings | {"persistent_workers": False, "timeout": 0}
+    )

@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
-HEADER_BYTES = 2**20  # of an archive between two files: tarfile reads long names and the like into memory
+# of an archive between two files: tarfile reads long names and the like into memory
+HEADER_BYTES = 2**20
 FILES = 100_000  # of a MODEL
 
 
@@ -26,13 +27,19 @@ class Model:
     def files(self) -> Iterator[tuple[str, BinaryIO]]:
         """Yield each file's name and content, which is to be read before the next one; ValueError if it is unsafe."""
         try:
-            for number, (name, file) in enumerate(self._folder() if self.path.is_dir() else self._archive()):
+            for number, (name, file) in enumerate(
+                self._folder() if self.path.is_dir() else self._archive()
+            ):
                 if number == FILES:
-                    raise ValueError(f"{self.name} has more than {FILES} files; give the files of the parts alone")
+                    raise ValueError(
+                        f"{self.name} has more than {FILES} files; give the files of the parts alone"
+                    )
                 yield name, file
         except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ValueError(f"{self.name} is damaged or no archive ({reason}); copy it again") from None
+            raise ValueError(
+                f"{self.name} is damaged or no archive ({reason}); copy it again"
+            ) from None
 
     def _folder(self) -> Iterator[tuple[str, BinaryIO]]:
         for folder, _, names in os.walk(self.path):
@@ -53,17 +60,22 @@ class Model:
             while member := archive.next():
                 path = Path(member.name)
                 if path.is_absolute() or ".." in path.parts:
-                    raise ValueError(f"{self.name} has a file {member.name!r}, which is outside of it; copy it again")
+                    raise ValueError(
+                        f"{self.name} has a file {member.name!r}, which is outside of it; copy it again"
+                    )
                 if member.isreg() and not member.issparse():
                     yield path.name, archive.extractfile(member)
                 elif not member.isdir():
                     self._check_other(path.name)
-                archive.members.clear()  # tarfile keeps all, for a random access that a stream has not
+                # tarfile keeps all, for a random access that a stream has not
+                archive.members.clear()
 
     def _check_other(self, name: str) -> None:
         """Raise ValueError for a link, device or pipe in the place of a part's file; others are nobody's business."""
         if fnmatchcase(name, "manifest-*.json") or name.endswith(".npy"):
-            raise ValueError(f"{self.name}: {name} is a link or no regular file; give the file itself")
+            raise ValueError(
+                f"{self.name}: {name} is a link or no regular file; give the file itself"
+            )
 
 
 class _Archive(tarfile.TarFile):
@@ -109,21 +121,27 @@ def opened(name: str, folder: Path) -> Model:
         except (OSError, ValueError):  # too long a name, or NUL in it
             found = False
         if not found:
-            raise ValueError(f"{name}: found no such file; allowed are model.tar.gz, s3://BUCKET/KEY and a folder")
+            raise ValueError(
+                f"{name}: found no such file; allowed are model.tar.gz, s3://BUCKET/KEY and a folder"
+            )
         return Model(name, Path(name))
     try:
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        raise ValueError(f"{name}: {sys.executable} has no boto3; pip install boto3, or give a file") from None
+        raise ValueError(
+            f"{name}: {sys.executable} has no boto3; pip install boto3, or give a file"
+        ) from None
 
     bucket, _, key = name.removeprefix("s3://").partition("/")
     path = folder / f"{len(list(folder.iterdir()))}.tar.gz"
     try:
         region = os.environ.get("AWS_REGION") or boto3.Session().region_name or "us-east-1"
         patience = Config(connect_timeout=5, retries={"mode": "standard"})
-        boto3.client("s3", region_name=region, config=patience).download_file(bucket, key, str(path))
+        boto3.client("s3", region_name=region, config=patience).download_file(
+            bucket, key, str(path)
+        )
     except (BotoCoreError, ClientError) as error:
         raise ValueError(f"{name} could not be fetched: {error}") from None
     return Model(name, path)

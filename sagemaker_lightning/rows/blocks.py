@@ -30,7 +30,9 @@ class Blocks:
     """
 
     def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
-        digest = hashlib.blake2b(json.dumps(run, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(
+            json.dumps(run, sort_keys=True, default=str).encode(), digest_size=8
+        ).hexdigest()
         self.folder = folder / f"blocks-{digest}"
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -41,7 +43,10 @@ class Blocks:
 
     def named(self) -> list[range]:
         """Return the rows of each block that is there."""
-        return [range(*map(int, path.stem.split("-"))) for path in sorted(self.folder.glob("[0-9]*-[0-9]*.npz"))]
+        return [
+            range(*map(int, path.stem.split("-")))
+            for path in sorted(self.folder.glob("[0-9]*-[0-9]*.npz"))
+        ]
 
     def whole(self) -> list[range]:
         """Return the rows of each block that is whole; one that is damaged is removed, and a line says so."""
@@ -54,7 +59,9 @@ class Blocks:
             except (zipfile.BadZipFile, OSError) as error:
                 damaged = str(error)
             if damaged:
-                print(f"warning: {path} is damaged ({damaged}); its rows are done again", flush=True)
+                print(
+                    f"warning: {path} is damaged ({damaged}); its rows are done again", flush=True
+                )
                 path.unlink()
             else:
                 found.append(rows)
@@ -88,7 +95,10 @@ def cut(arrays: dict[str, np.ndarray], rows: range, part: range) -> dict[str, np
         return {name: array[first:last] for name, array in arrays.items()}
     ends = np.concatenate([[0], np.cumsum(arrays["counts"])])
     entries = slice(ends[first], ends[last])
-    return {name: array[first:last] if name == "counts" else array[entries] for name, array in arrays.items()}
+    return {
+        name: array[first:last] if name == "counts" else array[entries]
+        for name, array in arrays.items()
+    }
 
 
 def compute(

@@ -39,10 +39,20 @@ Function = Callable[[range], Any]
 def parser(manual: str) -> ArgumentParser:
     """Return a parser with the flags that every such job has."""
     made = ArgumentParser(description=manual, exit_on_error=False, allow_abbrev=False)
-    made.add_argument("--input", type=str, help="folder or file of the rows, .npy or .parquet (default: the channel)")
+    made.add_argument(
+        "--input",
+        type=str,
+        help="folder or file of the rows, .npy or .parquet (default: the channel)",
+    )
     made.add_argument("--rows", type=int, help="how many rows there must be, if that is known")
-    made.add_argument("--block_rows", type=int, help="rows of a block at most (default: as the memory has it)")
-    made.add_argument("--weights", type=dict[str, float], help="what a host of each instance group can do: {group: n}")
+    made.add_argument(
+        "--block_rows", type=int, help="rows of a block at most (default: as the memory has it)"
+    )
+    made.add_argument(
+        "--weights",
+        type=dict[str, float],
+        help="what a host of each instance group can do: {group: n}",
+    )
     return made
 
 
@@ -54,7 +64,9 @@ def parse(made: ArgumentParser, environment: Environment, args: list[str] | None
         found = made.parse_args(args)
     except ArgumentError as error:
         words = sys.argv[1:] if args is None else args
-        raise UserError(mistakes.explain_all(made, words) or mistakes.explain(error, made)) from None
+        raise UserError(
+            mistakes.explain_all(made, words) or mistakes.explain(error, made)
+        ) from None
     for name in ("rows", "block_rows"):
         if getattr(found, name) is not None and getattr(found, name) < 1:
             raise UserError(f"--{name}: found {getattr(found, name)}, allowed is 1 or more")
@@ -69,9 +81,13 @@ def read(environment: Environment, given: Any) -> Table:
             f"--input: not given, and the channels are {', '.join(environment.channels) or 'none'}; allowed is a "
             "folder or file, one channel, or a channel `training`"
         )
-    table = Table.read(folder, f"--input={given.input}" if given.input else f"channel {folder.name}")
+    table = Table.read(
+        folder, f"--input={given.input}" if given.input else f"channel {folder.name}"
+    )
     if given.rows is not None and not environment.training_is_sharded and len(table) != given.rows:
-        raise UserError(f"--rows: found {given.rows}, but {table.channel} has {len(table)}; give it the right files")
+        raise UserError(
+            f"--rows: found {given.rows}, but {table.channel} has {len(table)}; give it the right files"
+        )
     return table
 
 
@@ -92,7 +108,10 @@ def run(
     part = range(len(table)) if sharded else _part(environment, len(table), given.weights)
     run = {"source": table.fingerprint, "settings": dict(settings)}
     about = run | {"total": None if sharded else len(table), "host": environment.current_host}
-    about |= {"hosts": list(environment.hosts), "files": {name: len(rows) for name, rows in table.places.items()}}
+    about |= {
+        "hosts": list(environment.hosts),
+        "files": {name: len(rows) for name, rows in table.places.items()},
+    }
     about |= {"revision": environment.revision}
     check_writable(environment.model_dir, "the result")
     check_writable(environment.checkpoint_dir, "blocks")
@@ -102,8 +121,13 @@ def run(
         signal.signal(number, partial(_leave, blocks, part))
     host = environment.current_host
     start_notice.done()
-    print(f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}", flush=True)
-    devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [torch.device("cpu")]
+    print(
+        f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}",
+        flush=True,
+    )
+    devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [
+        torch.device("cpu")
+    ]
     threads.share(1, devices[0].type)
     with ThreadPoolExecutor(len(devices)) as pool:
         jobs = []
@@ -121,7 +145,9 @@ def run(
 def _part(environment: Environment, total: int, weights: Mapping[str, float] | None) -> range:
     """Return this host's rows."""
     if not weights:
-        return partition.rows(total, len(environment.hosts), environment.hosts.index(environment.current_host))
+        return partition.rows(
+            total, len(environment.hosts), environment.hosts.index(environment.current_host)
+        )
     return partition.groups(total, environment.groups, weights)[environment.current_host]
 
 
@@ -145,8 +171,15 @@ def main(args: list[str] | None = None) -> None:
     with reported(failure_file(), place()):
         environment = Environment.read()
         made = parser(__doc__)
-        made.add_argument("--function", type=str, required=True, help="MODULE.FUNCTION: of a block, to an array")
-        made.add_argument("--settings", type=dict[str, Any], default={}, help="what the function gets by name: {...}")
+        made.add_argument(
+            "--function", type=str, required=True, help="MODULE.FUNCTION: of a block, to an array"
+        )
+        made.add_argument(
+            "--settings",
+            type=dict[str, Any],
+            default={},
+            help="what the function gets by name: {...}",
+        )
         given = parse(made, environment, args)
         module, _, name = given.function.rpartition(".")
         sys.path.insert(0, str(Path.cwd()))
@@ -162,4 +195,10 @@ def main(args: list[str] | None = None) -> None:
             )
         table = read(environment, given)
         settings = {"function": given.function} | given.settings
-        run(environment, table, given, settings, lambda _: lambda rows: function(table[rows], **given.settings))
+        run(
+            environment,
+            table,
+            given,
+            settings,
+            lambda _: lambda rows: function(table[rows], **given.settings),
+        )

@@ -14,7 +14,14 @@ ALL_MANIFEST_BYTES = 2**28
 ARRAYS = 100  # of a part: all are open at once
 LEVELS = 20  # of lists and objects in each other, in a manifest
 LARGEST = 2**60  # rows, and bytes of an array
-KEYS = {"rows": [list], "arrays": [dict], "source": [str], "settings": [dict], "files": [dict], "hosts": [list]}
+KEYS = {
+    "rows": [list],
+    "arrays": [dict],
+    "source": [str],
+    "settings": [dict],
+    "files": [dict],
+    "hosts": [list],
+}
 KEYS |= {"host": [str], "total": [int, type(None)]}
 
 
@@ -30,7 +37,9 @@ def manifests(models: list[Model]) -> list[dict[str, Any]]:
                     manifest = json.loads(text, parse_constant=_refuse)
                     _check(manifest)
                 except (ValueError, RecursionError) as error:  # JSON that is nested too deeply
-                    raise ValueError(f"{model.name}: {name} is damaged ({error}); copy it again") from None
+                    raise ValueError(
+                        f"{model.name}: {name} is damaged ({error}); copy it again"
+                    ) from None
                 found.append(manifest | {"model": model.name, "manifest": name})
                 left -= len(text)
         if len(found) == before:
@@ -60,9 +69,17 @@ def _check(manifest: Any) -> None:
     _check_sizes("rows", rows)
     _check_sizes("total", [total or 0])
     of_files = total is None  # the host's own: their rows are numbered from 0
-    if len(rows) != 2 or not rows[0] <= rows[1] <= (rows[1] if of_files else total) or (of_files and rows[0]):
+    if (
+        len(rows) != 2
+        or not rows[0] <= rows[1] <= (rows[1] if of_files else total)
+        or (of_files and rows[0])
+    ):
         raise ValueError(f"rows are {rows}, of {total} in all")
-    if not all(type(host) is str for host in hosts) or len({*hosts}) < len(hosts) or manifest["host"] not in hosts:
+    if (
+        not all(type(host) is str for host in hosts)
+        or len({*hosts}) < len(hosts)
+        or manifest["host"] not in hosts
+    ):
         raise ValueError("hosts are not names, each once, and host one of them")
     _check_sizes("files", list(manifest["files"].values()))
     if (found := sum(manifest["files"].values())) != (rows[1] if of_files else total):
@@ -85,12 +102,18 @@ def _check(manifest: Any) -> None:
 def _check_lengths(rows: int, lengths: dict[str, int]) -> None:
     """Raise ValueError unless each array has an entry for each row, or, with `counts`, all have as many."""
     entries = {length for name, length in lengths.items() if name != "counts"}
-    if lengths.get("counts", rows) != rows or ("counts" not in lengths and entries - {rows}) or len(entries) > 1:
+    if (
+        lengths.get("counts", rows) != rows
+        or ("counts" not in lengths and entries - {rows})
+        or len(entries) > 1
+    ):
         raise ValueError(f"its arrays have {lengths} entries, of {rows} rows")
 
 
 def _check_array(name: str, array: Any) -> None:
-    if type(array) is not dict or not all(type(array.get(key)) is str for key in ("dtype", "file", "blake2b")):
+    if type(array) is not dict or not all(
+        type(array.get(key)) is str for key in ("dtype", "file", "blake2b")
+    ):
         raise ValueError(f"{name} has no dtype, file or blake2b")
     if type(array.get("shape")) is not list or not array["shape"]:
         raise ValueError(f"the shape of {name} is missing or has no rows")
@@ -100,7 +123,9 @@ def _check_array(name: str, array: Any) -> None:
     except TypeError:
         dtype = np.dtype(object)
     if not plain(dtype) or dtype.str != array["dtype"]:
-        raise ValueError(f"{name} is of dtype {array['dtype']!r}; allowed are numbers, and what else has a fixed size")
+        raise ValueError(
+            f"{name} is of dtype {array['dtype']!r}; allowed are numbers, and what else has a fixed size"
+        )
     header(dtype, tuple(array["shape"]))
     size = dtype.itemsize
     for length in array["shape"]:
@@ -140,12 +165,18 @@ def _by_row(parts: list[dict[str, Any]], total: int) -> list[dict[str, Any]]:
     for part in found:
         start, stop = part["rows"]
         if start > reached:
-            raise ValueError(f"rows {reached} to {start - 1} are in no part; give the part that has them")
+            raise ValueError(
+                f"rows {reached} to {start - 1} are in no part; give the part that has them"
+            )
         if start < reached:
-            raise ValueError(f"rows {start} to {min(stop, reached) - 1} are in both {title(before)} and {title(part)}")
+            raise ValueError(
+                f"rows {start} to {min(stop, reached) - 1} are in both {title(before)} and {title(part)}"
+            )
         reached, before = stop, part if stop > start else before
     if reached != total:
-        raise ValueError(f"rows {reached} to {total - 1} are in no part; give the part that has them")
+        raise ValueError(
+            f"rows {reached} to {total - 1} are in no part; give the part that has them"
+        )
     return found
 
 
@@ -153,7 +184,9 @@ def _by_host(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = {}
     for part in parts:
         if part["host"] in found:
-            raise ValueError(f"{title(found[part['host']])} and {title(part)} are both of {part['host']}")
+            raise ValueError(
+                f"{title(found[part['host']])} and {title(part)} are both of {part['host']}"
+            )
         found[part["host"]] = part
     owner: dict[str, dict] = {}
     for part in parts:

@@ -38,14 +38,20 @@ def merge(names: list[str], output: Path) -> dict[str, Any]:
         output.mkdir(parents=True, exist_ok=True)
         before = next(output.iterdir(), None)
     except OSError as error:
-        raise ValueError(f"--output: found {output}: {error.strerror}; allowed is a new or empty folder") from None
+        raise ValueError(
+            f"--output: found {output}: {error.strerror}; allowed is a new or empty folder"
+        ) from None
     if before:
-        raise ValueError(f"--output: {output} holds {before.name} already; allowed is a new or empty folder")
+        raise ValueError(
+            f"--output: {output} holds {before.name} already; allowed is a new or empty folder"
+        )
     try:
         with tempfile.TemporaryDirectory(dir=output) as aside:
             return _merged([opened(name, Path(aside)) for name in names], output)
     except OSError as error:
-        raise ValueError(f"--output: {output} cannot be written ({error.strerror}); give it space") from None
+        raise ValueError(
+            f"--output: {output} cannot be written ({error.strerror}); give it space"
+        ) from None
     finally:
         if new:
             with contextlib.suppress(OSError):  # it is not empty: all is well
@@ -61,7 +67,9 @@ def _merged(models: list[Model], output: Path) -> dict[str, Any]:
         for name, array in part["arrays"].items():
             other, _ = wanted.setdefault((part["model"], array["file"]), (part, name))
             if other is not part:
-                raise ValueError(f"{array['file']} is of both {title(other)} and {title(part)}; copy them again")
+                raise ValueError(
+                    f"{array['file']} is of both {title(other)} and {title(part)}; copy them again"
+                )
     with contextlib.ExitStack() as stack:
         stack.push(partial(_undo, [output / f"{name}.npy" for name in plan]))
         manifest = stack.enter_context(whole(output / "manifest.json"))  # it gets its name last
@@ -74,7 +82,14 @@ def _merged(models: list[Model], output: Path) -> dict[str, Any]:
             for file_name, content in model.files():
                 if found := wanted.pop((model.name, file_name), None):
                     part, name = found
-                    _copy(content, files[name], plan[name][1][id(part)], part, name, _offset(parts, part, name))
+                    _copy(
+                        content,
+                        files[name],
+                        plan[name][1][id(part)],
+                        part,
+                        name,
+                        _offset(parts, part, name),
+                    )
         if wanted:
             model_name, file_name = min(wanted)
             raise ValueError(f"{model_name}: {file_name} is missing, which its manifest names")
@@ -98,7 +113,9 @@ def _plan(parts: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], dict[i
                 f"{', '.join(sorted(filled[0]['arrays']))}; merge parts of one job"
             )
         for name, array in part["arrays"].items():
-            kind, begins = found.setdefault(name, ({"dtype": array["dtype"], "shape": [0, *array["shape"][1:]]}, {}))
+            kind, begins = found.setdefault(
+                name, ({"dtype": array["dtype"], "shape": [0, *array["shape"][1:]]}, {})
+            )
             if (array["dtype"], array["shape"][1:]) != (kind["dtype"], kind["shape"][1:]):
                 raise ValueError(
                     f"{title(part)}: {name} is {array['dtype']} {array['shape'][1:]} a row, others have "
@@ -107,7 +124,9 @@ def _plan(parts: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], dict[i
             begins[id(part)] = kind["shape"][0]
             kind["shape"][0] += array["shape"][0]
             if math.prod(kind["shape"]) * np.dtype(kind["dtype"]).itemsize > LARGEST:
-                raise ValueError(f"{name} is {kind['dtype']} {kind['shape']} in all, which is too large")
+                raise ValueError(
+                    f"{name} is {kind['dtype']} {kind['shape']} in all, which is too large"
+                )
     return found
 
 
@@ -118,13 +137,17 @@ def _offset(parts: list[dict[str, Any]], part: dict[str, Any], name: str) -> int
     return sum(other["rows"][1] for other in parts[: parts.index(part)])
 
 
-def _copy(content: BinaryIO, file: BinaryIO, entry: int, part: dict[str, Any], name: str, offset: int) -> None:
+def _copy(
+    content: BinaryIO, file: BinaryIO, entry: int, part: dict[str, Any], name: str, offset: int
+) -> None:
     """Copy an array's rows to their place; ValueError if they are not what the manifest says."""
     array = part["arrays"][name]
     dtype, shape = np.dtype(array["dtype"]), tuple(array["shape"])
     where = f"{part['model']}: {array['file']}"
     if content.read(HEADER) != header(dtype, shape):
-        raise ValueError(f"{where} is not {dtype} {list(shape)}, as its manifest says; copy it again")
+        raise ValueError(
+            f"{where} is not {dtype} {list(shape)}, as its manifest says; copy it again"
+        )
     size = dtype.itemsize * math.prod(shape[1:])
     file.seek(HEADER + entry * size)
     digest, left = hashlib.blake2b(digest_size=16), shape[0] * size
@@ -142,9 +165,13 @@ def _moved(piece: bytes, dtype: np.dtype, rows: int, offset: int, where: str) ->
     if not len(numbers):
         return b""
     if numbers.min() < 0 or numbers.max() >= rows:
-        raise ValueError(f"{where} has {numbers.min()} to {numbers.max()}; allowed are numbers of its {rows} rows")
+        raise ValueError(
+            f"{where} has {numbers.min()} to {numbers.max()}; allowed are numbers of its {rows} rows"
+        )
     if rows + offset > np.iinfo(dtype).max:
-        raise ValueError(f"{where} is {dtype}, which cannot number {rows + offset} rows; compute it as int64")
+        raise ValueError(
+            f"{where} is {dtype}, which cannot number {rows + offset} rows; compute it as int64"
+        )
     return (numbers + offset).astype(dtype).tobytes()
 
 
@@ -160,7 +187,9 @@ def _about(parts: list[dict[str, Any]], plan: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Do as the command line says."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("models", nargs="+", metavar="MODEL")
     made.add_argument("--output", type=Path, required=True, help="folder of the merged files")
     given = made.parse_args()

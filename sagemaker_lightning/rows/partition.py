@@ -15,7 +15,9 @@ def rows(total: int, hosts: int, host: int) -> range:
     All hosts together have every row once, in the order of their numbers. Halves are rounded as Python does, to even.
     """
     if total < 0 or not 0 <= host < hosts:
-        raise ValueError(f"rows: host {host} of {hosts}, {total} rows; allowed are a host below {hosts}, rows from 0")
+        raise ValueError(
+            f"rows: host {host} of {hosts}, {total} rows; allowed are a host below {hosts}, rows from 0"
+        )
     return range(round(host * total / hosts), round((host + 1) * total / hosts))
 
 
@@ -23,7 +25,9 @@ def weighted(total: int, weights: Sequence[float]) -> list[range]:
     """Return the rows of each host, out of `total`, in proportion to its weight; of equal weights, those of `rows`."""
     exact = [Fraction(weight) for weight in weights]
     if total < 0 or not exact or min(exact) < 0 or not sum(exact):
-        raise UserError(f"weights: found {list(weights)} for {total} rows; allowed are numbers from 0, one above it")
+        raise UserError(
+            f"weights: found {list(weights)} for {total} rows; allowed are numbers from 0, one above it"
+        )
     bounds, reached = [0], Fraction(0)
     for weight in exact:
         reached += weight
@@ -33,10 +37,15 @@ def weighted(total: int, weights: Sequence[float]) -> list[range]:
 
 def devices(part: range, count: int) -> list[range]:
     """Return the rows of each of `count` devices of a host, out of the host's `part`."""
-    return [part[piece.start : piece.stop] for piece in (rows(len(part), count, device) for device in range(count))]
+    return [
+        part[piece.start : piece.stop]
+        for piece in (rows(len(part), count, device) for device in range(count))
+    ]
 
 
-def groups(total: int, hosts: Mapping[str, Sequence[str]], weights: Mapping[str, float]) -> dict[str, range]:
+def groups(
+    total: int, hosts: Mapping[str, Sequence[str]], weights: Mapping[str, float]
+) -> dict[str, range]:
     """Return the rows of each host of some instance groups, by name, where a host of group g weighs `weights[g]`.
 
     Args:
@@ -45,7 +54,9 @@ def groups(total: int, hosts: Mapping[str, Sequence[str]], weights: Mapping[str,
         weights: What a host of each group can do, as a multiple of the others.
     """
     if missing := [name for name in hosts if name not in weights]:
-        raise UserError(f"weights: found none for the instance group {missing[0]}; allowed is one for each group")
+        raise UserError(
+            f"weights: found none for the instance group {missing[0]}; allowed is one for each group"
+        )
     order = sorted((host, name) for name, members in hosts.items() for host in members)
     parts = weighted(total, [weights[name] for _, name in order])
     return {host: part for (host, _), part in zip(order, parts, strict=True)}

@@ -34,7 +34,11 @@ def check_name(name: object) -> None:
 
 def plain(dtype: np.dtype) -> bool:
     """Return whether a dtype is one of a fixed size that its short name tells: no object, no record, no extension."""
-    return KINDS.fullmatch(dtype.str) is not None and np.dtype(dtype.str) == dtype and not dtype.hasobject
+    return (
+        KINDS.fullmatch(dtype.str) is not None
+        and np.dtype(dtype.str) == dtype
+        and not dtype.hasobject
+    )
 
 
 def header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -42,10 +46,14 @@ def header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
 
     UserError if that is too short for the shape.
     """
-    text = repr({"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
+    text = repr(
+        {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    )
     body = text.encode().ljust(HEADER - 11) + b"\n"
     if len(body) != HEADER - 10:
-        raise UserError(f"an array of {len(shape)} dimensions is too much for a header of {HEADER} bytes")
+        raise UserError(
+            f"an array of {len(shape)} dimensions is too much for a header of {HEADER} bytes"
+        )
     return np.lib.format.magic(1, 0) + len(body).to_bytes(2, "little") + body
 
 
@@ -90,7 +98,10 @@ class Stream:
 
 
 def write(
-    folder: Path, part: range, blocks: Iterable[tuple[range, Mapping[str, np.ndarray]]], about: Mapping[str, Any]
+    folder: Path,
+    part: range,
+    blocks: Iterable[tuple[range, Mapping[str, np.ndarray]]],
+    about: Mapping[str, Any],
 ) -> Path:
     """Write the arrays of `blocks`, which have all rows of `part` in order, and the manifest; return its path.
 
@@ -98,13 +109,16 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     span = f"{part.start:015d}-{part.stop:015d}"
-    if about.get("total") is None:  # each host numbers its own files' rows from 0, and all parts get into one archive
+    # each host numbers its own files' rows from 0, and all parts get into one archive
+    if about.get("total") is None:
         span += f"-{about.get('host')}"
     streams: dict[str, Stream] = {}
     reached = part.start
     for rows, arrays in blocks:
         if rows.start != reached or arrays.keys() != (streams or arrays).keys():
-            raise UserError(f"rows {reached} to {rows.start} are missing, or have other arrays than those before")
+            raise UserError(
+                f"rows {reached} to {rows.start} are missing, or have other arrays than those before"
+            )
         for name, array in arrays.items():
             if name not in streams:
                 streams[name] = Stream(folder / f"{name}-{span}.npy", array)
@@ -115,7 +129,11 @@ def write(
     arrays = {name: stream.close() for name, stream in streams.items()}
     path = folder / f"manifest-{span}.json"
     with whole(path) as file:
-        file.write(json_text({"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1).encode())
+        file.write(
+            json_text(
+                {"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1
+            ).encode()
+        )
     _remove_earlier(folder, about.get("host"), path, {array["file"] for array in arrays.values()})
     return path
 
@@ -123,7 +141,8 @@ def write(
 def _remove_earlier(folder: Path, host: str | None, manifest: Path, now: Set[str]) -> None:
     """Remove what the same host left of an earlier job: with it, the parts would be of two jobs, or overlap."""
     for path in set(folder.glob("manifest-*.json")) - {manifest}:
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # a file that only has such a name
+        # a file that only has such a name
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             found = json.loads(path.read_text())
             if found["host"] != host:
                 continue

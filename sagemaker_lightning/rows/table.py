@@ -36,10 +36,14 @@ class Table:
         paths = [folder] if folder.is_file() else sorted(folder.rglob("*"))
         paths = [path for path in paths if path.suffix in (".npy", ".parquet") and path.is_file()]
         if not paths:
-            raise UserError(f"{channel}: {folder} holds no .npy or .parquet file; allowed are both, of rows of numbers")
+            raise UserError(
+                f"{channel}: {folder} holds no .npy or .parquet file; allowed are both, of rows of numbers"
+            )
         root = folder.parent if folder.is_file() else folder
         names = tuple(path.relative_to(root).as_posix() for path in paths)
-        arrays = tuple(_open(path, f"{channel}: {name}") for path, name in zip(paths, names, strict=True))
+        arrays = tuple(
+            _open(path, f"{channel}: {name}") for path, name in zip(paths, names, strict=True)
+        )
         for name, array in zip(names, arrays, strict=True):
             if array.shape[1] != arrays[0].shape[1]:
                 raise UserError(
@@ -59,7 +63,9 @@ class Table:
     @cached_property
     def places(self) -> dict[str, range]:
         """The rows of each file."""
-        return partition.files({name: len(array) for name, array in zip(self.files, self.arrays, strict=True)})
+        return partition.files(
+            {name: len(array) for name, array in zip(self.files, self.arrays, strict=True)}
+        )
 
     def __getitem__(self, rows: range) -> np.ndarray:
         """Return rows as float32 [len(rows), columns], copied; UserError names the first that is not finite."""
@@ -69,10 +75,15 @@ class Table:
             first, last = max(place.start, rows.start), min(place.stop, rows.stop)
             if first < last:
                 piece = found[first - rows.start : last - rows.start]
-                with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, and is named below
+                # a float64 beyond float32 becomes infinite, and is named below
+                with np.errstate(over="ignore"):
                     piece[:] = array[first - place.start : last - place.start]
                 if not np.isfinite(piece).all():
-                    row = int(np.flatnonzero(~np.isfinite(piece).all(axis=1))[0]) + first - place.start
+                    row = (
+                        int(np.flatnonzero(~np.isfinite(piece).all(axis=1))[0])
+                        + first
+                        - place.start
+                    )
                     raise UserError(
                         f"{self.channel}: {name}, row {row} has a number that is not finite in float32; allowed are "
                         "finite ones"
@@ -94,7 +105,11 @@ class Table:
 def _open(path: Path, where: str) -> np.ndarray:
     """Return a file's rows, [n, columns]; those of .npy are not read yet."""
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False) if path.suffix == ".npy" else _parquet(path)
+        found = (
+            np.load(path, mmap_mode="r", allow_pickle=False)
+            if path.suffix == ".npy"
+            else _parquet(path)
+        )
     except Exception as error:  # a damaged file raises nearly anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{where} cannot be read: {reason}; copy it again") from None
@@ -121,11 +136,19 @@ def _parquet(path: Path) -> np.ndarray:
             raise ValueError(f"its columns are of several types: {', '.join(kinds)}")
         return np.column_stack([column.to_numpy() for column in table.columns])
     if len(lists) > 1 or len(table.columns) > 1:
-        raise ValueError(f"it has {len(table.columns)} columns; allowed is one of lists, or all of numbers")
+        raise ValueError(
+            f"it has {len(table.columns)} columns; allowed is one of lists, or all of numbers"
+        )
     column = lists[0].combine_chunks()
-    lengths = set(column.value_lengths().to_pylist()) if hasattr(column, "value_lengths") else {column.type.list_size}
+    lengths = (
+        set(column.value_lengths().to_pylist())
+        if hasattr(column, "value_lengths")
+        else {column.type.list_size}
+    )
     if len(lengths) != 1:
-        raise ValueError(f"its lists have {min(lengths)} to {max(lengths)} numbers; allowed is one length")
+        raise ValueError(
+            f"its lists have {min(lengths)} to {max(lengths)} numbers; allowed is one length"
+        )
     flat = column.flatten()
     if flat.null_count:
         raise ValueError("it has numbers that are null")
