@@ -60,8 +60,8 @@ def check_bucket(s3, flag: str, uri: str) -> None:
         ) from None
     if found and found != s3.meta.region_name:
         raise ValueError(
-            f"{flag}: found a bucket in {found}, but the job is to run in {s3.meta.region_name}; give a bucket there, "
-            f"or --region={found}"
+            f"{flag}: found a bucket in {found}, but the job is to run in {s3.meta.region_name}; "
+            f"give a bucket there, or --region={found}"
         )
 
 
@@ -91,6 +91,6 @@ def check_image(ecr, uri: str) -> None:
         if error.response["Error"]["Code"] not in MISSING_IMAGE:
             raise
         raise ValueError(
-            f"--image: found no image {uri} ({error.response['Error']['Code']}); push it with scripts/push_image.sh, "
-            "or give one that is there"
+            f"--image: found no image {uri} ({error.response['Error']['Code']}); push it with "
+            "scripts/push_image.sh, or give one that is there"
         ) from None

@@ -31,8 +31,8 @@ from botocore.exceptions import (
 )
 
 NO_CREDENTIALS = (
-    "no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill "
-    "~/.aws/credentials"
+    "no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+    "fill ~/.aws/credentials"
 )
 # An ECR address; the suffix differs from partition to partition, and so do AWS's newer names for the same registry.
 ECR = re.compile(
@@ -46,8 +46,8 @@ def region(given: str | None, otherwise: str | None = None) -> str:
     found = given or os.environ.get("AWS_REGION") or boto3.Session().region_name or otherwise
     if not found:
         raise ValueError(
-            "--region: found none, neither in AWS_REGION, AWS_DEFAULT_REGION nor in the AWS profile; give one, e.g. "
-            "--region=us-east-1"
+            "--region: found none, neither in AWS_REGION, AWS_DEFAULT_REGION nor in the AWS "
+            "profile; give one, e.g. --region=us-east-1"
         )
     if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-\d+", found):
         raise ValueError(
@@ -71,7 +71,10 @@ def explain(error: Exception) -> str:
         return NO_CREDENTIALS
     if isinstance(error, ClientError):
         found = error.response.get("Error", {})
-        return f"{error.operation_name}: {found.get('Code')}: {' '.join(str(found.get('Message')).split())}"
+        return (
+            f"{error.operation_name}: {found.get('Code')}: "
+            f"{' '.join(str(found.get('Message')).split())}"
+        )
     return " ".join(str(error).split())
 
 

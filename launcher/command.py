@@ -197,7 +197,10 @@ def parser() -> argparse.ArgumentParser:
         "--check-hyperparameters",
         choices=("local", "image", "no"),
         default="local",
-        help="by this checkout's parser, by that of --image with docker, or not (default: %(default)s); --drill, too",
+        help=(
+            "by this checkout's parser, by that of --image with docker, or not (default: "
+            "%(default)s); --drill, too"
+        ),
     )
     return found
 

@@ -29,7 +29,8 @@ def check_flags(args: argparse.Namespace) -> None:
         ),
         (
             max_wait and max_wait < args.max_run,
-            f"--max-wait: found {max_wait}, allowed is --max-run ({args.max_run}) or more: waiting and running count",
+            f"--max-wait: found {max_wait}, allowed is --max-run ({args.max_run}) or more: waiting "
+            "and running count",
         ),
         (
             args.drill_data and not args.drill,
@@ -45,17 +46,19 @@ def check_flags(args: argparse.Namespace) -> None:
         ),
         (
             args.instance_group and (args.instance_type or args.instance_count),
-            "--instance-group: not allowed with --instance-type or --instance-count; the groups say both",
+            "--instance-group: not allowed with --instance-type or --instance-count; the groups "
+            "say both",
         ),
         (
             bool(args.subnet) != bool(args.security_group),
-            f"{'--security-group' if args.subnet else '--subnet'}: found none, but a VPC needs at least one --subnet "
-            "and one --security-group",
+            f"{'--security-group' if args.subnet else '--subnet'}: found none, but a VPC needs at "
+            "least one --subnet and one --security-group",
         ),
         (
             not aws.ECR.fullmatch(args.image) and not args.subnet,
-            f"--image: found {args.image!r}, allowed is an address in Amazon ECR (scripts/image_uri.sh prints yours), "
-            "or one in a registry that --subnet and --security-group lead to",
+            f"--image: found {args.image!r}, allowed is an address in Amazon ECR "
+            "(scripts/image_uri.sh prints yours), or one in a registry that --subnet and "
+            "--security-group lead to",
         ),
     ):
         if wrong:
@@ -67,8 +70,8 @@ def check_places(args: argparse.Namespace, region: str) -> None:
     image = aws.ECR.fullmatch(args.image)
     if image and image["region"] != region:
         raise ValueError(
-            f"--image: found an image in {image['region']}, but the job is to run in {region}; push it there, or give "
-            f"--region={image['region']}"
+            f"--image: found an image in {image['region']}, but the job is to run in {region}; "
+            f"push it there, or give --region={image['region']}"
         )
     partition = aws.boto3.Session().get_partition_for_region(region)
     role = args.role.split(":")

@@ -26,12 +26,13 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
         if name not in data or not Path(data[name]).is_dir():
             uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
             raise ValueError(
-                f"--drill-data: found {data.get(name, 'none')} for the channel {name}, which is at {uri}; give "
-                f"{name}=FOLDER, a folder with some of it on this machine"
+                f"--drill-data: found {data.get(name, 'none')} for the channel {name}, which is at "
+                f"{uri}; give {name}=FOLDER, a folder with some of it on this machine"
             )
     if unknown := sorted(data.keys() - channels.keys()):
         raise ValueError(
-            f"--drill-data: found {unknown[0]}, allowed are the channels: {', '.join(channels) or 'none'}"
+            f"--drill-data: found {unknown[0]}, allowed are the channels: "
+            f"{', '.join(channels) or 'none'}"
         )
     with tempfile.TemporaryDirectory() as base:
         config = Path(base, "input/config/hyperparameters.json")
@@ -52,7 +53,8 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
             raise ValueError(f"--drill: {error}") from None
     if status:
         raise ValueError(
-            "--drill: the job is not exact, or cannot be drilled, as said above; nothing was started"
+            "--drill: the job is not exact, or cannot be drilled, as said above; nothing was "
+            "started"
         )
 
 
@@ -87,8 +89,8 @@ def here(
     python = hyperparameter_check.local_python()
     if not python:
         raise ValueError(
-            f"--drill: {sys.executable} lacks the application's packages; `make env` installs them, and "
-            "--check-hyperparameters=image drills in the image"
+            f"--drill: {sys.executable} lacks the application's packages; `make env` installs "
+            "them, and --check-hyperparameters=image drills in the image"
         )
     for name, folder in data.items():
         link = base / "input/data" / name

@@ -52,7 +52,8 @@ def show_status(job: dict, shown: int) -> int:
     changes = job.get("SecondaryStatusTransitions", [])
     for change in changes[shown:]:
         print(
-            f"[{change['StartTime']:%H:%M:%S}] {change['Status']}: {change.get('StatusMessage', '')}",
+            f"[{change['StartTime']:%H:%M:%S}] {change['Status']}: "
+            f"{change.get('StatusMessage', '')}",
             flush=True,
         )
     return len(changes)

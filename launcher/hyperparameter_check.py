@@ -36,8 +36,8 @@ def check(request: dict, where: str) -> list[str]:
     python = local_python()
     if not python:
         return [
-            f"the hyperparameters: {sys.executable} lacks the application's packages; `make env` installs them, and "
-            "--check-hyperparameters=image asks the image"
+            f"the hyperparameters: {sys.executable} lacks the application's packages; `make env` "
+            "installs them, and --check-hyperparameters=image asks the image"
         ]
     return ask([python, str(ROOT / PROGRAM)], hyperparameters, variables)
 

@@ -84,7 +84,8 @@ def group(text: str) -> dict:
     match = re.fullmatch(r"([^=]+)=([^=:]+):([1-9]\d*)", text)
     if not match:
         raise ValueError(
-            f"--instance-group: found {text!r}, allowed is NAME=TYPE:COUNT, e.g. workers=ml.g5.xlarge:2"
+            f"--instance-group: found {text!r}, allowed is NAME=TYPE:COUNT, e.g. "
+            "workers=ml.g5.xlarge:2"
         )
     return {"InstanceGroupName": match[1], "InstanceType": match[2], "InstanceCount": int(match[3])}
 
@@ -101,7 +102,8 @@ def channels(args: argparse.Namespace) -> list[dict]:
     ]
     if bound and len(bound) < len(found):
         raise ValueError(
-            f"--channel: found a group for {', '.join(bound)} only; allowed is a group for all channels or for none"
+            f"--channel: found a group for {', '.join(bound)} only; allowed is a group for all "
+            "channels or for none"
         )
     return found
 

@@ -106,7 +106,10 @@ def choices(value: str, allowed: list[str]) -> str:
         return f"one of {', '.join(allowed)}"
     near = difflib.get_close_matches(value, allowed, n=3, cutoff=0.5)
     such = f", such as {', '.join(near)}" if near else ""
-    return f"one of the {len(allowed)} that this boto3 knows{such}; pip install --upgrade boto3 for newer ones"
+    return (
+        f"one of the {len(allowed)} that this boto3 knows{such}; pip install --upgrade boto3 for "
+        "newer ones"
+    )
 
 
 def in_python(regex: str) -> str:

@@ -30,7 +30,8 @@ try:
     from rehearsal.api.access_keys import Key
 except ImportError as missing:
     sys.exit(
-        f"error: {sys.executable} has no {missing.name}; `make rehearsal` makes .venvs/rehearsal, use its python"
+        f"error: {sys.executable} has no {missing.name}; `make rehearsal` makes .venvs/rehearsal, "
+        "use its python"
     )
 
 

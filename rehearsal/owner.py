@@ -69,7 +69,8 @@ class Owner:
             count += end_processes(folder / "processes") + bridge.remove(folder.name)
             empty(folder, client)
             said.append(
-                f"ended what a killed rehearsal had left: {count} containers, networks and processes, {folder}"
+                f"ended what a killed rehearsal had left: {count} containers, networks and "
+                f"processes, {folder}"
             )
         return said
 
@@ -94,7 +95,8 @@ def key_of(endpoint: str) -> Key:
             if address in told["addresses"] and alive(path.parent):
                 return Key(told["id"], told["secret"])
     raise ValueError(
-        f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`, as this user"
+        f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`, as this "
+        "user"
     )
 
 

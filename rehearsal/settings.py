@@ -101,8 +101,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--repairs",
         type=int,
         default=0,
-        help="how often a job that fails on GPU instances is started again; the service does it up to 10 times, for a "
-        "broken GPU (default: %(default)s)",
+        help=(
+            "how often a job that fails on GPU instances is started again; the service does it up "
+            "to 10 times, for a broken GPU (default: %(default)s)"
+        ),
     )
     _add_sync_flags(parser.add_argument_group("the copy of checkpoints to S3"))
     report = parser.add_argument_group("the report")

@@ -62,7 +62,8 @@ def own(endpoint: str) -> str:
     )
     if not local:
         raise ValueError(
-            f"--endpoint: found {endpoint!r}, allowed is a rehearsal's address, e.g. http://127.0.0.1:4571"
+            f"--endpoint: found {endpoint!r}, allowed is a rehearsal's address, e.g. "
+            "http://127.0.0.1:4571"
         )
     return endpoint
 

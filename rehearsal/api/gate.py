@@ -34,7 +34,10 @@ HEADER = re.compile(
     rf"AWS4-HMAC-SHA256 Credential={SCOPE}, *SignedHeaders={SIGNED_NAMES}, *Signature={SIGNATURE}",
     re.ASCII,
 )
-SIGN_IT = "run the client by `python -m rehearsal exec`, or export what the rehearsal has printed at its start"
+SIGN_IT = (
+    "run the client by `python -m rehearsal exec`, or export what the rehearsal has printed at its "
+    "start"
+)
 
 
 class Closed(Exception):

@@ -157,11 +157,13 @@ def _stopping(request: dict) -> None:
     if request.get("EnableManagedSpotTraining"):
         if wait is None or wait < longest(request):
             raise invalid(
-                "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+                "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to "
+                "MaxRuntimeInSeconds"
             )
     elif wait is not None:
         raise invalid(
-            "Invalid MaxWaitTimeInSeconds. It is only supported when EnableManagedSpotTraining is set to true"
+            "Invalid MaxWaitTimeInSeconds. It is only supported when EnableManagedSpotTraining is "
+            "set to true"
         )
 
 
@@ -173,7 +175,8 @@ def _checkpoints(config: dict) -> None:
     if not path.startswith("/opt/ml/") or taken or ".." in below or ":" in path:
         allowed = "a folder below /opt/ml/ that has no other use"
         raise invalid(
-            f"Invalid CheckpointConfig.LocalPath: the rehearsal found {path!r}, allowed is {allowed}"
+            f"Invalid CheckpointConfig.LocalPath: the rehearsal found {path!r}, allowed is "
+            f"{allowed}"
         )
 
 
@@ -205,7 +208,8 @@ def _channels(request: dict) -> None:
                 raise not_emulated(f"{name}: {field} {channel[field]}")
         if wrong := set(source.get("InstanceGroupNames") or []) - known:
             raise invalid(
-                f"InstanceGroupNames {sorted(wrong)} of {name} are not in ResourceConfig.InstanceGroups"
+                f"InstanceGroupNames {sorted(wrong)} of {name} are not in "
+                "ResourceConfig.InstanceGroups"
             )
         bound += bool(source.get("InstanceGroupNames"))
     if 0 < bound < len(channels):

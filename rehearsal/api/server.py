@@ -69,7 +69,10 @@ class Endpoint:
         if caller.key.job and (
             service not in BY_JOBS or (service == "sagemaker" and operation not in READING)
         ):
-            message = f"found {operation or service}, allowed to a job's hosts is {', '.join(BY_JOBS[:3])} and reading jobs"
+            message = (
+                f"found {operation or service}, allowed to a job's hosts is "
+                f"{', '.join(BY_JOBS[:3])} and reading jobs"
+            )
             raise Closed(message, "AccessDeniedException")
         if service == "sagemaker" and known == "SageMaker":
             return self._sagemaker(Request(environ), operation, caller.region)

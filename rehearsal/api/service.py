@@ -61,8 +61,8 @@ class Service:
             ) or (arn in self.jobs):
                 raise Refused(
                     "ResourceInUse",
-                    f"Training job names must be unique within an AWS account and region, and a training job with this "
-                    f"name already exists ({arn})",
+                    "Training job names must be unique within an AWS account and region, and a "
+                    f"training job with this name already exists ({arn})",
                 )
             job = self.jobs[arn] = Job(record, place, self.settings, metrics)
             self.tags[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}
@@ -172,7 +172,10 @@ class Service:
                 f"{name} is {job.record.secondary}; an interruption is for a job in Training"
             )
         job.wishes.messages.put(Due(hosts or there, warned, gap, "by hand"))
-        return f"{', '.join(hosts or there)} of {name} taken away, {'warned' if warned else 'not warned'}"
+        return (
+            f"{', '.join(hosts or there)} of {name} taken away, "
+            f"{'warned' if warned else 'not warned'}"
+        )
 
     def shown(self) -> list[tuple[Record, dict[str, list[str]]]]:
         """Return what the live view shows."""

@@ -55,7 +55,8 @@ def validate(request: dict, operation: str) -> None:
     found = list(violations(request, shape, ""))
     if found:
         raise invalid(
-            f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: {'; '.join(found)}"
+            f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: "
+            f"{'; '.join(found)}"
         )
 
 
@@ -106,7 +107,9 @@ def violations(value, shape: Shape, path: str) -> Iterator[str]:
             if value.get(name) is not None:
                 yield from violations(value[name], member, inner)
             elif name in shape.required_members:
-                yield f"Value null at '{inner}' failed to satisfy constraint: Member must not be null"
+                yield (
+                    f"Value null at '{inner}' failed to satisfy constraint: Member must not be null"
+                )
         return
     for broken in constraints(value, shape):
         yield f"Value {quoted(value)} at '{path}' failed to satisfy constraint: {broken}"

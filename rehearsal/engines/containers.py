@@ -55,8 +55,8 @@ class Containers:
                 ) from error
         if in_ecr:
             raise JobFailed(
-                f"ClientError: Cannot pull image {uri}: there is no local image {uri} or {in_ecr[1]}, and the "
-                "rehearsal never asks AWS; build it or tag it"
+                f"ClientError: Cannot pull image {uri}: there is no local image {uri} or "
+                f"{in_ecr[1]}, and the rehearsal never asks AWS; build it or tag it"
             )
         try:
             return self.client.images.pull(*uri.split("@") if "@" in uri else (uri,)).id

@@ -77,7 +77,8 @@ class Processes:
         without = "No Docker engine answers, so the rehearsal runs jobs as processes"
         if instances > 1 and self.net is None:
             raise invalid(
-                f"{without}: found {instances} instances, allowed is 1 for who is not root or has no iproute2"
+                f"{without}: found {instances} instances, allowed is 1 for who is not root or has "
+                "no iproute2"
             )
         algorithm = request["AlgorithmSpecification"]
         asked = request | {
@@ -87,7 +88,8 @@ class Processes:
             if asked.get(name):
                 raise invalid(f"{without}: {name} needs containers")
         found = [
-            f"no Docker engine: the application of this checkout runs, not {algorithm['TrainingImage']}"
+            "no Docker engine: the application of this checkout runs, not "
+            f"{algorithm['TrainingImage']}"
         ]
         return found + (
             ["the hosts reach each other and this endpoint, nothing else"] if instances > 1 else []

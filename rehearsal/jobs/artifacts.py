@@ -60,7 +60,8 @@ def gather(kind: str, folders: dict[str, Folder], note: Callable[[str], None]) -
                 continue
             if name in owner:
                 note(
-                    f"{kind}: {name} of {host} replaces that of {owner[name]}; give each host names of its own"
+                    f"{kind}: {name} of {host} replaces that of {owner[name]}; give each host "
+                    "names of its own"
                 )
             found[name], owner[name] = (folder, state), host
     files = {name for name, (_, state) in found.items() if not stat.S_ISDIR(state.st_mode)}

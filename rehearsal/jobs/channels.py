@@ -42,7 +42,10 @@ def below(path: Path, allow: list[Path]) -> bool:
 def allowed(allow: list[Path]) -> str:
     """Return what to do about a path that is not below one of the folders."""
     folders = " or ".join(map(str, allow))
-    return f"allowed is what is below {folders}; start the rehearsal with --allow=FOLDER to allow another one"
+    return (
+        f"allowed is what is below {folders}; start the rehearsal with --allow=FOLDER to allow "
+        "another one"
+    )
 
 
 def deliver(
@@ -120,7 +123,8 @@ def fetch_files(source: Path, uri: str, folder: Path, allow: list[Path]) -> list
     for path in files:
         if not below(path, allow):
             raise JobFailed(
-                f"ClientError: Data download failed: {uri}: found {path}, a link out of it, {allowed(allow)}"
+                f"ClientError: Data download failed: {uri}: found {path}, a link out of it, "
+                f"{allowed(allow)}"
             )
         target = folder / path.relative_to(base)
         target.parent.mkdir(parents=True, exist_ok=True)

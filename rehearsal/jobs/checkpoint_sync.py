@@ -163,7 +163,8 @@ class Uploader(threading.Thread):
             call()
         except PermissionError:
             self.note(
-                "a checkpoint is not copied to S3: a container's root has written it for itself only"
+                "a checkpoint is not copied to S3: a container's root has written it for itself "
+                "only"
             )
             return False
         except (Cut, OSError):

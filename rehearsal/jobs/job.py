@@ -140,7 +140,8 @@ class Job(threading.Thread):
         for rule in self.settings.interrupt:
             if rule not in fitting:
                 self.note(
-                    f"--interrupt={rule.text!r} is not for this job, whose hosts are {', '.join(sorted(there))}"
+                    f"--interrupt={rule.text!r} is not for this job, whose hosts are "
+                    f"{', '.join(sorted(there))}"
                 )
         return fitting
 

@@ -14,8 +14,9 @@ RULE = re.compile(
     rf"(?: (?P<warned>warned|unwarned|either))?(?: gap (?P<gap>{DURATION}))?"
 )
 ALLOWED = (
-    "'at 40s', 'at step 120', 'every 5m', 'every ~5m' (at random, 5 minutes on average) or 'every ~5m 100 times', each "
-    "with 'of algo-2', 'of any' or 'of all', then 'warned', 'unwarned' or 'either', then 'gap 30s' if wanted"
+    "'at 40s', 'at step 120', 'every 5m', 'every ~5m' (at random, 5 minutes on average) or 'every "
+    "~5m 100 times', each with 'of algo-2', 'of any' or 'of all', then 'warned', 'unwarned' or "
+    "'either', then 'gap 30s' if wanted"
 )
 
 

@@ -71,7 +71,10 @@ class Goodput:
         if self.status == "Completed":
             return None
         if self.status == "Failed":
-            return "The job failed: nothing came of it. “Kept” is what a new job could go on from, at best."
+            return (
+                "The job failed: nothing came of it. “Kept” is what a new job could go on from, at "
+                "best."
+            )
         if self.status == "Stopped":
             return "The job was stopped. “Kept” is all until its last line of progress."
         return "The job still runs: these are the figures so far."

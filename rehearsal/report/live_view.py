@@ -113,7 +113,10 @@ def _interruption(record: Record, one: Interruption) -> str:
     """Return an interruption in words."""
     warned = "warned" if one.warned else "not warned"
     step = "" if one.step is None else f" at step {one.step}"
-    return f"interruption after {clock(one.time - record.created)}{step}: {', '.join(one.hosts)}, {warned}, {one.why}"
+    return (
+        f"interruption after {clock(one.time - record.created)}{step}: {', '.join(one.hosts)}, "
+        f"{warned}, {one.why}"
+    )
 
 
 def _end(record: Record) -> str:

@@ -134,7 +134,10 @@ class Timeline:
             yield self._bar(kind, instance.host, start, end, f"attempt {row.number}, {WORDS[kind]}")
         if instance.restored_files:
             self.used.add("restored")
-            words = f"{instance.restored_files} files, {instance.restored_bytes / 1e6:.1f} MB restored from S3"
+            words = (
+                f"{instance.restored_files} files, {instance.restored_bytes / 1e6:.1f} MB restored "
+                "from S3"
+            )
             mark = node(
                 "path",
                 node("title", f"{instance.host}, {words}"),

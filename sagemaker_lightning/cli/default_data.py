@@ -44,8 +44,8 @@ def default_data(
     if own:
         if others := [f"--data.{key}" for key, _ in _given(args, "data") if key]:
             raise UserError(
-                f"{others[0]}: the model has a train_dataloader of its own, which takes no such setting; leave it out, "
-                "or give --data=NAME to train on other data"
+                f"{others[0]}: the model has a train_dataloader of its own, which takes no such "
+                "setting; leave it out, or give --data=NAME to train on other data"
             )
         return None
     if not default:

@@ -109,7 +109,8 @@ def settings_in(name: str) -> dict:
         ) from None
     if not isinstance(settings, dict):
         raise UserError(
-            f"--config: {shown(name)} has no flags; allowed is YAML such as trainer: {{max_epochs: 5}}"
+            f"--config: {shown(name)} has no flags; allowed is YAML such as trainer: {{max_epochs: "
+            f"5}}"
         )
     return settings
 

@@ -121,7 +121,10 @@ class CLI(LightningCLI):
             "--lr_scaling",
             type=Literal["none", "linear", "sqrt"],
             default="none",
-            help="Whether to multiply the learning rate by the world size (linear) or by its square root (sqrt).",
+            help=(
+                "Whether to multiply the learning rate by the world size (linear) or by its square "
+                "root (sqrt)."
+            ),
         )
         if self.application.model:
             parser.set_defaults({"model": {"class_path": class_path(self.application.model)}})
@@ -176,8 +179,8 @@ class CLI(LightningCLI):
         name = self.config.model.class_path
         if self.config.data is None and not default_data.has_own_data(name):
             raise UserError(
-                f"--data: found null, but {name.rpartition('.')[2]} has no train_dataloader of its own; leave the flag "
-                "out, or give the name of a data module"
+                f"--data: found null, but {name.rpartition('.')[2]} has no train_dataloader of its "
+                "own; leave the flag out, or give the name of a data module"
             )
         if self.config.trainer.devices in (-1, "-1"):
             self.config.trainer.devices = "auto"
@@ -226,8 +229,8 @@ class CLI(LightningCLI):
             )
         if given not in (None, found):
             raise UserError(
-                f"--model.num_classes: found {given}, but {name} has {found} classes; leave the flag out, it is taken "
-                "from the data"
+                f"--model.num_classes: found {given}, but {name} has {found} classes; leave the "
+                "flag out, it is taken from the data"
             )
         return found
 

@@ -61,7 +61,8 @@ def configured(
         steps = trainer.estimated_stepping_batches
         if steps == float("inf"):
             raise UserError(
-                "--lr_scheduler=Triangle: the run has no end; allowed is one with --trainer.max_epochs or max_steps"
+                "--lr_scheduler=Triangle: the run has no end; allowed is one with "
+                "--trainer.max_epochs or max_steps"
             )
         scheduler.steps = int(steps)
     if isinstance(
@@ -69,7 +70,8 @@ def configured(
     ) and scheduler.total_steps < trainer.estimated_stepping_batches < float("inf"):
         raise UserError(
             f"--lr_scheduler: OneCycleLR has {scheduler.total_steps} steps, and the run "
-            f"{trainer.estimated_stepping_batches}; allowed is --lr_scheduler.total_steps of as many or more"
+            f"{trainer.estimated_stepping_batches}; allowed is --lr_scheduler.total_steps of as "
+            "many or more"
         )
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

@@ -125,7 +125,10 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
     if required := re.search(
         r"class_path '([^']+)':\s+the following arguments are required: (.+)", text
     ):
-        return f"{flag}: {required[1].rpartition('.')[2]} needs {required[2]}; give {flag}.{required[2].split(', ')[0]}"
+        return (
+            f"{flag}: {required[1].rpartition('.')[2]} needs {required[2]}; give "
+            f"{flag}.{required[2].split(', ')[0]}"
+        )
     plain = re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", text)
     given = (plain or re.findall(r"value: NestedArg\(.*val='?(.*?)'?\)", text) or [""])[-1].strip()
     if chosen := re.search(
@@ -216,7 +219,8 @@ def named(
             == 1
         ):
             return UserError(
-                f"{flag}.{meant[0]}: found {given[meant[0]]!r}, which cannot be: {shortened(said, 600)}"
+                f"{flag}.{meant[0]}: found {given[meant[0]]!r}, which cannot be: "
+                f"{shortened(said, 600)}"
             )
     if kinds is not REFUSED_BY_CLASSES:
         return UserError(said)
@@ -251,7 +255,10 @@ def unwanted(config: Namespace) -> str:
         )
         for name, value in vars(values or Namespace()).items():
             if value is None and not _may_be_null(chosen.class_path, name):
-                return f"--{group}.{name}: found null, which it cannot be; leave it out for its default"
+                return (
+                    f"--{group}.{name}: found null, which it cannot be; leave it out for its "
+                    "default"
+                )
     return ""
 
 
@@ -341,7 +348,10 @@ def _unknown_flag(flag: str, parser: ArgumentParser) -> str:
     single = [one for one in known if "." not in one]
     groups = dict.fromkeys(one.partition(".")[0] for one in known if "." in one)
     rest = f"; in groups: {', '.join(groups)}" if groups else ""
-    return f"{flag}: is no flag here; flags are {', '.join(one for one in single if one not in groups)}{rest}"
+    return (
+        f"{flag}: is no flag here; flags are "
+        f"{', '.join(one for one in single if one not in groups)}{rest}"
+    )
 
 
 def _unknown_setting(flag: str, option: str, owner: str, bases: list[str]) -> str:

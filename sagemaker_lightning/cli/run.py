@@ -72,7 +72,8 @@ def main(application: Application, args: list[str] | None = None) -> None:
                 cli.trainer.fit(cli.model, cli.datamodule)
                 if not cli.trainer.global_step:
                     raise UserError(
-                        "--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0"
+                        "--trainer: nothing was trained; allowed are limits (max_epochs, "
+                        "max_steps, ...) above 0"
                     )
                 export(cli, environment)
         line.done()
@@ -101,8 +102,8 @@ def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
         folder = str(folder or "/")
         if "://" not in folder and not Path(folder).is_absolute():
             print(
-                f"warning: --{flag}={folder} is {Path(folder).absolute()}, of which SageMaker keeps nothing; leave it "
-                f"out, or give a folder below {environment.checkpoint_dir}",
+                f"warning: --{flag}={folder} is {Path(folder).absolute()}, of which SageMaker "
+                f"keeps nothing; leave it out, or give a folder below {environment.checkpoint_dir}",
                 flush=True,
             )
 
@@ -121,8 +122,9 @@ def wrong_if_it_leaves(why: Callable[[SystemExit], str] | None) -> Iterator[None
 def printed_only(leaving: SystemExit) -> str:
     """Return what is wrong with a job that prints its settings."""
     return (
-        "hyperparameters: found one that prints something and trains nothing (print_config, help, version, ...), so "
-        "there is no model; leave it out, or run the program itself with that flag, outside of a job"
+        "hyperparameters: found one that prints something and trains nothing (print_config, help, "
+        "version, ...), so there is no model; leave it out, or run the program itself with that "
+        "flag, outside of a job"
     )
 
 
@@ -132,7 +134,10 @@ def left_early(leaving: SystemExit) -> str:
         frame for frame in extract_tb(leaving.__traceback__) if not frame.filename.startswith("<")
     ]
     place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
-    return f"{place}: left by SystemExit with status 0 before the model was written; return instead, or raise an error"
+    return (
+        f"{place}: left by SystemExit with status 0 before the model was written; return instead, "
+        "or raise an error"
+    )
 
 
 def stopped(line: heartbeat.Lifeline, why: str, loud: bool = True) -> None:

@@ -37,25 +37,26 @@ def check(config: Namespace, environment: Environment) -> None:
     )
     if isinstance(workers, int) and workers > most:
         raise UserError(
-            f"--data.num_workers: found {workers}, allowed here are {most}: each is a process of its own"
+            f"--data.num_workers: found {workers}, allowed here are {most}: each is a process of "
+            "its own"
         )
     if config.trainer.val_check_interval == 0:
         raise UserError(
-            "--trainer.val_check_interval: found 0, allowed is a number of batches or a fraction of an epoch; for no "
-            "validation, --trainer.limit_val_batches=0"
+            "--trainer.val_check_interval: found 0, allowed is a number of batches or a fraction "
+            "of an epoch; for no validation, --trainer.limit_val_batches=0"
         )
     accelerator = config.trainer.accelerator
     if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(
-            f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu and auto; or "
-            "start it where there is a GPU"
+            f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu "
+            "and auto; or start it where there is a GPU"
         )
     channels, chosen = environment.channels, config.data
     ours = chosen is not None and chosen.class_path.endswith("CIFAR10DataModule")
     if len(channels) > 1 and ours and not chosen.init_args.data_dir:
         raise UserError(
-            f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the training data "
-            "`training`, or give its folder"
+            f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the "
+            "training data `training`, or give its folder"
         )
     nodes, known = config.trainer.num_nodes, environment.num_nodes
     if nodes != known:

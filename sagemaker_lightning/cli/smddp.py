@@ -18,8 +18,8 @@ def strategy() -> DDPStrategy:
         import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
     except ModuleNotFoundError:
         raise UserError(
-            "--trainer.strategy=smddp: the package smdistributed is not in this image (AWS has published none since "
-            "PyTorch 2.5); use --trainer.strategy=ddp, which runs over NCCL"
+            "--trainer.strategy=smddp: the package smdistributed is not in this image (AWS has "
+            "published none since PyTorch 2.5); use --trainer.strategy=ddp, which runs over NCCL"
         ) from None
     environment = LightningEnvironment()
     environment.world_size = lambda: int(os.environ["WORLD_SIZE"])

@@ -11,9 +11,13 @@ from pathlib import Path
 # take: what to do instead. docs/from-the-tutorial.md has the same words.
 FROM_THE_JOB = "leave it out: it is taken from the job"
 REPLACED = {
-    "weights_save_path": "leave it out in a job; elsewhere, use --checkpoint.dirpath and --resume.dirpath",
+    "weights_save_path": (
+        "leave it out in a job; elsewhere, use --checkpoint.dirpath and --resume.dirpath"
+    ),
     "checkpoint_callback": "use --trainer.enable_checkpointing; --checkpoint.* has its settings",
-    "resume_from_checkpoint": "leave it out: the newest checkpoint in --resume.dirpath is resumed from",
+    "resume_from_checkpoint": (
+        "leave it out: the newest checkpoint in --resume.dirpath is resumed from"
+    ),
     "gpus": "use --trainer.accelerator=gpu and --trainer.devices=N (-1: all)",
     "auto_select_gpus": "leave it out: --trainer.devices=N takes the first N GPUs",
     "num_processes": "use --trainer.accelerator=cpu and --trainer.devices=N",
@@ -24,7 +28,9 @@ REPLACED = {
     "process_position": "leave it out",
     "weights_summary": "use --trainer.enable_model_summary",
     "flush_logs_every_n_steps": "use --logger.flush_secs",
-    "log_gpu_memory": "leave it out: --system.every_n_seconds says how often the GPU's memory is logged",
+    "log_gpu_memory": (
+        "leave it out: --system.every_n_seconds says how often the GPU's memory is logged"
+    ),
     "track_grad_norm": "leave it out; log the norm in the model's on_before_optimizer_step",
     "terminate_on_nan": "leave it out: a loss that is not finite ends the job",
     "auto_scale_batch_size": "leave it out; choose --data.batch_size",
@@ -35,8 +41,12 @@ REPLACED = {
     "reload_dataloaders_every_epoch": "use --trainer.reload_dataloaders_every_n_epochs=1",
     "prepare_data_per_node": "leave it out; set it in the data module's __init__",
     "move_metrics_to_cpu": "leave it out",
-    "multiple_trainloader_mode": "leave it out; return a CombinedLoader with a mode from the data module",
-    "stochastic_weight_avg": "use --trainer.callbacks=StochasticWeightAveraging and --trainer.callbacks.swa_lrs",
+    "multiple_trainloader_mode": (
+        "leave it out; return a CombinedLoader with a mode from the data module"
+    ),
+    "stochastic_weight_avg": (
+        "use --trainer.callbacks=StochasticWeightAveraging and --trainer.callbacks.swa_lrs"
+    ),
     "lr": "use --optimizer=NAME and --optimizer.lr",
     "learning_rate": "use --optimizer=NAME and --optimizer.lr",
     "weight_decay": "use --optimizer=NAME and --optimizer.weight_decay",
@@ -97,7 +107,10 @@ def why_not(given: str) -> str:
         *_, last = traceback.extract_tb(error.__traceback__)
         if last.filename == __file__ or isinstance(error, SyntaxError):  # which says where itself
             return f" ({first_line(error)})"
-        return f" ({type(error).__name__}: {first_line(error)}, {Path(last.filename).name} line {last.lineno})"
+        return (
+            f" ({type(error).__name__}: {first_line(error)}, {Path(last.filename).name} line "
+            f"{last.lineno})"
+        )
     return ""
 
 
