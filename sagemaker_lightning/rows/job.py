@@ -66,7 +66,7 @@ def parse(flag_parser: ArgumentParser, environment: Environment, args: list[str]
 
     Args:
         flag_parser: The job's parser.
-        environment: The job's hosts and hyperparameters; the latter are parsed if `args` is None and
+        environment: The job. Its hyperparameters are parsed if `args` is None and
             the command line is the one that the toolkit made of them.
         args: The command line; None for that of the process.
     """
