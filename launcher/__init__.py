@@ -1,4 +1,4 @@
-"""One training job, checked, launched and followed, without an SDK; it needs boto3 alone."""
+"""Checks, launches and follows one training job; needs boto3 and no SageMaker SDK."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Flags of launch.py that contradict each other, or the region.
+"""Finds flags of launch.py that contradict each other, or the region.
 
-What excludes what: the API reference of CreateTrainingJob; for keep-alive, the developer guide, "SageMaker AI managed
-warm pools"; for images outside of Amazon ECR, the reference of TrainingImageConfig.
+Sources: the API reference of CreateTrainingJob; for keep-alive, the developer guide, "SageMaker AI
+managed warm pools"; for images outside of Amazon ECR, the reference of TrainingImageConfig.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from launcher import aws
 
 
 def check(args: argparse.Namespace, region: str) -> None:
-    """Raise ValueError for the first contradiction."""
+    """Raise ValueError for the first contradiction, which it names."""
     check_flags(args)
     check_places(args, region)
 
@@ -18,7 +18,7 @@ def check(args: argparse.Namespace, region: str) -> None:
 def check_flags(args: argparse.Namespace) -> None:
     """Raise ValueError for flags that exclude or need each other."""
     max_wait = args.max_wait
-    for wrong, line in (
+    for is_wrong, line in (
         (
             args.spot and not args.checkpoints,
             "--spot: needs --checkpoints=s3://BUCKET/PREFIX, or an interruption loses all",
@@ -61,12 +61,12 @@ def check_flags(args: argparse.Namespace) -> None:
             "--security-group lead to",
         ),
     ):
-        if wrong:
+        if is_wrong:
             raise ValueError(line)
 
 
 def check_places(args: argparse.Namespace, region: str) -> None:
-    """Raise ValueError if the image or the role belongs elsewhere than in the job's region or its partition."""
+    """Raise ValueError if the image is in another region, or the role in another partition."""
     image = aws.ECR.fullmatch(args.image)
     if image and image["region"] != region:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The job's first steps on this machine, interrupted, before it costs anything: by sagemaker_lightning.drill."""
+"""Drills a job on this machine before it costs anything, by sagemaker_lightning.drill."""
 
 import json
 import os
@@ -12,14 +12,20 @@ from launcher import hyperparameter_check
 from launcher.hyperparameter_check import ROOT
 
 COMMAND = ("-m", "sagemaker_lightning.drill", "--", "train")
-MEMORY = "--shm-size=2g"  # Docker's 64 MiB are too few for data workers
+# Docker's default of 64 MiB is too small for data workers.
+MEMORY = "--shm-size=2g"
 GPUS = ("--gpus=all",) if Path("/dev/nvidiactl").exists() else ()
 
 
 def run(request: dict, where: str, data: Mapping[str, str]) -> None:
-    """Drill the job `where` ("image", or else this checkout); ValueError if it is not exact, or cannot be drilled.
+    """Drill the job of a request on this machine.
 
-    `data` has the folder on this machine that stands for a channel, by the channel's name.
+    Args:
+        request: The request of CreateTrainingJob.
+        where: "image" to drill in the job's image; else in this checkout.
+        data: By the channel's name, the folder on this machine that stands for the channel.
+
+    Raises ValueError if the job is not exact, or cannot be drilled.
     """
     channels = {channel["ChannelName"]: channel for channel in request.get("InputDataConfig", [])}
     for name, channel in channels.items():
@@ -41,13 +47,14 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
         variables = request.get("Environment", {})
         if where == "image":
             image = request["AlgorithmSpecification"]["TrainingImage"]
-            line, environment = in_image(image, config.parent, data, variables), dict(os.environ)
+            command = in_image(image, config.parent, data, variables)
+            environment = dict(os.environ)
         else:
-            line, environment = here(Path(base), data, variables)
-        print(f"drilling on one host: {' '.join(line)}", file=sys.stderr, flush=True)
+            command, environment = here(Path(base), data, variables)
+        print(f"drilling on one host: {' '.join(command)}", file=sys.stderr, flush=True)
         try:
             status = subprocess.run(
-                line, cwd=base, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr
+                command, cwd=base, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr
             ).returncode
         except OSError as error:
             raise ValueError(f"--drill: {error}") from None
@@ -61,21 +68,28 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
 def in_image(
     image: str, config: Path, data: Mapping[str, str], variables: Mapping[str, str]
 ) -> list[str]:
-    """Return the command that drills in the image."""
+    """Return the command that drills in the image.
+
+    Args:
+        image: Its address.
+        config: The folder with hyperparameters.json, mounted at /opt/ml/input/config.
+        data: The folder of each channel, mounted below /opt/ml/input/data.
+        variables: The job's own environment variables.
+    """
     mounts = {str(config): "/opt/ml/input/config"} | {
         data[name]: f"/opt/ml/input/data/{name}" for name in data
     }
-    given = [
+    options = [
         word for source, target in mounts.items() for word in ("--volume", f"{source}:{target}:ro")
     ]
-    given += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+    options += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
     return [
         os.environ.get("DOCKER", "docker"),
         "run",
         "--rm",
         MEMORY,
         *GPUS,
-        *given,
+        *options,
         image,
         "python",
         *COMMAND,
@@ -85,7 +99,15 @@ def in_image(
 def here(
     base: Path, data: Mapping[str, str], variables: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command that drills with this checkout's application, and its environment."""
+    """Return the command that drills this checkout's application, and its environment.
+
+    Args:
+        base: The folder that stands for /opt/ml; links to the channels' folders are made in it.
+        data: The folder of each channel.
+        variables: The job's own environment variables.
+
+    Raises ValueError if no Python has the application's packages.
+    """
     python = hyperparameter_check.local_python()
     if not python:
         raise ValueError(
@@ -96,13 +118,13 @@ def here(
         link = base / "input/data" / name
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(folder)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
-    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
-    ours = {
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
+    path = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
+    variables_of_job = {
         "PYTHONPATH": path,
         "SAGEMAKER_BASE_DIR": str(base),
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main",
     }
-    return [python, *COMMAND], kept | {
+    return [python, *COMMAND], inherited | {
         "SAGEMAKER_PROGRAM": "app/train_multi_node.py"
-    } | ours | dict(variables)
+    } | variables_of_job | dict(variables)
