@@ -1,4 +1,4 @@
-"""What may have been meant by a name that is wrong: what replaced it, what is like it, what there is to choose from."""
+"""Suggestions for a wrong name: its replacement, similar names, and the possible choices."""
 
 import difflib
 import inspect
@@ -7,8 +7,8 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 
-# Flags of earlier versions of Lightning and of the tutorial, and the arguments that scripts of SageMaker's examples
-# take: what to do instead. docs/from-the-tutorial.md has the same words.
+# What to do instead of flags of earlier versions of Lightning and of the tutorial, and of arguments
+# that scripts of SageMaker's examples take. docs/from-the-tutorial.md has the same words.
 FROM_THE_JOB = "leave it out: it is taken from the job"
 REPLACED = {
     "weights_save_path": (
@@ -61,31 +61,40 @@ REPLACED = {
 
 
 def choice(given: str, bases: list[str]) -> str:
-    """Return the classes that may be chosen, and which of them may have been meant."""
+    """Return which classes may be chosen, and a similar name if there is one.
+
+    Args:
+        given: The name that was given.
+        bases: Import paths of the base classes that the parser accepts.
+    """
     names = sorted({name for base in bases for name in _subclass_names(base)})
     kinds = dict.fromkeys(base.rpartition(".")[2] for base in bases)
     names, kinds = [name for name in names if name not in kinds], " or ".join(kinds)
-    like = closest(given, names)
-    meant = f"; did you mean {like[0]}?" if like else ""
-    there = f"are {listed(names, 450)} or" if names else "is"
-    return f"{there} the import path of a subclass of {kinds}{meant}"
+    matches = closest(given, names)
+    suggestion = f"; did you mean {matches[0]}?" if matches else ""
+    allowed = f"are {listed(names, 450)} or" if names else "is"
+    return f"{allowed} the import path of a subclass of {kinds}{suggestion}"
 
 
 def _subclass_names(path: str) -> list[str]:
-    """Return the public names of the classes below one that can be made, without those that the flags make anyway."""
-    names, left = set(), [find_class(path)]
-    while left:
-        children = left.pop().__subclasses__()
+    """Return the public names of a class's concrete subclasses.
+
+    Callbacks that the flags make in any case are left out.
+    """
+    names = set()
+    pending = [find_class(path)]
+    while pending:
+        children = pending.pop().__subclasses__()
         names.update(
             child.__name__
             for child in children
-            if not inspect.isabstract(child) and not _made_anyway(child)
+            if not inspect.isabstract(child) and not _is_made_by_flags(child)
         )
-        left += children
+        pending += children
     return sorted(name for name in names if not name.startswith("_"))
 
 
-def _made_anyway(kind: type) -> bool:
+def _is_made_by_flags(kind: type) -> bool:
     return (
         kind.__module__.startswith("sagemaker_lightning.")
         and hasattr(kind, "on_train_batch_start")
@@ -94,7 +103,7 @@ def _made_anyway(kind: type) -> bool:
 
 
 def why_not(given: str) -> str:
-    """Return why an import path leads nowhere; "" if it leads somewhere, or is none."""
+    """Return why an import path cannot be imported; "" if it can, or is no import path."""
     module, _, name = given.rpartition(".")
     if not module or not all(part.isidentifier() for part in given.split(".")):
         return ""
@@ -103,9 +112,11 @@ def why_not(given: str) -> str:
     except ModuleNotFoundError as error:
         here = str(Path.cwd())
         return f" ({error}{f', looked for in {here}' if here in sys.path else ''})"
-    except Exception as error:  # whatever the module does
+    # The module may raise anything.
+    except Exception as error:
         *_, last = traceback.extract_tb(error.__traceback__)
-        if last.filename == __file__ or isinstance(error, SyntaxError):  # which says where itself
+        # A SyntaxError says itself in which line it is.
+        if last.filename == __file__ or isinstance(error, SyntaxError):
             return f" ({first_line(error)})"
         return (
             f" ({type(error).__name__}: {first_line(error)}, {Path(last.filename).name} line "
@@ -115,27 +126,27 @@ def why_not(given: str) -> str:
 
 
 def closest(word: str, words: list[str], cutoff: float = 0.6) -> list[str]:
-    """Return what among `words` may have been meant."""
+    """Return the word among `words` that is most similar, as a list of one; or an empty list."""
     return difflib.get_close_matches(word, words, 1, cutoff)
 
 
 def first_line(error: Exception) -> str:
-    """Return what an exception says, or its class, in one line that is not long."""
+    """Return an exception's message, or its class, as one line of at most 150 characters."""
     return shortened(" ".join(str(error).split()) or type(error).__name__, 150)
 
 
 def shown(value: str) -> str:
-    """Return a value that was given, in quotes."""
+    """Return a given value in quotes, shortened to 60 characters."""
     return repr(shortened(value, 60))
 
 
 def shortened(text: str, length: int) -> str:
-    """Return `text`, or as much of it as there is room for."""
+    """Return `text`, cut to `length` characters."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def listed(words: list[str], room: int) -> str:
-    """Return words with commas between, as many as there is room for."""
+    """Return words with commas between them, as many as fit into `room` characters."""
     fitting = list(words)
     while len(fitting) > 1 and len(", ".join(fitting)) > room:
         fitting.pop()
@@ -144,6 +155,6 @@ def listed(words: list[str], room: int) -> str:
 
 
 def find_class(path: str) -> type:
-    """Return the class of an import path."""
+    """Return the class at an import path."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)
