@@ -1,4 +1,7 @@
-"""The settings of a rehearsal: what is left to chance or to AWS in the service is a flag here."""
+"""The settings of a rehearsal.
+
+What the service leaves to chance, or decides by itself, is a flag here.
+"""
 
 import argparse
 import math
@@ -12,21 +15,32 @@ PORT = 4571
 
 @dataclass(frozen=True)
 class Sync:
-    """How the checkpoint folder is kept alike with S3; the defaults are what users have seen the service do."""
+    """How the checkpoint folder is copied to S3.
 
-    every: float  # seconds between two looks at the folder
-    lag: float  # seconds from a file's appearance to its upload
-    settle: float  # seconds that a file must have been left alone; 0 uploads what is half written
-    stall_after: float | None  # seconds of training after which nothing is uploaded any more
-    markers: bool  # FILE.sagemaker-uploading and FILE.sagemaker-uploaded beside each file
-    markers_uploaded: bool  # ... and in S3
-    deletions: bool  # whether a deletion in the folder is one in S3
-    flush: bool  # whether what is there when the container has ended is still uploaded
+    The defaults are what users have seen the service do.
+    """
+
+    every: float
+    """Seconds between two looks at the folder."""
+    lag: float
+    """Seconds from a file's appearance to its upload."""
+    settle: float
+    """Seconds without a change before a file is uploaded; 0 uploads half-written files."""
+    stall_after: float | None
+    """Seconds of training after which nothing is uploaded any more; None for never."""
+    markers: bool
+    """Whether FILE.sagemaker-uploading and FILE.sagemaker-uploaded appear beside each file."""
+    markers_uploaded: bool
+    """Whether these markers are uploaded to S3, too."""
+    deletions: bool
+    """Whether a deletion in the folder deletes in S3."""
+    flush: bool
+    """Whether the folder is uploaded once more when the container has ended."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All flags; `add_flags` says what each is."""
+    """The values of all flags; `add_flags` says what each one means."""
 
     port: int
     folder: Path
@@ -44,7 +58,7 @@ class Settings:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a rehearsal."""
+    """Add the flags of a rehearsal to a parser."""
     add = parser.add_argument
     add(
         "--port",
@@ -171,8 +185,8 @@ def from_flags(args: argparse.Namespace) -> Settings:
         if value is not None and (
             not 0 <= value < math.inf or (name == "sync_every" and value == 0)
         ):
-            least = "above 0" if name == "sync_every" else "0 or more"
-            raise ValueError(f"--{name.replace('_', '-')}: found {value}, allowed is {least}")
+            smallest = "above 0" if name == "sync_every" else "0 or more"
+            raise ValueError(f"--{name.replace('_', '-')}: found {value}, allowed is {smallest}")
     if not 0 <= args.port < 2**16:
         raise ValueError(f"--port: found {args.port}, allowed is 0 to 65535")
     if (args.price is None) != (args.spot_price is None):
