@@ -42,9 +42,8 @@ TARGETS = {
 
 
 @cache
-# Return the shape of an operation's request; None if SageMaker has no such operation.
 def input_shape(operation: str) -> StructureShape | None:
-    """Return what SageMaker's `operation` takes, or None if there is no such operation."""
+    """Return the shape of an operation's request; None if SageMaker has no such operation."""
     model = botocore.session.get_session().get_service_model("sagemaker")
     return (
         model.operation_model(operation).input_shape if operation in model.operation_names else None

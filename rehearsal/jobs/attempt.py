@@ -26,9 +26,8 @@ class Ended(Exception):
 
 
 @dataclass
-# How an attempt ended, and whether the job is started again.
 class Outcome:
-    """How an attempt ended: for good, or to be tried again."""
+    """How an attempt ended, and whether the job is started again."""
 
     # The final secondary status.
     status: str = "Completed"
@@ -74,9 +73,8 @@ class Attempt:
         job.record.attempts.append(self.kept)
 
     @property
-    # Each host's folder, by the host's name.
     def folders(self) -> dict:
-        """Each host's folder, by its name."""
+        """Each host's folder, by the host's name."""
         return {host.name: layout_of_host.folder for host, layout_of_host in self.layouts.items()}
 
     def prepare(self) -> None:

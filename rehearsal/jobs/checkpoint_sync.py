@@ -29,7 +29,6 @@ class Cut(Exception):
 
 
 @dataclass
-# A file as it was when it was last looked at.
 class Seen:
     """A file as it was when it was last looked at."""
 

@@ -52,9 +52,8 @@ class Place:
 
 
 @dataclass
-# The queue of a job: requests of others, and news of its hosts.
 class Wishes:
-    """What others want of a job, and what its hosts have to say: `next` wakes up for each."""
+    """The queue of a job: requests of others, and news of its hosts."""
 
     messages: queue.Queue = field(default_factory=queue.Queue)
     stop: bool = False
@@ -114,7 +113,7 @@ class Job(threading.Thread):
     def run(self) -> None:
         """Run the job and write its record and report; whatever fails, the job comes to an end."""
         try:
-            threading.Thread(target=self._send_repeatedly, daemon=True).start()
+            threading.Thread(target=self._send, daemon=True).start()
             outcome = self._run_attempts()
         except Exception as error:
             outcome = _internal_error(error)
@@ -275,7 +274,7 @@ class Job(threading.Thread):
             self.note(f"the artefacts could not be uploaded: {error}")
         return outcome
 
-    def _send_repeatedly(self) -> None:
+    def _send(self) -> None:
         """Send log lines repeatedly, until the job has ended."""
         while self.record.status in ("InProgress", "Stopping"):
             time.sleep(0.3)

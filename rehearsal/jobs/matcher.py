@@ -26,7 +26,6 @@ class Slow(Exception):
 
 
 @dataclass
-# A metric, and the seconds that its expression may still compute.
 class Metric:
     """A metric, and the seconds that its expression may still compute."""
 

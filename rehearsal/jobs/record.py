@@ -22,9 +22,8 @@ PAIR = re.compile(
 
 
 @dataclass
-# One progress line: the step, and the name=value pairs, `step` and `epoch` included.
 class Point:
-    """What one line of progress said: the global step, and its name=value pairs, `step` and `epoch` among them."""
+    """One progress line: the step, and the name=value pairs, `step` and `epoch` included."""
 
     time: float
     step: int
@@ -32,11 +31,11 @@ class Point:
 
 
 @dataclass
-# One host of one attempt.
-#
-# It is billed from `started` to `released`; its container runs from `training` to `ended`.
 class Instance:
-    """One host of one attempt: billed from `started` to `released`, its container runs from `training` to `ended`."""
+    """One host of one attempt.
+
+    It is billed from `started` to `released`; its container runs from `training` to `ended`.
+    """
 
     host: str
     instance_type: str
@@ -56,11 +55,11 @@ class Instance:
 
 
 @dataclass
-# The time from a start of the instances to their end.
-#
-# A job that is never interrupted has one attempt.
 class Attempt:
-    """The time from a start of the instances to their end; a job that is never interrupted has one."""
+    """The time from a start of the instances to their end.
+
+    A job that is never interrupted has one attempt.
+    """
 
     # From 1.
     number: int
@@ -73,9 +72,8 @@ class Attempt:
 
 
 @dataclass
-# The loss of one or several spot instances.
 class Interruption:
-    """A spot instance, or several, taken away."""
+    """The loss of one or several spot instances."""
 
     time: float
     hosts: list[str]

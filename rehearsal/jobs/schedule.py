@@ -77,9 +77,8 @@ def seconds(text: str | None) -> float | None:
 
 
 @dataclass(frozen=True)
-# An interruption whose time has come.
 class Due:
-    """An interruption whose moment has come."""
+    """An interruption whose time has come."""
 
     hosts: list[str]
     warned: bool
@@ -116,9 +115,8 @@ def ordered(order: object) -> tuple[str, list[str], bool, float]:
 
 
 @dataclass
-# The rules of one job; random choices come from a seed.
 class Schedule:
-    """The rules of one job; what they draw comes from a seed."""
+    """The rules of one job; random choices come from a seed."""
 
     rules: list[Rule]
     hosts: list[str]
