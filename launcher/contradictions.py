@@ -66,7 +66,7 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def check_places(args: argparse.Namespace, region: str) -> None:
-    """Raise ValueError if the image is in another region, or the role in another partition."""
+    """Raise ValueError if image or role belong to another region or partition."""
     image = aws.ECR.fullmatch(args.image)
     if image and image["region"] != region:
         raise ValueError(

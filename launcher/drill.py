@@ -1,4 +1,4 @@
-"""Drills a job on this machine before it costs anything, by sagemaker_lightning.drill."""
+"""Drills a job on this machine, by sagemaker_lightning.drill, before it costs money."""
 
 import json
 import os

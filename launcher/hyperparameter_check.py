@@ -55,7 +55,7 @@ def check(request: dict, where: str) -> list[str]:
 
 
 def local_python() -> str | None:
-    """Return a Python with the application's packages: this one, or .venv's; else None."""
+    """Return a Python with the application's packages: this one, .venv's, or None."""
     if find_spec("pytorch_lightning") and find_spec("jsonargparse"):
         return sys.executable
     python = ROOT / ".venv/bin/python"
@@ -121,7 +121,7 @@ def ask(
 
 
 def channel_variables(request: dict) -> dict[str, str]:
-    """Return the toolkit's variables for the channels, on which the default of --data depends."""
+    """Return the toolkit's variables for the channels: --data's default depends on them."""
     names = [channel["ChannelName"] for channel in request.get("InputDataConfig", [])]
     folders = {f"SM_CHANNEL_{name.upper()}": f"/opt/ml/input/data/{name}" for name in names}
     return {"SM_CHANNELS": json.dumps(names)} | folders if names else {}

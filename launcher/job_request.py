@@ -22,7 +22,7 @@ JOB_NAME_CHARACTERS = 63
 
 
 def build(args: argparse.Namespace) -> dict:
-    """Return the request of CreateTrainingJob; ValueError names the flag that is wrong."""
+    """Return CreateTrainingJob's request; ValueError names the flag that is wrong."""
     request = {
         "TrainingJobName": args.job_name or job_name(args.image),
         "AlgorithmSpecification": algorithm(args),
@@ -68,7 +68,7 @@ def algorithm(args: argparse.Namespace) -> dict:
 
 
 def resources(args: argparse.Namespace) -> dict:
-    """Return ResourceConfig: instances or instance groups, volumes, and the keep-alive period."""
+    """Return ResourceConfig: instances or groups, volumes, keep-alive period."""
     config = {"VolumeSizeInGB": args.volume_size}
     if args.instance_group:
         config["InstanceGroups"] = [group(text) for text in args.instance_group]

@@ -49,7 +49,7 @@ def validate(request: dict) -> None:
 
 
 def problems(value, shape: Shape, path: str) -> Iterator[str]:
-    """Yield a line for each limit of `shape`, or of a shape inside it, that `value` breaks."""
+    """Yield a line for each limit that `value` breaks, of `shape` or inside it."""
     if shape.type_name == "structure" and isinstance(value, dict):
         for key in value.keys() & shape.members.keys():
             yield from problems(value[key], shape.members[key], f"{path}.{key}".lstrip("."))

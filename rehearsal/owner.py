@@ -1,4 +1,4 @@
-"""What a rehearsal creates on this machine, and how the next one ends a killed one's rest."""
+"""What a rehearsal creates on this machine; the next one ends what it has left."""
 
 import contextlib
 import fcntl
@@ -89,7 +89,7 @@ class Owner:
 
 
 def key_of(endpoint: str) -> Key:
-    """Return the key of this person's rehearsal at `endpoint`; ValueError if there is none."""
+    """Return the key of this person's rehearsal at `endpoint`, or raise ValueError."""
     parts = urlsplit(endpoint)
     address = (
         f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{parts.port or 80}"
@@ -120,7 +120,7 @@ def alive(folder: Path) -> bool:
 
 
 def started(number: int) -> str:
-    """Return the start time of a process in the kernel's ticks; "" if it does not exist."""
+    """Return a process's start time in the kernel's ticks; "" if it does not exist."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

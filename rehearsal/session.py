@@ -1,4 +1,4 @@
-"""Runs a rehearsal until Ctrl-C: the engine, the endpoint, the live view, the reports."""
+"""Runs a rehearsal until Ctrl-C: engine, endpoint, live view, reports."""
 
 import os
 import threading

@@ -14,7 +14,7 @@ LETTERS = string.ascii_uppercase + string.digits
 
 @dataclass(frozen=True)
 class Key:
-    """A key that signs requests; `job` is the ARN of its job, None for the person's key."""
+    """A key that signs requests; `job` is its job's ARN, None for the person's key."""
 
     id: str
     secret: str = field(repr=False)

@@ -85,7 +85,7 @@ class Account:
 
 
 def peek(environ: dict) -> bytes:
-    """Return a request's body, and leave it there for moto; `gate` has read it into memory."""
+    """Return a request's body, which `gate` has read, and leave it there for moto."""
     body = environ["wsgi.input"].read()
     environ["wsgi.input"].seek(0)
     return body
@@ -105,7 +105,7 @@ def with_key(answer: Response, key: Key) -> Response:
 
 
 def allowed(names: list[str]) -> Response:
-    """Return the answer to SimulatePrincipalPolicy, a request of SDK 3: everything is allowed."""
+    """Return the answer to SDK 3's SimulatePrincipalPolicy: everything is allowed."""
     members = "".join(
         f"<member><EvalActionName>{escape(name)}</EvalActionName><EvalDecision>allowed</EvalDecision></member>"
         for name in names

@@ -102,7 +102,7 @@ def variables(endpoint: str, key: Key) -> dict[str, str]:
 
 
 def split(uri: str) -> tuple[str, str]:
-    """Return bucket and key of an s3:// address, or of an https:// one as the service takes it."""
+    """Return bucket and key of an s3:// address, or of an https:// one of S3."""
     # No urlsplit, because ? and # may be in a key.
     scheme, _, rest = uri.partition("://")
     # https://s3.REGION.amazonaws.com/BUCKET/KEY

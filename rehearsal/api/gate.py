@@ -85,7 +85,7 @@ class Claim:
 
 
 def keep_pages_out(environ: dict) -> None:
-    """Raise Closed for what only a web page sends: another host's name, an origin, a preflight."""
+    """Raise Closed for a web page's request: another host's name, origin, preflight."""
     address, port = environ["SERVER_NAME"], environ["SERVER_PORT"]
     names = [address, *(["localhost"] if address == "127.0.0.1" else [])]
     allowed_hosts = [f"{name}:{port}" for name in names] + (names if port == "80" else [])
@@ -138,7 +138,7 @@ def caller(environ: dict, find: Callable[[str], Key | None]) -> Caller:
 
 
 def claimed(environ: dict) -> Claim:
-    """Return what a request claims in its Authorization header, or in its presigned address."""
+    """Return what a request claims, in its header or in its presigned address."""
     query = pairs(environ["REQUEST_URI"].partition("?")[2])
     if "HTTP_AUTHORIZATION" in environ:
         match = HEADER.fullmatch(environ["HTTP_AUTHORIZATION"])
@@ -178,7 +178,7 @@ def unsigned(environ: dict, names: list[str]) -> str | None:
 
 
 def signature(environ: dict, claim: Claim, key: Key, payload: str) -> str:
-    """Return the signature that `key` makes of a request; `payload` is the hash of its body."""
+    """Return the signature `key` makes of a request; `payload` is its body's hash."""
     path = unquote_to_bytes(environ["REQUEST_URI"].partition("?")[0].encode("latin-1"))
     query = sorted(tuple(quote(part, safe="-_.~") for part in pair) for pair in claim.query)
     headers = [(name, " ".join(environ.get(variable(name), "").split())) for name in claim.names]

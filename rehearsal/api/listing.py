@@ -65,7 +65,7 @@ def token(start: int) -> str:
 
 
 def place_in_list(next_token: str | None) -> int:
-    """Return the number that a NextToken stands for, 0 without one; Refused if it is invalid."""
+    """Return the number in a NextToken, 0 without one; Refused if it is invalid."""
     try:
         start = int(base64.b64decode(next_token, validate=True)) if next_token else 0
     except ValueError:

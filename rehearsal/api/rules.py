@@ -123,7 +123,7 @@ def groups(request: dict) -> list[dict]:
 
 
 def longest(request: dict) -> int:
-    """Return for how many seconds a job may train: by default a day (AWS: StoppingCondition)."""
+    """Return how many seconds a job may train, by default a day (StoppingCondition)."""
     return (request.get("StoppingCondition") or {}).get("MaxRuntimeInSeconds", 86400)
 
 

@@ -73,7 +73,7 @@ class Endpoint:
         return key
 
     def _answer_to(self, environ: dict, caller: Caller) -> Callable:
-        """Return the WSGI application that answers a request; Closed if a job may not send it."""
+        """Return the WSGI application for a request; Closed if a job may not send it."""
         target = environ.get("HTTP_X_AMZ_TARGET", "")
         service = caller.service
         prefix, _, operation = target.partition(".")

@@ -43,7 +43,7 @@ TARGETS = {
 
 @cache
 def input_shape(operation: str) -> StructureShape | None:
-    """Return the shape of an operation's request; None if SageMaker has no such operation."""
+    """Return the shape of an operation's request; None if there is no such operation."""
     model = botocore.session.get_session().get_service_model("sagemaker")
     return (
         model.operation_model(operation).input_shape if operation in model.operation_names else None
@@ -51,7 +51,7 @@ def input_shape(operation: str) -> StructureShape | None:
 
 
 def validate(request: dict, operation: str) -> None:
-    """Raise Refused with all fields that the model does not allow, as the service does."""
+    """Raise Refused with all fields that the model forbids, as the service does."""
     shape = input_shape(operation)
     check_types(request, shape)
     problems = list(violations(request, shape, ""))
@@ -106,7 +106,7 @@ def mismatch(value, type_name: str) -> str:
 
 
 def violations(value, shape: Shape, path: str) -> Iterator[str]:
-    """Yield the service's message for each limit that `value` breaks, of `shape` or inside it."""
+    """Yield the service's message for each limit of `shape` that `value` breaks."""
     type_name = shape.type_name
     if type_name == "structure":
         for name, member in shape.members.items():
@@ -172,7 +172,7 @@ def all_constraints(shape: Shape) -> Iterator[str]:
 
 
 def quoted(value) -> str:
-    """Return a value as the service shows it: as Java formats it, and cut if it is long."""
+    """Return a value as the service shows it: formatted as in Java, and shortened."""
     if isinstance(value, dict):
         text = "{" + ", ".join(f"{key}={item}" for key, item in value.items()) + "}"
     else:

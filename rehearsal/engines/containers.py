@@ -147,7 +147,7 @@ class Network:
         return container
 
     def close(self) -> str | None:
-        """Remove the containers and the network; return a line if the engine keeps the network."""
+        """Remove containers and network; return a line if the engine keeps the network."""
         while self.containers:
             self.containers.pop().remove()
         if remove(self.made):

@@ -48,7 +48,7 @@ os.execve(sys.argv[1], sys.argv[1:], variables)
 
 
 class Processes:
-    """Stands in for an engine; `python` is that of the application's environment, .venv."""
+    """Stands in for an engine; `python` is that of the application, in .venv."""
 
     name = "processes"
 
@@ -78,7 +78,7 @@ class Processes:
         return Network(self, instances)
 
     def refuse(self, instances: int, request: dict) -> list[str]:
-        """Return notes on what is different without containers; Refused if the job needs them."""
+        """Return notes on what differs without containers; Refused if the job needs them."""
         explanation = "No Docker engine answers, so the rehearsal runs jobs as processes"
         if instances > 1 and self.net is None:
             raise invalid(
@@ -223,7 +223,7 @@ class Process:
         self.outer.wait()
 
     def _first_process(self) -> int | None:
-        """Return the namespace's first process: the only child of the shell that waits for it."""
+        """Return the namespace's first process: the only child of the waiting shell."""
         children = Path(f"/proc/{self.outer.pid}/task/{self.outer.pid}/children")
         while self.outer.poll() is None:
             try:

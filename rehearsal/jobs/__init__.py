@@ -1,1 +1,1 @@
-"""Training jobs by SageMaker's rules: data, attempts, checkpoints, logs, artifacts."""
+"""Jobs by SageMaker's rules: data, attempts, checkpoints, logs, artifacts."""

@@ -1,4 +1,4 @@
-"""Gathers, packs and uploads what a job leaves: the model and the output of all hosts."""
+"""Gathers, packs and uploads the model and the output of all hosts of a job."""
 
 import os
 import posixpath
@@ -47,7 +47,7 @@ def upload(
 
 
 def gather(kind: str, folders: dict[str, Folder], note: Callable[[str], None]) -> Found:
-    """Return the content of all hosts' folders; `note` is told what is left out, and why."""
+    """Return the content of all hosts' folders; tell `note` what is left out, and why."""
     files_found: Found = {}
     owner: dict[str, str] = {}
     for host, folder in folders.items():

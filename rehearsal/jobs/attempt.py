@@ -78,7 +78,7 @@ class Attempt:
         return {host.name: layout_of_host.folder for host, layout_of_host in self.layouts.items()}
 
     def prepare(self) -> None:
-        """Bring the instances, the data, the checkpoints and the image, and start all hosts."""
+        """Prepare instances, data, checkpoints and image, and start all hosts."""
         job = self.job
         s3 = job.place.clients("s3")
         job.check()
@@ -141,7 +141,7 @@ class Attempt:
             self._note_exit(message)
 
     def close(self) -> None:
-        """Remove everything of the attempt from this machine; the record keeps what it was."""
+        """Remove everything of the attempt from this machine, except for its record."""
         # The stack calls all of these, last first, even if one fails.
         with ExitStack() as last_first:
             last_first.callback(folders.remove, self.work)
@@ -252,7 +252,7 @@ class Attempt:
                 running_host.uploader.finish()
 
     def _end_hosts(self, hosts: list[str], warned: bool) -> None:
-        """End hosts with SIGKILL; if they are warned, with SIGTERM and some time before it."""
+        """End hosts with SIGKILL; if warned, SIGTERM and some time come before it."""
         if warned:
             self._signal(hosts, "SIGTERM")
             self._wait_until_ended(hosts, time.time() + self.job.settings.grace)
@@ -283,7 +283,7 @@ class Attempt:
         return Outcome(again=due)
 
     def _failure_reason(self, failed: Running) -> str:
-        """Return the FailureReason: the message of the failed host, or else of another host."""
+        """Return the FailureReason: the failed host's message, or another host's."""
         message = next(
             filter(
                 None,

@@ -1,4 +1,4 @@
-"""Brings a job's data to its hosts: from S3 or from this machine, whole or in shards."""
+"""Brings data from S3 or this machine to a job's hosts, whole or in shards."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Keeps the checkpoint folder and S3 alike: restores before the start, then uploads.
+"""Restores checkpoints from S3 before the start, then uploads the folder to S3.
 
 The upload can go wrong in all the ways that users have met in the service (contract, 1.5; each is a
 field of settings.Sync).

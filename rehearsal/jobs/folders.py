@@ -39,7 +39,7 @@ class Steady(io.FileIO):
         self.size = os.fstat(descriptor).st_size
 
     def read(self, size: int = -1) -> bytes:
-        """Read bytes; OSError if the file ends before the end that it had when it was opened."""
+        """Read bytes; OSError if the file has become shorter since it was opened."""
         data = super().read(size)
         if not data and size and self.tell() < self.size:
             raise OSError(errno.EIO, "the file has become shorter")
@@ -155,7 +155,7 @@ class Folder:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy the folders and regular files of a folder, however deep, into an existing folder."""
+    """Copy folders and regular files, however deep, into an existing folder."""
     folder = Folder(source)
     for name, state in folder.walk():
         if stat.S_ISDIR(state.st_mode):

@@ -67,7 +67,7 @@ class Wishes:
         self.messages.put(None)
 
     def next(self, until: float | None):
-        """Wait for the next message; None if none comes until the time `until` (`time.time()`)."""
+        """Wait for the next message; None if none comes until `until` (`time.time()`)."""
         try:
             seconds = (
                 None if until is None else min(max(0.0, until - time.time()), threading.TIMEOUT_MAX)
@@ -111,7 +111,7 @@ class Job(threading.Thread):
             self._finish(*_internal_error(error))
 
     def run(self) -> None:
-        """Run the job and write its record and report; whatever fails, the job comes to an end."""
+        """Run the job, write its record and report; the job ends whatever fails."""
         try:
             threading.Thread(target=self._send, daemon=True).start()
             outcome = self._run_attempts()
@@ -187,7 +187,7 @@ class Job(threading.Thread):
             self.record.status = "Stopping"
 
     def _run_attempts(self) -> tuple[str, str | None]:
-        """Run attempts until the job ends; return the final secondary status and the failure."""
+        """Run attempts until the job ends; return its final status and the failure."""
         try:
             while True:
                 outcome = self._run_attempt()
@@ -233,7 +233,7 @@ class Job(threading.Thread):
             self.last("what an attempt has left could not be removed", attempt.close)
 
     def _repair(self, outcome: Outcome) -> Outcome:
-        """Return a new start instead of a failure that a broken GPU may have caused (--repairs)."""
+        """Return a new start instead of a failure that a GPU may have caused (--repairs)."""
         gpus = any(host.instance_type.startswith(("ml.p", "ml.g")) for host in self.hosts)
         if outcome.status != "Failed" or not gpus or self.repairs >= self.settings.repairs:
             return outcome
@@ -252,7 +252,7 @@ class Job(threading.Thread):
         return Outcome("Failed", f"InternalServerError: {explanation}")
 
     def interrupted(self, due: Due) -> None:
-        """Record an interruption at its beginning; the hosts' program may go on for a while."""
+        """Record an interruption that begins; the hosts' program may go on for a while."""
         self.record.interruptions.append(
             Interruption(time.time(), due.hosts, due.warned, due.why, due.gap, self.record.step)
         )

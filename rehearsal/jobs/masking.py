@@ -29,7 +29,7 @@ class Mask:
         self.request = self._mask_value(request)
 
     def text(self, text: str) -> str:
-        """Return a text without the request's secrets, and without what looks like a secret."""
+        """Return a text without the request's secrets and what else looks like one."""
         for secret in sorted(self.secrets, key=len, reverse=True):
             text = text.replace(secret, MASK) if len(secret) >= SHORTEST else text
         return WORD.sub(lambda match: self._mask_word(match[0]), text)
@@ -62,7 +62,7 @@ class Mask:
         return MASK
 
     def _mask_command(self, line: list) -> list:
-        """Return a command line without the values of secret flags, which may be the next words."""
+        """Return a command line without the values of secret flags, also as next words."""
         flags = [
             str(word) if str(word).startswith("-") and "=" not in str(word) else "" for word in line
         ]

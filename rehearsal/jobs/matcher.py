@@ -64,7 +64,7 @@ def _raise_slow(*_: object) -> None:
 
 
 def _value_in_time(pattern: re.Pattern, text: str, seconds: float) -> float | None:
-    """Return the last number that a pattern finds in a text; Slow if it computes for too long."""
+    """Return the last number that a pattern finds; Slow if it computes for too long."""
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         return _last_value(pattern, text)

@@ -30,7 +30,7 @@ class Metrics:
                 ) from error
 
     def line(self, text: str) -> str | None:
-        """Look for values in a log line; return a note for the person if that takes too long."""
+        """Look for values in a log line; return a note if that takes too long."""
         with self.lock:
             if not self.patterns:
                 return None

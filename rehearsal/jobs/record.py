@@ -23,7 +23,7 @@ PAIR = re.compile(
 
 @dataclass
 class Point:
-    """One progress line: the step, and the name=value pairs, `step` and `epoch` included."""
+    """One progress line: its step, and all its name=value pairs with `step`, `epoch`."""
 
     time: float
     step: int

@@ -1,4 +1,4 @@
-"""Rules for when spot instances are taken away, e.g. `every ~5m of algo-2 unwarned`."""
+"""Rules for the loss of spot instances, e.g. `every ~5m of algo-2 unwarned`."""
 
 import random
 import re

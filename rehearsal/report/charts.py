@@ -101,7 +101,7 @@ def figure(chart: Chart) -> Element | None:
 
 
 def ticks(low: float, high: float, *, as_time: bool = False, at_least: float = 0.0) -> list[float]:
-    """Return round numbers from `low` to `high`: about TICKS, and at least `at_least` apart."""
+    """Return about TICKS round numbers from `low` to `high`, `at_least` apart."""
     smallest_step = max((high - low) / TICKS, at_least)
     size = 10.0 ** math.floor(math.log10(smallest_step))
     steps: Iterable[float] = (size * factor for factor in (1, 2, 5, 10))
@@ -114,7 +114,7 @@ def ticks(low: float, high: float, *, as_time: bool = False, at_least: float = 0
 
 
 def _drawable_line(line: Line) -> Line:
-    """Return the line without what cannot be drawn, with fewer points if there are too many."""
+    """Return the line without what cannot be drawn, and with TOO_MANY points at most."""
     points = [(x, y) for x, y in line.points if _is_drawable(x) and _is_drawable(y)]
     return Line(points[:: len(points) // TOO_MANY + 1], line.kept)
 
@@ -153,7 +153,7 @@ def _last_value(lines: Sequence[Line]) -> float:
 
 
 def _draw_rows(low: float, high: float) -> Iterable[Element]:
-    """Yield the horizontal lines of the grid, with their numbers to the left of the plot."""
+    """Yield the grid's horizontal lines, with their numbers to the left of the plot."""
     for value in ticks(low, high):
         y = f"{HEIGHT * (high - value) / (high - low):.1f}"
         yield node("line", class_="grid", x1=0, x2="100%", y1=y, y2=y)

@@ -55,7 +55,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Goodput:
-    """What became of the steps, and of the instances' time, over all hosts and attempts."""
+    """What became of the steps and the instances' time, in all hosts and attempts."""
 
     status: str
     # From the start of each instance to its release, or to now.
@@ -133,7 +133,7 @@ def measure(
 
 
 def moment(record: Record) -> float:
-    """Return the time until which to show a job: its last change if it ended, else now."""
+    """Return the time until which to show a job: its last change, or now if it runs."""
     return record.modified if record.status in ENDED and record.modified else time.time()
 
 
@@ -233,7 +233,7 @@ def _overlap(spans: Sequence[tuple[int, int]]) -> int:
 def _compute_cost(
     record: Record, billed: float, uninterrupted: float, price: float, spot_price: float | None
 ) -> Cost:
-    """Return the costs, from billed instance seconds and those of a run without interruptions."""
+    """Return the costs of the billed seconds, and of a run without interruptions."""
     on_demand = uninterrupted / 3600 * price
     spot = None if spot_price is None else billed / 3600 * spot_price
     comparable = record.status == "Completed" and spot is not None and on_demand > 0

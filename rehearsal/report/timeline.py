@@ -1,4 +1,4 @@
-"""The report's timeline: what each host did over time, as inline SVG without a script."""
+"""The report's timeline: what each host did, as inline SVG without a script."""
 
 from collections.abc import Iterable
 from itertools import pairwise

@@ -90,7 +90,7 @@ def _settings_of_class(value: Any) -> Mapping[str, Any]:
 
 
 def _chosen_class_path(args: list[str], group: str, base: type) -> str | None:
-    """Return the import path of the class that is chosen for a group; None if none is chosen."""
+    """Return the import path of the class chosen for a group; None without one."""
     chosen = None
     for key, value in _settings_given(args, group):
         if key in ("", "class_path"):

@@ -1,4 +1,4 @@
-"""Tests the best model and writes it to the model directory, complete or not at all."""
+"""Tests the best model and writes it to the model directory, as a whole."""
 
 import json
 import os

@@ -208,7 +208,7 @@ class CLI(LightningCLI):
         self._check_optimizer()
 
     def instantiate_classes(self) -> None:
-        """Make the objects; an error of a class about its settings is raised with their flag."""
+        """Make the objects; a class's error about its settings names their flag."""
         try:
             super().instantiate_classes()
             return
@@ -268,7 +268,7 @@ class CLI(LightningCLI):
         return LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
 
     def instantiate_trainer(self, **kwargs) -> Trainer:
-        """Return the trainer with our callbacks and logger, and a progress bar or log lines."""
+        """Return the trainer with our callbacks and logger, a progress bar or log lines."""
         trainer = self.config_init.trainer
         # In a job, the terminal of SDK 2's local mode shows only complete lines, and so nothing of
         # a progress bar.

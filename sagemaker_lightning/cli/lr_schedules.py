@@ -89,7 +89,7 @@ def configured(
 
 
 def step_once(scheduler: LRScheduler | ReduceLROnPlateau) -> None:
-    """Take a scheduler's first step, without the warning that its optimizer has taken none."""
+    """Take a scheduler's first step, without a warning that its optimizer took none."""
     with warnings.catch_warnings(action="ignore"):
         scheduler.step(*([0.0] if isinstance(scheduler, ReduceLROnPlateau) else []))
 

@@ -1,4 +1,4 @@
-"""Turns the parser's errors into one line: the flag, what was found, what is allowed."""
+"""Turns the parser's errors into one line: flag, what was found, what is allowed."""
 
 import inspect
 import re
@@ -287,7 +287,7 @@ def named(
 
 
 def unwanted(config: Namespace) -> str:
-    """Return the line for a value that the parser accepts and nothing else does; "" if none."""
+    """Return the line for a value that only the parser accepts; "" if there is none."""
     device = config.get("trainer.accelerator")
     if device in OLD_ACCELERATORS:
         allowed = "allowed is the kind of device, e.g. gpu or auto"
@@ -399,7 +399,7 @@ def _join_lines(lines: list[str]) -> str:
 
 
 def _explain_unknown_flag(flag: str, parser: ArgumentParser) -> str:
-    """Return the line for an unknown flag: its replacement, similar flags, or all flags."""
+    """Return the line for an unknown flag: its replacement, similar or all flags."""
     keys = [key for key in parser.get_defaults().keys() if not key.startswith("__")]  # noqa: SIM118
     known = ["--" + flags.BARE.sub("", key) for key in keys]
     group, _, name = flag.lstrip("-").replace("-", "_").replace(" ", ".").rpartition(".")

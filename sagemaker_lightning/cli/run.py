@@ -1,4 +1,4 @@
-"""Runs a training from environment and flags to the written model: fit, test, export."""
+"""Runs a training, from environment and flags to the model: fit, test, export."""
 
 import logging
 import os
@@ -159,7 +159,7 @@ def printed_only(leaving: SystemExit) -> str:
 
 
 def left_early(leaving: SystemExit) -> str:
-    """Return where a model's, data module's or callback's code ended the program, as a message."""
+    """Return the message that says where a user's code ended the program."""
     frames = [
         frame for frame in extract_tb(leaving.__traceback__) if not frame.filename.startswith("<")
     ]
@@ -189,7 +189,7 @@ def stopped(line: heartbeat.Lifeline, why: str, loud: bool = True) -> None:
 
 
 def say_once(record: logging.LogRecord) -> bool:
-    """Return whether to log a line of Lightning's: "`Trainer.fit` stopped" comes several times."""
+    """Return whether to log a line: Lightning repeats "`Trainer.fit` stopped"."""
     text = record.getMessage()
     is_new = text not in say_once.said
     if text.startswith("`Trainer.fit` stopped"):

@@ -1,4 +1,4 @@
-"""Suggestions for a wrong name: its replacement, similar names, and the possible choices."""
+"""Suggestions for a wrong name: its replacement, similar names, all choices."""
 
 import difflib
 import inspect
@@ -103,7 +103,7 @@ def _is_made_by_flags(kind: type) -> bool:
 
 
 def why_not(given: str) -> str:
-    """Return why an import path cannot be imported; "" if it can, or is no import path."""
+    """Return why an import path fails; "" if it does not, or is no import path."""
     module, _, name = given.rpartition(".")
     if not module or not all(part.isidentifier() for part in given.split(".")):
         return ""
@@ -126,12 +126,12 @@ def why_not(given: str) -> str:
 
 
 def closest(word: str, words: list[str], cutoff: float = 0.6) -> list[str]:
-    """Return the word among `words` that is most similar, as a list of one; or an empty list."""
+    """Return a list of the most similar one among `words`; it may be empty."""
     return difflib.get_close_matches(word, words, 1, cutoff)
 
 
 def first_line(error: Exception) -> str:
-    """Return an exception's message, or its class, as one line of at most 150 characters."""
+    """Return an exception's message, or its class, in at most 150 characters."""
     return shortened(" ".join(str(error).split()) or type(error).__name__, 150)
 
 

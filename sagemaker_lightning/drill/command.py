@@ -1,4 +1,4 @@
-"""Interrupts the first steps of a training and compares the result with an uninterrupted run.
+"""Interrupts the first steps of a training and compares it with a run left alone.
 
     python -m sagemaker_lightning.drill -- python app/train.py --model=mine.Model --data=mine.Data
     python -m sagemaker_lightning.drill -- python my_train.py    # your own program that trains by
@@ -479,7 +479,7 @@ class Drill:
         return ""
 
     def _describe_differences(self, folder: Path, interruption: Interruption) -> str:
-        """Describe how an interrupted run differs, with the likely cause; "" if it does not."""
+        """Describe how an interrupted run differs, and why; "" if it does not."""
         differences = comparison.differences(self.alone, folder)
         if not differences:
             return ""

@@ -80,7 +80,7 @@ def steps(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
 
 
 def _compare_steps(alone: Path, other: Path) -> list[Difference]:
-    """Return the first step that differs, of all ranks, as a list of at most one difference."""
+    """Return the first step of any rank that differs, in a list of at most one."""
     differences = []
     ranks = len({path.name for folder in (alone, other) for path in folder.glob("steps-*.jsonl")})
     for rank in range(ranks):
@@ -126,7 +126,7 @@ def _compare_steps(alone: Path, other: Path) -> list[Difference]:
 
 
 def _format_floats(bits: str | list[str] | None) -> str:
-    """Return one float or several, given as hex, with as many digits as identify the value."""
+    """Return one or more floats, given as hex, with the digits that identify them."""
     if isinstance(bits, list):
         return ", ".join(map(_format_floats, bits))
     return ABSENT if bits is None else repr(float.fromhex(bits))
@@ -185,7 +185,7 @@ def _read_values(path: Path) -> Any:
 
 
 def _compare_trees(kind: str, where: str, one: Any, two: Any) -> list[Difference]:
-    """Return one difference that says which values of two trees differ; none if all are equal."""
+    """Return a difference that lists the values of two trees that differ, if any do."""
     leaves = list(_differing_leaves(one, two, ()))
     if not leaves:
         return []
@@ -255,7 +255,7 @@ def _compare_curves(alone: Path, other: Path) -> list[Difference]:
 
 
 def _read_tensorboard(folder: Path) -> dict[str, list]:
-    """Return the (step, value) pairs of each curve in logging order, by folder and tag."""
+    """Return each curve's (step, value) pairs in logging order, by folder and tag."""
     curves: dict[str, list] = {}
     for path in sorted(folder.rglob("*.tfevents.*")):
         where = path.parent.relative_to(folder)
@@ -276,7 +276,7 @@ def _read_csv(folder: Path) -> dict[str, list]:
 
 
 def _file_names(*folders: Path) -> list[str]:
-    """Return the relative paths of the files below any of the folders, sorted, each once."""
+    """Return the relative paths of all files below the folders, sorted, each once."""
     paths = [
         path.relative_to(folder).as_posix()
         for folder in folders

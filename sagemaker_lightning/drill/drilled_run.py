@@ -136,7 +136,7 @@ class Drilled(Callback):
         self._record(trainer, "epoch")
 
     def _record(self, trainer: Trainer, kind: str, *place: int, **known: Any) -> None:
-        """Append one line to this rank's file, and wait for the signal if this is the moment."""
+        """Append a line to this rank's file; wait for the signal if this is the moment."""
         at = [kind, trainer.current_epoch, *place]
         with records(self.folder, trainer.global_rank).open("a") as file:
             file.write(json.dumps({"at": at, **known}) + "\n")
@@ -156,7 +156,7 @@ class Drilled(Callback):
             time.sleep(0.01)
 
     def _refuse_other_folders(self, trainer: Trainer) -> None:
-        """Raise UserError if a callback or logger writes to a folder outside of the drill's."""
+        """Raise UserError if a callback or logger writes outside of the drill's folder."""
         settings = [(callback, "dirpath") for callback in trainer.callbacks] + [
             (logger, "save_dir") for logger in trainer.loggers
         ]
@@ -189,7 +189,7 @@ class Drilled(Callback):
         trainer.log_every_n_steps = 1
 
     def _replace_loader_preparation(self, trainer: Trainer) -> None:
-        """Give each DataLoader for training and validation `self.workers`, unless that is None."""
+        """Set `self.workers`, unless None, in each DataLoader of training and validation."""
         prepare_before = lightning_loaders.preparing(trainer)
 
         def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:

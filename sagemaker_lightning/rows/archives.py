@@ -98,7 +98,7 @@ class _LimitedArchive(tarfile.TarFile):
     """
 
     def next(self) -> tarfile.TarInfo | None:
-        """Return the next file, None at the end; TarError if the header is damaged or too long."""
+        """Return the next file, None at the end; TarError for a damaged or long header."""
         if not isinstance(self.fileobj, _LimitedFile):
             self.fileobj = _LimitedFile(self.fileobj)
         self.fileobj.left = HEADER_BYTES

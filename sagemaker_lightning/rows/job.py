@@ -180,7 +180,7 @@ def _print_progress(worker: str, line: str) -> None:
 
 
 def _report_and_exit(blocks: Blocks, part: range, number: int, frame: Any) -> None:
-    """Report what is left and exit at once, with nothing to save: committed blocks are safe."""
+    """Report what is left and exit at once; committed blocks are safe."""
     missing_rows = sum(map(len, partition.missing(part, blocks.named())))
     line = (
         f"{words(len(part) - missing_rows, signal.Signals(number).name)}; {missing_rows} of "

@@ -68,7 +68,7 @@ def _refuse_constant(constant: str) -> None:
 
 
 def _check_manifest(manifest: Any) -> None:
-    """Raise ValueError unless this is a possible manifest in the format of rows/parts.py."""
+    """Raise ValueError unless this is a valid manifest in the format of rows/parts.py."""
     if type(manifest) is not dict or _is_deeper(manifest, LEVELS):
         raise ValueError("it is no JSON object, or too deep a one")
     for key, types in KEYS.items():

@@ -111,7 +111,7 @@ def _remove_unless_complete(paths: list[Path], error_type: type | None, *_: Any)
 
 
 def _plan(parts: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], dict[int, int]]]:
-    """Return the dtype and shape of each merged array, and where each part's entries begin."""
+    """Return each merged array's dtype and shape, and where each part begins in it."""
     plan: dict[str, tuple[dict[str, Any], dict[int, int]]] = {}
     filled = [part for part in parts if part["arrays"]]
     for part in filled:
