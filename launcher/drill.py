@@ -1,4 +1,4 @@
-"""Drills a job on this machine, by sagemaker_lightning.drill, before it costs money."""
+"""Drills a job here, by sagemaker_lightning.drill, before it costs anything."""
 
 import json
 import os

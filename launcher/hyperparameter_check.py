@@ -121,7 +121,7 @@ def ask(
 
 
 def channel_variables(request: dict) -> dict[str, str]:
-    """Return the toolkit's variables for the channels: --data's default depends on them."""
+    """Return the toolkit's variables for the channels, which decide --data's default."""
     names = [channel["ChannelName"] for channel in request.get("InputDataConfig", [])]
     folders = {f"SM_CHANNEL_{name.upper()}": f"/opt/ml/input/data/{name}" for name in names}
     return {"SM_CHANNELS": json.dumps(names)} | folders if names else {}

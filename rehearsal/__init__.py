@@ -1,1 +1,1 @@
-"""A local endpoint with the AWS APIs of training jobs, which it runs like SageMaker."""
+"""A local endpoint with the AWS APIs of training jobs; runs them like SageMaker."""

@@ -107,7 +107,8 @@ def with_key(answer: Response, key: Key) -> Response:
 def allowed(names: list[str]) -> Response:
     """Return the answer to SDK 3's SimulatePrincipalPolicy: everything is allowed."""
     members = "".join(
-        f"<member><EvalActionName>{escape(name)}</EvalActionName><EvalDecision>allowed</EvalDecision></member>"
+        f"<member><EvalActionName>{escape(name)}</EvalActionName>"
+        "<EvalDecision>allowed</EvalDecision></member>"
         for name in names
     )
     result = f"<IsTruncated>false</IsTruncated><EvaluationResults>{members}</EvaluationResults>"

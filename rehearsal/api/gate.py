@@ -86,7 +86,8 @@ class Claim:
 
 def keep_pages_out(environ: dict) -> None:
     """Raise Closed for a web page's request: another host's name, origin, preflight."""
-    address, port = environ["SERVER_NAME"], environ["SERVER_PORT"]
+    address = environ["SERVER_NAME"]
+    port = environ["SERVER_PORT"]
     names = [address, *(["localhost"] if address == "127.0.0.1" else [])]
     allowed_hosts = [f"{name}:{port}" for name in names] + (names if port == "80" else [])
     host = environ.get("HTTP_HOST")
@@ -142,7 +143,9 @@ def claimed(environ: dict) -> Claim:
     query = pairs(environ["REQUEST_URI"].partition("?")[2])
     if "HTTP_AUTHORIZATION" in environ:
         match = HEADER.fullmatch(environ["HTTP_AUTHORIZATION"])
-        parts, moment, seconds = match and match.groups(), environ.get("HTTP_X_AMZ_DATE", ""), SKEW
+        parts = match and match.groups()
+        moment = environ.get("HTTP_X_AMZ_DATE", "")
+        seconds = SKEW
     else:
         parameters = {name.decode("latin-1"): value.decode("latin-1") for name, value in query}
         query = [(name, value) for name, value in query if name != b"X-Amz-Signature"]
@@ -151,7 +154,8 @@ def claimed(environ: dict) -> Claim:
             for name in ("Credential", "SignedHeaders", "Signature")
         )
         match = re.fullmatch(rf"{SCOPE}\n{SIGNED_NAMES}\n{SIGNATURE}", text, re.ASCII)
-        parts, moment = match and match.groups(), parameters.get("X-Amz-Date", "")
+        parts = match and match.groups()
+        moment = parameters.get("X-Amz-Date", "")
         expires = parameters.get("X-Amz-Expires", "")
         seconds = int(expires) if re.fullmatch(r"\d{1,6}", expires, re.ASCII) else 0
     if parts is None:

@@ -22,7 +22,8 @@ def page(jobs: Mapping[str, Record], request: dict) -> dict:
         key=keys.get(request.get("SortBy"), lambda pair: pair[1].created),
         reverse=request.get("SortOrder", "Descending") == "Descending",
     )
-    start, size = place_in_list(request.get("NextToken")), request.get("MaxResults", PAGE)
+    start = place_in_list(request.get("NextToken"))
+    size = request.get("MaxResults", PAGE)
     next_page = {"NextToken": token(start + size)} if start + size < len(matching) else {}
     return {
         "TrainingJobSummaries": [summary(*pair) for pair in matching[start : start + size]]

@@ -84,8 +84,8 @@ class Handler(WSGIRequestHandler):
 class Server(ThreadedWSGIServer):
     """A server with a limited number of connections; it closes those beyond."""
 
-    def __init__(self, *given, **more) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *arguments, **keywords) -> None:
+        super().__init__(*arguments, **keywords)
         self.free = threading.BoundedSemaphore(AT_ONCE)
 
     def process_request(self, request, client_address) -> None:

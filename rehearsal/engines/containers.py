@@ -55,8 +55,8 @@ class Containers:
         in_ecr = ECR.fullmatch(uri)
         for name in (uri, *([in_ecr[1]] if in_ecr else [])):
             try:
-                if found := self.local(name):
-                    return found
+                if image_id := self.local(name):
+                    return image_id
             except APIError as error:
                 raise JobFailed(
                     f"ClientError: Cannot pull image {uri}: {error.explanation}"

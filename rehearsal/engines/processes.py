@@ -33,7 +33,10 @@ INSIDE = ["setpriv", "--pdeathsig=KILL", "sh", "-c", 'mount -t proc proc /proc &
 PREPARE = """
 [[ -z $1 ]] || mount --bind "$1" /etc/hosts || exit 1
 shift
-while [[ $1 != -- ]]; do mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" || exit 1; shift; done
+while [[ $1 != -- ]]; do
+    mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" || exit 1
+    shift
+done
 shift
 exec "$@"
 """

@@ -100,9 +100,9 @@ def _usable(
         yield name, state
 
 
-def opened(found: Found) -> Iterator[tuple[str, BinaryIO]]:
+def opened(files: Found) -> Iterator[tuple[str, BinaryIO]]:
     """Yield each file, open; for a link, the file that it leads to."""
-    for name, (folder, state) in found.items():
+    for name, (folder, state) in files.items():
         if stat.S_ISDIR(state.st_mode):
             continue
         try:
@@ -116,10 +116,10 @@ def opened(found: Found) -> Iterator[tuple[str, BinaryIO]]:
             yield name, file
 
 
-def pack(found: Found, archive: BinaryIO) -> None:
+def pack(files: Found, archive: BinaryIO) -> None:
     """Write a tar.gz, with the fastest compression: weights hardly get smaller."""
     with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1) as tar:
-        for name, (folder, state) in found.items():
+        for name, (folder, state) in files.items():
             if stat.S_ISREG(state.st_mode):
                 with folder.open(name) as file:
                     member = tar.gettarinfo(arcname=name, fileobj=file)

@@ -176,13 +176,13 @@ class Job(threading.Thread):
 
     def changed(self, status: str, message: str) -> None:
         """Change the job to a secondary status."""
-        now = time.time()
+        moment = time.time()
         if self.record.transitions:
-            self.record.transitions[-1].end = now
+            self.record.transitions[-1].end = moment
         self.record.transitions.append(
-            Transition(status, message, now, now if status in FINAL else None)
+            Transition(status, message, moment, moment if status in FINAL else None)
         )
-        self.record.modified = now
+        self.record.modified = moment
         if status == "Stopping":
             self.record.status = "Stopping"
 

@@ -96,10 +96,8 @@ def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
     share = "–" if goodput.share is None else f"{goodput.share:.1%}"
     description = "goodput: instance time that became kept training"
     if goodput.status == "Failed":
-        share, description = (
-            "failed",
-            f"{goodput.share or 0:.0%} of the instance time was training to go on from",
-        )
+        share = "failed"
+        description = f"{goodput.share or 0:.0%} of the instance time was training to go on from"
     figures = [
         (share, description),
         (

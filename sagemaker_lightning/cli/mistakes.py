@@ -186,9 +186,9 @@ def naming(
     Args:
         flag: The flag.
         settings: The settings that the flag chose, by name.
-        kinds: The exceptions to convert. Anything but the default is for code that does more than use
-            these settings: then the exceptions must be meant for whoever chose settings, these or
-            others.
+        kinds: The exceptions to convert. Anything but the default is for code that does more than
+            use these settings: then the exceptions must be meant for whoever chose settings,
+            these or others.
 
     Errors that come from a user's code stay as they are, because their traceback says more; so do
     this package's own errors.
@@ -343,7 +343,8 @@ def _explain_wrong_file(flag: str, words: list[str], application: Application) -
     if flag != "--config" or len(words) == 1 and words[0] == flag:
         return ""
     if not flags.is_file(name):
-        known, renamed = ", ".join(application.recipe_files), application.renamed_recipes
+        known = ", ".join(application.recipe_files)
+        renamed = application.renamed_recipes
         state = (
             f"is called {renamed[name]} now" if name in renamed else f"is no file in {Path.cwd()}"
         )
@@ -383,7 +384,8 @@ def _join_lines(lines: list[str]) -> str:
     for line in dict.fromkeys(lines):
         flag, _, message = line.partition(": ")
         flags_of.setdefault(message, []).append(flag)
-    text, left_out = "", []
+    text = ""
+    left_out = []
     for message, names in flags_of.items():
         no_flags = "are no flags" if len(names) > 1 else "is no flag"
         part = f"{listed(names, 200)}: {message.replace('is no flag', no_flags)}"

@@ -69,7 +69,8 @@ def choice(given: str, bases: list[str]) -> str:
     """
     names = sorted({name for base in bases for name in _subclass_names(base)})
     kinds = dict.fromkeys(base.rpartition(".")[2] for base in bases)
-    names, kinds = [name for name in names if name not in kinds], " or ".join(kinds)
+    names = [name for name in names if name not in kinds]
+    kinds = " or ".join(kinds)
     matches = closest(given, names)
     suggestion = f"; did you mean {matches[0]}?" if matches else ""
     allowed = f"are {listed(names, 450)} or" if names else "is"

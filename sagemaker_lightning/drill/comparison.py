@@ -134,8 +134,10 @@ def _format_floats(bits: str | list[str] | None) -> str:
 
 def _compare_states(alone: Path, other: Path) -> list[Difference]:
     """Return how the last checkpoints differ, as a list of at most one difference."""
-    one, two = (_read_last_state(folder / "ml/checkpoints") for folder in (alone, other))
-    return _compare_trees("state", "the last checkpoint", one, two)
+    state_alone, state_other = (
+        _read_last_state(folder / "ml/checkpoints") for folder in (alone, other)
+    )
+    return _compare_trees("state", "the last checkpoint", state_alone, state_other)
 
 
 def _read_last_state(folder: Path) -> dict[str, Any]:
@@ -184,9 +186,9 @@ def _read_values(path: Path) -> Any:
     return None
 
 
-def _compare_trees(kind: str, where: str, one: Any, two: Any) -> list[Difference]:
+def _compare_trees(kind: str, where: str, alone: Any, other: Any) -> list[Difference]:
     """Return a difference that lists the values of two trees that differ, if any do."""
-    leaves = list(_differing_leaves(one, two, ()))
+    leaves = list(_differing_leaves(alone, other, ()))
     if not leaves:
         return []
     (path, words), *more = leaves
@@ -195,32 +197,32 @@ def _compare_trees(kind: str, where: str, one: Any, two: Any) -> list[Difference
 
 
 def _differing_leaves(
-    one: Any, two: Any, path: tuple[str, ...]
+    alone: Any, other: Any, path: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the path of each value that differs, and a description of the difference."""
-    if isinstance(one, Mapping) and isinstance(two, Mapping):
-        for key in dict.fromkeys([*one, *two]):
+    if isinstance(alone, Mapping) and isinstance(other, Mapping):
+        for key in dict.fromkeys([*alone, *other]):
             if key not in PASSING:
                 yield from _differing_leaves(
-                    one.get(key, ABSENT), two.get(key, ABSENT), (*path, str(key))
+                    alone.get(key, ABSENT), other.get(key, ABSENT), (*path, str(key))
                 )
-    elif isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
-        for number, (left, right) in enumerate(zip_longest(one, two, fillvalue=ABSENT)):
+    elif isinstance(alone, (list, tuple)) and isinstance(other, (list, tuple)):
+        for number, (left, right) in enumerate(zip_longest(alone, other, fillvalue=ABSENT)):
             yield from _differing_leaves(left, right, (*path, str(number)))
-    elif digest(one) != digest(two):
-        yield path, _describe_difference(one, two)
+    elif digest(alone) != digest(other):
+        yield path, _describe_difference(alone, other)
 
 
-def _describe_difference(one: Any, two: Any) -> str:
+def _describe_difference(alone: Any, other: Any) -> str:
     """Describe how two values differ."""
-    if not (isinstance(one, Tensor) and isinstance(two, Tensor)):
-        return _format_both(_shorten(one), _shorten(two))
-    if one.shape != two.shape or one.dtype != two.dtype:
-        return _format_both(*(f"{each.dtype} {list(each.shape)}" for each in (one, two)))
-    if one.numel() == 1:
-        return _format_both(repr(one.item()), repr(two.item()))
-    apart = one.to_dense() != two.to_dense()
-    return f"{int(apart.sum())} of {one.numel()} values"
+    if not (isinstance(alone, Tensor) and isinstance(other, Tensor)):
+        return _format_both(_shorten(alone), _shorten(other))
+    if alone.shape != other.shape or alone.dtype != other.dtype:
+        return _format_both(*(f"{each.dtype} {list(each.shape)}" for each in (alone, other)))
+    if alone.numel() == 1:
+        return _format_both(repr(alone.item()), repr(other.item()))
+    apart = alone.to_dense() != other.to_dense()
+    return f"{int(apart.sum())} of {alone.numel()} values"
 
 
 def _format_both(alone: str, other: str) -> str:
@@ -238,10 +240,12 @@ def _compare_curves(alone: Path, other: Path) -> list[Difference]:
     """Return the first difference of each curve (TensorBoard) and of each CSV file."""
     differences = []
     for read_all in (_read_tensorboard, _read_csv):
-        one = read_all(alone)
-        two = read_all(other)
-        for name in dict.fromkeys([*one, *two]):
-            rows = zip_longest(one.get(name, ()), two.get(name, ()), fillvalue=ABSENT)
+        curves_alone = read_all(alone)
+        curves_other = read_all(other)
+        for name in dict.fromkeys([*curves_alone, *curves_other]):
+            rows = zip_longest(
+                curves_alone.get(name, ()), curves_other.get(name, ()), fillvalue=ABSENT
+            )
             number, row = next(
                 ((k, row) for k, row in enumerate(rows) if row[0] != row[1]), (0, None)
             )

@@ -41,7 +41,8 @@ def weighted(total: int, weights: Sequence[float]) -> list[range]:
             f"weights: found {list(weights)} for {total} rows; allowed are numbers from 0, one "
             "above it"
         )
-    bounds, reached = [0], Fraction(0)
+    bounds = [0]
+    reached = Fraction(0)
     for weight in exact:
         reached += weight
         bounds.append(round(total * reached / sum(exact)))
