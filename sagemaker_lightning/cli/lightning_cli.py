@@ -217,7 +217,7 @@ class CLI(LightningCLI):
         raise user_error
 
     def _check_optimizer(self) -> None:
-        """Take one step with the flags' optimizer and scheduler, on a dummy parameter.
+        """Make the flags' optimizer, for a dummy parameter, and step its scheduler once.
 
         Most schedulers take their first step after the first epoch; without this check, their
         complaints about settings would come only then.
