@@ -3,7 +3,7 @@
     python -m sagemaker_lightning.drill -- python app/train.py --model=mine.Model --data=mine.Data
     python -m sagemaker_lightning.drill -- python my_train.py    # your own program that trains by
                                                                  # sagemaker_lightning/cli/run.py
-    python -m sagemaker_lightning.drill -- \
+    python -m sagemaker_lightning.drill -- \\
         python app/train_torchrun.py --trainer.devices=2 --trainer.accelerator=cpu
     docker run IMAGE python -m sagemaker_lightning.drill -- train    # the job mounted at /opt/ml
 
@@ -225,11 +225,14 @@ class Bench:
         with log.open("ab") as output:
             try:
                 process = subprocess.Popen(
-                    self.command, cwd=self.run / (
-                        "work"
-                    ), env=variables, stdin=subprocess.DEVNULL, stdout=output,
-                    stderr=subprocess.STDOUT, start_new_session=True,
-                )  # fmt: skip
+                    self.command,
+                    cwd=self.run / "work",
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             except OSError as error:
                 raise Impossible(
                     f"{self.command[0]}: cannot be started ({error.strerror})"
@@ -546,19 +549,26 @@ def positive(text: str) -> int:
     return int(text)
 
 
-NAMES = ["kill-in-epoch", "stop-in-epoch", "kill-at-epoch-end", "stop-at-epoch-end", (
-    "kill-in-validation"
-),
-         "stop-in-validation", "workers"]  # fmt: skip
+NAMES = [
+    "kill-in-epoch",
+    "stop-in-epoch",
+    "kill-at-epoch-end",
+    "stop-at-epoch-end",
+    "kill-in-validation",
+    "stop-in-validation",
+    "workers",
+]
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the drill's own flags, which come before the command."""
     flag_parser = Parser(
         prog="python -m sagemaker_lightning.drill",
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="python -m sagemaker_lightning.drill [FLAG]... -- COMMAND...", allow_abbrev=False,
-    )  # fmt: skip
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python -m sagemaker_lightning.drill [FLAG]... -- COMMAND...",
+        allow_abbrev=False,
+    )
     add = flag_parser.add_argument
     add(
         "--steps",
