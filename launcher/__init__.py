@@ -1,8 +1,11 @@
-"""One training job, checked, launched and followed, without an SDK; it needs boto3 alone."""
+"""Checks, launches and follows one training job; needs boto3 and no SageMaker SDK."""
 
 import sys
 
 try:
     import boto3  # noqa: F401
 except ImportError:
-    sys.exit(f"error: {sys.executable} has no boto3; run `make env` and use .venv/bin/python, or pip install boto3")
+    sys.exit(
+        f"error: {sys.executable} has no boto3; run `make env` and use .venv/bin/python, or pip "
+        "install boto3"
+    )

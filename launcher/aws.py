@@ -1,14 +1,15 @@
-"""The few AWS calls that the shell scripts make, and what all scripts share: the region, clients, one-line errors.
+"""The few AWS calls that the shell scripts make, and what all scripts share.
 
-    python scripts/aws.py account                                  the account's number, from STS
-    python scripts/aws.py region                                   the region that is configured
-    python scripts/aws.py create-repository NAME                   an ECR repository, unless it is there
-    python scripts/aws.py ecr-password                             for `docker login --username AWS --password-stdin`
+    python scripts/aws.py account                      prints the account's number, from STS
+    python scripts/aws.py region                       prints the configured region
+    python scripts/aws.py create-repository NAME       makes an ECR repository, unless it exists
+    python scripts/aws.py ecr-password                 prints the password for
+                                                     `docker login --username AWS --password-stdin`
     python scripts/aws.py upload FILE s3://BUCKET/KEY
-    python scripts/aws.py stop JOB                                 stops a training job
+    python scripts/aws.py stop JOB                     stops a training job
 
-All take --region. Credentials are found as boto3 finds them: AWS_PROFILE, AWS_ACCESS_KEY_ID and so on. boto3 is all
-that is needed: `make env` installs it, with the rest, into .venv.
+All take --region. boto3 finds the credentials in its usual places: AWS_PROFILE, AWS_ACCESS_KEY_ID
+and so on. boto3 is the only package needed; `make env` installs it, with the rest, into .venv.
 """
 
 import argparse
@@ -23,52 +24,72 @@ from pathlib import Path
 import boto3
 from boto3.exceptions import Boto3Error
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
 
 NO_CREDENTIALS = (
-    "no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or fill "
-    "~/.aws/credentials"
+    "no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+    "fill ~/.aws/credentials"
 )
-# An ECR address; the suffix differs from partition to partition, and so do AWS's newer names for the same registry.
+# An ECR address. The suffix differs from partition to partition, and AWS's newer names for the same
+# registry differ, too.
 ECR = re.compile(
     r"(?P<account>\d{12})\.dkr[.-]ecr(-fips)?\.(?P<region>[a-z0-9-]+)\.[a-z0-9.-]+"
     r"/(?P<repository>[a-z0-9][a-z0-9._/-]*)(:(?P<tag>[\w][\w.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
 
 
-def region(given: str | None, otherwise: str | None = None) -> str:
-    """Return --region, or the environment's or the profile's region, or `otherwise`; ValueError if there is none."""
-    found = given or os.environ.get("AWS_REGION") or boto3.Session().region_name or otherwise
-    if not found:
+def region(region_flag: str | None, otherwise: str | None = None) -> str:
+    """Return --region, or the environment's or the profile's region, or `otherwise`.
+
+    Raises ValueError if there is none, or if it is no region's name.
+    """
+    name = region_flag or os.environ.get("AWS_REGION") or boto3.Session().region_name or otherwise
+    if not name:
         raise ValueError(
-            "--region: found none, neither in AWS_REGION, AWS_DEFAULT_REGION nor in the AWS profile; give one, e.g. "
-            "--region=us-east-1"
+            "--region: found none, neither in AWS_REGION, AWS_DEFAULT_REGION nor in the AWS "
+            "profile; give one, e.g. --region=us-east-1"
         )
-    if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-\d+", found):
-        raise ValueError(f"--region: found {found!r}, allowed is the name of an AWS region, e.g. us-east-1")
-    return found
+    if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-\d+", name):
+        raise ValueError(
+            f"--region: found {name!r}, allowed is the name of an AWS region, e.g. us-east-1"
+        )
+    return name
 
 
 def client(service: str, region_name: str):
-    """Return a boto3 client that gives up on an unreachable service within a minute, not after many."""
+    """Return a boto3 client that gives up on an unreachable service within a minute."""
     return boto3.client(
-        service, region_name=region_name, config=Config(connect_timeout=5, retries={"mode": "standard"})
+        service,
+        region_name=region_name,
+        config=Config(connect_timeout=5, retries={"mode": "standard"}),
     )
 
 
 def explain(error: Exception) -> str:
-    """Return `error` in one line."""
+    """Return the message of `error` in one line."""
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return NO_CREDENTIALS
     if isinstance(error, ClientError):
-        found = error.response.get("Error", {})
-        return f"{error.operation_name}: {found.get('Code')}: {' '.join(str(found.get('Message')).split())}"
+        details = error.response.get("Error", {})
+        return (
+            f"{error.operation_name}: {details.get('Code')}: "
+            f"{' '.join(str(details.get('Message')).split())}"
+        )
     return " ".join(str(error).split())
 
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn a user's mistake, or what AWS has against a call, into one line on stderr and exit status 1."""
+    """Print an expected error as one line on stderr, and exit with status 1.
+
+    Expected are a user's mistake (ValueError), and what AWS or the operating system refuses. Ctrl-C
+    exits with status 130.
+    """
     try:
         yield
     except (ValueError, OSError, BotoCoreError, Boto3Error, ClientError) as error:
@@ -83,12 +104,12 @@ def account(region_name: str) -> None:
 
 
 def print_region(region_name: str) -> None:
-    """Print the region that is configured."""
+    """Print the configured region."""
     print(region_name)
 
 
 def create_repository(region_name: str, name: str) -> None:
-    """Create ECR repository `name` unless it is there."""
+    """Create ECR repository `name` unless it exists."""
     ecr = client("ecr", region_name)
     try:
         ecr.create_repository(repositoryName=name)
@@ -98,8 +119,10 @@ def create_repository(region_name: str, name: str) -> None:
 
 
 def ecr_password(region_name: str) -> None:
-    """Print the password for the account's registry, valid for 12 hours."""
-    token = client("ecr", region_name).get_authorization_token()["authorizationData"][0]["authorizationToken"]
+    """Print the password for the account's ECR registry, valid for 12 hours."""
+    token = client("ecr", region_name).get_authorization_token()["authorizationData"][0][
+        "authorizationToken"
+    ]
     print(base64.b64decode(token).decode().removeprefix("AWS:"))
 
 
@@ -116,7 +139,7 @@ def stop(region_name: str, job: str) -> None:
 
 
 def s3_location(name: str, uri: str) -> tuple[str, str]:
-    """Return bucket and key of an s3:// address; ValueError names the flag `name`."""
+    """Split an s3:// address into bucket and key; ValueError names the flag `name`."""
     match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
     if not match:
         raise ValueError(f"{name}: found {uri!r}, allowed is s3://BUCKET/PREFIX")
@@ -134,8 +157,10 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run one of the commands."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run the command that the command line names."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (function, arguments) in COMMANDS.items():
         command = commands.add_parser(name, help=function.__doc__)
@@ -143,9 +168,10 @@ def main() -> None:
         for argument in arguments:
             command.add_argument(argument)
     args = vars(parser.parse_args())
-    name, given = args.pop("command"), args.pop("region")
+    name = args.pop("command")
+    region_flag = args.pop("region")
     with reported():
-        COMMANDS[name][0](region(given), **args)
+        COMMANDS[name][0](region(region_flag), **args)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Flags of launch.py that contradict each other, or the region.
+"""Finds flags of launch.py that contradict each other, or the region.
 
-What excludes what: the API reference of CreateTrainingJob; for keep-alive, the developer guide, "SageMaker AI managed
-warm pools"; for images outside of Amazon ECR, the reference of TrainingImageConfig.
+Sources: the API reference of CreateTrainingJob; for keep-alive, the developer guide, "SageMaker AI
+managed warm pools"; for images outside of Amazon ECR, the reference of TrainingImageConfig.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from launcher import aws
 
 
 def check(args: argparse.Namespace, region: str) -> None:
-    """Raise ValueError for the first contradiction."""
+    """Raise ValueError for the first contradiction, which it names."""
     check_flags(args)
     check_places(args, region)
 
@@ -18,7 +18,7 @@ def check(args: argparse.Namespace, region: str) -> None:
 def check_flags(args: argparse.Namespace) -> None:
     """Raise ValueError for flags that exclude or need each other."""
     max_wait = args.max_wait
-    for wrong, line in (
+    for is_wrong, line in (
         (
             args.spot and not args.checkpoints,
             "--spot: needs --checkpoints=s3://BUCKET/PREFIX, or an interruption loses all",
@@ -29,39 +29,53 @@ def check_flags(args: argparse.Namespace) -> None:
         ),
         (
             max_wait and max_wait < args.max_run,
-            f"--max-wait: found {max_wait}, allowed is --max-run ({args.max_run}) or more: waiting and running count",
+            f"--max-wait: found {max_wait}, allowed is --max-run ({args.max_run}) or more: waiting "
+            "and running count",
         ),
-        (args.drill_data and not args.drill, "--drill-data: found without --drill; give both or neither"),
-        (args.keep_alive and args.spot, "--keep-alive: not allowed with --spot; leave one of them out"),
-        (args.keep_alive and args.instance_group, "--keep-alive: not allowed with --instance-group; leave one out"),
+        (
+            args.drill_data and not args.drill,
+            "--drill-data: found without --drill; give both or neither",
+        ),
+        (
+            args.keep_alive and args.spot,
+            "--keep-alive: not allowed with --spot; leave one of them out",
+        ),
+        (
+            args.keep_alive and args.instance_group,
+            "--keep-alive: not allowed with --instance-group; leave one out",
+        ),
         (
             args.instance_group and (args.instance_type or args.instance_count),
-            "--instance-group: not allowed with --instance-type or --instance-count; the groups say both",
+            "--instance-group: not allowed with --instance-type or --instance-count; the groups "
+            "say both",
         ),
         (
             bool(args.subnet) != bool(args.security_group),
-            f"{'--security-group' if args.subnet else '--subnet'}: found none, but a VPC needs at least one --subnet "
-            "and one --security-group",
+            f"{'--security-group' if args.subnet else '--subnet'}: found none, but a VPC needs at "
+            "least one --subnet and one --security-group",
         ),
         (
             not aws.ECR.fullmatch(args.image) and not args.subnet,
-            f"--image: found {args.image!r}, allowed is an address in Amazon ECR (scripts/image_uri.sh prints yours), "
-            "or one in a registry that --subnet and --security-group lead to",
+            f"--image: found {args.image!r}, allowed is an address in Amazon ECR "
+            "(scripts/image_uri.sh prints yours), or one in a registry that --subnet and "
+            "--security-group lead to",
         ),
     ):
-        if wrong:
+        if is_wrong:
             raise ValueError(line)
 
 
 def check_places(args: argparse.Namespace, region: str) -> None:
-    """Raise ValueError if the image or the role belongs elsewhere than in the job's region or its partition."""
+    """Raise ValueError if image or role belong to another region or partition."""
     image = aws.ECR.fullmatch(args.image)
     if image and image["region"] != region:
         raise ValueError(
-            f"--image: found an image in {image['region']}, but the job is to run in {region}; push it there, or give "
-            f"--region={image['region']}"
+            f"--image: found an image in {image['region']}, but the job is to run in {region}; "
+            f"push it there, or give --region={image['region']}"
         )
     partition = aws.boto3.Session().get_partition_for_region(region)
     role = args.role.split(":")
     if role[0] == "arn" and len(role) > 2 and role[1] != partition:
-        raise ValueError(f"--role: found a role in {role[1]}, but region {region} is in {partition}")
+        raise ValueError(
+            f"--role: found a role in {role[1]}, but region {region} is in {partition}"
+        )

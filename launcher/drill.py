@@ -1,4 +1,4 @@
-"""The job's first steps on this machine, interrupted, before it costs anything: by sagemaker_lightning.drill."""
+"""Drills a job here, by sagemaker_lightning.drill, before it costs anything."""
 
 import json
 import os
@@ -12,25 +12,34 @@ from launcher import hyperparameter_check
 from launcher.hyperparameter_check import ROOT
 
 COMMAND = ("-m", "sagemaker_lightning.drill", "--", "train")
-MEMORY = "--shm-size=2g"  # Docker's 64 MiB are too few for data workers
+# Docker's default of 64 MiB is too small for data workers.
+MEMORY = "--shm-size=2g"
 GPUS = ("--gpus=all",) if Path("/dev/nvidiactl").exists() else ()
 
 
 def run(request: dict, where: str, data: Mapping[str, str]) -> None:
-    """Drill the job `where` ("image", or else this checkout); ValueError if it is not exact, or cannot be drilled.
+    """Drill the job of a request on this machine.
 
-    `data` has the folder on this machine that stands for a channel, by the channel's name.
+    Args:
+        request: The request of CreateTrainingJob.
+        where: "image" to drill in the job's image; else in this checkout.
+        data: By the channel's name, the folder on this machine that stands for the channel.
+
+    Raises ValueError if the job is not exact, or cannot be drilled.
     """
     channels = {channel["ChannelName"]: channel for channel in request.get("InputDataConfig", [])}
     for name, channel in channels.items():
         if name not in data or not Path(data[name]).is_dir():
             uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
             raise ValueError(
-                f"--drill-data: found {data.get(name, 'none')} for the channel {name}, which is at {uri}; give "
-                f"{name}=FOLDER, a folder with some of it on this machine"
+                f"--drill-data: found {data.get(name, 'none')} for the channel {name}, which is at "
+                f"{uri}; give {name}=FOLDER, a folder with some of it on this machine"
             )
     if unknown := sorted(data.keys() - channels.keys()):
-        raise ValueError(f"--drill-data: found {unknown[0]}, allowed are the channels: {', '.join(channels) or 'none'}")
+        raise ValueError(
+            f"--drill-data: found {unknown[0]}, allowed are the channels: "
+            f"{', '.join(channels) or 'none'}"
+        )
     with tempfile.TemporaryDirectory() as base:
         config = Path(base, "input/config/hyperparameters.json")
         config.parent.mkdir(parents=True)
@@ -38,45 +47,84 @@ def run(request: dict, where: str, data: Mapping[str, str]) -> None:
         variables = request.get("Environment", {})
         if where == "image":
             image = request["AlgorithmSpecification"]["TrainingImage"]
-            line, environment = in_image(image, config.parent, data, variables), dict(os.environ)
+            command = in_image(image, config.parent, data, variables)
+            environment = dict(os.environ)
         else:
-            line, environment = here(Path(base), data, variables)
-        print(f"drilling on one host: {' '.join(line)}", file=sys.stderr, flush=True)
+            command, environment = here(Path(base), data, variables)
+        print(f"drilling on one host: {' '.join(command)}", file=sys.stderr, flush=True)
         try:
             status = subprocess.run(
-                line, cwd=base, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr
+                command, cwd=base, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr
             ).returncode
         except OSError as error:
             raise ValueError(f"--drill: {error}") from None
     if status:
-        raise ValueError("--drill: the job is not exact, or cannot be drilled, as said above; nothing was started")
+        raise ValueError(
+            "--drill: the job is not exact, or cannot be drilled, as said above; nothing was "
+            "started"
+        )
 
 
-def in_image(image: str, config: Path, data: Mapping[str, str], variables: Mapping[str, str]) -> list[str]:
-    """Return the command that drills in the image."""
-    mounts = {str(config): "/opt/ml/input/config"} | {data[name]: f"/opt/ml/input/data/{name}" for name in data}
-    given = [word for source, target in mounts.items() for word in ("--volume", f"{source}:{target}:ro")]
-    given += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
-    return [os.environ.get("DOCKER", "docker"), "run", "--rm", MEMORY, *GPUS, *given, image, "python", *COMMAND]
+def in_image(
+    image: str, config: Path, data: Mapping[str, str], variables: Mapping[str, str]
+) -> list[str]:
+    """Return the command that drills in the image.
+
+    Args:
+        image: Its address.
+        config: The folder with hyperparameters.json, mounted at /opt/ml/input/config.
+        data: The folder of each channel, mounted below /opt/ml/input/data.
+        variables: The job's own environment variables.
+    """
+    mounts = {str(config): "/opt/ml/input/config"} | {
+        data[name]: f"/opt/ml/input/data/{name}" for name in data
+    }
+    options = [
+        word for source, target in mounts.items() for word in ("--volume", f"{source}:{target}:ro")
+    ]
+    options += [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+    return [
+        os.environ.get("DOCKER", "docker"),
+        "run",
+        "--rm",
+        MEMORY,
+        *GPUS,
+        *options,
+        image,
+        "python",
+        *COMMAND,
+    ]
 
 
-def here(base: Path, data: Mapping[str, str], variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return the command that drills with this checkout's application, and its environment."""
+def here(
+    base: Path, data: Mapping[str, str], variables: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that drills this checkout's application, and its environment.
+
+    Args:
+        base: The folder that stands for /opt/ml; links to the channels' folders are made in it.
+        data: The folder of each channel.
+        variables: The job's own environment variables.
+
+    Raises ValueError if no Python has the application's packages.
+    """
     python = hyperparameter_check.local_python()
     if not python:
         raise ValueError(
-            f"--drill: {sys.executable} lacks the application's packages; `make env` installs them, and "
-            "--check-hyperparameters=image drills in the image"
+            f"--drill: {sys.executable} lacks the application's packages; `make env` installs "
+            "them, and --check-hyperparameters=image drills in the image"
         )
     for name, folder in data.items():
         link = base / "input/data" / name
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(folder)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
-    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
-    ours = {
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
+    path = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
+    variables_of_job = {
         "PYTHONPATH": path,
         "SAGEMAKER_BASE_DIR": str(base),
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main",
     }
-    return [python, *COMMAND], kept | {"SAGEMAKER_PROGRAM": "app/train_multi_node.py"} | ours | dict(variables)
+    return [python, *COMMAND], inherited | {
+        "SAGEMAKER_PROGRAM": "app/train_multi_node.py"
+    } | variables_of_job | dict(variables)

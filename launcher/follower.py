@@ -1,4 +1,4 @@
-"""Follows a training job: its status changes and log lines while it runs, what it took and cost at its end."""
+"""Follows a training job: status changes and log lines, then duration and cost."""
 
 import sys
 import time
@@ -8,12 +8,22 @@ from launcher import aws
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 ENDED = {"Completed", "Failed", "Stopped"}
-LAST_LOOKS = 3  # at most, after the end: CloudWatch Logs gets the last lines some seconds late
+# How often to look after the end, at most: CloudWatch Logs gets the last lines some seconds late.
+LAST_LOOKS = 3
 
 
 def follow(name: str, region: str, seconds: float) -> int:
-    """Print what happens to job `name`, looking every `seconds`; return the exit status: 0 if it completed."""
-    sagemaker, log = aws.client("sagemaker", region), Log(name, region)
+    """Print what happens to a job until it ends; return the exit status.
+
+    Args:
+        name: The job's name.
+        region: Its region.
+        seconds: Seconds between two looks.
+
+    Returns 0 if the job completed, 1 if it failed or cannot be followed, 130 after Ctrl-C.
+    """
+    sagemaker = aws.client("sagemaker", region)
+    log = Log(name, region)
     shown = 0
     try:
         while True:
@@ -29,10 +39,16 @@ def follow(name: str, region: str, seconds: float) -> int:
                 break
         return report(job)
     except KeyboardInterrupt:
-        print(f"\nno longer following; the job goes on. To stop it: {stop_command(name, region)}", file=sys.stderr)
+        print(
+            f"\nno longer following; the job goes on. To stop it: {stop_command(name, region)}",
+            file=sys.stderr,
+        )
         return 130
     except (aws.ClientError, aws.BotoCoreError) as error:
-        print(f"error: the job cannot be followed any longer, but goes on: {aws.explain(error)}", file=sys.stderr)
+        print(
+            f"error: the job cannot be followed any longer, but goes on: {aws.explain(error)}",
+            file=sys.stderr,
+        )
         return 1
 
 
@@ -42,17 +58,23 @@ def stop_command(name: str, region: str) -> str:
 
 
 def show_status(job: dict, shown: int) -> int:
-    """Print the status changes from number `shown` on and return how many there are by now."""
+    """Print the status changes from number `shown` on; return how many there are now."""
     changes = job.get("SecondaryStatusTransitions", [])
     for change in changes[shown:]:
-        print(f"[{change['StartTime']:%H:%M:%S}] {change['Status']}: {change.get('StatusMessage', '')}", flush=True)
+        print(
+            f"[{change['StartTime']:%H:%M:%S}] {change['Status']}: "
+            f"{change.get('StatusMessage', '')}",
+            flush=True,
+        )
     return len(changes)
 
 
 def report(job: dict) -> int:
-    """Print how the job ended, and return the exit status."""
-    status, name = job["TrainingJobStatus"], job["TrainingJobName"]
-    seconds, billable = job.get("TrainingTimeInSeconds"), job.get("BillableTimeInSeconds")
+    """Print how the job ended; return the exit status, 0 if it completed."""
+    status = job["TrainingJobStatus"]
+    name = job["TrainingJobName"]
+    seconds = job.get("TrainingTimeInSeconds")
+    billable = job.get("BillableTimeInSeconds")
     line = f"{name}: {status}"
     if job.get("SecondaryStatus") not in (None, status):
         line += f" ({job['SecondaryStatus']})"
@@ -63,7 +85,9 @@ def report(job: dict) -> int:
         groups = resources.get("InstanceGroups") or [resources]
         instances = sum(group.get("InstanceCount", 1) for group in groups)
         line += (
-            f", {billable} s billable on each of {instances} instances" if instances > 1 else f", {billable} s billable"
+            f", {billable} s billable on each of {instances} instances"
+            if instances > 1
+            else f", {billable} s billable"
         )
         if job.get("EnableManagedSpotTraining") and seconds:
             line += f", {100 * (1 - billable / seconds):.1f} % saved by spot"
@@ -76,20 +100,22 @@ def report(job: dict) -> int:
 
 
 class Log:
-    """The log of a job: a stream of lines for each instance, of which each line is shown once."""
+    """The log of a job: a stream of lines for each instance. Each line is shown once."""
 
     def __init__(self, name: str, region: str) -> None:
-        self.name, self.logs = name, aws.client("logs", region)
+        self.name = name
+        self.logs = aws.client("logs", region)
         self.tokens: dict[str, str] = {}
         self.readable = True
 
     def show(self) -> bool:
-        """Print what is new, and return whether anything was."""
+        """Print the new lines; return whether there were any."""
         if not self.readable:
             return False
         try:
-            return any([self._show(stream) for stream in self._streams()])
-        except self.logs.exceptions.ResourceNotFoundException:  # no job has logged yet in this account and region
+            return any([self._show_stream(stream) for stream in self._streams()])
+        except self.logs.exceptions.ResourceNotFoundException:
+            # No job in this account and region has logged yet.
             return False
         except aws.ClientError as error:
             if error.response["Error"]["Code"] != "AccessDeniedException":
@@ -99,22 +125,25 @@ class Log:
             return False
 
     def _streams(self) -> list[str]:
-        """Return the names of the streams that there are by now: JOB/algo-1-1234567890, JOB/algo-2-..."""
+        """Return the names of the streams so far: JOB/algo-1-1234567890, JOB/algo-2-..."""
         pages = self.logs.get_paginator("describe_log_streams").paginate(
             logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self.name}/"
         )
         return [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
 
-    def _show(self, stream: str) -> bool:
-        """Print the new lines of a stream, with the host where there are several, and return whether there were any."""
+    def _show_stream(self, stream: str) -> bool:
+        """Print the new lines of a stream, with its host; return whether there were any."""
         host = stream.removeprefix(f"{self.name}/").rsplit("-", 1)[0]
-        found = False
+        printed_any = False
         while True:
             token = {"nextToken": self.tokens[stream]} if stream in self.tokens else {}
-            page = self.logs.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
+            page = self.logs.get_log_events(
+                logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **token
+            )
             for event in page["events"]:
                 print(f"{host}: {event['message']}", flush=True)
-            found = found or bool(page["events"])
-            if page["nextForwardToken"] == self.tokens.get(stream):  # the end, for now
-                return found
+            printed_any = printed_any or bool(page["events"])
+            # The same token again means the end of the stream, for now.
+            if page["nextForwardToken"] == self.tokens.get(stream):
+                return printed_any
             self.tokens[stream] = page["nextForwardToken"]

@@ -1,4 +1,7 @@
-"""The flags of launch.py to the request of SageMaker's CreateTrainingJob; names are those of its API reference."""
+"""Turns the flags of launch.py into the request of SageMaker's CreateTrainingJob.
+
+Names are those of its API reference.
+"""
 
 import argparse
 import re
@@ -6,11 +9,12 @@ from datetime import UTC, datetime
 
 from launcher import aws
 
-# What the image prints (sagemaker_lightning/callbacks/progress.py, and the test's metrics in app/train.py), as
-# CloudWatch metrics of the job.
+# CloudWatch metrics of the job: the regular expressions of what the image prints
+# (sagemaker_lightning/callbacks/progress.py, and the test's metrics in app/train.py).
 NUMBER = r"(-?[0-9.]+)"
 METRICS = {
-    name: f"{name}={NUMBER}" for name in ("train_loss", "train_acc", "val_loss", "val_acc", "test_loss", "test_acc")
+    name: f"{name}={NUMBER}"
+    for name in ("train_loss", "train_acc", "val_loss", "val_acc", "test_loss", "test_acc")
 } | {"images_per_second": f"images/s={NUMBER}", "epoch": "epoch=([0-9]+)", "step": "step=([0-9]+)"}
 
 OPTION = re.compile(r",(mode|distribution|group)=([^,]*)$")
@@ -18,7 +22,7 @@ JOB_NAME_CHARACTERS = 63
 
 
 def build(args: argparse.Namespace) -> dict:
-    """Return the request; ValueError names the flag that is wrong."""
+    """Return CreateTrainingJob's request; ValueError names the flag that is wrong."""
     request = {
         "TrainingJobName": args.job_name or job_name(args.image),
         "AlgorithmSpecification": algorithm(args),
@@ -34,7 +38,9 @@ def build(args: argparse.Namespace) -> dict:
     if args.env:
         request["Environment"] = pairs("--env", args.env)
     if args.tag:
-        request["Tags"] = [{"Key": key, "Value": value} for key, value in pairs("--tag", args.tag).items()]
+        request["Tags"] = [
+            {"Key": key, "Value": value} for key, value in pairs("--tag", args.tag).items()
+        ]
     if args.subnet:
         request["VpcConfig"] = {"Subnets": args.subnet, "SecurityGroupIds": args.security_group}
     if args.checkpoints:
@@ -48,71 +54,96 @@ def build(args: argparse.Namespace) -> dict:
 
 
 def algorithm(args: argparse.Namespace) -> dict:
-    """Return AlgorithmSpecification: the image, and the metrics that SageMaker picks from its log."""
+    """Return AlgorithmSpecification: the image, and the metrics read from its log."""
     metrics = METRICS | pairs("--metric", args.metric)
-    found = {
+    specification = {
         "TrainingImage": args.image,
         "TrainingInputMode": "File",
         "MetricDefinitions": [{"Name": name, "Regex": regex} for name, regex in metrics.items()],
     }
-    if not aws.ECR.fullmatch(args.image):  # SageMaker pulls from another registry only through the job's VPC
-        found["TrainingImageConfig"] = {"TrainingRepositoryAccessMode": "Vpc"}
-    return found
+    # SageMaker pulls from a registry other than ECR only through the job's VPC.
+    if not aws.ECR.fullmatch(args.image):
+        specification["TrainingImageConfig"] = {"TrainingRepositoryAccessMode": "Vpc"}
+    return specification
 
 
 def resources(args: argparse.Namespace) -> dict:
-    """Return ResourceConfig: instances or instance groups, their volumes, and how long they are kept."""
-    found = {"VolumeSizeInGB": args.volume_size}
+    """Return ResourceConfig: instances or groups, volumes, keep-alive period."""
+    config = {"VolumeSizeInGB": args.volume_size}
     if args.instance_group:
-        found["InstanceGroups"] = [group(text) for text in args.instance_group]
+        config["InstanceGroups"] = [group(text) for text in args.instance_group]
     else:
-        found |= {"InstanceType": args.instance_type or "ml.g5.xlarge", "InstanceCount": args.instance_count or 1}
+        config |= {
+            "InstanceType": args.instance_type or "ml.g5.xlarge",
+            "InstanceCount": args.instance_count or 1,
+        }
     if args.keep_alive:
-        found["KeepAlivePeriodInSeconds"] = args.keep_alive
-    return found
+        config["KeepAlivePeriodInSeconds"] = args.keep_alive
+    return config
 
 
 def group(text: str) -> dict:
-    """Return one of InstanceGroups."""
+    """Return one of InstanceGroups; ValueError unless `text` is NAME=TYPE:COUNT."""
     match = re.fullmatch(r"([^=]+)=([^=:]+):([1-9]\d*)", text)
     if not match:
-        raise ValueError(f"--instance-group: found {text!r}, allowed is NAME=TYPE:COUNT, e.g. workers=ml.g5.xlarge:2")
+        raise ValueError(
+            f"--instance-group: found {text!r}, allowed is NAME=TYPE:COUNT, e.g. "
+            "workers=ml.g5.xlarge:2"
+        )
     return {"InstanceGroupName": match[1], "InstanceType": match[2], "InstanceCount": int(match[3])}
 
 
 def channels(args: argparse.Namespace) -> list[dict]:
-    """Return InputDataConfig."""
+    """Return InputDataConfig; ValueError if only some channels are bound to a group."""
     groups = [group(text)["InstanceGroupName"] for text in args.instance_group]
     names = pairs("--channel", args.channel)
-    found = [channel(name, text, groups) for name, text in names.items()]
-    bound = [name for name, item in zip(names, found, strict=True) if "InstanceGroupNames" in source(item)]
-    if bound and len(bound) < len(found):
+    configs = [channel(name, text, groups) for name, text in names.items()]
+    bound = [
+        name
+        for name, item in zip(names, configs, strict=True)
+        if "InstanceGroupNames" in source(item)
+    ]
+    if bound and len(bound) < len(configs):
         raise ValueError(
-            f"--channel: found a group for {', '.join(bound)} only; allowed is a group for all channels or for none"
+            f"--channel: found a group for {', '.join(bound)} only; allowed is a group for all "
+            "channels or for none"
         )
-    return found
+    return configs
 
 
 def channel(name: str, text: str, groups: list[str]) -> dict:
-    """Return one of InputDataConfig; `text` is an S3 address, with options after commas."""
+    """Return one of InputDataConfig.
+
+    Args:
+        name: The channel's name.
+        text: An S3 address, with options after commas.
+        groups: The names of the instance groups.
+    """
     options: dict[str, list[str]] = {"mode": [], "distribution": [], "group": []}
     while match := OPTION.search(text):
         options[match[1]].insert(0, match[2])
         text = text[: match.start()]
     aws.s3_location(f"--channel {name}", text)
     mode, distribution = (
-        options[key] or [default] for key, default in (("mode", "File"), ("distribution", "FullyReplicated"))
+        options[key] or [default]
+        for key, default in (("mode", "File"), ("distribution", "FullyReplicated"))
     )
-    for key, given, allowed in (
+    for key, values, allowed in (
         ("mode", mode, ["File", "FastFile"]),
         ("distribution", distribution, ["FullyReplicated", "ShardedByS3Key"]),
         ("group", options["group"], groups),
     ):
-        if wrong := [value for value in given if value not in allowed]:
-            rule = f"one of {', '.join(allowed)}" if allowed else "none, as there is no --instance-group"
-            raise ValueError(f"--channel {name}: found {key}={wrong[0]}, allowed is {rule}")
+        if refused := [value for value in values if value not in allowed]:
+            rule = (
+                f"one of {', '.join(allowed)}"
+                if allowed
+                else "none, as there is no --instance-group"
+            )
+            raise ValueError(f"--channel {name}: found {key}={refused[0]}, allowed is {rule}")
     if mode[-1] == "FastFile" and not text.endswith("/"):
-        raise ValueError(f"--channel {name}: found {text!r}, but FastFile mounts a whole folder; end it with /")
+        raise ValueError(
+            f"--channel {name}: found {text!r}, but FastFile mounts a whole folder; end it with /"
+        )
     s3 = {"S3DataType": "S3Prefix", "S3Uri": text, "S3DataDistributionType": distribution[-1]}
     if options["group"]:
         s3["InstanceGroupNames"] = options["group"]
@@ -120,31 +151,40 @@ def channel(name: str, text: str, groups: list[str]) -> dict:
 
 
 def source(item: dict) -> dict:
-    """Return where a channel's data is."""
+    """Return a channel's S3DataSource."""
     return item["DataSource"]["S3DataSource"]
 
 
 def folder(flag: str, uri: str) -> str:
-    """Return the S3 address with a / at its end: s3://b/run-1 would restore the checkpoints of s3://b/run-10, too."""
+    """Return the S3 address with a / at its end.
+
+    Without it, s3://b/run-1 would restore the checkpoints of s3://b/run-10, too.
+    """
     aws.s3_location(flag, uri)
     return uri if uri.endswith("/") else f"{uri}/"
 
 
 def pairs(flag: str, texts: list[str]) -> dict[str, str]:
-    """Return KEY=VALUE texts as a dictionary; a value may hold `=`."""
-    found = {}
+    """Return KEY=VALUE texts as a dictionary; a value may contain `=`.
+
+    Raises ValueError for a text without `=`, and for a key that comes twice.
+    """
+    values = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise ValueError(f"{flag}: found {text!r}, allowed is KEY=VALUE")
-        if key in found:
+        if key in values:
             raise ValueError(f"{flag}: found {key} twice, allowed is once")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def job_name(image: str) -> str:
-    """Return a name from the image's and the time, to the millisecond, as the names of an account's jobs differ."""
+    """Return a job name from the image's name and the time.
+
+    The time has milliseconds, because the names of an account's jobs must differ.
+    """
     stamp = datetime.now(UTC).strftime("%Y-%m-%d-%H-%M-%S-%f")[:-3]
     last = re.split(r"[:@]", image.rsplit("/", 1)[-1])[0]
     name = re.sub(r"[^a-zA-Z0-9]+", "-", last)[: JOB_NAME_CHARACTERS - 1 - len(stamp)].strip("-")

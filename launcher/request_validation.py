@@ -1,6 +1,7 @@
-"""The request against SageMaker's service model, as botocore has it: no call, so that a mistake costs nothing.
+"""Validates the request against botocore's model of SageMaker, without a call.
 
-botocore itself checks types, required fields and minima only; maxima, patterns and enumerations are checked here.
+A mistake found here costs nothing. botocore itself checks only types, required fields and minima;
+this module checks maxima, patterns and enumerations.
 """
 
 import difflib
@@ -11,7 +12,8 @@ import botocore.session
 from botocore.model import Shape
 from botocore.validate import ParamValidator
 
-# Where a field of the request comes from, and what is allowed, where the model's own words are hard to read.
+# By field of the request: the flag that sets it, and what is allowed, where the model's own pattern
+# is hard to read.
 FLAGS = {
     "TrainingJobName": ("--job-name", "up to 63 letters, digits and single or inner dashes"),
     "AlgorithmSpecification.TrainingImage": ("--image", None),
@@ -36,7 +38,7 @@ UNITS = {"string": " characters", "list": " entries", "map": " entries"}
 
 
 def validate(request: dict) -> None:
-    """Raise ValueError for the first thing that the model does not allow."""
+    """Raise ValueError for the first thing that the service model does not allow."""
     model = botocore.session.get_session().get_service_model("sagemaker")
     shape = model.operation_model("CreateTrainingJob").input_shape
     for line in problems(request, shape, ""):
@@ -47,7 +49,7 @@ def validate(request: dict) -> None:
 
 
 def problems(value, shape: Shape, path: str) -> Iterator[str]:
-    """Yield a line for each limit of `shape`, or of a shape in it, that `value` breaks."""
+    """Yield a line for each limit that `value` breaks, of `shape` or inside it."""
     if shape.type_name == "structure" and isinstance(value, dict):
         for key in value.keys() & shape.members.keys():
             yield from problems(value[key], shape.members[key], f"{path}.{key}".lstrip("."))
@@ -63,15 +65,23 @@ def problems(value, shape: Shape, path: str) -> Iterator[str]:
 
 
 def limits(value, shape: Shape, path: str, of: str = "value") -> Iterator[str]:
-    """Yield a line for the first limit of `shape` itself that `value` breaks."""
+    """Yield a line if `value` breaks a limit of `shape` itself.
+
+    Args:
+        value: A value of the request.
+        shape: Its shape in the model.
+        path: Its field, with dots.
+        of: What the line calls it.
+    """
     name, allowed = flag(path)
-    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    least = shape.metadata.get("min")
+    most = shape.metadata.get("max")
     size, unit = (value, "") if isinstance(value, int) else (len(value), UNITS[shape.type_name])
     regex = shape.metadata.get("pattern")
     if (least is not None and size < least) or (most is not None and size > most):
         bound = f"{least or 0} to {most}" if most is not None else f"{least} or more"
-        found = f"{size}{unit} in its {of}{shown(value)}" if unit else size
-        yield f"{name}: found {found}, allowed is {bound}{unit}"
+        size_found = f"{size}{unit} in its {of}{shown(value)}" if unit else size
+        yield f"{name}: found {size_found}, allowed is {bound}{unit}"
     elif shape.metadata.get("enum") and value not in shape.metadata["enum"]:
         yield f"{name}: found {value!r}, allowed is {choices(value, shape.metadata['enum'])}"
     elif isinstance(value, str) and regex and not re.fullmatch(in_python(regex), value):
@@ -79,28 +89,42 @@ def limits(value, shape: Shape, path: str, of: str = "value") -> Iterator[str]:
 
 
 def flag(path: str) -> tuple[str, str | None]:
-    """Return the flag that a field comes from, with the key for a map's value, and what is allowed in words."""
+    """Return the flag that sets a field, and what is allowed in words, else None.
+
+    For a value of a map, the flag is followed by the value's key.
+    """
     for start, (name, allowed) in FLAGS.items():
         if path == start or path.startswith(f"{start}."):
-            key = path.removeprefix(start).removeprefix(".") if start in ("HyperParameters", "Environment") else ""
+            key = (
+                path.removeprefix(start).removeprefix(".")
+                if start in ("HyperParameters", "Environment")
+                else ""
+            )
             return f"{name} {key}".strip(), allowed
     return path, None
 
 
 def shown(value) -> str:
-    """Return the start of a text, to know it by."""
-    return f" ({value[:40]}{'...' if len(value) > 40 else ''})" if isinstance(value, str) and value else ""
+    """Return the start of a text, in parentheses, so that the user recognizes it."""
+    return (
+        f" ({value[:40]}{'...' if len(value) > 40 else ''})"
+        if isinstance(value, str) and value
+        else ""
+    )
 
 
 def choices(value: str, allowed: list[str]) -> str:
-    """Return the allowed values in words: the nearest, if there are too many for a line."""
+    """Return the allowed values in words: only the closest if there are more than ten."""
     if len(allowed) <= 10:
         return f"one of {', '.join(allowed)}"
-    near = difflib.get_close_matches(value, allowed, n=3, cutoff=0.5)
-    such = f", such as {', '.join(near)}" if near else ""
-    return f"one of the {len(allowed)} that this boto3 knows{such}; pip install --upgrade boto3 for newer ones"
+    closest = difflib.get_close_matches(value, allowed, n=3, cutoff=0.5)
+    suggestion = f", such as {', '.join(closest)}" if closest else ""
+    return (
+        f"one of the {len(allowed)} that this boto3 knows{suggestion}; pip install --upgrade boto3 "
+        "for newer ones"
+    )
 
 
 def in_python(regex: str) -> str:
-    r"""Return a pattern of the model with Java's \p{...} classes in Python's words."""
+    r"""Return a pattern of the model with Java's \p{...} classes as Python writes them."""
     return regex.replace(r"\p{L}\p{Z}\p{N}", r"\w\s").replace(r"\p{Alnum}", "a-zA-Z0-9")

@@ -1,1 +1,1 @@
-"""One local address that speaks the AWS APIs a training job needs, and runs the jobs under SageMaker's rules."""
+"""A local endpoint with the AWS APIs of training jobs; runs them like SageMaker."""

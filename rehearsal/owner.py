@@ -1,4 +1,4 @@
-"""What a rehearsal has made on this machine, so that the next one can end what a killed one left behind."""
+"""What a rehearsal creates on this machine; the next one ends what it has left."""
 
 import contextlib
 import fcntl
@@ -13,19 +13,24 @@ from urllib.parse import urlsplit
 from rehearsal.api.access_keys import Key
 from rehearsal.engines import bridge, containers
 
-KEY = "key"  # the file with the person's key, which nobody else can read
+# The file with the person's key, which only this user can read.
+KEY = "key"
 
 
 def root() -> Path:
-    """Return the folder of all owners' folders."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sagemaker-lightning-rehearsal"
+    """Return the folder that has all owners' folders."""
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "sagemaker-lightning-rehearsal"
+    )
 
 
 class Owner:
-    """A folder for the jobs at work, with a lock that the kernel lets go when its rehearsal is gone, however it ended.
+    """A rehearsal's folder for its jobs, with a lock that shows whether it still runs.
 
-    Containers and networks have the folder as their label; the processes are listed in it, each with the time of its
-    start, as a number may have come to mean another process.
+    The kernel releases the lock when the rehearsal's process ends, however it ends. Containers and
+    networks have the folder as their label. The folder lists the processes, each with the time of
+    its start, because a number may have come to mean another process.
     """
 
     def __init__(self) -> None:
@@ -38,25 +43,28 @@ class Owner:
 
     @property
     def label(self) -> str:
-        """The label's value."""
+        """The value of the label of this rehearsal's containers and networks."""
         return str(self.folder)
 
     def note_process(self, number: int) -> None:
-        """Remember a process that was started."""
+        """Add a process to the list of processes that were started."""
         with (self.folder / "processes").open("a") as file:
             file.write(f"{number} {started(number)}\n")
 
     def keep(self, key: Key, addresses: list[str]) -> None:
-        """Keep the person's key where the person's other processes find it: `key_of`."""
-        told = {"addresses": addresses, "id": key.id, "secret": key.secret}
+        """Store the person's key for this person's other processes; `key_of` finds it."""
+        content = {"addresses": addresses, "id": key.id, "secret": key.secret}
         path = self.folder / KEY
         path.touch(mode=0o600, exist_ok=False)
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(content))
 
     def end_orphans(self, client) -> list[str]:
-        """End what rehearsals that are gone have left, and return a line for each; `client` is Docker's, or None."""
-        said = []
-        # The folder of some owner of containers may be elsewhere, or gone.
+        """End what killed rehearsals have left; return a line for each.
+
+        `client` is Docker's, or None.
+        """
+        lines = []
+        # An owner of containers may have its folder elsewhere, or the folder may be gone.
         folders = set(filter(Path.is_dir, self.root.iterdir()))
         folders |= set(map(Path, containers.owners(client))) if client else set()
         for folder in sorted(folders - {self.folder}):
@@ -65,11 +73,14 @@ class Owner:
             count = containers.remove_all(client, str(folder)) if client else 0
             count += end_processes(folder / "processes") + bridge.remove(folder.name)
             empty(folder, client)
-            said.append(f"ended what a killed rehearsal had left: {count} containers, networks and processes, {folder}")
-        return said
+            lines.append(
+                f"ended what a killed rehearsal had left: {count} containers, networks and "
+                f"processes, {folder}"
+            )
+        return lines
 
     def close(self, client) -> None:
-        """Remove the folder, with all that jobs have left in it."""
+        """Remove the folder and everything that jobs have left, containers included."""
         if client:
             containers.remove_all(client, self.label)
         bridge.remove(self.folder.name)
@@ -78,31 +89,38 @@ class Owner:
 
 
 def key_of(endpoint: str) -> Key:
-    """Return the key of this person's rehearsal at `endpoint`; ValueError if there is none."""
+    """Return the key of this person's rehearsal at `endpoint`, or raise ValueError."""
     parts = urlsplit(endpoint)
-    address = f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{parts.port or 80}"
+    address = (
+        f"{'127.0.0.1' if parts.hostname == 'localhost' else parts.hostname}:{parts.port or 80}"
+    )
     for path in root().glob(f"*/{KEY}"):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # it has ended since
-            told = json.loads(path.read_text())
-            if address in told["addresses"] and alive(path.parent):
-                return Key(told["id"], told["secret"])
-    raise ValueError(f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`, as this user")
+        # The rehearsal may have ended in the meantime.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            content = json.loads(path.read_text())
+            if address in content["addresses"] and alive(path.parent):
+                return Key(content["id"], content["secret"])
+    raise ValueError(
+        f"--endpoint: no rehearsal answers at {endpoint}; start one by `make rehearsal`, as this "
+        "user"
+    )
 
 
 def alive(folder: Path) -> bool:
-    """Return whether the rehearsal of a folder is there."""
+    """Return whether the rehearsal of a folder still runs."""
     try:
         with (folder / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except (BlockingIOError, PermissionError):  # at work; another user's
+    # BlockingIOError: it runs. PermissionError: it is another user's.
+    except (BlockingIOError, PermissionError):
         return True
     return False
 
 
 def started(number: int) -> str:
-    """Return when a process was started, in the kernel's ticks; empty if it is not there."""
+    """Return a process's start time in the kernel's ticks; "" if it does not exist."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -110,7 +128,7 @@ def started(number: int) -> str:
 
 
 def end_processes(listed: Path) -> int:
-    """Kill those of the listed processes that are still there, and return how many."""
+    """Kill the listed processes that still exist; return how many."""
     count = 0
     for line in listed.read_text().splitlines() if listed.exists() else []:
         number, _, since = line.partition(" ")
@@ -122,13 +140,22 @@ def end_processes(listed: Path) -> int:
 
 
 def empty(folder: Path, client) -> None:
-    """Remove a folder; files that a container's root has written are removed by one, where this user is not root.
+    """Remove a folder, with files that a container's root has written.
 
-    It sees this folder alone, and ends with an error, as it cannot remove that itself.
+    Where this user is not root, a container removes these. It sees this folder alone, and ends with
+    an error, because it cannot remove the folder itself.
     """
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists() and client and (images := client.images.list(filters={"dangling": False})):
-        line, volumes = ["rm", "-rf", "--one-file-system", "/folder"], [f"{folder}:/folder"]
+        command = ["rm", "-rf", "--one-file-system", "/folder"]
+        volumes = [f"{folder}:/folder"]
         with contextlib.suppress(containers.DockerException):
-            client.containers.run(images[0].id, entrypoint=line, command=[], volumes=volumes, remove=True, user="root")
+            client.containers.run(
+                images[0].id,
+                entrypoint=command,
+                command=[],
+                volumes=volumes,
+                remove=True,
+                user="root",
+            )
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A rehearsal from its start to Ctrl-C: the engine, the endpoint, the live view, the reports."""
+"""Runs a rehearsal until Ctrl-C: engine, endpoint, live view, reports."""
 
 import os
 import threading
@@ -25,9 +25,14 @@ from sagemaker_lightning.contract.atomic_files import json_text
 
 
 def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) -> None:
-    """Serve until `ended` is set; then stop all jobs and leave nothing but the reports. ValueError: --run failed.
+    """Serve until `ended` is set; then stop all jobs and leave only the reports.
 
-    `hurry` gives the jobs no time to end by themselves.
+    Args:
+        settings: The rehearsal's settings.
+        ended: Ends the rehearsal.
+        hurry: Gives the jobs no time to end by themselves.
+
+    Raises ValueError if the job of --run failed.
     """
     request = single_job.read(settings.run) if settings.run else None
     owner = Owner()
@@ -37,7 +42,7 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
         client = getattr(engine, "client", None)
         for line in owner.end_orphans(client):
             print(line, flush=True)
-        failed = _serve(settings, (ended, hurry), owner, engine, request)
+        failed = _serve_endpoint(settings, (ended, hurry), owner, engine, request)
     finally:
         owner.close(getattr(engine, "client", None))
     if failed:
@@ -45,21 +50,26 @@ def serve(settings: Settings, ended: threading.Event, hurry: threading.Event) ->
 
 
 def choose(settings: Settings, owner: Owner) -> Containers | Processes:
-    """Return what runs the jobs; it says so where that is not Docker."""
+    """Return the engine that runs the jobs: Docker's, or processes.
+
+    Prints a line if --engine=auto finds no Docker; ValueError if --engine=docker does not.
+    """
     if settings.engine != "processes":
         try:
             return Containers(owner.label, settings.gpus)
         except DockerException as error:
             if settings.engine == "docker":
                 raise ValueError(f"--engine=docker: no Docker engine answers: {error}") from error
-    found = Processes(
-        Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv/bin/python")), owner.folder.name, owner.note_process
+    processes = Processes(
+        Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv/bin/python")),
+        owner.folder.name,
+        owner.note_process,
     )
     print("no Docker engine: jobs run as processes, with this checkout's application", flush=True)
-    return found
+    return processes
 
 
-def _serve(
+def _serve_endpoint(
     settings: Settings,
     events: tuple[threading.Event, threading.Event],
     owner: Owner,
@@ -72,8 +82,10 @@ def _serve(
     service = Service(settings, lambda region, job: place(region, job))
     endpoint = server.Endpoint(service, keys)
     with sockets.served(endpoint, settings.port, addresses, server.Handler) as port:
-        here, for_jobs = (f"http://{address}:{port}" for address in (addresses[0], addresses[-1]))
-        clients = cloud.Clients(here, keys.person)
+        address_here, for_jobs = (
+            f"http://{address}:{port}" for address in (addresses[0], addresses[-1])
+        )
+        clients = cloud.Clients(address_here, keys.person)
         endpoint.account = Account(clients, engine)
         owner.keep(keys.person, [f"{address}:{port}" for address in addresses])
 
@@ -82,19 +94,24 @@ def _serve(
                 engine=engine,
                 clients=partial(clients, region),
                 work=owner.folder,
-                variables=keys.of_job(job).variables | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region},
+                variables=keys.of_job(job).variables
+                | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region},
                 report=partial(write, settings),
             )
 
-        told = {"AWS_ENDPOINT_URL": here} | keys.person.variables | {"AWS_DEFAULT_REGION": cloud.REGION}
+        variables = (
+            {"AWS_ENDPOINT_URL": address_here}
+            | keys.person.variables
+            | {"AWS_DEFAULT_REGION": cloud.REGION}
+        )
         print(
-            f"endpoint: {here} (account {ACCOUNT})\n"
-            f"for a client: export {' '.join(f'{name}={value}' for name, value in told.items())}\n"
-            f"reports: {settings.folder}",
+            f"endpoint: {address_here} (account {ACCOUNT})\nfor a client: export "
+            f"{' '.join(f'{name}={value}' for name, value in variables.items())}\nreports: "
+            f"{settings.folder}",
             flush=True,
         )
         with View(service.shown):
-            failed = single_job.run(here, keys.person, request, ended) if request else None
+            failed = single_job.run(address_here, keys.person, request, ended) if request else None
             if not request:
                 ended.wait()
             service.close(hurry)
@@ -108,6 +125,9 @@ def write(settings: Settings, record: Record, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.json").write_text(json_text(record.as_json(), indent=1))
-        page.write(record, folder / "report.html", price=settings.price, spot_price=settings.spot_price)
-    except OSError as error:  # the job has its end all the same
+        page.write(
+            record, folder / "report.html", price=settings.price, spot_price=settings.spot_price
+        )
+    # The job ends as it would have ended with a report.
+    except OSError as error:
         print(f"warning: the report of {record.name} could not be written: {error}", flush=True)

@@ -1,1 +1,1 @@
-"""The endpoint: AWS's APIs as a training job needs them."""
+"""The rehearsal's endpoint: the AWS APIs that a training job needs."""

@@ -1,4 +1,4 @@
-"""Clients of the rehearsal's own endpoint, and of no other: they never reach AWS."""
+"""Clients of the rehearsal's own endpoint only: they never reach AWS."""
 
 import ipaddress
 import os
@@ -14,7 +14,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rehearsal.api.access_keys import Key
 
 REGION = "us-east-1"
-# In one piece, as far as S3 takes it: for each part that is asked for, moto copies the whole object.
+# Objects are moved in one piece, as far as S3 allows it: for each part that is asked for, moto
+# copies the whole object.
 WHOLE = TransferConfig(multipart_threshold=5 * 1024**3, use_threads=False)
 PRIVATE = [ipaddress.ip_network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
 
@@ -32,60 +33,90 @@ def client(service: str, endpoint: str, region: str, key: Key):
 
 
 class Clients:
-    """The endpoint's clients, each made once: botocore's may be shared among threads, their making may not."""
+    """The endpoint's clients, each made once.
+
+    Threads may share a client of botocore, but must not make clients at the same time.
+    """
 
     def __init__(self, endpoint: str, key: Key) -> None:
-        self.endpoint, self.key, self.made, self.lock = endpoint, key, {}, threading.Lock()
+        self.endpoint = endpoint
+        self.key = key
+        self.made = {}
+        self.lock = threading.Lock()
 
     def __call__(self, region: str, service: str):
         with self.lock:
-            key = region, service
-            if key not in self.made:
-                self.made[key] = client(service, self.endpoint, region, self.key)
-            return self.made[key]
+            name = region, service
+            if name not in self.made:
+                self.made[name] = client(service, self.endpoint, region, self.key)
+            return self.made[name]
 
 
 def own(endpoint: str) -> str:
-    """Return `endpoint`; ValueError if it is not an address of this machine: the loopback's or a private one.
+    """Return `endpoint`; ValueError unless it is a loopback or private address.
 
-    Not the link-local ones: AWS's metadata service has one. A user's name, or a backslash, hides the host from some
-    readers of addresses.
+    Link-local addresses are refused: AWS's metadata service has one. A user name or a backslash is
+    refused, because it hides the host from some readers of addresses.
     """
     try:
         host = urlsplit(endpoint).hostname or ""
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
-        local = address.is_loopback or any(address in network for network in PRIVATE)
+        is_local = address.is_loopback or any(address in network for network in PRIVATE)
     except ValueError:
-        local = False
-    local = local and endpoint.startswith(("http://", "https://")) and not set(endpoint) & set("@\\")
-    if not local:
+        is_local = False
+    is_local = (
+        is_local and endpoint.startswith(("http://", "https://")) and not set(endpoint) & set("@\\")
+    )
+    if not is_local:
         raise ValueError(
-            f"--endpoint: found {endpoint!r}, allowed is a rehearsal's address, e.g. http://127.0.0.1:4571"
+            f"--endpoint: found {endpoint!r}, allowed is a rehearsal's address, e.g. "
+            "http://127.0.0.1:4571"
         )
     return endpoint
 
 
 def variables(endpoint: str, key: Key) -> dict[str, str]:
-    """Return the environment of a client that reaches the endpoint only, with nothing of the person's own AWS."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    """Return the environment of a client that reaches the endpoint only.
+
+    It has none of the person's own AWS settings and credentials.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     region = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION") or REGION
-    told = {"AWS_ENDPOINT_URL": own(endpoint), "AWS_DEFAULT_REGION": region, "AWS_REGION": region}
-    direct = dict.fromkeys(("no_proxy", "NO_PROXY"), urlsplit(endpoint).hostname)
-    nobody = {name: os.devnull for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")}
-    return kept | key.variables | told | direct | nobody | {"AWS_EC2_METADATA_DISABLED": "true"}
+    endpoint_variables = {
+        "AWS_ENDPOINT_URL": own(endpoint),
+        "AWS_DEFAULT_REGION": region,
+        "AWS_REGION": region,
+    }
+    no_proxy = dict.fromkeys(("no_proxy", "NO_PROXY"), urlsplit(endpoint).hostname)
+    no_config_files = {
+        name: os.devnull for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
+    }
+    return (
+        inherited
+        | key.variables
+        | endpoint_variables
+        | no_proxy
+        | no_config_files
+        | {"AWS_EC2_METADATA_DISABLED": "true"}
+    )
 
 
 def split(uri: str) -> tuple[str, str]:
-    """Return bucket and key of an s3:// address, or of an https:// one as the service takes it."""
-    scheme, _, rest = uri.partition("://")  # no urlsplit: ? and # may be in a key
-    if scheme == "https":  # https://s3.REGION.amazonaws.com/BUCKET/KEY
+    """Return bucket and key of an s3:// address, or of an https:// one of S3."""
+    # No urlsplit, because ? and # may be in a key.
+    scheme, _, rest = uri.partition("://")
+    # https://s3.REGION.amazonaws.com/BUCKET/KEY
+    if scheme == "https":
         rest = rest.partition("/")[2]
     bucket, _, key = rest.partition("/")
     return bucket, key.lstrip("/")
 
 
 def objects(s3, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Yield key and size of each object whose key starts with `prefix`, but for those that stand for a folder."""
+    """Yield key and size of each object whose key starts with `prefix`.
+
+    Objects that stand for a folder (KEY/) are left out.
+    """
     for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for entry in page.get("Contents", []):
             if not entry["Key"].endswith("/"):
@@ -93,8 +124,8 @@ def objects(s3, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
 
 
 def reason(error: ClientError | BotoCoreError | OSError) -> str:
-    """Return what S3, its client or this machine has against a call."""
+    """Return why a call failed, as S3, its client or this machine says it."""
     if not isinstance(error, ClientError):
         return getattr(error, "strerror", None) or str(error)
-    found = error.response["Error"]
-    return f"{found.get('Code')}: {found.get('Message')}"
+    details = error.response["Error"]
+    return f"{details.get('Code')}: {details.get('Message')}"

@@ -1,6 +1,7 @@
-"""Who may pass: a request to the endpoint's own address, of no web page, signed with one of the rehearsal's keys.
+"""Decides which requests may pass.
 
-The signature is AWS's, version 4
+A request must be for the endpoint's own address, must not come from a web page, and must be signed
+with one of the rehearsal's keys. The signature is AWS's, version 4
 (https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html).
 """
 
@@ -22,25 +23,38 @@ from werkzeug.wrappers import Request
 
 from rehearsal.api.access_keys import Key
 
-OWN = "rehearsal"  # what our own requests are signed for, beside AWS's services
+# The service that our own requests are signed for, beside AWS's services.
+OWN = "rehearsal"
 MIB = 2**20
-MOST = {"sagemaker": MIB, OWN: MIB}  # bytes of a request; S3's are not limited, as moto reads them itself
-MOST_OF_OTHERS = 256 * MIB  # what a job's hosts have to say may come in one piece
-SKEW = 15 * 60  # seconds that a signature's time may be off, as on AWS
+# The largest request in bytes. S3's requests are not limited here, because moto reads them itself.
+MOST = {"sagemaker": MIB, OWN: MIB}
+# What a job's hosts have to say may come in one piece.
+MOST_OF_OTHERS = 256 * MIB
+# Seconds that the time of a signature may be off, as on AWS.
+SKEW = 15 * 60
 SCOPE = r"([\w.-]{1,128})/(\d{8})/([a-z0-9-]+)/([a-z0-9-]+)/aws4_request"
-SIGNED_NAMES, SIGNATURE = r"([a-z0-9;_.-]+)", r"([0-9a-f]{64})"
+SIGNED_NAMES = r"([a-z0-9;_.-]+)"
+SIGNATURE = r"([0-9a-f]{64})"
 HEADER = re.compile(
-    rf"AWS4-HMAC-SHA256 Credential={SCOPE}, *SignedHeaders={SIGNED_NAMES}, *Signature={SIGNATURE}", re.ASCII
+    rf"AWS4-HMAC-SHA256 Credential={SCOPE}, *SignedHeaders={SIGNED_NAMES}, *Signature={SIGNATURE}",
+    re.ASCII,
 )
-SIGN_IT = "run the client by `python -m rehearsal exec`, or export what the rehearsal has printed at its start"
+SIGN_IT = (
+    "run the client by `python -m rehearsal exec`, or export what the rehearsal has printed at its "
+    "start"
+)
 
 
 class Closed(Exception):
-    """A request that is not let in; `code` is an AWS client's name for it, or None where no such client asks."""
+    """A request that is not let in.
+
+    `code` is the error's name for an AWS client, None where no such client asks.
+    """
 
     def __init__(self, message: str, code: str | None = None, status: int = 403) -> None:
         super().__init__(message)
-        self.code, self.status = code, status
+        self.code = code
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -54,43 +68,62 @@ class Caller:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a request says of its signature."""
+    """What a request says about its own signature."""
 
     id: str
     date: str
     region: str
     service: str
-    names: list[str]  # of the signed headers
+    # Of the signed headers.
+    names: list[str]
     signature: str
     time: str
-    seconds: float  # for how long it is good
-    query: list[tuple[bytes, bytes]]  # what is signed of it
+    # For how many seconds the signature is valid.
+    seconds: float
+    # The part of the query that is signed.
+    query: list[tuple[bytes, bytes]]
 
 
 def keep_pages_out(environ: dict) -> None:
-    """Raise Closed for what only a web page would send: another host's name, an origin, a preflight."""
-    address, port = environ["SERVER_NAME"], environ["SERVER_PORT"]
+    """Raise Closed for a web page's request: another host's name, origin, preflight."""
+    address = environ["SERVER_NAME"]
+    port = environ["SERVER_PORT"]
     names = [address, *(["localhost"] if address == "127.0.0.1" else [])]
-    own = [f"{name}:{port}" for name in names] + (names if port == "80" else [])
+    allowed_hosts = [f"{name}:{port}" for name in names] + (names if port == "80" else [])
     host = environ.get("HTTP_HOST")
-    # A target with a host of its own would replace the Host header.
-    if host is None or host.lower() not in own or not environ["REQUEST_URI"].startswith("/"):
-        raise Closed(f"found a request for {host or 'no host'}, allowed is {own[0]}")
-    elsewhere = environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("none", "same-origin")
-    if elsewhere or "HTTP_ORIGIN" in environ or environ["REQUEST_METHOD"].upper() == "OPTIONS":
+    # A request target with a host in it would override the Host header.
+    if (
+        host is None
+        or host.lower() not in allowed_hosts
+        or not environ["REQUEST_URI"].startswith("/")
+    ):
+        raise Closed(f"found a request for {host or 'no host'}, allowed is {allowed_hosts[0]}")
+    is_cross_site = environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("none", "same-origin")
+    if is_cross_site or "HTTP_ORIGIN" in environ or environ["REQUEST_METHOD"].upper() == "OPTIONS":
         raise Closed("found a request of a web page, allowed is none")
 
 
 def caller(environ: dict, find: Callable[[str], Key | None]) -> Caller:
-    """Return who signed a request, the body of which is in memory then unless it is for S3; Closed if nobody did."""
+    """Return who signed a request; Closed if the signature is missing or wrong.
+
+    Except for S3, the request's body is in memory afterwards.
+    """
     claim = claimed(environ)
     key = find(claim.id)
     if key is None:
-        raise Closed(f"found the access key {claim.id}, which is not this rehearsal's; {SIGN_IT}", "InvalidAccessKeyId")
+        raise Closed(
+            f"found the access key {claim.id}, which is not this rehearsal's; {SIGN_IT}",
+            "InvalidAccessKeyId",
+        )
     environ.get("rehearsal.welcome", lambda: None)()
     signed_at = time.strptime(claim.time, "%Y%m%dT%H%M%SZ")
-    if not -SKEW <= time.time() - timegm(signed_at) <= claim.seconds or not claim.time.startswith(claim.date):
-        raise Closed(f"found a signature of {claim.time}, which is over; is the clock right?", "RequestExpired")
+    if not -SKEW <= time.time() - timegm(signed_at) <= claim.seconds or not claim.time.startswith(
+        claim.date
+    ):
+        raise Closed(
+            f"found a signature of {claim.time}, which is over; is the clock right?",
+            "RequestExpired",
+        )
     if missing := unsigned(environ, claim.names):
         raise Closed(f"found {missing}, which is not signed", "SignatureDoesNotMatch")
     if claim.service == "s3":
@@ -98,27 +131,42 @@ def caller(environ: dict, find: Callable[[str], Key | None]) -> Caller:
     else:
         payload = hashlib.sha256(read(environ, MOST.get(claim.service, MOST_OF_OTHERS))).hexdigest()
     if not hmac.compare_digest(signature(environ, claim, key, payload), claim.signature):
-        raise Closed(f"found a signature that the secret of {key.id} does not make; {SIGN_IT}", "SignatureDoesNotMatch")
+        raise Closed(
+            f"found a signature that the secret of {key.id} does not make; {SIGN_IT}",
+            "SignatureDoesNotMatch",
+        )
     return Caller(key, claim.service, claim.region)
 
 
 def claimed(environ: dict) -> Claim:
-    """Return what a request claims: in its Authorization header, or, if it is presigned, in its address."""
+    """Return what a request claims, in its header or in its presigned address."""
     query = pairs(environ["REQUEST_URI"].partition("?")[2])
     if "HTTP_AUTHORIZATION" in environ:
-        found = HEADER.fullmatch(environ["HTTP_AUTHORIZATION"])
-        parts, moment, seconds = found and found.groups(), environ.get("HTTP_X_AMZ_DATE", ""), SKEW
+        match = HEADER.fullmatch(environ["HTTP_AUTHORIZATION"])
+        parts = match and match.groups()
+        moment = environ.get("HTTP_X_AMZ_DATE", "")
+        seconds = SKEW
     else:
-        given = {name.decode("latin-1"): value.decode("latin-1") for name, value in query}
+        parameters = {name.decode("latin-1"): value.decode("latin-1") for name, value in query}
         query = [(name, value) for name, value in query if name != b"X-Amz-Signature"]
-        text = "\n".join(given.get(f"X-Amz-{name}", "") for name in ("Credential", "SignedHeaders", "Signature"))
-        found = re.fullmatch(rf"{SCOPE}\n{SIGNED_NAMES}\n{SIGNATURE}", text, re.ASCII)
-        parts, moment = found and found.groups(), given.get("X-Amz-Date", "")
-        lasts = given.get("X-Amz-Expires", "")
-        seconds = int(lasts) if re.fullmatch(r"\d{1,6}", lasts, re.ASCII) else 0
+        text = "\n".join(
+            parameters.get(f"X-Amz-{name}", "")
+            for name in ("Credential", "SignedHeaders", "Signature")
+        )
+        match = re.fullmatch(rf"{SCOPE}\n{SIGNED_NAMES}\n{SIGNATURE}", text, re.ASCII)
+        parts = match and match.groups()
+        moment = parameters.get("X-Amz-Date", "")
+        expires = parameters.get("X-Amz-Expires", "")
+        seconds = int(expires) if re.fullmatch(r"\d{1,6}", expires, re.ASCII) else 0
     if parts is None:
-        older = "; for a presigned URL: Config(signature_version='s3v4')" if b"Signature" in dict(query) else ""
-        raise Closed(f"found no signature of version 4{older}; {SIGN_IT}", "MissingAuthenticationToken")
+        hint = (
+            "; for a presigned URL: Config(signature_version='s3v4')"
+            if b"Signature" in dict(query)
+            else ""
+        )
+        raise Closed(
+            f"found no signature of version 4{hint}; {SIGN_IT}", "MissingAuthenticationToken"
+        )
     try:
         time.strptime(moment, "%Y%m%dT%H%M%SZ")
     except ValueError:
@@ -127,14 +175,14 @@ def claimed(environ: dict) -> Claim:
 
 
 def unsigned(environ: dict, names: list[str]) -> str | None:
-    """Return a header that has to be signed and is not."""
+    """Return the name of a header that must be signed and is not, None if all are."""
     signed = {variable(name) for name in names}
     needed = ["HTTP_HOST", *(name for name in environ if name.startswith("HTTP_X_AMZ_"))]
     return next((name.removeprefix("HTTP_") for name in needed if name not in signed), None)
 
 
 def signature(environ: dict, claim: Claim, key: Key, payload: str) -> str:
-    """Return the signature that the key makes of a request."""
+    """Return the signature `key` makes of a request; `payload` is its body's hash."""
     path = unquote_to_bytes(environ["REQUEST_URI"].partition("?")[0].encode("latin-1"))
     query = sorted(tuple(quote(part, safe="-_.~") for part in pair) for pair in claim.query)
     headers = [(name, " ".join(environ.get(variable(name), "").split())) for name in claim.names]
@@ -155,27 +203,35 @@ def signature(environ: dict, claim: Claim, key: Key, payload: str) -> str:
 
 
 def pairs(query: str) -> list[tuple[bytes, bytes]]:
-    """Return the names and values of a query."""
+    """Return the names and values of a query, decoded."""
     parts = (part.encode("latin-1").partition(b"=") for part in query.split("&") if part)
     return [(unquote_to_bytes(name), unquote_to_bytes(value)) for name, _, value in parts]
 
 
 def variable(header: str) -> str:
-    """Return where WSGI keeps a header."""
+    """Return the name of a header's WSGI variable."""
     name = header.upper().replace("-", "_")
     return name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}"
 
 
 def read(environ: dict, most: int) -> bytes:
-    """Return a request's body, and leave it there for whoever answers."""
+    """Return a request's body, and leave it there for whoever answers.
+
+    Raises Closed if it has more than `most` bytes.
+    """
     request = Request(environ, populate_request=False)
-    request.max_content_length = most + 1  # chunks beyond it are left out without a word
+    # werkzeug drops chunks beyond this length silently.
+    request.max_content_length = most + 1
     try:
         body = request.get_data(cache=False)
     except RequestEntityTooLarge:
         body = bytes(most + 1)
     if len(body) > most:
-        raise Closed(f"found a request of more than {most} bytes, which is the most", "RequestEntityTooLarge", 413)
+        raise Closed(
+            f"found a request of more than {most} bytes, which is the most",
+            "RequestEntityTooLarge",
+            413,
+        )
     environ.pop("HTTP_TRANSFER_ENCODING", None)
     environ.pop("wsgi.input_terminated", None)
     environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})

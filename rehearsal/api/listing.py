@@ -1,4 +1,4 @@
-"""ListTrainingJobs: which jobs, in which order, a page at a time."""
+"""ListTrainingJobs: filters, order and pages."""
 
 import base64
 from collections.abc import Mapping
@@ -6,24 +6,28 @@ from collections.abc import Mapping
 from rehearsal.api.errors import invalid
 from rehearsal.jobs.record import Record
 
-PAGE = 10  # jobs, unless MaxResults says otherwise
+# Jobs on a page without MaxResults.
+PAGE = 10
 
 
 def page(jobs: Mapping[str, Record], request: dict) -> dict:
-    """Return the page that a request asks for of a region's jobs, which are given by their ARN."""
+    """Return the page that a request asks for; `jobs` has a region's jobs by ARN."""
     for name in ("WarmPoolStatusEquals", "TrainingPlanArnEquals"):
         if request.get(name):
             raise invalid(f"The rehearsal does not emulate {name} of ListTrainingJobs")
-    found = [(arn, record) for arn, record in jobs.items() if passes(record, request)]
-    keys = {"Name": lambda one: one[1].name, "Status": lambda one: one[1].status}
-    found.sort(key=lambda one: one[1].created, reverse=True)
-    found.sort(
-        key=keys.get(request.get("SortBy"), lambda one: one[1].created),
+    matching = [(arn, record) for arn, record in jobs.items() if passes(record, request)]
+    keys = {"Name": lambda pair: pair[1].name, "Status": lambda pair: pair[1].status}
+    matching.sort(key=lambda pair: pair[1].created, reverse=True)
+    matching.sort(
+        key=keys.get(request.get("SortBy"), lambda pair: pair[1].created),
         reverse=request.get("SortOrder", "Descending") == "Descending",
     )
-    start, size = place_in_list(request.get("NextToken")), request.get("MaxResults", PAGE)
-    more = {"NextToken": token(start + size)} if start + size < len(found) else {}
-    return {"TrainingJobSummaries": [summary(*one) for one in found[start : start + size]]} | more
+    start = place_in_list(request.get("NextToken"))
+    size = request.get("MaxResults", PAGE)
+    next_page = {"NextToken": token(start + size)} if start + size < len(matching) else {}
+    return {
+        "TrainingJobSummaries": [summary(*pair) for pair in matching[start : start + size]]
+    } | next_page
 
 
 def passes(record: Record, request: dict) -> bool:
@@ -57,14 +61,14 @@ def summary(arn: str, record: Record) -> dict:
 
 
 def token(start: int) -> str:
-    """Return a NextToken."""
+    """Return the NextToken of a page that starts at job number `start`."""
     return base64.b64encode(str(start).encode()).decode()
 
 
-def place_in_list(found: str | None) -> int:
-    """Return what a NextToken says."""
+def place_in_list(next_token: str | None) -> int:
+    """Return the number in a NextToken, 0 without one; Refused if it is invalid."""
     try:
-        start = int(base64.b64decode(found, validate=True)) if found else 0
+        start = int(base64.b64decode(next_token, validate=True)) if next_token else 0
     except ValueError:
         start = -1
     if start < 0:
@@ -72,8 +76,8 @@ def place_in_list(found: str | None) -> int:
     return start
 
 
-def without_none(found):
-    """Return JSON without what is null: a client takes null for a value."""
-    if isinstance(found, dict):
-        return {key: without_none(value) for key, value in found.items() if value is not None}
-    return [without_none(value) for value in found] if isinstance(found, list) else found
+def without_none(content):
+    """Return JSON content without nulls, which a client would take for values."""
+    if isinstance(content, dict):
+        return {key: without_none(value) for key, value in content.items() if value is not None}
+    return [without_none(value) for value in content] if isinstance(content, list) else content

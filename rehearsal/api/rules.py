@@ -1,6 +1,7 @@
-"""What the service's model does not say of CreateTrainingJob: which fields go together, and which are not emulated.
+"""Rules for CreateTrainingJob that the service's model does not contain.
 
-Words in the service's own name are its own where a user has quoted them (Kenza-AI/sagify#111, for one).
+They say which fields go together, and which are not emulated. Messages in the service's name are
+its own where a user has quoted them (Kenza-AI/sagify#111, for one).
 """
 
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ from botocore.model import StructureShape
 from rehearsal.api.errors import Refused, invalid, not_emulated
 from rehearsal.api.validation import input_shape
 
-# With all that is below them. A field of the model that is neither here nor in WITHOUT_EFFECT is refused.
+# Fields that are emulated, with all below them. A field of the model that is neither here nor in
+# WITHOUT_EFFECT is refused.
 EMULATED = {
     "TrainingJobName",
-    "RoleArn",  # its form: what the role may do is not checked
+    # Only its form is checked, not what the role may do.
+    "RoleArn",
     "HyperParameters",
     "Environment",
     "Tags",
@@ -45,7 +48,7 @@ EMULATED = {
     "EnableNetworkIsolation",
     "RetryStrategy",
 }
-# Accepted without effect on this machine, and said so in the job's notes.
+# Fields that are accepted without effect on this machine. The job's notes say so, with these words.
 WITHOUT_EFFECT = {
     "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries": "each metric's last value is kept",
     "InputDataConfig.DataSource.S3DataSource.ModelAccessConfig": "no model's licence is asked for",
@@ -63,37 +66,49 @@ MOST_INSTANCES = 250
 
 
 def check(request: dict) -> list[str]:
-    """Raise Refused for fields that do not go together or are not emulated; return what is accepted without effect."""
+    """Check the rules for a request; return a line for each field without effect.
+
+    Raises Refused for fields that do not go together or are not emulated.
+    """
     notes = {}
     for name, known in others(request, input_shape("CreateTrainingJob")):
         if known and name not in WITHOUT_EFFECT:
             raise not_emulated(name)
         notes[name] = WITHOUT_EFFECT.get(name, "the service's model does not have it")
-    _algorithm(request.get("AlgorithmSpecification") or {})
-    _resources(request.get("ResourceConfig") or {})
-    _stopping(request)
-    _channels(request)
-    _checkpoints(request.get("CheckpointConfig") or {})
-    return [f"{name} has no effect here: {why}" for name, why in notes.items()]
+    _check_algorithm(request.get("AlgorithmSpecification") or {})
+    _check_resources(request.get("ResourceConfig") or {})
+    _check_stopping(request)
+    _check_channels(request)
+    _check_checkpoints(request.get("CheckpointConfig") or {})
+    return [f"{name} has no effect here: {effect}" for name, effect in notes.items()]
 
 
 def others(value: dict, shape: StructureShape, path: str = "") -> Iterator[tuple[str, bool]]:
-    """Yield each given field that is not emulated, as `ResourceConfig.VolumeSizeInGB`, and if the model has it."""
+    """Yield each field that is not emulated, and whether the service's model has it.
+
+    Fields are named with their path, e.g. `ResourceConfig.VolumeSizeInGB`.
+    """
     for name, item in value.items():
-        inner, member = path + name, shape.members.get(name)
-        if not item or inner in EMULATED:
+        name_inside = path + name
+        member = shape.members.get(name)
+        if not item or name_inside in EMULATED:
             continue
-        if member is None or not any(listed.startswith(f"{inner}.") for listed in (*EMULATED, *WITHOUT_EFFECT)):
-            yield inner, member is not None
+        if member is None or not any(
+            listed.startswith(f"{name_inside}.") for listed in (*EMULATED, *WITHOUT_EFFECT)
+        ):
+            yield name_inside, member is not None
         elif member.type_name == "list":
-            for one in item:
-                yield from others(one, member.member, f"{inner}.")
+            for element in item:
+                yield from others(element, member.member, f"{name_inside}.")
         else:
-            yield from others(item, member, f"{inner}.")
+            yield from others(item, member, f"{name_inside}.")
 
 
 def groups(request: dict) -> list[dict]:
-    """Return the instance groups of a request, one of them where it has none: InstanceGroupName, -Type and -Count."""
+    """Return a request's instance groups; one group if the request has none.
+
+    Each has InstanceGroupName, InstanceType and InstanceCount.
+    """
     resources = request["ResourceConfig"]
     if resources.get("InstanceGroups"):
         return resources["InstanceGroups"]
@@ -108,71 +123,89 @@ def groups(request: dict) -> list[dict]:
 
 
 def longest(request: dict) -> int:
-    """Return the seconds that a job may train: a day unless it says otherwise (AWS: StoppingCondition)."""
+    """Return how many seconds a job may train, by default a day (StoppingCondition)."""
     return (request.get("StoppingCondition") or {}).get("MaxRuntimeInSeconds", 86400)
 
 
-def _algorithm(algorithm: dict) -> None:
+def _check_algorithm(algorithm: dict) -> None:
     if not algorithm.get("TrainingImage"):
-        raise invalid("You must specify either TrainingImage or AlgorithmName in AlgorithmSpecification")
+        raise invalid(
+            "You must specify either TrainingImage or AlgorithmName in AlgorithmSpecification"
+        )
     if algorithm.get("TrainingImageConfig", {}).get("TrainingRepositoryAccessMode") == "Vpc":
         raise not_emulated("TrainingImageConfig with TrainingRepositoryAccessMode Vpc")
     if algorithm["TrainingInputMode"] == "Pipe":
         raise not_emulated("TrainingInputMode Pipe; File and FastFile are emulated")
 
 
-def _resources(resources: dict) -> None:
-    single = resources.get("InstanceType"), resources.get("InstanceCount")
-    if found := resources.get("InstanceGroups"):
+def _check_resources(resources: dict) -> None:
+    single = (resources.get("InstanceType"), resources.get("InstanceCount"))
+    if instance_groups := resources.get("InstanceGroups"):
         if any(value is not None for value in single):
-            raise invalid("InstanceGroups cannot be given together with InstanceType or InstanceCount")
-        names = [group["InstanceGroupName"] for group in found]
+            raise invalid(
+                "InstanceGroups cannot be given together with InstanceType or InstanceCount"
+            )
+        names = [group["InstanceGroupName"] for group in instance_groups]
         if len(set(names)) < len(names):
             raise invalid("InstanceGroupName must be unique within ResourceConfig.InstanceGroups")
-        counts = [group["InstanceCount"] for group in found]
+        counts = [group["InstanceCount"] for group in instance_groups]
     elif None in single:
-        raise invalid("You must specify InstanceType and InstanceCount, or InstanceGroups, in ResourceConfig")
+        raise invalid(
+            "You must specify InstanceType and InstanceCount, or InstanceGroups, in ResourceConfig"
+        )
     else:
         counts = [single[1]]
     if min(counts) < 1:
         raise invalid("InstanceCount must be greater than or equal to 1")
     if sum(counts) > MOST_INSTANCES:
-        raise Refused("ResourceLimitExceeded", f"The rehearsal runs jobs of {MOST_INSTANCES} instances at most")
+        raise Refused(
+            "ResourceLimitExceeded",
+            f"The rehearsal runs jobs of {MOST_INSTANCES} instances at most",
+        )
 
 
-def _stopping(request: dict) -> None:
+def _check_stopping(request: dict) -> None:
     stopping = request.get("StoppingCondition") or {}
     wait = stopping.get("MaxWaitTimeInSeconds")
     if request.get("EnableManagedSpotTraining"):
         if wait is None or wait < longest(request):
             raise invalid(
-                "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+                "Invalid MaxWaitTimeInSeconds. It must be present and be greater than or equal to "
+                "MaxRuntimeInSeconds"
             )
     elif wait is not None:
         raise invalid(
-            "Invalid MaxWaitTimeInSeconds. It is only supported when EnableManagedSpotTraining is set to true"
+            "Invalid MaxWaitTimeInSeconds. It is only supported when EnableManagedSpotTraining is "
+            "set to true"
         )
 
 
-def _checkpoints(config: dict) -> None:
+def _check_checkpoints(config: dict) -> None:
     if (path := config.get("LocalPath")) is None:
         return
-    below = PurePosixPath(path).parts[3:]
-    taken = not below or below[0] in ("input", "model", "output", "code")
-    if not path.startswith("/opt/ml/") or taken or ".." in below or ":" in path:
+    parts_below = PurePosixPath(path).parts[3:]
+    is_taken = not parts_below or parts_below[0] in ("input", "model", "output", "code")
+    if not path.startswith("/opt/ml/") or is_taken or ".." in parts_below or ":" in path:
         allowed = "a folder below /opt/ml/ that has no other use"
-        raise invalid(f"Invalid CheckpointConfig.LocalPath: the rehearsal found {path!r}, allowed is {allowed}")
+        raise invalid(
+            f"Invalid CheckpointConfig.LocalPath: the rehearsal found {path!r}, allowed is "
+            f"{allowed}"
+        )
 
 
-def _channels(request: dict) -> None:
+def _check_channels(request: dict) -> None:
     channels = request.get("InputDataConfig") or []
     names = [channel["ChannelName"] for channel in channels]
     if len(set(names)) < len(names):
         raise invalid("Channel names must be unique in InputDataConfig")
-    known = {group["InstanceGroupName"] for group in (request.get("ResourceConfig") or {}).get("InstanceGroups") or []}
+    group_names = {
+        group["InstanceGroupName"]
+        for group in (request.get("ResourceConfig") or {}).get("InstanceGroups") or []
+    }
     bound = 0
     for channel in channels:
-        name, source = f"channel {channel['ChannelName']}", channel["DataSource"].get("S3DataSource")
+        name = f"channel {channel['ChannelName']}"
+        source = channel["DataSource"].get("S3DataSource")
         if channel["ChannelName"] in (".", ".."):
             raise invalid(f"{name} has a name that no folder can have")
         if source is None:
@@ -184,8 +217,13 @@ def _channels(request: dict) -> None:
         for field in ("CompressionType", "RecordWrapperType"):
             if channel.get(field, "None") != "None":
                 raise not_emulated(f"{name}: {field} {channel[field]}")
-        if wrong := set(source.get("InstanceGroupNames") or []) - known:
-            raise invalid(f"InstanceGroupNames {sorted(wrong)} of {name} are not in ResourceConfig.InstanceGroups")
+        if unknown := set(source.get("InstanceGroupNames") or []) - group_names:
+            raise invalid(
+                f"InstanceGroupNames {sorted(unknown)} of {name} are not in "
+                "ResourceConfig.InstanceGroups"
+            )
         bound += bool(source.get("InstanceGroupNames"))
     if 0 < bound < len(channels):
-        raise invalid("InstanceGroupNames must be given for all channels of InputDataConfig, or for none")
+        raise invalid(
+            "InstanceGroupNames must be given for all channels of InputDataConfig, or for none"
+        )

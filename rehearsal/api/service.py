@@ -1,4 +1,4 @@
-"""SageMaker's operations on training jobs, as the API reference has them."""
+"""SageMaker's operations on training jobs, as in its API reference."""
 
 import copy
 import re
@@ -17,22 +17,32 @@ from rehearsal.jobs.record import ENDED, Record
 from rehearsal.jobs.schedule import Due, ordered
 from rehearsal.settings import Settings
 
-ACCOUNT = "123456789012"  # moto's
+# The account number that moto uses.
+ACCOUNT = "123456789012"
 
 
 class Service:
-    """All jobs of this rehearsal; `place` gives a job, by region and ARN, its surroundings."""
+    """All jobs of this rehearsal.
+
+    Args:
+        settings: The rehearsal's settings.
+        place: Returns a job's surroundings, given its region and ARN.
+    """
 
     def __init__(self, settings: Settings, place: Callable[[str, str], Place]) -> None:
-        self.settings, self.place = settings, place
-        self.jobs: dict[str, Job] = {}  # by their ARN
+        self.settings = settings
+        self.place = place
+        # By ARN.
+        self.jobs: dict[str, Job] = {}
         self.tags: dict[str, dict[str, str]] = {}
         self.lock = threading.Lock()
 
     def answer(self, operation: str, request: dict, region: str) -> dict:
-        """Return what SageMaker answers; Refused is its error."""
+        """Answer one of SageMaker's operations; Refused is the service's error."""
         if input_shape(operation) is None:
-            raise Refused("UnknownOperationException", f"The rehearsal knows no operation {operation}")
+            raise Refused(
+                "UnknownOperationException", f"The rehearsal knows no operation {operation}"
+            )
         if not hasattr(self, operation):
             raise invalid(f"The rehearsal does not emulate {operation}; it runs training jobs only")
         validate(s3_for_files(request) if operation == "CreateTrainingJob" else request, operation)
@@ -41,8 +51,8 @@ class Service:
     def CreateTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802 (the API's names)
         """Start a job."""
         notes = rules.check(request)
-        if wrong := channels.outside(request, self.settings.allow):
-            raise invalid(wrong)
+        if problem := channels.outside(request, self.settings.allow):
+            raise invalid(problem)
         name = request["TrainingJobName"]
         arn = arn_of(name, region)
         place = self.place(region, arn)
@@ -52,13 +62,15 @@ class Service:
         metrics = Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or [])
         place.variables |= {"TRAINING_JOB_NAME": name, "TRAINING_JOB_ARN": arn}
         with self.lock:
-            if any(job.record.name == name for job in self.jobs.values() if job.record.status not in ENDED) or (
-                arn in self.jobs
-            ):
+            if any(
+                job.record.name == name
+                for job in self.jobs.values()
+                if job.record.status not in ENDED
+            ) or (arn in self.jobs):
                 raise Refused(
                     "ResourceInUse",
-                    f"Training job names must be unique within an AWS account and region, and a training job with this "
-                    f"name already exists ({arn})",
+                    "Training job names must be unique within an AWS account and region, and a "
+                    f"training job with this name already exists ({arn})",
                 )
             job = self.jobs[arn] = Job(record, place, self.settings, metrics)
             self.tags[arn] = {tag["Key"]: tag["Value"] for tag in request.get("Tags") or []}
@@ -66,11 +78,16 @@ class Service:
         return {"TrainingJobArn": arn}
 
     def DescribeTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802
-        """Return all that is known of a job."""
-        job = self._job(request, region)
-        record, now = job.record, time.time()
-        given = {key: value for key, value in record.request.items() if key != "Tags" and value is not None}
-        given.setdefault("StoppingCondition", {"MaxRuntimeInSeconds": job.longest})
+        """Return the description of a job."""
+        job = self._find_job(request, region)
+        record = job.record
+        moment = time.time()
+        description = {
+            key: value
+            for key, value in record.request.items()
+            if key != "Tags" and value is not None
+        }
+        description.setdefault("StoppingCondition", {"MaxRuntimeInSeconds": job.longest})
         known = {
             "TrainingJobArn": arn_of(record.name, region),
             "TrainingJobStatus": record.status,
@@ -81,23 +98,36 @@ class Service:
             "TrainingEndTime": record.training_end,
             "FailureReason": record.failure,
             "SecondaryStatusTransitions": [
-                {"Status": one.status, "StatusMessage": one.message, "StartTime": one.start, "EndTime": one.end}
-                for one in record.transitions
+                {
+                    "Status": transition.status,
+                    "StatusMessage": transition.message,
+                    "StartTime": transition.start,
+                    "EndTime": transition.end,
+                }
+                for transition in record.transitions
             ],
             "FinalMetricDataList": list(job.metrics.found.values()) or None,
             "ModelArtifacts": {"S3ModelArtifacts": record.artifacts} if record.artifacts else None,
         }
-        for flag in ("EnableNetworkIsolation", "EnableInterContainerTrafficEncryption", "EnableManagedSpotTraining"):
+        for flag in (
+            "EnableNetworkIsolation",
+            "EnableInterContainerTrafficEncryption",
+            "EnableManagedSpotTraining",
+        ):
             known[flag] = bool(record.request.get(flag))
         if record.training_start:
-            known["TrainingTimeInSeconds"] = round((record.training_end or now) - record.training_start)
+            known["TrainingTimeInSeconds"] = round(
+                (record.training_end or moment) - record.training_start
+            )
         if record.status in ENDED:
-            known["BillableTimeInSeconds"] = max(1, round(record.billable(now))) if record.attempts else 0
-        return given | without_none(known)
+            known["BillableTimeInSeconds"] = (
+                max(1, round(record.billable(moment))) if record.attempts else 0
+            )
+        return description | without_none(known)
 
     def StopTrainingJob(self, request: dict, region: str) -> dict:  # noqa: N802
         """Ask a job to stop."""
-        job = self._job(request, region)
+        job = self._find_job(request, region)
         if job.record.status in ENDED:
             raise invalid(
                 "The request was rejected because the training job is in status "
@@ -107,63 +137,78 @@ class Service:
         return {}
 
     def ListTrainingJobs(self, request: dict, region: str) -> dict:  # noqa: N802
-        """Return the jobs that a filter lets through, a page at a time."""
-        there = [(arn, job.record) for arn, job in list(self.jobs.items())]
-        return listing.page({arn: record for arn, record in there if arn == arn_of(record.name, region)}, request)
+        """Return the jobs that pass the request's filters, one page at a time."""
+        records = [(arn, job.record) for arn, job in list(self.jobs.items())]
+        return listing.page(
+            {arn: record for arn, record in records if arn == arn_of(record.name, region)}, request
+        )
 
     def AddTags(self, request: dict, region: str) -> dict:  # noqa: N802
         """Add tags to a job."""
-        tags = self._tags(request)
+        tags = self._tags_of(request)
         tags |= {tag["Key"]: tag["Value"] for tag in request["Tags"]}
         return {"Tags": listed(tags)}
 
     def DeleteTags(self, request: dict, region: str) -> dict:  # noqa: N802
         """Remove tags from a job."""
-        tags = self._tags(request)
+        tags = self._tags_of(request)
         for key in request["TagKeys"]:
             tags.pop(key, None)
         return {}
 
     def ListTags(self, request: dict, region: str) -> dict:  # noqa: N802
         """Return a job's tags."""
-        return {"Tags": listed(self._tags(request))}
+        return {"Tags": listed(self._tags_of(request))}
 
     def interrupt(self, order: object) -> str:
-        """Take spot instances away by hand, and return what is done; ValueError says why it cannot be."""
+        """Take spot instances away on a person's order; return a line about it.
+
+        Raises ValueError if that is not possible, with the reason.
+        """
         name, hosts, warned, gap = ordered(order)
         job = next((job for job in self.jobs.values() if job.record.name == name), None)
         if job is None:
-            known = ", ".join(one.record.name for one in self.jobs.values())
-            raise ValueError(f"JOB: found {name!r}, allowed is one of: {known or 'none, as there are no jobs'}")
-        there = [host.name for host in job.hosts]
-        if unknown := set(hosts) - set(there):
-            raise ValueError(f"--host: found {', '.join(sorted(unknown))}, allowed is {', '.join(there)}")
+            job_names = ", ".join(other.record.name for other in self.jobs.values())
+            raise ValueError(
+                f"JOB: found {name!r}, allowed is one of: "
+                f"{job_names or 'none, as there are no jobs'}"
+            )
+        host_names = [host.name for host in job.hosts]
+        if unknown := set(hosts) - set(host_names):
+            raise ValueError(
+                f"--host: found {', '.join(sorted(unknown))}, allowed is {', '.join(host_names)}"
+            )
         if not job.record.spot:
             raise ValueError(f"{name} is not a spot job; create it with EnableManagedSpotTraining")
         if job.record.secondary != "Training":
-            raise ValueError(f"{name} is {job.record.secondary}; an interruption is for a job in Training")
-        job.wishes.messages.put(Due(hosts or there, warned, gap, "by hand"))
-        return f"{', '.join(hosts or there)} of {name} taken away, {'warned' if warned else 'not warned'}"
+            raise ValueError(
+                f"{name} is {job.record.secondary}; an interruption is for a job in Training"
+            )
+        job.wishes.messages.put(Due(hosts or host_names, warned, gap, "by hand"))
+        return (
+            f"{', '.join(hosts or host_names)} of {name} taken away, "
+            f"{'warned' if warned else 'not warned'}"
+        )
 
     def shown(self) -> list[tuple[Record, dict[str, list[str]]]]:
-        """Return what the live view shows."""
+        """Return each job's record and its last log lines by host, for the live view."""
         return [(job.record, job.logs.shown()) for job in list(self.jobs.values())]
 
     def close(self, hurry: threading.Event) -> None:
-        """Stop all jobs, and wait for their ends: with SIGKILL as soon as `hurry` is set."""
+        """Stop all jobs and wait for their ends; once `hurry` is set, with SIGKILL."""
         while running := [job for job in self.jobs.values() if job.is_alive()]:
             for job in running:
                 if not job.wishes.stop or hurry.is_set():
                     job.wishes.ask_to_stop(hurry.is_set())
             running[0].join(timeout=0.5)
 
-    def _job(self, request: dict, region: str) -> Job:
+    def _find_job(self, request: dict, region: str) -> Job:
         try:
             return self.jobs[arn_of(request["TrainingJobName"], region)]
         except KeyError:
             raise invalid("Requested resource not found.") from None
 
-    def _tags(self, request: dict) -> dict[str, str]:
+    def _tags_of(self, request: dict) -> dict[str, str]:
         arn = request["ResourceArn"]
         if ":training-job/" not in arn:
             raise invalid("The rehearsal does not emulate tags of anything but training jobs")
@@ -173,23 +218,27 @@ class Service:
 
 
 def s3_for_files(request: dict) -> dict:
-    """Return the request with s3:// addresses in place of file://, which only the rehearsal takes."""
+    """Return the request with s3:// addresses in place of file:// ones.
+
+    Only the rehearsal accepts file://; the service's model does not.
+    """
     changed = copy.deepcopy(request)
     channels = changed.get("InputDataConfig") if isinstance(changed, dict) else None
     for channel in channels if isinstance(channels, list) else []:
         try:
             source = channel["DataSource"]["S3DataSource"]
             source["S3Uri"] = re.sub(r"^file:///", "s3://file/", source["S3Uri"])
-        except (TypeError, KeyError):  # the validation says what is wrong with it
+        # The validation will say what is wrong with this channel.
+        except (TypeError, KeyError):
             continue
     return changed
 
 
 def arn_of(name: str, region: str) -> str:
-    """Return a job's ARN."""
+    """Return the ARN of a job."""
     return f"arn:aws:sagemaker:{region}:{ACCOUNT}:training-job/{name}"
 
 
 def listed(tags: dict[str, str]) -> list[dict]:
-    """Return tags as the API has them."""
+    """Return tags in the form of the API."""
     return [{"Key": key, "Value": value} for key, value in tags.items()]

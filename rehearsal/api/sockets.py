@@ -1,4 +1,4 @@
-"""The endpoint's sockets: how long a stranger may take, and how many connections there are at once."""
+"""The endpoint's sockets, with limits for connections and for their duration."""
 
 import contextlib
 import io
@@ -9,37 +9,46 @@ from collections.abc import Callable, Iterator
 
 from werkzeug.serving import ThreadedWSGIServer, WSGIRequestHandler
 
-STRANGERS = 10  # seconds in all, until a request has shown its key
-GUESTS = 3600  # ... from then on, for an upload of gigabytes
-PAUSE = 60  # seconds in which something has to come
-REST = 0.5  # ... when the answer is given, of what is not read by then
-AT_ONCE = 128  # connections of an address
-QUEUE = 5  # seconds that one more waits
+# Seconds in all until a request must have shown a valid key.
+STRANGERS = 10
+# Seconds in all after that, enough for an upload of gigabytes.
+GUESTS = 3600
+# Seconds within which some data must come.
+PAUSE = 60
+# Seconds for data after the answer was given, for what is not read by then.
+REST = 0.5
+# Connections of one address at the same time.
+AT_ONCE = 128
+# Seconds that one more connection waits.
+QUEUE = 5
 
 
 class Patience(io.RawIOBase):
-    """A connection to read from, which ends in a TimeoutError when its time is over."""
+    """A connection to read from, with time limits; TimeoutError when one is over."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.until, self.pause = connection, time.monotonic() + STRANGERS, PAUSE
+        self.connection = connection
+        self.until = time.monotonic() + STRANGERS
+        self.pause = PAUSE
 
     def readable(self) -> bool:
-        """Return that it is."""
+        """Return True: the connection can be read."""
         return True
 
     def readinto(self, buffer) -> int:
-        """Read what has come."""
-        self.connection.settimeout(min(self.pause, self._left()))
-        found = self.connection.recv_into(buffer)
-        self.connection.settimeout(self._left())  # of what is sent
-        return found
+        """Read the bytes that have come into `buffer`; return how many."""
+        self.connection.settimeout(min(self.pause, self._seconds_left()))
+        count = self.connection.recv_into(buffer)
+        # For what is sent.
+        self.connection.settimeout(self._seconds_left())
+        return count
 
     def welcome(self) -> None:
-        """Have more time: the request has a key."""
+        """Give the request more time, because it has a valid key."""
         self.until = time.monotonic() + GUESTS
         self.connection.settimeout(GUESTS)
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         left = self.until - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -47,47 +56,47 @@ class Patience(io.RawIOBase):
 
 
 class Handler(WSGIRequestHandler):
-    """Says nothing of the requests that it answers, and nothing of what answers them."""
+    """A request handler that logs nothing, and names no software in its answers."""
 
     def setup(self) -> None:
-        """Read with patience."""
+        """Prepare to read with time limits."""
         super().setup()
         self.patience = Patience(self.connection)
         self.rfile = io.BufferedReader(self.patience, 65536)
 
     def make_environ(self) -> dict:
-        """Return the request; `rehearsal.welcome` gives it more time."""
+        """Return the environment; `rehearsal.welcome` in it gives the request more time."""
         return super().make_environ() | {"rehearsal.welcome": self.patience.welcome}
 
     def send_response(self, code: int, message: str | None = None) -> None:
-        """Begin to answer; the client need not send more."""
+        """Begin to answer; from now on the client need not send more."""
         self.patience.pause = REST
         super().send_response(code, message)
 
     def version_string(self) -> str:
-        """Return what the header Server says."""
+        """Return the value of the header Server."""
         return "rehearsal"
 
     def log(self, *_) -> None:
-        """Stay quiet."""
+        """Log nothing."""
 
 
 class Server(ThreadedWSGIServer):
-    """A server that closes a connection for which there is no room."""
+    """A server with a limited number of connections; it closes those beyond."""
 
-    def __init__(self, *given, **more) -> None:
-        super().__init__(*given, **more)
+    def __init__(self, *arguments, **keywords) -> None:
+        super().__init__(*arguments, **keywords)
         self.free = threading.BoundedSemaphore(AT_ONCE)
 
     def process_request(self, request, client_address) -> None:
-        """Answer from a thread, if there is one left."""
+        """Answer in a thread of its own, if one is free within QUEUE seconds."""
         if self.free.acquire(timeout=QUEUE):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
     def process_request_thread(self, request, client_address) -> None:
-        """Answer, and make room for another one."""
+        """Answer, and free the thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -95,14 +104,25 @@ class Server(ThreadedWSGIServer):
 
 
 @contextlib.contextmanager
-def served(application: Callable, port: int, addresses: list[str], handler: type[Handler] = Handler) -> Iterator[int]:
-    """Serve at `port` (0: a free one) of each address for as long as the block, and yield the port."""
+def served(
+    application: Callable, port: int, addresses: list[str], handler: type[Handler] = Handler
+) -> Iterator[int]:
+    """Serve at each address while the block runs; yield the port.
+
+    Args:
+        application: The WSGI application.
+        port: The port; 0 for a free one.
+        addresses: The addresses to listen at.
+        handler: The class of the request handlers.
+    """
     servers: list[Server] = []
     try:
         for address in addresses:
             servers.append(Server(address, port, application, handler))
             port = servers[0].port
-            threading.Thread(target=servers[-1].serve_forever, name=f"endpoint {address}", daemon=True).start()
+            threading.Thread(
+                target=servers[-1].serve_forever, name=f"endpoint {address}", daemon=True
+            ).start()
         yield port
     finally:
         for server in servers:

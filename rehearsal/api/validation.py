@@ -1,7 +1,8 @@
-"""A request against botocore's service model, refused in the service's own words.
+"""Validates a request against botocore's model, with the service's own messages.
 
-The words are those of AWS's answers as users quote them, e.g. aws/amazon-sagemaker-examples#869 and
-aws-samples/sagemaker-ml-workflow-with-apache-airflow#3; for a wrong type, of AWS's JSON services in general.
+The messages are those of AWS's answers as users quote them, e.g. aws/amazon-sagemaker-examples#869
+and aws-samples/sagemaker-ml-workflow-with-apache-airflow#3; for a wrong type, those of AWS's JSON
+services in general.
 """
 
 import re
@@ -23,12 +24,14 @@ PYTHON_TYPES = {
     "map": dict,
     "structure": dict,
 }
-BITS = {"integer": 31, "long": 63}  # without the sign's
-# What JSON can say, and no environment variable, argument or file of text can hold.
+# Bits of a number without its sign.
+BITS = {"integer": 31, "long": 63}
+# Characters that JSON can contain, but no environment variable, argument or text file.
 UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
 WRITABLE = "Member must be text without NUL characters and lone surrogates"
 JSON_WORDS = {str: "STRING_VALUE", bool: "TRUE_VALUE", int: "NUMBER_VALUE", float: "DECIMAL_VALUE"}
-SEPARATORS = " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # Java's \p{Z}: neither tabs nor ends of lines
+# Java's \p{Z}, which has neither tabs nor line ends.
+SEPARATORS = " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 TARGETS = {
     "string": "a String",
     "boolean": "a Boolean",
@@ -40,72 +43,92 @@ TARGETS = {
 
 @cache
 def input_shape(operation: str) -> StructureShape | None:
-    """Return what SageMaker's `operation` takes, or None if there is no such operation."""
+    """Return the shape of an operation's request; None if there is no such operation."""
     model = botocore.session.get_session().get_service_model("sagemaker")
-    return model.operation_model(operation).input_shape if operation in model.operation_names else None
+    return (
+        model.operation_model(operation).input_shape if operation in model.operation_names else None
+    )
 
 
 def validate(request: dict, operation: str) -> None:
-    """Raise Refused, naming all fields that the model does not allow, as the service does."""
+    """Raise Refused with all fields that the model forbids, as the service does."""
     shape = input_shape(operation)
     check_types(request, shape)
-    found = list(violations(request, shape, ""))
-    if found:
-        raise invalid(f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: {'; '.join(found)}")
+    problems = list(violations(request, shape, ""))
+    if problems:
+        raise invalid(
+            f"{len(problems)} validation error{'s' if len(problems) > 1 else ''} detected: "
+            f"{'; '.join(problems)}"
+        )
 
 
 def check_types(value, shape: Shape) -> None:
-    """Raise Refused if a value is of a type that its field cannot take; as in the service, unknown fields pass."""
-    kind = shape.type_name
-    fits = isinstance(value, PYTHON_TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
-    if not fits or (kind in BITS and not -(2 ** BITS[kind]) <= value < 2 ** BITS[kind]):
-        raise Refused("SerializationException", mismatch(value, kind))
-    if kind == "structure":
+    """Raise Refused if a value has a type that its field cannot take.
+
+    Unknown fields pass, as in the service.
+    """
+    type_name = shape.type_name
+    fits = isinstance(value, PYTHON_TYPES[type_name]) and (
+        type_name == "boolean" or not isinstance(value, bool)
+    )
+    if not fits or (
+        type_name in BITS and not -(2 ** BITS[type_name]) <= value < 2 ** BITS[type_name]
+    ):
+        raise Refused("SerializationException", mismatch(value, type_name))
+    if type_name == "structure":
         for name, member in shape.members.items():
             if value.get(name) is not None:
                 check_types(value[name], member)
-    elif kind == "list":
+    elif type_name == "list":
         for item in value:
             check_types(item, shape.member)
-    elif kind == "map":
+    elif type_name == "map":
         for item in value.values():
             check_types(item, shape.value)
 
 
-def mismatch(value, kind: str) -> str:
-    """Return the service's words for a value of the wrong JSON type."""
+def mismatch(value, type_name: str) -> str:
+    """Return the service's message for a value of the wrong JSON type."""
     if isinstance(value, dict):
         return "Start of structure or map found where not expected."
     if isinstance(value, list):
         return "Start of list found where not expected"
-    if kind in ("list", "map", "structure"):
-        return f"Expected {kind if kind != 'structure' else 'structure or map'} or null"
-    word = "NULL_VALUE" if value is None else "FALSE_VALUE" if value is False else JSON_WORDS[type(value)]
-    return f"{word} can not be converted to {TARGETS[kind]}"
+    if type_name in ("list", "map", "structure"):
+        return f"Expected {type_name if type_name != 'structure' else 'structure or map'} or null"
+    word = (
+        "NULL_VALUE"
+        if value is None
+        else "FALSE_VALUE"
+        if value is False
+        else JSON_WORDS[type(value)]
+    )
+    return f"{word} can not be converted to {TARGETS[type_name]}"
 
 
 def violations(value, shape: Shape, path: str) -> Iterator[str]:
-    """Yield the service's words for each limit of `shape`, or of a shape in it, that `value` breaks."""
-    kind = shape.type_name
-    if kind == "structure":
+    """Yield the service's message for each limit of `shape` that `value` breaks."""
+    type_name = shape.type_name
+    if type_name == "structure":
         for name, member in shape.members.items():
             inner = f"{path}.{name[0].lower()}{name[1:]}".lstrip(".")
             if value.get(name) is not None:
                 yield from violations(value[name], member, inner)
             elif name in shape.required_members:
-                yield f"Value null at '{inner}' failed to satisfy constraint: Member must not be null"
+                yield (
+                    f"Value null at '{inner}' failed to satisfy constraint: Member must not be null"
+                )
         return
     for broken in constraints(value, shape):
         yield f"Value {quoted(value)} at '{path}' failed to satisfy constraint: {broken}"
-    if kind == "list" and shape.member.type_name == "structure":
+    if type_name == "list" and shape.member.type_name == "structure":
         for number, item in enumerate(value, start=1):
             yield from violations(item, shape.member, f"{path}.{number}.member")
         return
-    parts = [("Member", shape.member, value)] if kind == "list" else []
-    if kind == "map":
+    parts = [("Member", shape.member, value)] if type_name == "list" else []
+    if type_name == "map":
         parts = [("Map key", shape.key, value.keys()), ("Map value", shape.value, value.values())]
     for word, part, items in parts:
-        if broken := {one for item in items for one in constraints(item, part)}:
+        if broken := {constraint for item in items for constraint in constraints(item, part)}:
             rules = ", ".join([*all_constraints(part), *(broken & {WRITABLE})])
             broken = f"{word} must satisfy constraint: [{rules}]"
             yield f"Value {quoted(value)} at '{path}' failed to satisfy constraint: {broken}"
@@ -113,28 +136,35 @@ def violations(value, shape: Shape, path: str) -> Iterator[str]:
 
 def constraints(value, shape: Shape) -> Iterator[str]:
     """Yield the constraints of `shape` itself that `value` breaks."""
-    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    smallest = shape.metadata.get("min")
+    largest = shape.metadata.get("max")
     number = shape.type_name in ("integer", "long")
-    size, word = (value, "value") if number else (len(value) if hasattr(value, "__len__") else 0, "length")
-    if most is not None and size > most:
-        yield f"Member must have {word} less than or equal to {most}"
-    if least is not None and size < least:
-        yield f"Member must have {word} greater than or equal to {least}"
+    size, word = (
+        (value, "value") if number else (len(value) if hasattr(value, "__len__") else 0, "length")
+    )
+    if largest is not None and size > largest:
+        yield f"Member must have {word} less than or equal to {largest}"
+    if smallest is not None and size < smallest:
+        yield f"Member must have {word} greater than or equal to {smallest}"
     if (allowed := shape.metadata.get("enum")) and value not in allowed:
         yield f"Member must satisfy enum value set: [{', '.join(allowed)}]"
     pattern = shape.metadata.get("pattern")
     if pattern and isinstance(value, str) and not re.fullmatch(in_python(pattern), value):
         yield f"Member must satisfy regular expression pattern: {pattern}"
     if isinstance(value, str) and UNWRITABLE.search(value):
-        yield WRITABLE  # the rehearsal's own words: what the service says is not documented
+        # Our own message: the service's is not documented.
+        yield WRITABLE
 
 
 def all_constraints(shape: Shape) -> Iterator[str]:
-    """Yield the constraints of a list's member, or a map's key or value, which the service lists all."""
-    if (most := shape.metadata.get("max")) is not None:
-        yield f"Member must have length less than or equal to {most}"
-    if (least := shape.metadata.get("min")) is not None:
-        yield f"Member must have length greater than or equal to {least}"
+    """Yield all constraints of a list's member, or of a map's key or value.
+
+    If one of them is broken, the service lists all.
+    """
+    if (largest := shape.metadata.get("max")) is not None:
+        yield f"Member must have length less than or equal to {largest}"
+    if (smallest := shape.metadata.get("min")) is not None:
+        yield f"Member must have length greater than or equal to {smallest}"
     if allowed := shape.metadata.get("enum"):
         yield f"Member must satisfy enum value set: [{', '.join(allowed)}]"
     if pattern := shape.metadata.get("pattern"):
@@ -142,17 +172,20 @@ def all_constraints(shape: Shape) -> Iterator[str]:
 
 
 def quoted(value) -> str:
-    """Return a value as the service shows it: Java's words for it, cut where it is long."""
+    """Return a value as the service shows it: formatted as in Java, and shortened."""
     if isinstance(value, dict):
         text = "{" + ", ".join(f"{key}={item}" for key, item in value.items()) + "}"
     else:
         text = "[" + ", ".join(map(str, value)) + "]" if isinstance(value, list) else str(value)
-    text = UNWRITABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    text = UNWRITABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     return f"'{text if len(text) <= 300 else text[:297] + '...'}'"
 
 
 def in_python(pattern: str) -> str:
-    r"""Return a pattern of the model with Java's \p{...} classes in Python's words; its \d and \w are ASCII's."""
+    r"""Return a pattern of the model as Python writes Java's \p{...} classes.
+
+    In the result, \d and \w match ASCII only.
+    """
     if r"\p{L}\p{Z}\p{N}" in pattern:
         return pattern.replace(r"\p{L}\p{Z}\p{N}", r"\w" + SEPARATORS)
     return "(?a)" + pattern.replace(r"\p{Alnum}", "a-zA-Z0-9")

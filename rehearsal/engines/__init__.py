@@ -1,1 +1,1 @@
-"""What a job's hosts are: containers, or processes of this machine."""
+"""What runs a job's hosts: Docker containers, or processes of this machine."""

@@ -1,1 +1,1 @@
-"""Training jobs under SageMaker's rules: data, attempts, checkpoints, logs, what is left."""
+"""Jobs by SageMaker's rules: data, attempts, checkpoints, logs, artifacts."""

@@ -1,4 +1,4 @@
-"""What a job leaves: the model and the output of all hosts, gathered, packed and put to S3."""
+"""Gathers, packs and uploads the model and the output of all hosts of a job."""
 
 import os
 import posixpath
@@ -12,61 +12,81 @@ from typing import BinaryIO
 from rehearsal.api import clients
 from rehearsal.jobs.folders import Folder
 
-KINDS = {"model": "model", "output": "output/data"}  # the archive's name, and the folder below /opt/ml
+# The archive's name, and its folder below /opt/ml.
+KINDS = {"model": "model", "output": "output/data"}
 
 Found = dict[str, tuple[Folder, os.stat_result]]
-"""Files, links and empty folders by their name in the archive: whose folder they are in, and their state."""
+"""Files, links and empty folders by name in the archive: their folder, and their state."""
 
 
-def upload(s3, request: dict, hosts: dict[str, Path], work: Path, note: Callable[[str], None]) -> str:
-    """Put the model's and the output's files of all hosts to S3, and return the model's address.
+def upload(
+    s3, request: dict, hosts: dict[str, Path], work: Path, note: Callable[[str], None]
+) -> str:
+    """Upload the model and the output of all hosts; return the model's address.
 
-    On a clash of names a later host's file replaces an earlier one's, and `note` gets a line; which one wins in the
-    service is not documented.
+    If two hosts have a file of the same name, the later host's file replaces the earlier one's, and
+    `note` gets a line. Which file wins in the service is not documented.
     """
     output = request["OutputDataConfig"]
     bucket, prefix = clients.split(output["S3OutputPath"])
     base = "/".join(filter(None, (prefix.rstrip("/"), request["TrainingJobName"], "output")))
     packed = output.get("CompressionType") != "NONE"
-    for kind, below in KINDS.items():
-        found = gather(kind, {host: Folder(root, below) for host, root in hosts.items()}, note)
+    for kind, folder_below in KINDS.items():
+        files = gather(
+            kind, {host: Folder(root, folder_below) for host, root in hosts.items()}, note
+        )
         if packed:
             with tempfile.TemporaryFile(dir=work) as archive:
-                pack(found, archive)
+                pack(files, archive)
                 archive.seek(0)
                 s3.upload_fileobj(archive, bucket, f"{base}/{kind}.tar.gz", Config=clients.WHOLE)
         else:
-            for name, file in opened(found):
+            for name, file in opened(files):
                 s3.upload_fileobj(file, bucket, f"{base}/{kind}/{name}", Config=clients.WHOLE)
     return f"s3://{bucket}/{base}/model{'.tar.gz' if packed else '/'}"
 
 
 def gather(kind: str, folders: dict[str, Folder], note: Callable[[str], None]) -> Found:
-    """Return what is in the folders of all hosts; `note` is told what is left out, and why."""
-    found: Found = {}
+    """Return the content of all hosts' folders; tell `note` what is left out, and why."""
+    files_found: Found = {}
     owner: dict[str, str] = {}
     for host, folder in folders.items():
 
-        def failed(name: str, why: str, host: str = host) -> None:
+        def note_left_out(name: str, why: str, host: str = host) -> None:
             note(f"{kind}: {name} of {host} is left out: {why}")
 
-        there = dict(_usable(folder, failed))
-        filled = {posixpath.dirname(name) for name in there}
-        for name, state in there.items():
-            if stat.S_ISDIR(state.st_mode) and (name in filled or name in found):
+        usable = dict(_usable(folder, note_left_out))
+        nonempty_folders = {posixpath.dirname(name) for name in usable}
+        for name, state in usable.items():
+            if stat.S_ISDIR(state.st_mode) and (name in nonempty_folders or name in files_found):
                 continue
             if name in owner:
-                note(f"{kind}: {name} of {host} replaces that of {owner[name]}; give each host names of its own")
-            found[name], owner[name] = (folder, state), host
-    files = {name for name, (_, state) in found.items() if not stat.S_ISDIR(state.st_mode)}
-    for name in [name for name in found if not files.isdisjoint(map(str, PurePosixPath(name).parents))]:
+                note(
+                    f"{kind}: {name} of {host} replaces that of {owner[name]}; give each host "
+                    "names of its own"
+                )
+            files_found[name] = (folder, state)
+            owner[name] = host
+    file_names = {
+        name for name, (_, state) in files_found.items() if not stat.S_ISDIR(state.st_mode)
+    }
+    for name in [
+        name
+        for name in files_found
+        if not file_names.isdisjoint(map(str, PurePosixPath(name).parents))
+    ]:
         note(f"{kind}: {name} of {owner[name]} is left out: for another host, its folder is a file")
-        del found[name]
-    return dict(sorted(found.items()))
+        del files_found[name]
+    return dict(sorted(files_found.items()))
 
 
-def _usable(folder: Folder, failed: Callable[[str, str], None]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what may leave the machine: folders, regular files, and links that do not lead out of the folder."""
+def _usable(
+    folder: Folder, failed: Callable[[str, str], None]
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield what may leave the machine.
+
+    That is folders, regular files, and links that do not lead out of the folder.
+    """
     for name, state in folder.walk(failed):
         if stat.S_ISLNK(state.st_mode):
             try:
@@ -80,34 +100,38 @@ def _usable(folder: Folder, failed: Callable[[str, str], None]) -> Iterator[tupl
         yield name, state
 
 
-def opened(found: Found) -> Iterator[tuple[str, BinaryIO]]:
-    """Yield each file, open, and in place of a link the file that it leads to."""
-    for name, (folder, state) in found.items():
+def opened(files: Found) -> Iterator[tuple[str, BinaryIO]]:
+    """Yield each file, open; for a link, the file that it leads to."""
+    for name, (folder, state) in files.items():
         if stat.S_ISDIR(state.st_mode):
             continue
         try:
             file = folder.open(name)
         except OSError:
-            if stat.S_ISLNK(state.st_mode):  # to nothing, or to a folder
+            # The link leads to nothing, or to a folder.
+            if stat.S_ISLNK(state.st_mode):
                 continue
             raise
         with file:
             yield name, file
 
 
-def pack(found: Found, archive: BinaryIO) -> None:
-    """Write a tar.gz; the weights hardly get smaller, so the fastest compression will do."""
+def pack(files: Found, archive: BinaryIO) -> None:
+    """Write a tar.gz, with the fastest compression: weights hardly get smaller."""
     with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1) as tar:
-        for name, (folder, state) in found.items():
+        for name, (folder, state) in files.items():
             if stat.S_ISREG(state.st_mode):
                 with folder.open(name) as file:
                     member = tar.gettarinfo(arcname=name, fileobj=file)
-                    member.mode &= 0o777  # who extracts it as root makes no program that runs as root
+                    # Nobody who extracts the archive as root gets a program that runs as root.
+                    member.mode &= 0o777
                     tar.addfile(member, file if member.isreg() else None)
                 continue
             member = tarfile.TarInfo(name)
-            member.mode, member.mtime = state.st_mode & 0o777, state.st_mtime
+            member.mode = state.st_mode & 0o777
+            member.mtime = state.st_mtime
             member.type = tarfile.DIRTYPE
             if stat.S_ISLNK(state.st_mode):
-                member.type, member.linkname = tarfile.SYMTYPE, folder.link(name)[0]
+                member.type = tarfile.SYMTYPE
+                member.linkname = folder.link(name)[0]
             tar.addfile(member)

@@ -13,11 +13,12 @@ from rehearsal.jobs.schedule import Due
 if TYPE_CHECKING:
     from rehearsal.jobs.job import Job
 
-PATIENCE = 60.0  # seconds for the last lines of a log
+# Seconds to wait for the last lines of a log.
+PATIENCE = 60.0
 
 
 class Ended(Exception):
-    """The job is to stop: asked to, or its time is over."""
+    """The job must stop: somebody asked for it, or its time is over."""
 
     def __init__(self, status: str) -> None:
         super().__init__(status)
@@ -26,16 +27,18 @@ class Ended(Exception):
 
 @dataclass
 class Outcome:
-    """How an attempt ended: for good, or to be tried again."""
+    """How an attempt ended, and whether the job is started again."""
 
-    status: str = "Completed"  # the final secondary status
+    # The final secondary status.
+    status: str = "Completed"
     failure: str | None = None
+    # The interruption after which the job is started again; None if it has ended.
     again: Due | None = None
 
 
 @dataclass
 class Exited:
-    """A host's container has ended."""
+    """The message that a host's container has ended."""
 
     host: str
     status: int
@@ -48,44 +51,55 @@ class Running:
     container: object
     instance: record.Instance
     uploader: checkpoint_sync.Uploader | None
-    status: int | None = None  # its exit status, when it has ended
+    # The exit status; None while the host runs.
+    status: int | None = None
 
 
 class Attempt:
-    """The folders, the network and the containers of an attempt; `close` removes all of them."""
+    """The folders, the network and the containers of an attempt; `close` removes them."""
 
     def __init__(self, job: "Job", number: int) -> None:
-        self.job, self.engine, self.request = job, job.place.engine, job.request
+        self.job = job
+        self.engine = job.place.engine
+        self.request = job.request
         self.work = job.work / str(number)
         self.kept = record.Attempt(number)
-        self.layouts = {host: Layout(self.work / host.name, self._checkpoints(host)) for host in job.hosts}
+        self.layouts = {
+            host: Layout(self.work / host.name, self._checkpoint_path(host)) for host in job.hosts
+        }
         self.running: dict[str, Running] = {}
-        self.network, self.pumps = None, []
+        self.network = None
+        self.pumps = []
         job.record.attempts.append(self.kept)
 
     @property
     def folders(self) -> dict:
-        """Each host's folder, by its name."""
-        return {host.name: found.folder for host, found in self.layouts.items()}
+        """Each host's folder, by the host's name."""
+        return {host.name: layout_of_host.folder for host, layout_of_host in self.layouts.items()}
 
     def prepare(self) -> None:
-        """Bring the instances, the data, the checkpoints and the image, and start all hosts."""
-        job, s3 = self.job, self.job.place.clients("s3")
+        """Prepare instances, data, checkpoints and image, and start all hosts."""
+        job = self.job
+        s3 = job.place.clients("s3")
         job.check()
         job.changed("Starting", "Preparing the instances for training")
         isolated = bool(self.request.get("EnableNetworkIsolation"))
         self.network = self.engine.network(job.record.name, len(job.hosts), isolated)
-        for host, found in self.layouts.items():
+        for host, host_layout in self.layouts.items():
             self.kept.instances.append(record.Instance(host.name, host.instance_type, time.time()))
-            found.make()
-            layout.write_config(found, self.request, host, job.hosts, self.network.interface)
+            host_layout.make()
+            layout.write_config(host_layout, self.request, host, job.hosts, self.network.interface)
         job.changed("Downloading", "Downloading input data")
-        channels.deliver(s3, self.request, self.layouts, self.work / "shared", job.settings.allow, job.check)
+        channels.deliver(
+            s3, self.request, self.layouts, self.work / "shared", job.settings.allow, job.check
+        )
         if config := self.request.get("CheckpointConfig"):
             restored = checkpoint_sync.restore(s3, config["S3Uri"], self.work / "checkpoints")
-            for instance, found in zip(self.kept.instances, self.layouts.values(), strict=True):
+            for instance, host_layout in zip(
+                self.kept.instances, self.layouts.values(), strict=True
+            ):
                 job.check()
-                folders.copy(self.work / "checkpoints", found.folder / "checkpoints")
+                folders.copy(self.work / "checkpoints", host_layout.folder / "checkpoints")
                 instance.restored_files, instance.restored_bytes = restored
             folders.remove(self.work / "checkpoints")
         job.changed("Downloading", "Downloading the training image")
@@ -95,15 +109,19 @@ class Attempt:
             self._start(number, instance, image)
 
     def watch(self, until: float) -> Outcome:
-        """Return when the attempt has ended: by its hosts, by an interruption, by a wish, or at `until`."""
-        job, schedule = self.job, self.job.schedule
+        """Wait for the end of the attempt; return how it ended.
+
+        Its hosts, an interruption, a request to stop, or the time `until` end it.
+        """
+        job = self.job
+        schedule = self.job.schedule
         schedule.begin(time.time(), first=self.kept.number == 1)
         while True:
-            failed = [one for one in self.running.values() if one.status]
+            failed = [running_host for running_host in self.running.values() if running_host.status]
             if failed:
-                self._end([*self.running], warned=True)
-                return Outcome("Failed", self._failure(failed[0]))
-            if all(one.status == 0 for one in self.running.values()):
+                self._end_hosts([*self.running], warned=True)
+                return Outcome("Failed", self._failure_reason(failed[0]))
+            if all(running_host.status == 0 for running_host in self.running.values()):
                 return Outcome()
             try:
                 job.check()
@@ -111,44 +129,60 @@ class Attempt:
                     raise Ended("MaxRuntimeExceeded")
             except Ended as ended:
                 job.changed("Stopping", "Stopping the training job")
-                self._end([*self.running], warned=True)
+                self._end_hosts([*self.running], warned=True)
                 return Outcome(ended.status)
-            if due := schedule.due(time.time(), self.kept.points[-1].step if self.kept.points else None):
+            if due := schedule.due(
+                time.time(), self.kept.points[-1].step if self.kept.points else None
+            ):
                 return self._interrupt(due)
             message = job.wishes.next(min(filter(None, (until, job.latest, schedule.next()))))
             if isinstance(message, Due):
                 return self._interrupt(message)
-            self._take(message)
+            self._note_exit(message)
 
     def close(self) -> None:
-        """Leave nothing of it on this machine; what it was stays in the record."""
-        with ExitStack() as last_first:  # all of it, even if a part of it fails
+        """Remove everything of the attempt from this machine, except for its record."""
+        # The stack calls all of these, last first, even if one fails.
+        with ExitStack() as last_first:
             last_first.callback(folders.remove, self.work)
             for instance in self.kept.instances:
                 last_first.callback(instance.release)
             for pump in self.pumps:
                 last_first.callback(pump.join, PATIENCE)
-            for one in self.running.values():
-                if one.uploader:
-                    last_first.callback(one.uploader.finish)
+            for running_host in self.running.values():
+                if running_host.uploader:
+                    last_first.callback(running_host.uploader.finish)
             if self.network:
                 last_first.callback(self._close_network)
 
     def _close_network(self) -> None:
-        if left := self.network.close():
-            self.job.note(left)
+        if line := self.network.close():
+            self.job.note(line)
 
-    def _checkpoints(self, host: layout.Host) -> str | None:
-        """Return where the host keeps checkpoints; a process, not a container, finds them in its own folder."""
+    def _checkpoint_path(self, host: layout.Host) -> str | None:
+        """Return where the host keeps checkpoints, None if it keeps none.
+
+        A process, unlike a container, finds them in its own folder of this machine.
+        """
         path = layout.checkpoint_path(self.request)
-        return str(self.work / host.name / "checkpoints") if path and self.engine.name == "processes" else path
+        return (
+            str(self.work / host.name / "checkpoints")
+            if path and self.engine.name == "processes"
+            else path
+        )
 
     def _start(self, number: int, instance: record.Instance, image: str) -> None:
-        """Start a host, the copy of its checkpoints, and the reading of its log."""
-        job, host = self.job, self.job.hosts[number]
-        found, algorithm = self.layouts[host], self.request["AlgorithmSpecification"]
-        wanted = layout.channels_of(self.request, host)
-        read_only = [one["ChannelName"] for one in wanted if layout.mode(one, self.request) == "FastFile"]
+        """Start a host, the upload of its checkpoints, and the thread that reads its log."""
+        job = self.job
+        host = self.job.hosts[number]
+        host_layout = self.layouts[host]
+        algorithm = self.request["AlgorithmSpecification"]
+        host_channels = layout.channels_of(self.request, host)
+        read_only = [
+            channel["ChannelName"]
+            for channel in host_channels
+            if layout.mode(channel, self.request) == "FastFile"
+        ]
         command = {"command": algorithm.get("ContainerArguments") or ["train"]}
         if algorithm.get("ContainerEntrypoint"):
             command = {
@@ -156,25 +190,37 @@ class Attempt:
                 "command": algorithm.get("ContainerArguments") or [],
             }
         variables = job.place.variables | (self.request.get("Environment") or {})
-        if self.request.get("EnableNetworkIsolation"):  # no credentials, and no AWS to reach with them
-            variables = {name: value for name, value in variables.items() if not name.startswith("AWS_")}
+        # An isolated host has no credentials, and no AWS to reach with them.
+        if self.request.get("EnableNetworkIsolation"):
+            variables = {
+                name: value for name, value in variables.items() if not name.startswith("AWS_")
+            }
         job.logs.open(host.name)
-        config, uploader = self.request.get("CheckpointConfig"), None
-        if config:  # before the container: what is there now is what was restored
+        config = self.request.get("CheckpointConfig")
+        uploader = None
+        # Made before the container starts: what is in the folder now was restored from S3.
+        if config:
             s3 = job.place.clients("s3")
             uploader = checkpoint_sync.Uploader(
-                s3, config["S3Uri"], found.folder / "checkpoints", job.settings.sync, job.note
+                s3, config["S3Uri"], host_layout.folder / "checkpoints", job.settings.sync, job.note
             )
-        container = self.network.start(host.name, number, image, command, found, read_only, variables)
+        container = self.network.start(
+            host.name, number, image, command, host_layout, read_only, variables
+        )
         instance.training = time.time()
         if uploader:
             uploader.start()
         self.running[host.name] = Running(container, instance, uploader)
-        pump = threading.Thread(target=self._pump, args=(host.name, container), name=f"log of {host.name}", daemon=True)
+        pump = threading.Thread(
+            target=self._read_log,
+            args=(host.name, container),
+            name=f"log of {host.name}",
+            daemon=True,
+        )
         self.pumps.append(pump)
         pump.start()
 
-    def _pump(self, host: str, container) -> None:
+    def _read_log(self, host: str, container) -> None:
         """Read a host's log until it ends."""
         job = self.job
         try:
@@ -186,55 +232,70 @@ class Attempt:
                 if point := job.logs.line(host, text):
                     self.kept.points.append(point)
                     job.wishes.messages.put(None)
-                if said := job.metrics.line(text):
-                    job.note(said)
+                if line := job.metrics.line(text):
+                    job.note(line)
             status = container.wait()
-        except Exception as error:  # the engine is gone, or somebody else has removed the container
+        # The engine is gone, or somebody else has removed the container.
+        except Exception as error:
             job.note(f"{host}: its container is lost: {type(error).__name__}: {error}")
             status = 137
         job.wishes.messages.put(Exited(host, status))
 
-    def _take(self, message) -> None:
-        """Take note of a host that has ended; it is dealt with by `watch` or `_end`."""
+    def _note_exit(self, message) -> None:
+        """Note the end of a host; `watch` or `_end_hosts` acts on it."""
         if isinstance(message, Exited):
-            one = self.running[message.host]
-            one.status, one.instance.exit_status, one.instance.ended = message.status, message.status, time.time()
-            if one.uploader:
-                one.uploader.finish()
+            running_host = self.running[message.host]
+            running_host.status = message.status
+            running_host.instance.exit_status = message.status
+            running_host.instance.ended = time.time()
+            if running_host.uploader:
+                running_host.uploader.finish()
 
-    def _end(self, hosts: list[str], warned: bool) -> None:
-        """End hosts: SIGTERM and some time if they are warned, then SIGKILL."""
+    def _end_hosts(self, hosts: list[str], warned: bool) -> None:
+        """End hosts with SIGKILL; if warned, SIGTERM and some time come before it."""
         if warned:
             self._signal(hosts, "SIGTERM")
-            self._until_ended(hosts, time.time() + self.job.settings.grace)
+            self._wait_until_ended(hosts, time.time() + self.job.settings.grace)
         self._signal(hosts, "SIGKILL")
-        self._until_ended(hosts, None)
+        self._wait_until_ended(hosts, None)
 
     def _signal(self, hosts: list[str], name: str) -> None:
         for host in hosts:
             if self.running[host].status is None:
                 self.running[host].container.signal(name)
 
-    def _until_ended(self, hosts: list[str], until: float | None) -> None:
+    def _wait_until_ended(self, hosts: list[str], until: float | None) -> None:
         while any(self.running[host].status is None for host in hosts):
             if until is not None and (time.time() >= until or self.job.wishes.hurry):
                 return
-            self._take(self.job.wishes.next(until))
+            self._note_exit(self.job.wishes.next(until))
 
     def _interrupt(self, due: Due) -> Outcome:
-        """Take instances away; the service then ends the others, too, and starts the job again."""
+        """Take instances away.
+
+        The service then ends the other instances, too, and starts the job again.
+        """
         self.job.interrupted(due)
         for host in due.hosts:
             self.running[host].instance.reclaimed = True
-        self._end(due.hosts, due.warned)
-        self._end([*self.running], warned=True)
+        self._end_hosts(due.hosts, due.warned)
+        self._end_hosts([*self.running], warned=True)
         return Outcome(again=due)
 
-    def _failure(self, failed: Running) -> str:
-        """Return the FailureReason: what the host, or else another one, says of it."""
-        said = next(filter(None, (found.failure() for found in self._failed_first(failed))), "")
+    def _failure_reason(self, failed: Running) -> str:
+        """Return the FailureReason: the failed host's message, or another host's."""
+        message = next(
+            filter(
+                None,
+                (layout_of_host.failure() for layout_of_host in self._layouts_failed_first(failed)),
+            ),
+            "",
+        )
         end = f", exit code: {failed.status}"
-        return f"AlgorithmError: {said}"[: 1024 - len(end)] + end
+        return f"AlgorithmError: {message}"[: 1024 - len(end)] + end
 
-    def _failed_first(self, failed: Running) -> list[Layout]:
-        return sorted(self.layouts.values(), key=lambda found: found.folder.name != failed.instance.host)
+    def _layouts_failed_first(self, failed: Running) -> list[Layout]:
+        return sorted(
+            self.layouts.values(),
+            key=lambda layout_of_host: layout_of_host.folder.name != failed.instance.host,
+        )

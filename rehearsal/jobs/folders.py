@@ -1,7 +1,8 @@
-"""The folders of a job, where its program may have put anything: links, pipes, devices, names that no store takes.
+"""Safe access to the folders of a job, where its program may have put anything.
 
-Who opens a path follows its links, and somebody may change them between a check and the opening. So each part of a name
-is opened by itself, in the folder that was opened before, and never through a link.
+There may be links, pipes, devices, and names that no store takes. Opening a path follows its links,
+and somebody may change them between a check and the opening. So each part of a name is opened by
+itself, inside the folder that was opened before, and never through a link.
 """
 
 import errno
@@ -18,25 +19,31 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # who opens a pipe otherwise waits for its other end
-LINKS = 8  # that lead to one another
-LONGEST = 1024  # bytes of a name: S3 takes no longer key
+# O_NONBLOCK: opening a pipe would otherwise wait for its other end.
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+# The largest number of links that lead to one another.
+LINKS = 8
+# Bytes of a name: S3 takes no longer key.
+LONGEST = 1024
 NO_KEY = "S3 takes no such name"
 
 
 class Steady(io.FileIO):
-    """A file to read that fails where it has become shorter: an upload would wait minutes for the rest."""
+    """A file to read that raises an error if it has become shorter.
+
+    An upload would wait for minutes for the missing rest.
+    """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(descriptor)
         self.size = os.fstat(descriptor).st_size
 
     def read(self, size: int = -1) -> bytes:
-        """Read; nothing is there only at the end of what was there when it was opened, or later."""
-        found = super().read(size)
-        if not found and size and self.tell() < self.size:
+        """Read bytes; OSError if the file has become shorter since it was opened."""
+        data = super().read(size)
+        if not data and size and self.tell() < self.size:
             raise OSError(errno.EIO, "the file has become shorter")
-        return found
+        return data
 
 
 @dataclass(frozen=True)
@@ -44,29 +51,32 @@ class Folder:
     """A folder that a job's program can write to.
 
     Attributes:
-        root: A folder that nobody but the rehearsal can replace.
-        below: The folder's name below it; the program may have put something else there.
+        root: A folder that only the rehearsal can replace.
+        below: The folder's name below `root`; the program may have put something else there.
     """
 
     root: Path
     below: str = ""
 
-    def walk(self, failed: Callable[[str, str], None] = lambda *_: None) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the name and the state of all that is in it, links as links, each folder before what is in it.
+    def walk(
+        self, failed: Callable[[str, str], None] = lambda *_: None
+    ) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the name and the state of everything in the folder.
 
-        `failed` is told the name of what cannot be looked at, and why.
+        Links are not followed. Each folder comes before its content. `failed` gets the name of what
+        cannot be looked at, and the reason.
         """
         waiting = [""]
         while waiting:
             inner = waiting.pop()
             try:
-                found = self._content(inner)
+                entries = self._content(inner)
             except FileNotFoundError:
                 continue
             except OSError as error:
                 failed(inner or self.below, error.strerror)
                 continue
-            for name, state in found:
+            for name, state in entries:
                 if not _is_key(name):
                     failed(ascii(name)[:100], NO_KEY)
                     continue
@@ -75,29 +85,36 @@ class Folder:
                     waiting.append(name)
 
     def open(self, name: str) -> Steady:
-        """Open a regular file to read it, or one that a link in this folder leads to. OSError: it is something else."""
+        """Open a regular file for reading, or one that a link in this folder leads to.
+
+        Raises OSError for anything else.
+        """
         for _ in range(LINKS):
             with self._entered(posixpath.dirname(name)) as folder:
                 last = posixpath.basename(name)
                 state = os.stat(last, dir_fd=folder, follow_symlinks=False)
                 if not stat.S_ISLNK(state.st_mode):
-                    return _open(last, folder, state)
+                    return _open_regular(last, folder, state)
             name = self.link(name)[1]
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
 
     def link(self, name: str) -> tuple[str, str]:
-        """Return what a link says, and the name in this folder that it stands for. OSError: it leads out of it."""
+        """Return a link's text, and the name in this folder that it stands for.
+
+        Raises OSError if the link leads out of the folder.
+        """
         with self._entered(posixpath.dirname(name)) as folder:
-            said = os.readlink(posixpath.basename(name), dir_fd=folder)
-        above, parts = PurePosixPath(name).parts[:-1], PurePosixPath(said).parts
+            target = os.readlink(posixpath.basename(name), dir_fd=folder)
+        above = PurePosixPath(name).parts[:-1]
+        parts = PurePosixPath(target).parts
         up = len(list(takewhile("..".__eq__, parts)))
-        # A `..` after a name may lead anywhere, as the name may be a link's.
-        if said.startswith("/") or up > len(above) or ".." in parts[up:]:
+        # A `..` after a name may lead anywhere, because the name may be that of a link.
+        if target.startswith("/") or up > len(above) or ".." in parts[up:]:
             raise OSError(errno.EXDEV, "the link leads out of the folder", name)
-        return said, str(PurePosixPath(*above[: len(above) - up], *parts[up:]))
+        return target, str(PurePosixPath(*above[: len(above) - up], *parts[up:]))
 
     def touch(self, name: str) -> None:
-        """Make an empty file, or set the time of what is there, even if that is a link."""
+        """Make an empty file, or set the time of what is there; a link is not followed."""
         with self._entered(posixpath.dirname(name)) as folder:
             last = posixpath.basename(name)
             try:
@@ -112,7 +129,7 @@ class Folder:
 
     @contextmanager
     def _entered(self, inner: str) -> Iterator[int]:
-        """Yield the descriptor of a folder in it."""
+        """Yield the descriptor of a folder below this one."""
         folder = os.open(self.root, FOLDER)
         try:
             for part in PurePosixPath(self.below, inner).parts:
@@ -125,44 +142,54 @@ class Folder:
             os.close(folder)
 
     def _content(self, inner: str) -> list[tuple[str, os.stat_result]]:
-        """Return the name and the state of what is in one folder, sorted."""
-        found = []
+        """Return the names and states of the content of one folder, sorted."""
+        entries_found = []
         with self._entered(inner) as folder, os.scandir(folder) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):  # gone meanwhile
-                    found.append((posixpath.join(inner, entry.name), entry.stat(follow_symlinks=False)))
-        return sorted(found)
+                # The entry is gone in the meantime.
+                with suppress(FileNotFoundError):
+                    entries_found.append(
+                        (posixpath.join(inner, entry.name), entry.stat(follow_symlinks=False))
+                    )
+        return sorted(entries_found)
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy the folders and regular files of a folder, however deep, into another one that is there."""
+    """Copy folders and regular files, however deep, into an existing folder."""
     folder = Folder(source)
     for name, state in folder.walk():
         if stat.S_ISDIR(state.st_mode):
             (target / name).mkdir(exist_ok=True)
         elif stat.S_ISREG(state.st_mode):
-            with folder.open(name) as file, (target / name).open("xb") as copied:
-                shutil.copyfileobj(file, copied)
+            with folder.open(name) as file, (target / name).open("xb") as target_file:
+                shutil.copyfileobj(file, target_file)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder, as far as this user may; no link is followed. A tree may be deeper than Python's stack."""
+    """Remove a folder, as far as this user may; links are not followed.
+
+    rm does it, because a tree may be deeper than Python's stack.
+    """
     subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
-def _open(name: str, folder: int, state: os.stat_result) -> Steady:
-    """Open a regular file; `state` is what is there before: who opens a device may set it off."""
-    _check(state, name)
+def _open_regular(name: str, folder: int, state: os.stat_result) -> Steady:
+    """Open a regular file.
+
+    `state` is that before the opening: merely opening a device may have an effect.
+    """
+    _check_regular(state, name)
     descriptor = os.open(name, FILE, dir_fd=folder)
     try:
-        _check(os.fstat(descriptor), name)  # somebody may have changed it
+        # Somebody may have changed it since.
+        _check_regular(os.fstat(descriptor), name)
     except OSError:
         os.close(descriptor)
         raise
     return Steady(descriptor)
 
 
-def _check(state: os.stat_result, name: str) -> None:
+def _check_regular(state: os.stat_result, name: str) -> None:
     if not stat.S_ISREG(state.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", name)
 

@@ -1,4 +1,7 @@
-"""One training job, from its creation to its end, under the service's rules: each attempt has new, empty instances."""
+"""One training job by the service's rules, from its creation to its end.
+
+Each attempt has new, empty instances.
+"""
 
 import queue
 import threading
@@ -22,22 +25,27 @@ from rehearsal.jobs.schedule import Due, Rule, Schedule, named
 from rehearsal.settings import Settings
 
 UPLOADING = "Uploading generated training model"
-NOTES = 200  # of a job, at most
+# Notes of a job, at most.
+NOTES = 200
 FINAL = {
     "Completed": ("Completed", "Training job completed"),
     "Failed": ("Failed", "Training job failed"),
     "Stopped": ("Stopped", "Training job stopped"),
     "MaxRuntimeExceeded": ("Stopped", "Training job runtime exceeded MaxRuntimeInSeconds provided"),
-    "MaxWaitTimeExceeded": ("Stopped", "Training job wait time exceeded MaxWaitTimeInSeconds provided"),
+    "MaxWaitTimeExceeded": (
+        "Stopped",
+        "Training job wait time exceeded MaxWaitTimeInSeconds provided",
+    ),
 }
 
 
 @dataclass
 class Place:
-    """Where a job runs: the engine, the clients of its region, its working folder, the environment of its hosts."""
+    """What a job runs in: engine, clients, working folder, environment of its hosts."""
 
     engine: object
-    clients: Callable  # the name of a service -> its client
+    # Returns a service's client, given the service's name.
+    clients: Callable
     work: Path
     variables: dict[str, str]
     report: Callable[[Record, Path], None]
@@ -45,64 +53,79 @@ class Place:
 
 @dataclass
 class Wishes:
-    """What others want of a job, and what its hosts have to say: `next` wakes up for each."""
+    """The queue of a job: requests of others, and news of its hosts."""
 
     messages: queue.Queue = field(default_factory=queue.Queue)
     stop: bool = False
-    hurry: bool = False  # no time to end by themselves
+    # Give the hosts no time to end by themselves.
+    hurry: bool = False
 
     def ask_to_stop(self, hurry: bool = False) -> None:
-        """StopTrainingJob; in a hurry, hosts get no time after SIGTERM."""
-        self.stop, self.hurry = True, hurry
+        """Request a stop (StopTrainingJob); in a hurry, SIGKILL follows SIGTERM at once."""
+        self.stop = True
+        self.hurry = hurry
         self.messages.put(None)
 
     def next(self, until: float | None):
-        """Return the next message, or None if there is none until that time (`time.time()`)."""
+        """Wait for the next message; None if none comes until `until` (`time.time()`)."""
         try:
-            seconds = None if until is None else min(max(0.0, until - time.time()), threading.TIMEOUT_MAX)
+            seconds = (
+                None if until is None else min(max(0.0, until - time.time()), threading.TIMEOUT_MAX)
+            )
             return self.messages.get(timeout=seconds)
         except queue.Empty:
             return None
 
 
 class Job(threading.Thread):
-    """The job's own thread; `record` is what others may read."""
+    """The thread of one job; others may read its `record`."""
 
     def __init__(self, record: Record, place: Place, settings: Settings, metrics: Metrics) -> None:
         super().__init__(name=record.name, daemon=True)
-        self.record, self.place, self.settings, self.metrics = record, place, settings, metrics
-        self.request, self.hosts = record.request, layout.hosts(record.request)
-        self.folder, self.work = settings.folder / record.name, place.work / record.name
+        self.record = record
+        self.place = place
+        self.settings = settings
+        self.metrics = metrics
+        self.request = record.request
+        self.hosts = layout.hosts(record.request)
+        self.folder = settings.folder / record.name
+        self.work = place.work / record.name
         set_aside(self.folder)
         self.logs = Logs(place.clients("logs"), record.name, self.folder / "logs")
-        self.schedule = Schedule(self._rules(), [host.name for host in self.hosts], str(settings.seed))
-        self.wishes, self.repairs, self.trained = Wishes(), 0, 0.0
+        self.schedule = Schedule(
+            self._rules_for_hosts(), [host.name for host in self.hosts], str(settings.seed)
+        )
+        self.wishes = Wishes()
+        self.repairs = 0
+        self.trained = 0.0
         self.longest = rules.longest(self.request)
         wait = (self.request.get("StoppingCondition") or {}).get("MaxWaitTimeInSeconds")
         self.latest = record.created + wait if wait else None
         self.changed("Starting", "Starting the training job")
 
     def start(self) -> None:
-        """Start the job; where this machine has no thread left for it, it has failed."""
+        """Start the job; if this machine has no thread left for it, the job fails."""
         try:
             super().start()
         except RuntimeError as error:
-            self._end(*_failed(error))
+            self._finish(*_internal_error(error))
 
     def run(self) -> None:
-        """Run the job, and write its record and report; whatever fails, it has an end."""
+        """Run the job, write its record and report; the job ends whatever fails."""
         try:
             threading.Thread(target=self._send, daemon=True).start()
-            ended = self._to_the_end()
+            outcome = self._run_attempts()
         except Exception as error:
-            ended = _failed(error)
-        self._end(*ended)
+            outcome = _internal_error(error)
+        self._finish(*outcome)
 
-    def _end(self, status: str, failure: str | None) -> None:
-        """Write the record and the report, and leave nothing else."""
+    def _finish(self, status: str, failure: str | None) -> None:
+        """Write the record and the report, and remove everything else."""
         self.record.training_end = time.time() if self.record.training_start else None
         self.record.failure = failure and failure[:1024]
-        for instance in (one for attempt in self.record.attempts for one in attempt.instances):
+        for instance in (
+            host_instance for attempt in self.record.attempts for host_instance in attempt.instances
+        ):
             instance.release()
         self.last("its files could not be removed", folders.remove, self.work)
         self.last("its metrics could not be ended", self.metrics.close)
@@ -114,50 +137,63 @@ class Job(threading.Thread):
             replace(self.record, status=FINAL[status][0]),
             self.folder,
         )
-        self.record.status = FINAL[status][0]  # last: whoever sees it finds log and report complete
+        # Last: whoever sees this status finds the log and the report complete.
+        self.record.status = FINAL[status][0]
 
-    def last(self, failed: str, step: Callable, *given) -> None:
-        """Do one of the last steps; a fault in it is noted, and the job ends as it would without it."""
+    def last(self, failed: str, step: Callable, *arguments) -> None:
+        """Do one of the last steps; an error in it becomes a note and stops nothing."""
         try:
-            step(*given)
+            step(*arguments)
         except Exception as error:
             traceback.print_exc()
             self.note(f"{failed}: {type(error).__name__}: {error}")
 
-    def _rules(self) -> list[Rule]:
-        """Return the rules that are for this job: a spot job that has the hosts they name."""
+    def _rules_for_hosts(self) -> list[Rule]:
+        """Return the rules for this job: none without spot, else those whose hosts it has."""
         if not self.record.spot:
             return []
-        there = {host.name for host in self.hosts}
-        fitting = [rule for rule in self.settings.interrupt if there.issuperset(named(rule.hosts))]
+        host_names = {host.name for host in self.hosts}
+        fitting = [
+            rule for rule in self.settings.interrupt if host_names.issuperset(named(rule.hosts))
+        ]
         for rule in self.settings.interrupt:
             if rule not in fitting:
-                self.note(f"--interrupt={rule.text!r} is not for this job, whose hosts are {', '.join(sorted(there))}")
+                self.note(
+                    f"--interrupt={rule.text!r} is not for this job, whose hosts are "
+                    f"{', '.join(sorted(host_names))}"
+                )
         return fitting
 
     def note(self, line: str) -> None:
-        """Remember what the person should know, once; a program may make more of it than anybody reads."""
+        """Add a line for the person to the record, once.
+
+        The number of lines is limited to NOTES, because nobody reads more.
+        """
         if line not in self.record.notes and len(self.record.notes) <= NOTES:
-            self.record.notes.append(line if len(self.record.notes) < NOTES else "more notes are left out")
+            self.record.notes.append(
+                line if len(self.record.notes) < NOTES else "more notes are left out"
+            )
 
     def changed(self, status: str, message: str) -> None:
-        """Go over to a secondary status."""
-        now = time.time()
+        """Change the job to a secondary status."""
+        moment = time.time()
         if self.record.transitions:
-            self.record.transitions[-1].end = now
-        self.record.transitions.append(Transition(status, message, now, now if status in FINAL else None))
-        self.record.modified = now
+            self.record.transitions[-1].end = moment
+        self.record.transitions.append(
+            Transition(status, message, moment, moment if status in FINAL else None)
+        )
+        self.record.modified = moment
         if status == "Stopping":
             self.record.status = "Stopping"
 
-    def _to_the_end(self) -> tuple[str, str | None]:
-        """Return the final secondary status and the reason of a failure."""
+    def _run_attempts(self) -> tuple[str, str | None]:
+        """Run attempts until the job ends; return its final status and the failure."""
         try:
             while True:
-                outcome = self._attempt()
+                outcome = self._run_attempt()
                 if outcome.again is None:
                     return outcome.status, outcome.failure
-                self._wait(outcome.again)
+                self._wait_for_capacity(outcome.again)
         except Ended as ended:
             self.changed("Stopping", "Stopping the training job")
             return ended.status, None
@@ -165,20 +201,20 @@ class Job(threading.Thread):
             return "Failed", str(failed)[:1024]
 
     def check(self) -> None:
-        """Raise Ended if the job is to stop, or has waited long enough."""
+        """Raise Ended if the job must stop, or has waited for its longest time."""
         if self.wishes.stop:
             raise Ended("Stopped")
         if self.latest is not None and time.time() >= self.latest:
             raise Ended("MaxWaitTimeExceeded")
 
-    def _wait(self, due: Due) -> None:
-        """Wait for capacity."""
+    def _wait_for_capacity(self, due: Due) -> None:
+        """Wait until there is capacity again."""
         until = time.time() + due.gap
         while time.time() < until:
             self.check()
             self.wishes.next(min(until, self.latest or until))
 
-    def _attempt(self) -> Outcome:
+    def _run_attempt(self) -> Outcome:
         attempt = Attempt(self, len(self.record.attempts) + 1)
         try:
             attempt.prepare()
@@ -187,13 +223,17 @@ class Job(threading.Thread):
             began = time.time()
             outcome = attempt.watch(until=began + self.longest - self.trained)
             self.trained += time.time() - began
-            outcome = self._repaired(outcome)
-            return self._uploaded(outcome, attempt) if outcome.again is None else self._retried(outcome)
+            outcome = self._repair(outcome)
+            return (
+                self._upload_artifacts(outcome, attempt)
+                if outcome.again is None
+                else self._check_retries(outcome)
+            )
         finally:
             self.last("what an attempt has left could not be removed", attempt.close)
 
-    def _repaired(self, outcome: Outcome) -> Outcome:
-        """Return a new start in place of a failure, where a GPU may be at fault: --repairs."""
+    def _repair(self, outcome: Outcome) -> Outcome:
+        """Return a new start instead of a failure that a GPU may have caused (--repairs)."""
         gpus = any(host.instance_type.startswith(("ml.p", "ml.g")) for host in self.hosts)
         if outcome.status != "Failed" or not gpus or self.repairs >= self.settings.repairs:
             return outcome
@@ -203,16 +243,16 @@ class Job(threading.Thread):
         self.interrupted(due)
         return Outcome(again=due)
 
-    def _retried(self, outcome: Outcome) -> Outcome:
-        """Return a failure in place of a new start, if the request's retries are spent."""
-        most = (self.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts")
-        if most is None or len(self.record.interruptions) <= most:
+    def _check_retries(self, outcome: Outcome) -> Outcome:
+        """Return a failure instead of a new start, if the request's retries are used up."""
+        largest = (self.request.get("RetryStrategy") or {}).get("MaximumRetryAttempts")
+        if largest is None or len(self.record.interruptions) <= largest:
             return outcome
-        lost = f"instances were lost {most + 1} times, MaximumRetryAttempts is {most}"
-        return Outcome("Failed", f"InternalServerError: {lost}")
+        explanation = f"instances were lost {largest + 1} times, MaximumRetryAttempts is {largest}"
+        return Outcome("Failed", f"InternalServerError: {explanation}")
 
     def interrupted(self, due: Due) -> None:
-        """Write down that instances are taken away, when it begins: their program may go on for a while."""
+        """Record an interruption that begins; the hosts' program may go on for a while."""
         self.record.interruptions.append(
             Interruption(time.time(), due.hosts, due.warned, due.why, due.gap, self.record.step)
         )
@@ -221,8 +261,8 @@ class Job(threading.Thread):
         else:
             self.changed("Interrupted", "Training job interrupted")
 
-    def _uploaded(self, outcome: Outcome, attempt: Attempt) -> Outcome:
-        """Put the artefacts to S3; a job whose artefacts cannot be uploaded has failed."""
+    def _upload_artifacts(self, outcome: Outcome, attempt: Attempt) -> Outcome:
+        """Upload the artifacts; if that fails, a completed job has failed."""
         self.changed("Uploading", UPLOADING)
         try:
             self.record.artifacts = artifacts.upload(
@@ -235,7 +275,7 @@ class Job(threading.Thread):
         return outcome
 
     def _send(self) -> None:
-        """Send log lines again and again, until the job has ended."""
+        """Send log lines repeatedly, until the job has ended."""
         while self.record.status in ("InProgress", "Stopping"):
             time.sleep(0.3)
             self._send_all()
@@ -243,11 +283,15 @@ class Job(threading.Thread):
     def _send_all(self) -> None:
         try:
             self.logs.send()
-        except Exception as error:  # the job goes on
+        # The job goes on.
+        except Exception as error:
             self.note(f"log lines were lost: {type(error).__name__}: {error}")
 
 
-def _failed(error: Exception) -> tuple[str, str]:
-    """Return the end of a job by a fault of the rehearsal's own, which is told as one of the service's."""
+def _internal_error(error: Exception) -> tuple[str, str]:
+    """Return the end of a job that failed by an error of the rehearsal itself.
+
+    The error is reported as one of the service.
+    """
     traceback.print_exception(error)
     return "Failed", f"InternalServerError: the rehearsal failed: {type(error).__name__}: {error}"

@@ -1,5 +1,8 @@
-"""The folders and files that a host finds below /opt/ml, as the real service writes them (AWS: "How Amazon SageMaker AI
-provides training information"; the keys beyond that page are those of a real job's log)."""
+"""The folders and files below /opt/ml of a host, as the real service writes them.
+
+Sources: AWS, "How Amazon SageMaker AI provides training information"; the keys that are not on that
+page come from a real job's log.
+"""
 
 import json
 from dataclasses import dataclass
@@ -22,14 +25,14 @@ class Host:
 
 def hosts(request: dict) -> list[Host]:
     """Return the instances of a job: algo-1 to algo-N, group by group."""
-    found: list[Host] = []
+    instances: list[Host] = []
     for group in rules.groups(request):
-        first = len(found) + 1
-        found += [
+        first = len(instances) + 1
+        instances += [
             Host(f"algo-{number}", group["InstanceType"], group["InstanceGroupName"])
             for number in range(first, first + group["InstanceCount"])
         ]
-    return found
+    return instances
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Layout:
     """One host's part of /opt/ml, in a folder of this machine."""
 
     folder: Path
-    checkpoints: str | None  # where in the container they belong, or None where the job keeps none
+    # The path of the checkpoints in the container; None if the job keeps none.
+    checkpoints: str | None
 
     def make(self) -> None:
         """Make the folders."""
@@ -50,32 +54,39 @@ class Layout:
 
     @property
     def mounts(self) -> dict[Path, str]:
-        """The folders of this machine, and where in the container they belong."""
-        found = {self.folder / name: f"/opt/ml/{name}" for name in ("input", "model", "output")}
-        return found | ({self.folder / "checkpoints": self.checkpoints} if self.checkpoints else {})
+        """The folders of this machine, with their paths in the container."""
+        mounts = {self.folder / name: f"/opt/ml/{name}" for name in ("input", "model", "output")}
+        return mounts | (
+            {self.folder / "checkpoints": self.checkpoints} if self.checkpoints else {}
+        )
 
     def failure(self) -> str:
-        """Return what the program says of its failure: 1,024 characters count."""
+        """Return the program's message about its failure, at most 1,024 characters."""
         try:
             with Folder(self.folder, "output").open("failure") as file:
-                return file.read(4 * 1024).decode(errors="replace")[:1024]  # a letter has 4 bytes at most
+                # A character has 4 bytes at most.
+                return file.read(4 * 1024).decode(errors="replace")[:1024]
         except OSError:
             return ""
 
 
 def checkpoint_path(request: dict) -> str | None:
-    """Return where in the container the job keeps its checkpoints, if it does."""
+    """Return the path of the checkpoints in the container, None if the job keeps none."""
     config = request.get("CheckpointConfig")
     return (config.get("LocalPath") or CHECKPOINTS) if config else None
 
 
-def write_config(layout: Layout, request: dict, host: Host, everybody: list[Host], interface: str) -> None:
-    """Write what is in /opt/ml/input/config."""
+def write_config(
+    layout: Layout, request: dict, host: Host, everybody: list[Host], interface: str
+) -> None:
+    """Write the files in /opt/ml/input/config."""
     groups = [
         {
             "instance_group_name": group["InstanceGroupName"],
             "instance_type": group["InstanceType"],
-            "hosts": sorted(one.name for one in everybody if one.group == group["InstanceGroupName"]),
+            "hosts": sorted(
+                other.name for other in everybody if other.group == group["InstanceGroupName"]
+            ),
         }
         for group in rules.groups(request)
     ]
@@ -85,13 +96,15 @@ def write_config(layout: Layout, request: dict, host: Host, everybody: list[Host
             "current_group_name": host.group,
             "current_host": host.name,
             "current_instance_type": host.instance_type,
-            "hosts": sorted(one.name for one in everybody),  # as text: algo-10 comes before algo-2
+            # As text: algo-10 comes before algo-2.
+            "hosts": sorted(other.name for other in everybody),
             "instance_groups": groups,
             "network_interface_name": interface,
             "topology": None,
         },
         "inputdataconfig": {
-            channel["ChannelName"]: described(channel, request) for channel in channels_of(request, host)
+            channel["ChannelName"]: described(channel, request)
+            for channel in channels_of(request, host)
         },
         "debughookconfig": request.get("DebugHookConfig"),
         "profilerconfig": request.get("ProfilerConfig"),
@@ -108,7 +121,8 @@ def channels_of(request: dict, host: Host) -> list[dict]:
     return [
         channel
         for channel in request.get("InputDataConfig") or []
-        if host.group in (channel["DataSource"]["S3DataSource"].get("InstanceGroupNames") or [host.group])
+        if host.group
+        in (channel["DataSource"]["S3DataSource"].get("InstanceGroupNames") or [host.group])
     ]
 
 
@@ -121,7 +135,8 @@ def described(channel: dict, request: dict) -> dict:
     """Return a channel's entry in inputdataconfig.json."""
     entry = {
         "TrainingInputMode": mode(channel, request),
-        "S3DistributionType": channel["DataSource"]["S3DataSource"].get("S3DataDistributionType") or "FullyReplicated",
+        "S3DistributionType": channel["DataSource"]["S3DataSource"].get("S3DataDistributionType")
+        or "FullyReplicated",
         "RecordWrapperType": channel.get("RecordWrapperType") or "None",
     }
     return entry | ({"ContentType": channel["ContentType"]} if channel.get("ContentType") else {})

@@ -1,4 +1,4 @@
-"""A job's log lines: to files, to CloudWatch Logs, to the record of its progress."""
+"""A job's log lines: written to files and CloudWatch Logs, and read for progress."""
 
 import threading
 import time
@@ -12,68 +12,93 @@ from botocore.exceptions import ClientError
 from rehearsal.jobs import record
 
 GROUP = "/aws/sagemaker/TrainingJobs"
-EVENT = 256 * 1024 - 26  # bytes of one event, at most (AWS: PutLogEvents)
+# Bytes of one event, at most (AWS: PutLogEvents).
+EVENT = 256 * 1024 - 26
 BATCH = 500
-SHOWN = 50  # the last lines of each host, for the live view
+# How many last lines of each host the live view shows.
+SHOWN = 50
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield what chunks say line by line, as soon as it is said; what is too long for an event is several lines."""
+    """Yield the lines of a stream of chunks, each as soon as it is complete.
+
+    What is too long for an event becomes several lines.
+    """
     rest = b""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")
         while len(rest) > EVENT:
-            whole, rest = [*whole, rest[:EVENT]], rest[EVENT:]
+            whole = [*whole, rest[:EVENT]]
+            rest = rest[EVENT:]
         yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
     if rest:
         yield rest.decode(errors="replace").rstrip("\r")
 
 
 def set_aside(folder: Path) -> None:
-    """Rename the folder that an earlier job of the same name has left: NAME.1, as no job's name has a full stop."""
+    """Rename the folder of an earlier job of the same name to NAME.1, NAME.2, ...
+
+    No job's name has a full stop, so the new name is free.
+    """
     if folder.exists():
-        number = next(number for number in count(1) if not folder.with_name(f"{folder.name}.{number}").exists())
+        number = next(
+            number
+            for number in count(1)
+            if not folder.with_name(f"{folder.name}.{number}").exists()
+        )
         folder.rename(folder.with_name(f"{folder.name}.{number}"))
 
 
 class Logs:
-    """The streams of a job, one for each host: JOB/algo-1-1700000000. A restart goes on in the same stream."""
+    """The log streams of a job, one for each host: JOB/algo-1-1700000000.
+
+    A restart continues the same stream.
+    """
 
     def __init__(self, client, job: str, folder: Path) -> None:
-        self.client, self.job, self.folder, self.made = client, job, folder, int(time.time())
+        self.client = client
+        self.job = job
+        self.folder = folder
+        self.made = int(time.time())
         self.waiting: dict[str, list[dict]] = {}
         self.last: dict[str, deque[str]] = {}
-        self.lock, self.sending = threading.Lock(), threading.Lock()
+        self.lock = threading.Lock()
+        self.sending = threading.Lock()
         folder.mkdir(parents=True, exist_ok=True)
 
     def open(self, host: str) -> None:
-        """Make a host's stream, unless it is there."""
+        """Make a host's stream, unless it exists."""
         with self.lock:
             if host in self.last:
                 return
-            self.last[host], self.waiting[host] = deque(maxlen=SHOWN), []
+            self.last[host] = deque(maxlen=SHOWN)
+            self.waiting[host] = []
         stream = {"logStreamName": self._stream(host)}
-        for call, more in ((self.client.create_log_group, {}), (self.client.create_log_stream, stream)):
+        for call, stream_argument in (
+            (self.client.create_log_group, {}),
+            (self.client.create_log_stream, stream),
+        ):
             try:
-                call(logGroupName=GROUP, **more)
+                call(logGroupName=GROUP, **stream_argument)
             except ClientError as error:
                 if error.response["Error"]["Code"] != "ResourceAlreadyExistsException":
                     raise
 
     def line(self, host: str, text: str) -> record.Point | None:
-        """Take a line, and return what it says of the progress, if it does."""
-        now = time.time()
+        """Take a line; return the progress that it reports, None if it reports none."""
+        moment = time.time()
         with self.lock:
             self.last[host].append(text)
             message = text.encode()[:EVENT].decode(errors="ignore")
-            if message:  # the service refuses an empty one
-                self.waiting[host].append({"timestamp": int(now * 1000), "message": message})
+            # The service refuses an empty message.
+            if message:
+                self.waiting[host].append({"timestamp": int(moment * 1000), "message": message})
             with (self.folder / f"{host}.log").open("a") as file:
                 file.write(text + "\n")
-        return record.point(text, now)
+        return record.point(text, moment)
 
     def send(self) -> None:
-        """Put the lines that wait to CloudWatch Logs."""
+        """Send the waiting lines to CloudWatch Logs."""
         with self.sending:
             with self.lock:
                 waiting = {host: events for host, events in self.waiting.items() if events}
@@ -81,7 +106,9 @@ class Logs:
             for host, events in waiting.items():
                 for start in range(0, len(events), BATCH):
                     self.client.put_log_events(
-                        logGroupName=GROUP, logStreamName=self._stream(host), logEvents=events[start : start + BATCH]
+                        logGroupName=GROUP,
+                        logStreamName=self._stream(host),
+                        logEvents=events[start : start + BATCH],
                     )
 
     def shown(self) -> dict[str, list[str]]:

@@ -1,15 +1,20 @@
-"""A job's secrets: what is kept and shown of it hides what the job's own log hides (job_summary.py of the runtime)."""
+"""Hides a job's secrets in what is kept and shown of it.
+
+The rules are those of the job's own log (job_summary.py of the runtime).
+"""
 
 import re
 from typing import Any
 
 from sagemaker_lightning.contract.job_summary import MASK, masked
 
-# Fields that hold whatever their user likes. In the others a commit's name or a path may look like a key.
+# Fields with any content of the user's. In the others, the name of a commit or a path may look like
+# a key.
 FREE = {"HyperParameters", "Environment", "Tags"}
 COMMANDS = {"ContainerEntrypoint", "ContainerArguments"}
 WORD = re.compile(r"-----BEGIN.*?(?:-----END[^-]*-----|\Z)|\S+", re.DOTALL)
-SHORTEST = 6  # letters of a secret that is looked for in other texts: a shorter one is in many words
+# Characters of a secret that is searched for in other texts: a shorter one occurs in many words.
+SHORTEST = 6
 
 
 class Mask:
@@ -21,36 +26,54 @@ class Mask:
 
     def __init__(self, request: dict) -> None:
         self.secrets: set[str] = set()
-        self.request = self._hidden(request)
+        self.request = self._mask_value(request)
 
     def text(self, text: str) -> str:
-        """Return a text without the request's secrets, and without what looks like one."""
+        """Return a text without the request's secrets and what else looks like one."""
         for secret in sorted(self.secrets, key=len, reverse=True):
             text = text.replace(secret, MASK) if len(secret) >= SHORTEST else text
-        return WORD.sub(lambda found: self._word(found[0]), text)
+        return WORD.sub(lambda match: self._mask_word(match[0]), text)
 
-    def _hidden(self, value: Any, name: str = "", free: bool = False) -> Any:
-        """Return a field, and all in it, without secrets; `free`: its value may be one whatever its name is."""
-        if isinstance(value, dict) and set(value) == {"Key", "Value"}:  # a tag
-            return value | {"Value": self._hidden(value["Value"], str(value["Key"]), free)}
+    def _mask_value(self, value: Any, name: str = "", free: bool = False) -> Any:
+        """Return a field, and everything in it, without secrets.
+
+        Args:
+            value: The field's value.
+            name: The field's name.
+            free: Whether the value may be a secret whatever its name is.
+        """
+        # A tag.
+        if isinstance(value, dict) and set(value) == {"Key", "Value"}:
+            return value | {"Value": self._mask_value(value["Value"], str(value["Key"]), free)}
         if isinstance(value, dict):
-            return {key: self._hidden(inner, key, free or key in FREE) for key, inner in value.items()}
+            return {
+                key: self._mask_value(inner, key, free or key in FREE)
+                for key, inner in value.items()
+            }
         if isinstance(value, list):
-            return self._command(value) if name in COMMANDS else [self._hidden(inner, name, free) for inner in value]
+            return (
+                self._mask_command(value)
+                if name in COMMANDS
+                else [self._mask_value(inner, name, free) for inner in value]
+            )
         if value is None or isinstance(value, bool) or masked(name, value if free else "") != MASK:
             return value
         self.secrets.add(str(value).strip("\"' "))
         return MASK
 
-    def _command(self, line: list) -> list:
-        """Return a command line whose flags hide their values, which may come after them."""
-        flags = [str(before) if str(before).startswith("-") and "=" not in str(before) else "" for before in line]
+    def _mask_command(self, line: list) -> list:
+        """Return a command line without the values of secret flags, also as next words."""
+        flags = [
+            str(word) if str(word).startswith("-") and "=" not in str(word) else "" for word in line
+        ]
         return [
-            self._hidden(word, flag, free=True) if masked(flag, "") == MASK else self.text(str(word))
+            self._mask_value(word, flag, free=True)
+            if masked(flag, "") == MASK
+            else self.text(str(word))
             for word, flag in zip(line, ["", *flags], strict=False)
         ]
 
-    def _word(self, word: str) -> str:
+    def _mask_word(self, word: str) -> str:
         """Return `name=value`, or any other word, without a secret."""
         name, sign, value = word.partition("=")
         if not sign or word.startswith("-----BEGIN"):
@@ -58,4 +81,4 @@ class Mask:
         if masked(name, value) == MASK:
             self.secrets.add(value.strip("\"' "))
             return f"{masked('', name)}={MASK}"
-        return f"{masked('', name)}={self._word(value)}"
+        return f"{masked('', name)}={self._mask_word(value)}"

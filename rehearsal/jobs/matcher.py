@@ -1,7 +1,8 @@
-"""Finds the values of metrics in the lines of a log: a process of its own, as a regular expression may take for ever.
+"""Finds the values of metrics in log lines.
 
-Its input is JSON lines: first a list of names and regular expressions, then texts. To each text it answers with the
-newest value of each metric in it, and with the names of those that it gave up, as they were too slow.
+It is a process of its own, because a regular expression may take for ever. Its input is JSON lines:
+first a list of names and regular expressions, then texts. For each text it prints the newest value
+of each metric in the text, and the names of metrics that it gave up because they were too slow.
 """
 
 import json
@@ -12,9 +13,12 @@ import sys
 import time
 from dataclasses import dataclass
 
-TICK = 0.001  # seconds: a timer of 0 is none
-BURST = 0.25  # seconds that an expression may compute at once
-SHARE = 0.2  # of the time gone by: what all of them together may compute for long
+# Seconds; a timer of 0 would be none.
+TICK = 0.001
+# Seconds that an expression may compute at once.
+BURST = 0.25
+# Share of the elapsed time that all expressions together may compute in the long run.
+SHARE = 0.2
 
 
 class Slow(Exception):
@@ -31,17 +35,22 @@ class Metric:
 
 
 def main() -> None:
-    """Answer until the input ends."""
-    signal.signal(signal.SIGVTALRM, _slow)
+    """Answer each line of the input until it ends."""
+    signal.signal(signal.SIGVTALRM, _raise_slow)
     metrics = [Metric(name, re.compile(regex)) for name, regex in json.loads(sys.stdin.readline())]
-    share, looked = SHARE / len(metrics), time.monotonic()
+    share = SHARE / len(metrics)
+    looked_at = time.monotonic()
     for line in sys.stdin:
-        text, values, dropped = json.loads(line), {}, []
-        before, looked = looked, time.monotonic()
+        text = json.loads(line)
+        values = {}
+        dropped = []
+        looked_before = looked_at
+        looked_at = time.monotonic()
         for metric in list(metrics):
-            metric.left, start = min(BURST, metric.left + share * (looked - before)), time.process_time()
+            metric.left = min(BURST, metric.left + share * (looked_at - looked_before))
+            start = time.process_time()
             try:
-                if (value := _limited(metric.pattern, text, metric.left)) is not None:
+                if (value := _value_in_time(metric.pattern, text, metric.left)) is not None:
                     values[metric.name] = value
                 metric.left = max(TICK, metric.left - (time.process_time() - start))
             except Slow:
@@ -50,28 +59,30 @@ def main() -> None:
         print(json.dumps([values, dropped]), flush=True)
 
 
-def _slow(*_: object) -> None:
+def _raise_slow(*_: object) -> None:
     raise Slow
 
 
-def _limited(pattern: re.Pattern, text: str, seconds: float) -> float | None:
-    """Return the last number that a pattern finds in a text; Slow if that takes more than some seconds to compute."""
+def _value_in_time(pattern: re.Pattern, text: str, seconds: float) -> float | None:
+    """Return the last number that a pattern finds; Slow if it computes for too long."""
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-        return _value(pattern, text)
+        return _last_value(pattern, text)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def _value(pattern: re.Pattern, text: str) -> float | None:
-    found = None
+def _last_value(pattern: re.Pattern, text: str) -> float | None:
+    last_value = None
     for match in pattern.finditer(text):
         try:
             value = float(match[1] if pattern.groups else match[0])
-        except (TypeError, ValueError):  # no group took part, or it is no number
+        # No group took part, or it is no number.
+        except (TypeError, ValueError):
             continue
-        found = value if math.isfinite(value) else found  # JSON has no other numbers
-    return found
+        # JSON has only finite numbers.
+        last_value = value if math.isfinite(value) else last_value
+    return last_value
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The metric definitions of a job: what its log says by its own regular expressions."""
+"""The metric definitions of a job, and the values that they find in its log."""
 
 import json
 import re
@@ -17,45 +17,53 @@ class Metrics:
     """The newest value of each metric that a job defines."""
 
     def __init__(self, definitions: list[dict]) -> None:
-        self.patterns = [[one["Name"], one["Regex"]] for one in definitions]
+        self.patterns = [[definition["Name"], definition["Regex"]] for definition in definitions]
         self.found: dict[str, dict] = {}
-        self.lock, self.matcher = threading.Lock(), None
+        self.lock = threading.Lock()
+        self.matcher = None
         for name, regex in self.patterns:
             try:
                 re.compile(regex)
             except (re.error, OverflowError, RecursionError) as error:
-                raise invalid(f"Invalid MetricDefinitions: the Regex of {name!r}: {error}") from error
+                raise invalid(
+                    f"Invalid MetricDefinitions: the Regex of {name!r}: {error}"
+                ) from error
 
     def line(self, text: str) -> str | None:
-        """Look at a line of the log; return what the person should know, if the regular expressions take too long."""
+        """Look for values in a log line; return a note if that takes too long."""
         with self.lock:
             if not self.patterns:
                 return None
             try:
-                values, dropped = self._ask(text)
+                values, dropped = self._ask_matcher(text)
             except (OSError, ValueError) as error:
                 self.patterns = []
                 return f"metrics are no longer looked for: {type(error).__name__}: {error}"
-        now = time.time()
+        moment = time.time()
         for name, value in values.items():
-            self.found[name] = {"MetricName": name, "Value": value, "Timestamp": now}
+            self.found[name] = {"MetricName": name, "Value": value, "Timestamp": moment}
         slow = ", ".join(dropped)
-        return f"MetricDefinitions: the Regex of {slow} is too slow for this log, and used no more" if slow else None
+        return (
+            f"MetricDefinitions: the Regex of {slow} is too slow for this log, and used no more"
+            if slow
+            else None
+        )
 
     def close(self) -> None:
-        """End the process that looks for them."""
+        """End the process that looks for values."""
         with self.lock:
             self.patterns = []
             if self.matcher:
                 self.matcher.kill()
                 self.matcher.communicate()
 
-    def _ask(self, text: str) -> tuple[dict[str, float], list[str]]:
-        """Return the values in a line, and which metrics were given up."""
+    def _ask_matcher(self, text: str) -> tuple[dict[str, float], list[str]]:
+        """Return the values in a line, and the names of the metrics that were given up."""
         if self.matcher is None:
-            line = [sys.executable, "-I", "-S", MATCHER]
+            command = [sys.executable, "-I", "-S", MATCHER]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            self.matcher = subprocess.Popen(line, **pipes, start_new_session=True)  # Ctrl-C is not for it
+            # In a session of its own, Ctrl-C does not reach the process.
+            self.matcher = subprocess.Popen(command, **pipes, start_new_session=True)
             self.matcher.stdin.write(json.dumps(self.patterns) + "\n")
         self.matcher.stdin.write(json.dumps(text) + "\n")
         self.matcher.stdin.flush()

@@ -1,6 +1,7 @@
-"""What happened to a job, and when: written while it runs, read by the API, the live view and the report.
+"""The record of a job: what happened, and when.
 
-Times are seconds since the epoch, as `time.time()` gives them.
+It is written while the job runs. The API, the live view and the report read it. Times are seconds
+since the epoch, as `time.time()` gives them.
 """
 
 import re
@@ -11,16 +12,18 @@ from rehearsal.jobs.masking import Mask
 
 ENDED = ("Completed", "Failed", "Stopped")
 
-# A line of progress is one with `step=`; each of its name=value pairs is a point of that name's curve.
+# A progress line has `step=`; each of its name=value pairs is a point of that name's curve.
 RESUMED = re.compile(r"\bresuming from step (\d{1,15})(?!\d)")
 PROVED = re.compile(r"\bresumed at step \d{1,15}: ([^\n]{1,1000})")
 STEP = re.compile(r"(?:^|\s)step=(\d{1,15})(?!\d)")
-PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w/]*)=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|nan|-?inf)(?=[\s/,;]|$)")
+PAIR = re.compile(
+    r"(?:^|\s)([A-Za-z][\w/]*)=(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|nan|-?inf)(?=[\s/,;]|$)"
+)
 
 
 @dataclass
 class Point:
-    """What one line of progress said: the global step, and its name=value pairs, `step` and `epoch` among them."""
+    """One progress line: its step, and all its name=value pairs with `step`, `epoch`."""
 
     time: float
     step: int
@@ -29,7 +32,10 @@ class Point:
 
 @dataclass
 class Instance:
-    """One host of one attempt: billed from `started` to `released`, its container runs from `training` to `ended`."""
+    """One host of one attempt.
+
+    It is billed from `started` to `released`; its container runs from `training` to `ended`.
+    """
 
     host: str
     instance_type: str
@@ -39,35 +45,46 @@ class Instance:
     released: float | None = None
     exit_status: int | None = None
     reclaimed: bool = False
-    restored_files: int = 0  # of checkpoints, from S3, before its container started
+    # Checkpoints from S3, restored before the container started.
+    restored_files: int = 0
     restored_bytes: int = 0
 
     def release(self) -> None:
-        """It is given back: now, unless it was before."""
+        """Give the instance back now, unless it was given back before."""
         self.released = self.released or time.time()
 
 
 @dataclass
 class Attempt:
-    """The time from a start of the instances to their end; a job that is never interrupted has one."""
+    """The time from a start of the instances to their end.
 
-    number: int  # from 1
+    A job that is never interrupted has one attempt.
+    """
+
+    # From 1.
+    number: int
     instances: list[Instance] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
-    resumed: int | None = None  # the step that its log says it went on from
-    proved: str = ""  # what its log says of how it went on
+    # The step at which the log says that the run resumes.
+    resumed: int | None = None
+    # What the log says about whether the run resumed exactly.
+    proved: str = ""
 
 
 @dataclass
 class Interruption:
-    """A spot instance, or several, taken away."""
+    """The loss of one or several spot instances."""
 
     time: float
     hosts: list[str]
-    warned: bool  # whether SIGTERM came before SIGKILL
-    why: str  # the rule that it comes from, or "by hand"
-    gap: float  # seconds without capacity, before the next start
-    step: int | None  # the last step seen in the log
+    # Whether SIGTERM came before SIGKILL.
+    warned: bool
+    # The rule that caused it, or "by hand".
+    why: str
+    # Seconds without capacity before the next start.
+    gap: float
+    # The last step in the log.
+    step: int | None
 
 
 @dataclass
@@ -82,18 +99,23 @@ class Transition:
 
 @dataclass
 class Record:
-    """All of one job."""
+    """Everything about one job."""
 
     name: str
-    request: dict  # CreateTrainingJob's
+    # The request of CreateTrainingJob.
+    request: dict
     created: float
-    status: str = "InProgress"  # TrainingJobStatus
+    # TrainingJobStatus.
+    status: str = "InProgress"
     transitions: list[Transition] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     interruptions: list[Interruption] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what differs from the service, clashes of files, failing copies
-    failure: str | None = None  # FailureReason
-    artifacts: str | None = None  # the address of model.tar.gz
+    # What differs from the service, name clashes of files, failed copies.
+    notes: list[str] = field(default_factory=list)
+    # FailureReason.
+    failure: str | None = None
+    # The address of model.tar.gz.
+    artifacts: str | None = None
     training_start: float | None = None
     training_end: float | None = None
     modified: float = 0.0
@@ -105,40 +127,45 @@ class Record:
 
     @property
     def spot(self) -> bool:
-        """Whether its instances can be taken away."""
+        """Whether the job's instances can be taken away."""
         return bool(self.request.get("EnableManagedSpotTraining"))
 
     @property
     def step(self) -> int | None:
-        """The last step seen in the log of this attempt."""
+        """The last step in the log of the latest attempt."""
         points = self.attempts[-1].points if self.attempts else []
         return points[-1].step if points else None
 
     def billable(self, now: float) -> float:
-        """Return the seconds that an instance was there, of the longest in each attempt: what the service bills."""
-        spans = [[(one.released or now) - one.started for one in attempt.instances] for attempt in self.attempts]
-        return sum(max(found, default=0.0) for found in spans)
+        """Return the billed seconds: in each attempt, those of the longest-lived instance."""
+        spans = [
+            [(instance.released or now) - instance.started for instance in attempt.instances]
+            for attempt in self.attempts
+        ]
+        return sum(max(durations, default=0.0) for durations in spans)
 
     def masked(self) -> "Record":
-        """Return it without the secrets of its request, as it may be kept and shown."""
+        """Return the record without the secrets of its request, to be kept and shown."""
         mask = Mask(self.request)
         return replace(
             self,
             request=mask.request,
-            transitions=[replace(one, message=mask.text(one.message)) for one in self.transitions],
-            interruptions=[replace(one, why=mask.text(one.why)) for one in self.interruptions],
-            attempts=[replace(one, proved=mask.text(one.proved)) for one in self.attempts],
-            notes=[mask.text(one) for one in self.notes],
+            transitions=[
+                replace(item, message=mask.text(item.message)) for item in self.transitions
+            ],
+            interruptions=[replace(item, why=mask.text(item.why)) for item in self.interruptions],
+            attempts=[replace(item, proved=mask.text(item.proved)) for item in self.attempts],
+            notes=[mask.text(item) for item in self.notes],
             failure=self.failure and mask.text(self.failure),
         )
 
     def as_json(self) -> dict:
-        """Return it as JSON has it, without secrets."""
+        """Return the record for JSON, without secrets."""
         return asdict(self.masked())
 
 
 def point(line: str, now: float) -> Point | None:
-    """Return what a log line says of the progress, if it does: see STEP."""
-    if not (found := STEP.search(line)):
+    """Return the progress that a log line reports, None if it reports none: see STEP."""
+    if not (match := STEP.search(line)):
         return None
-    return Point(now, int(found[1]), {name: float(value) for name, value in PAIR.findall(line)})
+    return Point(now, int(match[1]), {name: float(value) for name, value in PAIR.findall(line)})

@@ -1,1 +1,1 @@
-"""What is shown of jobs: live, and as a page."""
+"""What people see of jobs: the live view and the report page."""

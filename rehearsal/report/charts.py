@@ -1,7 +1,8 @@
-"""Charts of the report: inline SVG that needs no script, as wide as its place.
+"""Charts of the report, as inline SVG without a script.
 
-Positions are percent, so that text keeps its size in a narrow window. The lines are in an inner picture that is
-stretched to the plot, and their strokes are not stretched with it.
+A chart is as wide as its place. Positions are in percent, so that text keeps its size in a narrow
+window. The lines are in an inner picture that is stretched to the plot; their strokes are not
+stretched with it.
 """
 
 import math
@@ -13,15 +14,22 @@ from rehearsal.report.markup import clock, node
 
 HEIGHT = 210
 TICKS = 6
-CROWD = 25  # restarts: more are marked at the bottom only
-TOO_MANY = 2000  # points of a line: every n-th is drawn
-TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)  # seconds
-LARGEST = 1e15  # what is beyond it is drawn as little as what is not a number
+# The number of restarts that are drawn as full lines; more are marked at the bottom only.
+CROWD = 25
+# Points of a line; if there are more, only every n-th is drawn.
+TOO_MANY = 2000
+# Seconds between the marks of a time axis.
+TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
+# Values beyond this are not drawn, like those that are not numbers.
+LARGEST = 1e15
 
 
 @dataclass
 class Line:
-    """The values of one name in one attempt: (x, value), and the x until which the attempt's work was kept."""
+    """The values of one name in one attempt.
+
+    `points` are (x, value). `kept` is the x until which the attempt's work was kept.
+    """
 
     points: list[tuple[float, float]]
     kept: float = math.inf
@@ -29,7 +37,10 @@ class Line:
 
 @dataclass
 class Chart:
-    """Curves over one x: for each name a line for each attempt; `restarts` are the x of the later attempts."""
+    """Curves over one x-axis.
+
+    For each name there is a line for each attempt; `restarts` are the x of the later attempts.
+    """
 
     title: str
     names: dict[str, list[Line]]
@@ -39,85 +50,118 @@ class Chart:
 
 
 def figure(chart: Chart) -> Element | None:
-    """Return the chart with its title and legend; None if it has no point that can be drawn."""
-    drawn = {name: [line for line in map(_finite, lines) if line.points] for name, lines in chart.names.items()}
+    """Return the chart with its title and legend; None if no point of it can be drawn."""
+    drawn = {
+        name: [line for line in map(_drawable_line, lines) if line.points]
+        for name, lines in chart.names.items()
+    }
     points = [point for lines in drawn.values() for line in lines for point in line.points]
     if not points:
         return None
-    left, right = _range([x for x, _ in points] + chart.restarts, pad=0.0)
+    left, right = _value_range([x for x, _ in points] + chart.restarts, pad=0.0)
     left = 0.0 if 0 < left < right / 5 else left
-    low, high = _range([y for _, y in points], pad=0.06)
-    inner = node("svg", width="100%", height=HEIGHT, viewBox="0 0 1000 1000", preserveAspectRatio="none")
+    low, high = _value_range([y for _, y in points], pad=0.06)
+    inner = node(
+        "svg", width="100%", height=HEIGHT, viewBox="0 0 1000 1000", preserveAspectRatio="none"
+    )
     for x in chart.restarts:
-        at = f"{1000 * (x - left) / (right - left):.1f}"
+        position = f"{1000 * (x - left) / (right - left):.1f}"
         top = 0 if len(chart.restarts) <= CROWD else 950
-        inner.append(node("line", class_="restart", x1=at, x2=at, y1=top, y2=1000))
+        inner.append(node("line", class_="restart", x1=position, x2=position, y1=top, y2=1000))
     for place, lines in enumerate(drawn.values()):
         for line in lines:
-            scaled = [(1000 * (x - left) / (right - left), 1000 * (high - y) / (high - low)) for x, y in line.points]
+            scaled = [
+                (1000 * (x - left) / (right - left), 1000 * (high - y) / (high - low))
+                for x, y in line.points
+            ]
             kept = sum(x <= line.kept for x, _ in line.points)
-            inner.append(_path(scaled[:kept], f"curve c{place}"))
-            inner.append(_path(scaled[max(0, kept - 1) :] if kept < len(scaled) else [], f"curve lost c{place}"))
-    said = ", ".join(f"{name} ends at {_last(lines):.4g}" for name, lines in drawn.items() if lines)
-    svg = node("svg", node("title", chart.title), node("desc", f"Over {chart.over}: {said}."), role="img")
+            inner.append(_draw_path(scaled[:kept], f"curve c{place}"))
+            inner.append(
+                _draw_path(
+                    scaled[max(0, kept - 1) :] if kept < len(scaled) else [], f"curve lost c{place}"
+                )
+            )
+    summary = ", ".join(
+        f"{name} ends at {_last_value(lines):.4g}" for name, lines in drawn.items() if lines
+    )
+    svg = node(
+        "svg",
+        node("title", chart.title),
+        node("desc", f"Over {chart.over}: {summary}."),
+        role="img",
+    )
     svg.set("height", str(HEIGHT + 40))
-    svg.extend([*_rows(low, high), *_columns(left, right, chart), inner])
-    return node("figure", node("figcaption", chart.title), _legend(chart, drawn), node("div", svg, class_="plot"))
+    svg.extend([*_draw_rows(low, high), *_draw_columns(left, right, chart), inner])
+    return node(
+        "figure",
+        node("figcaption", chart.title),
+        _draw_legend(chart, drawn),
+        node("div", svg, class_="plot"),
+    )
 
 
 def ticks(low: float, high: float, *, as_time: bool = False, at_least: float = 0.0) -> list[float]:
-    """Return round numbers from `low` to `high`, about TICKS of them and `at_least` so far apart."""
-    least = max((high - low) / TICKS, at_least)
-    size = 10.0 ** math.floor(math.log10(least))
+    """Return about TICKS round numbers from `low` to `high`, `at_least` apart."""
+    smallest_step = max((high - low) / TICKS, at_least)
+    size = 10.0 ** math.floor(math.log10(smallest_step))
     steps: Iterable[float] = (size * factor for factor in (1, 2, 5, 10))
-    if as_time and least >= 1:
-        steps = (*TIMES, 86400.0 * math.ceil(least / 86400))
-    step = next(one for one in steps if one >= least * 0.999)
-    return [place * step for place in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
+    if as_time and smallest_step >= 1:
+        steps = (*TIMES, 86400.0 * math.ceil(smallest_step / 86400))
+    step = next(candidate for candidate in steps if candidate >= smallest_step * 0.999)
+    return [
+        place * step for place in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)
+    ]
 
 
-def _finite(line: Line) -> Line:
-    """Return the line without what cannot be drawn, and thinned out if it has too many points."""
-    points = [(x, y) for x, y in line.points if _drawable(x) and _drawable(y)]
+def _drawable_line(line: Line) -> Line:
+    """Return the line without what cannot be drawn, and with TOO_MANY points at most."""
+    points = [(x, y) for x, y in line.points if _is_drawable(x) and _is_drawable(y)]
     return Line(points[:: len(points) // TOO_MANY + 1], line.kept)
 
 
-def _drawable(value: float) -> bool:
-    return abs(value) < LARGEST  # which is false of what is not a number
+def _is_drawable(value: float) -> bool:
+    # False for what is not a number.
+    return abs(value) < LARGEST
 
 
-def _range(values: Sequence[float], *, pad: float) -> tuple[float, float]:
-    """Return the least and the largest value, never the same, with a part of their distance on both sides."""
-    low, high = min(values), max(values)
+def _value_range(values: Sequence[float], *, pad: float) -> tuple[float, float]:
+    """Return the smallest and largest value, never equal, with a margin on both sides.
+
+    The margin is the share `pad` of their distance.
+    """
+    low = min(values)
+    high = max(values)
     if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-30):
         return low - (abs(low) / 10 or 1.0), high + (abs(high) / 10 or 1.0)
     return low - pad * (high - low), high + pad * (high - low)
 
 
-def _path(points: Sequence[tuple[float, float]], classes: str) -> Element:
-    """Return a line through the points; one alone becomes a dot."""
+def _draw_path(points: Sequence[tuple[float, float]], classes: str) -> Element:
+    """Return a line through the points; a single point becomes a dot."""
     if len(points) == 1:
         x, y = points[0]
         return node("path", class_=f"{classes} dot", d=f"M{x:.1f} {y:.1f}h0.01")
     return node(
-        "path", class_=classes, d="".join(f"{'L' if n else 'M'}{x:.1f} {y:.1f}" for n, (x, y) in enumerate(points))
+        "path",
+        class_=classes,
+        d="".join(f"{'L' if n else 'M'}{x:.1f} {y:.1f}" for n, (x, y) in enumerate(points)),
     )
 
 
-def _last(lines: Sequence[Line]) -> float:
+def _last_value(lines: Sequence[Line]) -> float:
     return lines[-1].points[-1][1]
 
 
-def _rows(low: float, high: float) -> Iterable[Element]:
-    """Yield the horizontal lines of the grid and their numbers, which stand left of the plot."""
+def _draw_rows(low: float, high: float) -> Iterable[Element]:
+    """Yield the grid's horizontal lines, with their numbers to the left of the plot."""
     for value in ticks(low, high):
         y = f"{HEIGHT * (high - value) / (high - low):.1f}"
         yield node("line", class_="grid", x1=0, x2="100%", y1=y, y2=y)
         yield node("text", f"{value:.6g}", x=-8, y=y, dy="0.35em", text_anchor="end")
 
 
-def _columns(left: float, right: float, chart: Chart) -> Iterable[Element]:
-    """Yield the numbers below the plot and what they count."""
+def _draw_columns(left: float, right: float, chart: Chart) -> Iterable[Element]:
+    """Yield the numbers below the plot, and the name of what they count."""
     for value in ticks(left, right, as_time=chart.as_time, at_least=0.0 if chart.as_time else 1.0):
         words = clock(value) if chart.as_time else f"{value:.6g}"
         x = f"{100 * (value - left) / (right - left):.2f}%"
@@ -126,17 +170,27 @@ def _columns(left: float, right: float, chart: Chart) -> Iterable[Element]:
     yield node("text", chart.over, class_="over", x="100%", y=HEIGHT + 34, text_anchor="end")
 
 
-def _legend(chart: Chart, drawn: dict[str, list[Line]]) -> Element:
-    """Return what the lines stand for."""
+def _draw_legend(chart: Chart, drawn: dict[str, list[Line]]) -> Element:
+    """Return the legend: what each line stands for."""
     items = [
-        node("li", node("i", class_=f"key c{place}"), f"{name} ", node("b", f"{_last(lines):.4g}"))
+        node(
+            "li",
+            node("i", class_=f"key c{place}"),
+            f"{name} ",
+            node("b", f"{_last_value(lines):.4g}"),
+        )
         for place, (name, lines) in enumerate(drawn.items())
         if lines
     ]
     if any(x > line.kept for lines in drawn.values() for line in lines for x, _ in line.points):
         items.append(node("li", node("i", class_="key lost"), "lost and done again"))
-    if odd := sum(not _drawable(y) for lines in chart.names.values() for line in lines for _, y in line.points):
-        items.append(node("li", f"{odd} values are not numbers, or too large"))
+    if not_drawable := sum(
+        not _is_drawable(y)
+        for lines in chart.names.values()
+        for line in lines
+        for _, y in line.points
+    ):
+        items.append(node("li", f"{not_drawable} values are not numbers, or too large"))
     if chart.restarts:
         items.append(node("li", node("i", class_="key restart"), "restart"))
     return node("ul", *items, class_="legend")

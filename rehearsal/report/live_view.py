@@ -1,4 +1,8 @@
-"""What goes on: in a terminal a table of the jobs and their last log lines, elsewhere a plain line for each change."""
+"""Shows what the jobs do, in the terminal.
+
+A terminal gets a table of the jobs and their last log lines; another output gets a plain line for
+each change.
+"""
 
 import re
 import threading
@@ -15,24 +19,30 @@ from rehearsal.jobs.record import ENDED, Instance, Interruption, Record
 from rehearsal.report.goodput import moment
 from rehearsal.report.markup import clock
 
-SECONDS = 0.5  # between two looks
-NEWEST_ENDED = 5  # jobs that are shown of those that ended
-LEAST_LINES = 4  # of a job's log, its title included; where there is no room for as many, it is not shown
+# Seconds between two looks.
+SECONDS = 0.5
+# The number of ended jobs that are shown.
+NEWEST_ENDED = 5
+# Lines of a job's log, its title included. Without room for them, the log is not shown.
+LEAST_LINES = 4
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
 STYLES = {"Completed": "green", "Failed": "red", "Stopped": "yellow"}
 
 Jobs = Callable[[], Sequence[tuple[Record, Mapping[str, Sequence[str]]]]]
-"""Returns each job's record and its last log lines by host, which nobody changes any more."""
+"""Returns each job's record and its last log lines by host, which do not change any more."""
 
 
 class View:
-    """Shows the jobs while it is entered."""
+    """Shows the jobs inside a `with` block."""
 
     def __init__(self, jobs: Jobs, *, console: Console | None = None) -> None:
-        self.jobs, self.console = jobs, console or Console()
+        self.jobs = jobs
+        self.console = console or Console()
         self.shown: Live | Printer = Printer(self)
         if self.console.is_terminal:
-            self.shown = Live(get_renderable=self.render, console=self.console, refresh_per_second=1 / SECONDS)
+            self.shown = Live(
+                get_renderable=self.render, console=self.console, refresh_per_second=1 / SECONDS
+            )
 
     def __enter__(self) -> "View":
         self.shown.start()
@@ -42,18 +52,23 @@ class View:
         self.shown.stop()
 
     def render(self) -> RenderableType:
-        """Return what the terminal shows now, no higher than it is."""
-        found = sorted(self.jobs(), key=lambda one: one[0].created, reverse=True)
-        ended = [record for record, _ in found if record.status in ENDED]
-        running = [one for one in found if one[0].status not in ENDED]
-        height = self.console.height - 3  # the table's head, what is left out, and the line of the cursor
+        """Return what the terminal shows now, no higher than the terminal."""
+        jobs = sorted(self.jobs(), key=lambda job: job[0].created, reverse=True)
+        ended = [record for record, _ in jobs if record.status in ENDED]
+        running = [job for job in jobs if job[0].status not in ENDED]
+        # Room for the table's head, the line about jobs that are left out, and the cursor's line.
+        height = self.console.height - 3
         first = [record for record, _ in running][: max(1, height)]
         last = ended[: max(0, min(NEWEST_ENDED, height - len(first)))]
-        parts: list[RenderableType] = [_table(first + last)] if first + last else [Text("No job yet.", style="dim")]
+        parts: list[RenderableType] = (
+            [_make_table(first + last)] if first + last else [Text("No job yet.", style="dim")]
+        )
         left_out = {"running": len(running) - len(first), "ended": len(ended) - len(last)}
-        if said := ", ".join(f"{count} more {what}" for what, count in left_out.items() if count):
-            parts.append(Text(said, style="dim", no_wrap=True, overflow="ellipsis"))
-        return Group(*parts, *_logs(running, height - len(first) - len(last)))
+        if summary := ", ".join(
+            f"{count} more {state}" for state, count in left_out.items() if count
+        ):
+            parts.append(Text(summary, style="dim", no_wrap=True, overflow="ellipsis"))
+        return Group(*parts, *_show_logs(running, height - len(first) - len(last)))
 
 
 class Printer:
@@ -66,11 +81,11 @@ class Printer:
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Begin to look at the jobs."""
+        """Start to watch the jobs."""
         self.thread.start()
 
     def stop(self) -> None:
-        """Print what changed until now, and no more."""
+        """Print the changes until now, and stop."""
         self.ending.set()
         self.thread.join()
 
@@ -83,88 +98,131 @@ class Printer:
                     self.view.console.print(Text(line), soft_wrap=True)
 
     def _changes(self, record: Record) -> Iterator[str]:
-        """Yield what is new of a job."""
-        for kind, found in (
-            ("status", [f"{one.status}: {one.message}" for one in record.transitions]),
-            ("interruption", [_interruption(record, one) for one in record.interruptions]),
-            ("end", [_end(record)] if record.status in ENDED else []),
+        """Yield a line for each change of a job since the last call."""
+        for kind, lines in (
+            ("status", [f"{event.status}: {event.message}" for event in record.transitions]),
+            (
+                "interruption",
+                [_describe_interruption(record, event) for event in record.interruptions],
+            ),
+            ("end", [_describe_end(record)] if record.status in ENDED else []),
         ):
-            before = self.seen.get((record.name, record.created, kind), [])
-            for place, words in enumerate(found):
-                if words not in before[place : place + 1]:  # a message may change, too
+            lines_before = self.seen.get((record.name, record.created, kind), [])
+            for place, words in enumerate(lines):
+                # A message may change, too.
+                if words not in lines_before[place : place + 1]:
                     yield plain(f"{record.name} {Mask(record.request).text(words)}")
-            self.seen[record.name, record.created, kind] = found
+            self.seen[record.name, record.created, kind] = lines
 
 
 def plain(text: str) -> str:
-    """Return what a line shows at its end, without anything that would steer the terminal."""
-    rest = ESCAPES.sub("", text).rstrip("\r\n").rpartition("\r")[2]  # a progress bar writes over itself
+    """Return what a terminal shows of a line in the end, without control sequences."""
+    # A progress bar overwrites itself.
+    rest = ESCAPES.sub("", text).rstrip("\r\n").rpartition("\r")[2]
     return "".join(letter if letter.isprintable() else " " for letter in rest)
 
 
-def _interruption(record: Record, one: Interruption) -> str:
+def _describe_interruption(record: Record, interruption: Interruption) -> str:
     """Return an interruption in words."""
-    warned = "warned" if one.warned else "not warned"
-    step = "" if one.step is None else f" at step {one.step}"
-    return f"interruption after {clock(one.time - record.created)}{step}: {', '.join(one.hosts)}, {warned}, {one.why}"
+    warned = "warned" if interruption.warned else "not warned"
+    step = "" if interruption.step is None else f" at step {interruption.step}"
+    return (
+        f"interruption after {clock(interruption.time - record.created)}{step}: "
+        f"{', '.join(interruption.hosts)}, {warned}, {interruption.why}"
+    )
 
 
-def _end(record: Record) -> str:
+def _describe_end(record: Record) -> str:
     """Return the end of a job in words."""
-    why = f": {record.failure}" if record.failure else ""
-    return f"{record.status} after {clock(moment(record) - record.created)}{why}"
+    reason = f": {record.failure}" if record.failure else ""
+    return f"{record.status} after {clock(moment(record) - record.created)}{reason}"
 
 
-def _table(records: Sequence[Record]) -> Table:
-    """Return the table of the jobs: one line each."""
-    made = Table(box=None, expand=True, header_style="dim", pad_edge=False)
+def _make_table(records: Sequence[Record]) -> Table:
+    """Return the table of the jobs, one line each."""
+    table = Table(box=None, expand=True, header_style="dim", pad_edge=False)
     for name, ratio in (("job", 4), ("status", None), ("hosts", 5), ("progress", 5)):
-        made.add_column(name, ratio=ratio, no_wrap=True, overflow="ellipsis")
-    made.add_column("cut", justify="right", no_wrap=True)
-    made.add_column("time", justify="right", no_wrap=True)
+        table.add_column(name, ratio=ratio, no_wrap=True, overflow="ellipsis")
+    table.add_column("cut", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
     for record in records:
-        status = record.secondary if record.status == "InProgress" and record.transitions else record.status
-        said = Mask(record.request).text(record.failure) if record.failure else _progress(record)
-        cells = [record.name, status, _hosts(record), said, str(len(record.interruptions) or "")]
+        status = (
+            record.secondary
+            if record.status == "InProgress" and record.transitions
+            else record.status
+        )
+        message = (
+            Mask(record.request).text(record.failure)
+            if record.failure
+            else _describe_progress(record)
+        )
+        cells = [
+            record.name,
+            status,
+            _describe_hosts(record),
+            message,
+            str(len(record.interruptions) or ""),
+        ]
         elapsed = clock(moment(record) - record.created)
-        made.add_row(*(Text(plain(cell)) for cell in cells), elapsed, style=STYLES.get(record.status, ""))
-    return made
+        table.add_row(
+            *(Text(plain(cell)) for cell in cells), elapsed, style=STYLES.get(record.status, "")
+        )
+    return table
 
 
-def _hosts(record: Record) -> str:
-    """Return what the hosts of the last attempt do: how many of them, or which one."""
+def _describe_hosts(record: Record) -> str:
+    """Return what the hosts of the last attempt do, with their number or name."""
     groups: dict[str, list[str]] = {}
-    for one in record.attempts[-1].instances if record.attempts else []:
-        groups.setdefault(_state(one), []).append(one.host)
-    return ", ".join(f"{names[0] if len(names) == 1 else len(names)} {state}" for state, names in groups.items())
+    for instance in record.attempts[-1].instances if record.attempts else []:
+        groups.setdefault(_describe_instance(instance), []).append(instance.host)
+    return ", ".join(
+        f"{names[0] if len(names) == 1 else len(names)} {state}" for state, names in groups.items()
+    )
 
 
-def _state(one: Instance) -> str:
-    """Return what an instance does, and how its container ended."""
-    status = "" if one.exit_status is None else f"exit {one.exit_status}"
-    if one.reclaimed:
+def _describe_instance(instance: Instance) -> str:
+    """Return what an instance does, or how its container ended."""
+    status = "" if instance.exit_status is None else f"exit {instance.exit_status}"
+    if instance.reclaimed:
         return f"reclaimed {status}".rstrip()
-    return status or ("released" if one.released else "training" if one.training else "starting")
+    return status or (
+        "released" if instance.released else "training" if instance.training else "starting"
+    )
 
 
-def _progress(record: Record) -> str:
-    """Return the last line of progress, in short."""
+def _describe_progress(record: Record) -> str:
+    """Return the last progress line in short."""
     points = [point for attempt in record.attempts[-1:] for point in attempt.points[-1:]]
     if not points:
         return ""
     values = points[0].values
-    shown = [name for name in values if "loss" in name][:1] + [name for name in values if name.endswith("/s")][:1]
+    shown = [name for name in values if "loss" in name][:1] + [
+        name for name in values if name.endswith("/s")
+    ][:1]
     parts = [f"epoch {values['epoch']:g}"] if "epoch" in values else []
-    return " ".join([f"step {points[0].step}", *parts, *(f"{name} {values[name]:.4g}" for name in shown)])
+    return " ".join(
+        [f"step {points[0].step}", *parts, *(f"{name} {values[name]:.4g}" for name in shown)]
+    )
 
 
-def _logs(running: Sequence[tuple[Record, Mapping[str, Sequence[str]]]], room: int) -> Iterator[RenderableType]:
-    """Yield the last log lines of as many of the newest jobs as there is room for, each line cut to the width."""
+def _show_logs(
+    running: Sequence[tuple[Record, Mapping[str, Sequence[str]]]], room: int
+) -> Iterator[RenderableType]:
+    """Yield the last log lines of the newest jobs, as far as there is room.
+
+    Each line is cut to the width of the terminal.
+    """
     count = min(len(running), max(0, room) // LEAST_LINES)
     for record, hosts in running[:count]:
         yield Rule(Text(plain(record.name)), align="left", style="dim")
-        each = room // count - 1
-        share = max(1, each // max(1, len(hosts)))
-        lines = [(host, line) for host, said in sorted(hosts.items()) for line in list(said)[-share:]]
-        for host, line in lines[:each]:
-            yield Text.assemble((f"{plain(host)} ", "cyan"), plain(line), no_wrap=True, overflow="ellipsis")
+        lines_of_job = room // count - 1
+        share = max(1, lines_of_job // max(1, len(hosts)))
+        lines = [
+            (host, line)
+            for host, host_lines in sorted(hosts.items())
+            for line in list(host_lines)[-share:]
+        ]
+        for host, line in lines[:lines_of_job]:
+            yield Text.assemble(
+                (f"{plain(host)} ", "cyan"), plain(line), no_wrap=True, overflow="ellipsis"
+            )

@@ -1,25 +1,32 @@
-"""What the parts of the report are made of: elements, and times in words."""
+"""Building blocks of the report: elements, and times as text."""
 
 from datetime import UTC, datetime, timedelta
 from xml.etree.ElementTree import Element
 
 
 def node(name: str, /, *children: Element | str | None, **attributes: object) -> Element:
-    """Return an element; `class_` stands for class, and `text_anchor` for text-anchor. None is left out."""
-    given = {key.rstrip("_").replace("_", "-"): str(value) for key, value in attributes.items() if value is not None}
-    made = Element(name, given)
+    """Return an element; children and attributes that are None are left out.
+
+    `class_` stands for the attribute class, and `text_anchor` for text-anchor.
+    """
+    text_attributes = {
+        key.rstrip("_").replace("_", "-"): str(value)
+        for key, value in attributes.items()
+        if value is not None
+    }
+    element = Element(name, text_attributes)
     for child in children:
         if isinstance(child, Element):
-            made.append(child)
-        elif child is not None and len(made):
-            made[-1].tail = (made[-1].tail or "") + child
+            element.append(child)
+        elif child is not None and len(element):
+            element[-1].tail = (element[-1].tail or "") + child
         elif child is not None:
-            made.text = (made.text or "") + child
-    return made
+            element.text = (element.text or "") + child
+    return element
 
 
 def clock(seconds: float) -> str:
-    """Return a duration as one reads it: 3.2 s, 1:02 or 1:00:02."""
+    """Return a duration as text: 3.2 s, 1:02 or 1:00:02."""
     if seconds < 59.95:
         return f"{max(0.0, seconds):.1f}".removesuffix(".0") + " s"
     text = str(timedelta(seconds=round(seconds)))
@@ -27,5 +34,5 @@ def clock(seconds: float) -> str:
 
 
 def utc(time: float) -> str:
-    """Return a time of day with its date."""
+    """Return a time as date and time of day, in UTC."""
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

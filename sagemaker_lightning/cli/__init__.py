@@ -1,1 +1,1 @@
-"""LightningCLI on top of all that: flags, what is wrong with them, the run, the files of the model."""
+"""The command line: flags and their mistakes, the training run, the model's files."""

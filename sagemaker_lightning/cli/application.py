@@ -1,35 +1,40 @@
-"""What a program gives the CLI: the model and the data that no flag has to name, settings, recipes."""
+"""The defaults that a program gives the CLI: model, data, settings and recipes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # a job that splits rows has no need of Lightning, which takes seconds
+# A job that splits rows does not need Lightning, whose import takes seconds.
+if TYPE_CHECKING:
     from pytorch_lightning import LightningDataModule, LightningModule
 
 
 @dataclass(frozen=True)
 class Application:
-    """The defaults of a program; without any, --model and --data are to be given."""
+    """The defaults of a program; without them, the user must give --model and --data."""
 
     model: "type[LightningModule] | None" = None
-    """What is trained where no --model is given."""
+    """The model without --model."""
     data: "type[LightningDataModule] | None" = None
-    """What is trained on where neither --data nor a channel is given, and the model has no data of its own."""
+    """The data module without --data and without channels, if the model has no data of its own."""
     channel_data: "type[LightningDataModule] | None" = None
-    """The same in a job with channels, and where a flag gives --data.data_dir; None for `data`."""
+    """The data module in a job with channels, or with --data.data_dir; None for `data`."""
     settings: Path | None = None
-    """A YAML file of settings that differ from those of the classes; a flag wins over a line in it."""
+    """A YAML file of settings that differ from the classes' own defaults; flags override it."""
     recipes: Path | None = None
-    """The folder of YAML files that --config takes by their names."""
+    """A folder of YAML files that --config takes by name."""
     renamed_recipes: Mapping[str, str] = field(default_factory=dict)
-    """Recipes by the names that they had."""
+    """The present names of recipes, by their former names."""
 
     @property
     def recipe_files(self) -> dict[str, str]:
-        """The path of each recipe by its name."""
-        return {path.stem: str(path) for path in sorted(self.recipes.glob("*.yaml"))} if self.recipes else {}
+        """The path of each recipe, by its name."""
+        return (
+            {path.stem: str(path) for path in sorted(self.recipes.glob("*.yaml"))}
+            if self.recipes
+            else {}
+        )
 
 
 def class_path(kind: type) -> str:

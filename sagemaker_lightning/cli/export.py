@@ -1,4 +1,4 @@
-"""The trained model in the model directory: tested, written aside, then renamed, so that it is whole or absent."""
+"""Tests the best model and writes it to the model directory, as a whole."""
 
 import json
 import os
@@ -20,53 +20,87 @@ from sagemaker_lightning.resume import journal
 
 
 def export(cli: CLI, environment: Environment) -> None:
-    """Test the best model and write it to the model directory; no rank returns before it is there."""
-    state, best = None, ""
-    if cli.trainer.is_global_zero:  # on its host alone: hosts share no disk
+    """Test the best model and write it to the model directory.
+
+    No rank returns before the model is written. Checkpoints that SageMaker would upload with the
+    job's output, though the run is finished, are removed.
+    """
+    state = None
+    best = ""
+    # Only one rank reads the file, because hosts share no disk.
+    if cli.trainer.is_global_zero:
         best = cli.config_init.checkpoint.readable()
-        state = torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if best else None
+        state = (
+            torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if best else None
+        )
     if state := cli.trainer.strategy.broadcast(state):
         cli.model.load_state_dict(state, strict=cli.model.strict_loading)
     metrics = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
     source = cli.model if cli.datamodule is None else cli.datamodule
     if is_overridden("test_step", cli.model) and is_overridden("test_dataloader", source):
-        for found in cli.trainer.test(cli.model, cli.datamodule, verbose=False)[:1]:  # none with limit_test_batches=0
-            metrics |= found
-    superfluous = uploaded_checkpoints(cli, environment)
+        # With limit_test_batches=0 there is no result.
+        for test_metrics in cli.trainer.test(cli.model, cli.datamodule, verbose=False)[:1]:
+            metrics |= test_metrics
+    uploaded = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:
         config = cli.parser.dump(cli.config, skip_none=False)
-        about = environment.revision, config, Path(best).name
-        resumes = cli.config_init.resume.resumes
-        path = save(environment.model_dir, cli.model, cli.datamodule, metrics, *about, resumes)
-        print(" ".join(f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")))
+        config = cli.parser.dump(cli.config, skip_none=False)
+        path = save(
+            environment.model_dir,
+            cli.model,
+            cli.datamodule,
+            metrics,
+            environment.revision,
+            config,
+            Path(best).name,
+            cli.config_init.resume.resumes,
+        )
+        print(
+            " ".join(
+                f"{name}={value:.4f}" for name, value in metrics.items() if name.startswith("test")
+            )
+        )
         print(f"model: {path}")
         print(f"logs: {logs(cli, environment)}")
-        removed = "removed, as the run is finished; with a checkpoint folder, they stay there"
-        print(f"checkpoints: {removed if superfluous else environment.checkpoint_dir}", flush=True)
+        if uploaded:
+            where = "removed, as the run is finished; with a checkpoint folder, they stay there"
+        else:
+            where = environment.checkpoint_dir
+        print(f"checkpoints: {where}", flush=True)
     cli.trainer.strategy.barrier("artifacts")
     if cli.trainer.local_rank == 0:
-        for path in superfluous:
+        for path in uploaded:
             path.unlink(missing_ok=True)
-        if superfluous:
-            with suppress(OSError):  # somebody else's files are in it
+        if uploaded:
+            # The folder has files of somebody else.
+            with suppress(OSError):
                 environment.checkpoint_dir.rmdir()
 
 
 def uploaded_checkpoints(cli: CLI, environment: Environment) -> list[Path]:
-    """Return this run's checkpoints if they are in the folder of the job's output, which SageMaker uploads.
+    """Return this run's checkpoints if they are in the folder of the job's output.
 
-    There they are for a run that is interrupted or fails; of one that is finished, nobody needs them. On a desk they
-    stay: they are why a run that is started again trains nothing.
+    SageMaker uploads that folder. A run that is interrupted or fails needs the checkpoints there, a
+    finished run does not. Outside of a job they stay: because of them, a finished run that is
+    started again trains nothing.
     """
-    folder, output = environment.checkpoint_dir, environment.output_data_dir
+    folder = environment.checkpoint_dir
+    output = environment.output_data_dir
     if output == Environment.output_data_dir or folder != output / "checkpoints":
         return []
-    files = [path for _, path in cli.config_init.resume.folder.named()] + cli.config_init.checkpoint.files()
-    return [path for path in files + journal.files(folder) if path.parent.resolve() == folder.resolve()]
+    files = [
+        path for _, path in cli.config_init.resume.folder.named()
+    ] + cli.config_init.checkpoint.files()
+    return [
+        path for path in files + journal.files(folder) if path.parent.resolve() == folder.resolve()
+    ]
 
 
 def logs(cli: CLI, environment: Environment) -> str:
-    """Return where the logs are, S3 included: this host's are below it, and those of the others."""
+    """Return where the logs are, a path or an s3:// address.
+
+    If the folder is this host's default, the result is its parent, which has all hosts' folders.
+    """
     folder = str(getattr(cli.trainer.logger, "save_dir", None) or environment.log_dir)
     return str(environment.log_dir.parent) if folder == str(environment.log_dir) else folder
 
@@ -81,19 +115,28 @@ def save(
     best: str = "",
     resumes: Sequence[Mapping] = (),
 ) -> Path:
-    """Write model.pt, model.json and config.yaml, and return the path of model.pt.
+    """Write model.pt, model.json and config.yaml; return the path of model.pt.
 
-    model.pt is the state dict of `model.network`, or of the whole module if it has none of that name, on the CPU;
-    `torch.load(..., weights_only=True)` reads it. model.json says what it is and how to feed it: class path, the
-    module's hyperparameters, classes, input shape, normalisation, metrics, versions, revision, and of each of the
-    `resumes` whether it went on as before (resume/verification.py). `config`, the text of config.yaml, is what all
-    flags came to; `--config` reads it. `best` is the name of the best model's file whose weights these are, "" for
-    those of the last step; model.json says so as well.
+    Args:
+        model_dir: The folder to write to.
+        model: model.pt is the state dict, on the CPU, of `model.network`, or of the whole module if
+            it has no submodule of that name; `torch.load(..., weights_only=True)` reads it.
+        datamodule: The data module; None if the model has data of its own.
+        metrics: The last value of each metric.
+        revision: The revision of the source.
+        config: The text of config.yaml, all flags with their values; `--config` reads it.
+        best: The name of the best model's checkpoint, if the weights are from it; "" for the
+            weights of the last step. model.json has it as well.
+        resumes: One entry for each resumption, with whether the run went on as before
+            (resume/verification.py).
+
+    model.json describes the model and its input: class path, the module's hyperparameters, classes,
+    input shape, normalization, metrics, versions, revision, `best` and `resumes`.
     """
     network = getattr(model, "network", model)
     network = network if isinstance(network, nn.Module) else model
-    state = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
-    normalized = getattr(datamodule, "normalize", False)
+    network_state = {name: tensor.detach().cpu() for name, tensor in network.state_dict().items()}
+    is_normalized = getattr(datamodule, "normalize", False)
     classes = getattr(datamodule, "classes", None)
     description = {
         "class_path": _class_path(network),
@@ -105,7 +148,7 @@ def save(
         "input_shape": list(getattr(datamodule, "dims", None) or []) or None,
         "input_range": [0.0, 1.0],
         "normalization": {key: list(getattr(datamodule, key)) for key in ("mean", "std")}
-        if normalized and hasattr(datamodule, "mean")
+        if is_normalized and hasattr(datamodule, "mean")
         else None,
         "metrics": metrics,
         "best_model": best or None,
@@ -118,11 +161,13 @@ def save(
         "revision": revision,
         "resumes": list(resumes),
     }
-    _write(
+    _write_together(
         {
-            model_dir / "model.pt": lambda file: torch.save(state, file),
+            model_dir / "model.pt": lambda file: torch.save(network_state, file),
             model_dir / "config.yaml": lambda file: file.write(config.encode()),
-            model_dir / "model.json": lambda file: file.write(json_text(description, indent=2).encode() + b"\n"),
+            model_dir / "model.json": lambda file: file.write(
+                json_text(description, indent=2).encode() + b"\n"
+            ),
         }
     )
     return model_dir / "model.pt"
@@ -132,17 +177,21 @@ def _class_path(instance: object) -> str:
     return f"{type(instance).__module__}.{type(instance).__qualname__}"
 
 
-def _write(files: Mapping[Path, Callable]) -> None:
-    """Call each file's writer with a file beside it, put all on the disk, and then rename them, all at once."""
-    aside = {path: path.with_name(f".{path.name}.tmp") for path in files}
+def _write_together(files: Mapping[Path, Callable]) -> None:
+    """Write files beside their targets, sync them to the disk, then rename them all.
+
+    Args:
+        files: A function for each path; it writes the content to a binary file.
+    """
+    temporary = {path: path.with_name(f".{path.name}.tmp") for path in files}
     try:
         for path, write in files.items():
-            with aside[path].open("wb") as file:
+            with temporary[path].open("wb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
         for path in files:
-            os.replace(aside[path], path)
+            os.replace(temporary[path], path)
     finally:
-        for path in aside.values():
+        for path in temporary.values():
             path.unlink(missing_ok=True)

@@ -1,4 +1,7 @@
-"""Flags as they are given: words, files of them and recipes, groups as one JSON object."""
+"""Splits a command line into its flags and settings.
+
+Settings may stand in words, in files and recipes (--config), and in JSON objects for whole groups.
+"""
 
 import inspect
 import json
@@ -16,22 +19,40 @@ BARE = re.compile(r"\.(?:init_args|class_path)(?=\.|$)")
 
 
 def recipes(args: list[str], known: Mapping[str, str]) -> list[str]:
-    """Return `args` with the path of a recipe for each `--config` that is the name of a `known` one."""
+    """Return `args` with the path of each recipe in place of its name.
+
+    `known` has the path of each recipe by its name. If --config names a file, it stays as it is.
+    """
     paths = []
-    for before, word in zip(["", *args], args, strict=False):
-        name = word if before == "--config" else word.removeprefix("--config=") if "--config=" in word else ""
-        paths.append(word.removesuffix(name) + known.get(name, name) if name and not is_file(name) else word)
+    for previous_word, word in zip(["", *args], args, strict=False):
+        name = (
+            word
+            if previous_word == "--config"
+            else word.removeprefix("--config=")
+            if "--config=" in word
+            else ""
+        )
+        paths.append(
+            word.removesuffix(name) + known.get(name, name) if name and not is_file(name) else word
+        )
     return paths
 
 
 def given(args: list[str]) -> Iterator[tuple[str, list[str], str]]:
-    """Yield (flag, its words, where it is from) of each setting; those of a file, and of a group as JSON, are many."""
-    for flag, words in _words(args):
-        yield from _of_one_flag(flag, words)
+    """Yield (flag, its words, source) for each setting.
+
+    A file and a JSON object for a group have many settings. The source is " (in FILE)", or "" for
+    the command line.
+    """
+    for flag, words in _split_words(args):
+        yield from _settings_of_flag(flag, words)
 
 
 def flat(config: Mapping[str, object], prefix: str = "--") -> Iterator[tuple[str, object]]:
-    """Yield (flag, value) of each setting in a configuration as the parser dumps it; null for a group not given."""
+    """Yield (flag, value) for each setting of a dumped configuration.
+
+    A group that is not given has the value None.
+    """
     for name, value in config.items():
         key = prefix if name == "init_args" else f"{prefix}{name}."
         if isinstance(value, dict) and value:
@@ -41,38 +62,48 @@ def flat(config: Mapping[str, object], prefix: str = "--") -> Iterator[tuple[str
 
 
 def settings(path: str) -> list[str]:
-    """Return the names of a class's parameters, those of its parents included where it hands on what it is given."""
+    """Return the names of a class's parameters.
+
+    The parameters of its parents are included, as long as `**kwargs` pass them on.
+    """
     names: dict[str, None] = {}
     for each in find_class(path).__mro__:
         parameters = list(inspect.signature(each.__init__).parameters.values())[1:]
-        names |= dict.fromkeys(one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+        names |= dict.fromkeys(
+            parameter.name
+            for parameter in parameters
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        )
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
     return list(names)
 
 
-def _words(args: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each flag, without init_args and class_path, and the words that give it."""
+def _split_words(args: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each flag, without init_args and class_path, with the words that give it."""
     words: list[str] = []
     for word in [*args, "-"]:
-        begins = word.startswith("-") and not re.match(r"-[\d.]", word)
-        if words and (begins or len(words) == 2 or "=" in words[0]):
+        is_flag = word.startswith("-") and not re.match(r"-[\d.]", word)
+        if words and (is_flag or len(words) == 2 or "=" in words[0]):
             yield BARE.sub("", words[0].partition("=")[0].removesuffix("+")), words
             words = []
         words.append(word)
 
 
-def _of_one_flag(flag: str, words: list[str]) -> Iterator[tuple[str, list[str], str]]:
-    """Yield (flag, words, where it is from) of each setting: those of a file and of a group as JSON are many."""
+def _settings_of_flag(flag: str, words: list[str]) -> Iterator[tuple[str, list[str], str]]:
+    """Yield (flag, words, source) for each setting of one flag; see `given`."""
     text = words[1] if len(words) == 2 else words[0].partition("=")[2]
-    groups, source = {}, ""
+    groups = {}
+    source = ""
     try:
         if flag == "--config":
-            groups, source = settings_in(text), f" (in {text})"
+            groups = settings_in(text)
+            source = f" (in {text})"
         elif "." not in flag and text.startswith("{"):
             values = yaml.safe_load(text)
             groups = {flag.removeprefix("--"): values} if values else {}
-    except (ValueError, yaml.YAMLError):  # the parser has something against it, too
+    # The parser reports the same.
+    except (ValueError, yaml.YAMLError):
         pass
     if not groups and not NOT_A_SETTING.fullmatch(flag):
         yield flag, words, ""
@@ -88,20 +119,26 @@ def _of_one_flag(flag: str, words: list[str]) -> Iterator[tuple[str, list[str], 
 
 
 def settings_in(name: str) -> dict:
-    """Return the settings in a file of flags; UserError says what is wrong with it."""
+    """Return the settings in a file of flags; UserError if it is no YAML mapping."""
     try:
         settings = yaml.safe_load(Path(name).read_text())
-        json.dumps(settings, default=str)  # ValueError for what contains itself
+        # ValueError for a value that contains itself
+        json.dumps(settings, default=str)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        why = first_line(error).replace('in "<unicode string>", ', "")
-        raise UserError(f"--config: {shown(name)} cannot be read ({why}); allowed is YAML") from None
+        reason = first_line(error).replace('in "<unicode string>", ', "")
+        raise UserError(
+            f"--config: {shown(name)} cannot be read ({reason}); allowed is YAML"
+        ) from None
     if not isinstance(settings, dict):
-        raise UserError(f"--config: {shown(name)} has no flags; allowed is YAML such as trainer: {{max_epochs: 5}}")
+        raise UserError(
+            f"--config: {shown(name)} has no flags; allowed is YAML such as trainer: {{max_epochs: "
+            f"5}}"
+        )
     return settings
 
 
 def is_file(name: str) -> bool:
-    """Return whether there is a file of this name; False also for what can be no file's name."""
+    """Return whether a file of this name exists; False also for an impossible name."""
     try:
         return Path(name).is_file()
     except (OSError, ValueError):

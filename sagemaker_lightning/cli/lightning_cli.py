@@ -1,4 +1,8 @@
-"""Flags to objects: class defaults < SageMaker's directories < trainer.yaml < flags. Reads no environment variable."""
+"""Makes the trainer, model and data module from flags.
+
+Each overrides the one before: class defaults, SageMaker's directories, trainer.yaml, flags. This
+module reads no environment variable.
+"""
 
 import json
 import logging
@@ -19,7 +23,14 @@ from sagemaker_lightning.callbacks.host_metrics import SystemMetrics
 from sagemaker_lightning.callbacks.loggers import Logger
 from sagemaker_lightning.callbacks.progress import LogProgress
 from sagemaker_lightning.callbacks.rank_consistency import World
-from sagemaker_lightning.cli import default_data, flags, lr_schedules, mistakes, settings_check, smddp
+from sagemaker_lightning.cli import (
+    default_data,
+    flags,
+    lr_schedules,
+    mistakes,
+    settings_check,
+    smddp,
+)
 from sagemaker_lightning.cli.application import Application, class_path
 from sagemaker_lightning.compat import jsonargparse_types, overhead
 from sagemaker_lightning.contract.environment import Environment
@@ -31,45 +42,59 @@ from sagemaker_lightning.resume.best_model import BestModel
 from sagemaker_lightning.resume.callback import Resume
 
 
-def _quiet() -> None:
-    """Leave out of the log what a person cannot act on."""
-    # --optimizer is meant to override what the model would choose: no news to whoever gave it.
+def _silence_warnings() -> None:
+    """Hide warnings and log lines that a user cannot act on."""
+    # --optimizer is meant to override what the model would choose; whoever gave it knows that.
     warnings.filterwarnings("ignore", message=".*configure_optimizers` will be overridden")
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")  # a recipe, by its path
-    # Lightning 2.6 with torch 2.15, on itself.
+    # A recipe becomes a path in the parser's arguments.
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
+    # Lightning 2.6 with torch 2.15 warns about its own code.
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")
     # Lightning's advertisements.
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "Tip:" not in record.msg)
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(
+        lambda record: "Tip:" not in record.msg
+    )
 
 
-def _in_processes_of_their_own(strategy: Any) -> Any:
-    """Return the name of a strategy that starts the program for each rank, for one whose ranks would be its copies.
+def _start_program_per_rank(strategy: Any) -> Any:
+    """Replace a strategy that copies this process by the one that starts the program.
 
-    What the ranks compute is the same. A copy has no signals, checkpoints and files of its own, and brings back weights
-    and nothing else.
+    Applies to the names of spawn, fork and notebook strategies; other values are returned as they
+    are. The ranks compute the same either way. A copy of this process would have no signals,
+    checkpoints and files of its own, and would bring back weights and nothing else.
     """
-    given = strategy if isinstance(strategy, str) else ""
-    made = re.sub("^ddp_(spawn|fork|notebook)", "ddp", given)
-    if made != given:
+    name = strategy if isinstance(strategy, str) else ""
+    starting_name = re.sub("^ddp_(spawn|fork|notebook)", "ddp", name)
+    if starting_name != name:
         if rank_zero_only.rank == 0:
-            print(f"--trainer.strategy={given}: runs as {made}, which computes the same", flush=True)
-        return made
+            print(
+                f"--trainer.strategy={name}: runs as {starting_name}, which computes the same",
+                flush=True,
+            )
+        return starting_name
     return strategy
 
 
 class CLI(LightningCLI):
-    """Parses `args` (sys.argv's if None) and makes `trainer`, `model` and `datamodule` of them.
+    """Parses flags and makes `trainer`, `model` and `datamodule` from them.
 
-    `application` has what the program trains where no flag says so.
+    Args:
+        environment: What SageMaker says about the job.
+        args: The command line; None for sys.argv's.
+        application: What the program trains where no flag says so.
 
-    UserError says in one line which flag is wrong.
+    Raises UserError that says in one line which flag is wrong.
     """
 
     def __init__(
-        self, environment: Environment, args: list[str] | None = None, application: Application | None = None
+        self,
+        environment: Environment,
+        args: list[str] | None = None,
+        application: Application | None = None,
     ) -> None:
-        self.environment, self.application = environment, application or Application()
-        _quiet()
+        self.environment = environment
+        self.application = application or Application()
+        _silence_warnings()
         overhead.trim_lightning()
         jsonargparse_types.keep_whole_numbers()
         allocator.keep_freed()
@@ -77,19 +102,26 @@ class CLI(LightningCLI):
             LightningModule,
             subclass_mode_model=True,
             parser_kwargs={
-                "default_config_files": [str(self.application.settings)] if self.application.settings else [],
-                "exit_on_error": False,  # raise instead of printing the usage and leaving
-                "allow_abbrev": False,  # a misspelt flag is a mistake, not another flag's short name
+                "default_config_files": [str(self.application.settings)]
+                if self.application.settings
+                else [],
+                # The parser raises, instead of printing the usage and exiting.
+                "exit_on_error": False,
+                # A misspelt flag is a mistake, and not the short name of another flag.
+                "allow_abbrev": False,
             },
             save_config_kwargs={"overwrite": True},
-            load_from_checkpoint_support=False,  # it puts objects into checkpoints that weights_only=True refuses
+            # The callback for it puts objects into checkpoints that weights_only=True refuses.
+            load_from_checkpoint_support=False,
             run=False,
             args=args,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add lr_scaling, namespaces of our own (logger, checkpoint, ...), and SageMaker's values as defaults."""
-        parser.link_arguments("data", "model.init_args.num_classes", self._num_classes, apply_on="instantiate")
+        """Add lr_scaling, our groups of flags (logger, ...), and SageMaker's defaults."""
+        parser.link_arguments(
+            "data", "model.init_args.num_classes", self._find_num_classes, apply_on="instantiate"
+        )
         parser.add_class_arguments(Logger, "logger")
         parser.add_lightning_class_args(BestModel, "checkpoint")
         parser.add_lightning_class_args(Resume, "resume")
@@ -100,7 +132,10 @@ class CLI(LightningCLI):
             "--lr_scaling",
             type=Literal["none", "linear", "sqrt"],
             default="none",
-            help="Whether to multiply the learning rate by the world size (linear) or by its square root (sqrt).",
+            help=(
+                "Whether to multiply the learning rate by the world size (linear) or by its square "
+                "root (sqrt)."
+            ),
         )
         if self.application.model:
             parser.set_defaults({"model": {"class_path": class_path(self.application.model)}})
@@ -115,128 +150,163 @@ class CLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str] | None) -> None:
-        """Parse `args`; the parser's many lines become one."""
-        given = sys.argv[1:] if args is None else args
-        application, has_channels = self.application, bool(self.environment.channels)
-        found = flags.recipes(given, application.recipe_files)
-        parser.set_defaults({"data": default_data.default_data(found, has_channels, self._data_settings, application)})
+        """Parse `args`; UserError reports all mistakes in one line."""
+        arguments = sys.argv[1:] if args is None else args
+        application = self.application
+        has_channels = bool(self.environment.channels)
+        words = flags.recipes(arguments, application.recipe_files)
+        parser.set_defaults(
+            {
+                "data": default_data.default_data(
+                    words, has_channels, self._sagemaker_data_settings, application
+                )
+            }
+        )
         try:
-            super().parse_arguments(parser, args if found == given else found)
+            super().parse_arguments(parser, args if words == arguments else words)
         except mistakes.REFUSED as error:
             raise UserError(
-                mistakes.explain_all(parser, found, application) or mistakes.explain(error, parser)
+                mistakes.explain_all(parser, words, application) or mistakes.explain(error, parser)
             ) from None
-        if said := mistakes.unwanted(self.config):
-            raise UserError(mistakes.explain_all(parser, found, application) or said)
-        # Before a seed is drawn, another one on each host.
-        given = json.loads(parser.dump(self.config, skip_none=False, skip_validation=True, format="json"))
-        self.given = dict(flags.flat(given))
+        if line := mistakes.unwanted(self.config):
+            raise UserError(mistakes.explain_all(parser, words, application) or line)
+        # Taken before a seed is drawn, which differs from host to host.
+        dumped = parser.dump(self.config, skip_none=False, skip_validation=True, format="json")
+        self.given = dict(flags.flat(json.loads(dumped)))
 
     @property
-    def _data_settings(self) -> dict[str, Any]:
-        """What SageMaker says of the data, by the name of a data module's parameter."""
+    def _sagemaker_data_settings(self) -> dict[str, Any]:
+        """What SageMaker says about the data, by the names of a data module's parameters."""
         training_dir = self.environment.training_dir
         settings = {"data_dir": str(training_dir)} if training_dir else {}
         return settings | ({"sharded": True} if self.environment.training_is_sharded else {})
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what cannot be, and read -1 devices as all there are, on a CPU too."""
+        """Refuse impossible settings, and adapt those for devices, processes and a drill.
+
+        Devices of -1 means all, on a CPU, too.
+        """
         settings_check.check(self.config, self.environment)
         if self.environment.drill:
             drilled_run.redirect(self.config, self.environment)
         name = self.config.model.class_path
         if self.config.data is None and not default_data.has_own_data(name):
             raise UserError(
-                f"--data: found null, but {name.rpartition('.')[2]} has no train_dataloader of its own; leave the flag "
-                "out, or give the name of a data module"
+                f"--data: found null, but {name.rpartition('.')[2]} has no train_dataloader of its "
+                "own; leave the flag out, or give the name of a data module"
             )
         if self.config.trainer.devices in (-1, "-1"):
             self.config.trainer.devices = "auto"
         if self.environment.torchrun and self.config.trainer.devices == "auto":
-            # On a CPU, Lightning's "auto" is one, and each of torchrun's processes would train for itself.
+            # On a CPU, Lightning's "auto" is one device, and each of torchrun's processes would
+            # train for itself.
             self.config.trainer.devices = self.environment.torchrun[0]
         settings = self.config.get("trainer.strategy.init_args")
         if settings and settings.get("start_method") in ("spawn", "fork", "forkserver"):
-            settings.start_method = "popen"  # as `_in_processes_of_their_own` has it
-        self._try_the_optimizer()
+            # Each rank starts the program, as `_start_program_per_rank` does for names.
+            settings.start_method = "popen"
+        self._check_optimizer()
 
     def instantiate_classes(self) -> None:
-        """Make the objects; what a class has against its settings is raised with their flag."""
+        """Make the objects; a class's error about its settings names their flag."""
         try:
             super().instantiate_classes()
             return
         except Exception as error:
-            first = mistakes.of_a_component(error, self.config)
-        raise first
+            user_error = mistakes.of_a_component(error, self.config)
+        raise user_error
 
-    def _try_the_optimizer(self) -> None:
-        """Try out the flags' optimizer and scheduler, before they are the model's.
+    def _check_optimizer(self) -> None:
+        """Make the flags' optimizer, for a dummy parameter, and step its scheduler once.
 
-        The first step of most schedulers comes when the first epoch is over, and with it what they have against their
-        settings.
+        Most schedulers take their first step after the first epoch; without this check, their
+        complaints about settings would come only then.
         """
-        chosen, scheduler = self.config.get("optimizer"), self.config.get("lr_scheduler")
-        if chosen:
-            with mistakes.naming("--optimizer", vars(chosen)):
-                optimizer = instantiate_class([torch.nn.Parameter(torch.zeros(2, 2))], chosen)
-            if scheduler:
-                with mistakes.naming("--lr_scheduler", vars(scheduler)):
-                    lr_schedules.step_once(instantiate_class(optimizer, scheduler))
+        optimizer_settings = self.config.get("optimizer")
+        scheduler_settings = self.config.get("lr_scheduler")
+        if optimizer_settings:
+            with mistakes.naming("--optimizer", vars(optimizer_settings)):
+                optimizer = instantiate_class(
+                    [torch.nn.Parameter(torch.zeros(2, 2))], optimizer_settings
+                )
+            if scheduler_settings:
+                with mistakes.naming("--lr_scheduler", vars(scheduler_settings)):
+                    lr_schedules.step_once(instantiate_class(optimizer, scheduler_settings))
 
-    def _num_classes(self, datamodule: LightningDataModule | None) -> int | None:
-        """Return what the data says, or else the flag; None, which goes nowhere, if the model has no such parameter."""
+    def _find_num_classes(self, datamodule: LightningDataModule | None) -> int | None:
+        """Return the number of classes for the model: the data's, or else the flag's.
+
+        Returns None, which is given to no parameter, if the model has no `num_classes`. Raises
+        UserError if neither says how many, or if the two contradict each other.
+        """
         settings = self.config.model.get("init_args", {})
         if "num_classes" not in settings:
             return None
-        given = settings["num_classes"]
-        found = getattr(datamodule, "num_classes", given)
+        flag_value = settings["num_classes"]
+        num_classes = getattr(datamodule, "num_classes", flag_value)
         name = type(datamodule).__name__ if datamodule else "the model's own data"
-        if found is None:
-            raise UserError(f"--model.num_classes: not given, and {name} does not say how many classes it has")
-        if given not in (None, found):
+        if num_classes is None:
             raise UserError(
-                f"--model.num_classes: found {given}, but {name} has {found} classes; leave the flag out, it is taken "
-                "from the data"
+                f"--model.num_classes: not given, and {name} does not say how many classes it has"
             )
-        return found
+        if flag_value not in (None, num_classes):
+            raise UserError(
+                f"--model.num_classes: found {flag_value}, but {name} has {num_classes} classes; "
+                "leave the flag out, it is taken from the data"
+            )
+        return num_classes
 
     @staticmethod
     def configure_optimizers(
-        lightning_module: LightningModule, optimizer: torch.optim.Optimizer, lr_scheduler: Any = None
+        lightning_module: LightningModule,
+        optimizer: torch.optim.Optimizer,
+        lr_scheduler: Any = None,
     ) -> Any:
-        """Return --optimizer and --lr_scheduler as Lightning wants them."""
+        """Return --optimizer and --lr_scheduler in the form that Lightning expects."""
         if isinstance(lr_scheduler, lr_schedules.PER_STEP):
             return lr_schedules.configured(lightning_module.trainer, optimizer, lr_scheduler)
         return LightningCLI.configure_optimizers(lightning_module, optimizer, lr_scheduler)
 
     def instantiate_trainer(self, **kwargs) -> Trainer:
-        """Return the trainer with the logger of its own namespace, and either a progress bar or log lines."""
+        """Return the trainer with our callbacks and logger, a progress bar or log lines."""
         trainer = self.config_init.trainer
-        # In a job, the terminal that SDK 2's local mode gives shows whole lines only: of a bar, nothing at all.
+        # In a job, the terminal of SDK 2's local mode shows only complete lines, and so nothing of
+        # a progress bar.
         if sys.stdout.isatty() and self.environment.current_host == Environment.current_host:
             self.parser.callback_keys.remove("progress")
         else:
-            given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
-            trainer.enable_progress_bar = any(isinstance(one, ProgressBar) for one in given)
+            callbacks = (
+                trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+            )
+            trainer.enable_progress_bar = any(
+                isinstance(callback, ProgressBar) for callback in callbacks
+            )
         if trainer.enable_checkpointing is False:
             self.parser.callback_keys.remove("checkpoint")
         if trainer.strategy == "smddp":
             trainer.strategy = smddp.strategy()
-        trainer.strategy = _in_processes_of_their_own(trainer.strategy)
+        trainer.strategy = _start_program_per_rank(trainer.strategy)
         resume = self.config_init.resume
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
         seed = self.config.seed_everything
         chance = Chance(seed if type(seed) is int else None, share=trainer.use_distributed_sampler)
-        torchrun, saves = bool(self.environment.torchrun), trainer.enable_checkpointing is not False
-        resume.attach(chance, self.environment.current_host, self.given, torchrun, saves and not trainer.fast_dev_run)
-        trainer.use_distributed_sampler = (
-            False  # data/deterministic.py shares batches out, and repeats no sample for it
+        torchrun = bool(self.environment.torchrun)
+        saves = trainer.enable_checkpointing is not False
+        resume.attach(
+            chance,
+            self.environment.current_host,
+            self.given,
+            torchrun,
+            saves and not trainer.fast_dev_run,
         )
+        # data/deterministic.py shares batches out instead, and repeats no sample for it.
+        trainer.use_distributed_sampler = False
         world = World(self.environment, self.given, self.config.lr_scaling, resume.other_settings)
         self.trainer_defaults["callbacks"] = [world, chance]
         with mistakes.naming("--trainer", vars(self.config.trainer)):
-            made = super().instantiate_trainer(**kwargs)
-        made.callbacks.sort(key=lambda one: one is not chance)  # what others draw in their hooks is seeded before
-        loggers.prepare(made.loggers, resume.folder.loggers() if resume.enabled else ())
-        return made
+            new_trainer = super().instantiate_trainer(**kwargs)
+        # The seed is set first, because other callbacks draw random numbers in their hooks.
+        new_trainer.callbacks.sort(key=lambda callback: callback is not chance)
+        loggers.prepare(new_trainer.loggers, resume.folder.loggers() if resume.enabled else ())
+        return new_trainer

@@ -1,4 +1,4 @@
-"""Learning rates over the steps of a run."""
+"""Learning rate schedules over the steps of a run."""
 
 import warnings
 
@@ -10,9 +10,10 @@ from sagemaker_lightning.contract.errors import UserError
 
 
 class Triangle(LambdaLR):
-    """Up in a straight line, and down to nothing in another, over the steps of the whole run.
+    """Linear warm-up to a peak, then linear decay, over the steps of the whole run.
 
-    torch's OneCycleLR wants to know the number of steps before there is a data set; this one is told by the trainer.
+    torch's OneCycleLR needs the number of steps before there is a data set; this schedule gets it
+    from the trainer.
 
     Args:
         optimizer: Its learning rate is the peak.
@@ -21,50 +22,80 @@ class Triangle(LambdaLR):
         end: Share of the peak that the step after the last one would have.
     """
 
-    def __init__(self, optimizer: Optimizer, warmup: float = 0.2, start: float = 0.0, end: float = 0.0) -> None:
+    def __init__(
+        self, optimizer: Optimizer, warmup: float = 0.2, start: float = 0.0, end: float = 0.0
+    ) -> None:
         if not 0 <= warmup <= 1:
-            raise UserError(f"--lr_scheduler.warmup: found {warmup}, allowed is 0 to 1: a share of the steps")
-        self.warmup, self.start, self.end = warmup, start, end
-        self.steps: int | None = None  # of the whole run
+            raise UserError(
+                f"--lr_scheduler.warmup: found {warmup}, allowed is 0 to 1: a share of the steps"
+            )
+        self.warmup = warmup
+        self.start = start
+        self.end = end
+        # Number of steps of the whole run; None until the trainer knows it.
+        self.steps: int | None = None
         super().__init__(optimizer, lambda step: self.factor(step))
 
     def factor(self, step: int) -> float:
         """Return the share of the peak that a step has; the first step is 0."""
         if self.steps is None or step < self.warmup * self.steps:
-            whole = self.warmup * (self.steps or 0)
-            return self.start + (1 - self.start) * step / whole if whole else self.start if self.warmup else 1.0
-        rest = (1 - self.warmup) * self.steps
-        return self.end + (1 - self.end) * max(0.0, (self.steps - step) / rest if rest else 0.0)
+            warmup_steps = self.warmup * (self.steps or 0)
+            return (
+                self.start + (1 - self.start) * step / warmup_steps
+                if warmup_steps
+                else self.start
+                if self.warmup
+                else 1.0
+            )
+        decay_steps = (1 - self.warmup) * self.steps
+        return self.end + (1 - self.end) * max(
+            0.0, (self.steps - step) / decay_steps if decay_steps else 0.0
+        )
 
     def state_dict(self) -> dict:
-        """Return what a checkpoint keeps: not the number of steps, which a run that goes on may have another of."""
+        """Return the state for a checkpoint, without the number of steps.
+
+        A resumed run may have another number of steps.
+        """
         state = super().state_dict()
         del state["steps"]
         return state
 
 
-def configured(trainer: Trainer, optimizer: Optimizer, scheduler: LambdaLR | OneCycleLR | CyclicLR) -> dict:
-    """Return what Lightning wants of a model, for a scheduler that is to be stepped after each batch."""
+def configured(
+    trainer: Trainer, optimizer: Optimizer, scheduler: LambdaLR | OneCycleLR | CyclicLR
+) -> dict:
+    """Return Lightning's configuration to step a scheduler after each batch.
+
+    Raises UserError if the run has no end, or more steps than the scheduler.
+    """
     if isinstance(scheduler, Triangle):
         steps = trainer.estimated_stepping_batches
         if steps == float("inf"):
             raise UserError(
-                "--lr_scheduler=Triangle: the run has no end; allowed is one with --trainer.max_epochs or max_steps"
+                "--lr_scheduler=Triangle: the run has no end; allowed is one with "
+                "--trainer.max_epochs or max_steps"
             )
         scheduler.steps = int(steps)
-    if isinstance(scheduler, OneCycleLR) and scheduler.total_steps < trainer.estimated_stepping_batches < float("inf"):
+    if isinstance(
+        scheduler, OneCycleLR
+    ) and scheduler.total_steps < trainer.estimated_stepping_batches < float("inf"):
         raise UserError(
             f"--lr_scheduler: OneCycleLR has {scheduler.total_steps} steps, and the run "
-            f"{trainer.estimated_stepping_batches}; allowed is --lr_scheduler.total_steps of as many or more"
+            f"{trainer.estimated_stepping_batches}; allowed is --lr_scheduler.total_steps of as "
+            "many or more"
         )
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 def step_once(scheduler: LRScheduler | ReduceLROnPlateau) -> None:
-    """Take a scheduler's first step; its optimizer has taken none, which is no news."""
+    """Take a scheduler's first step, without a warning that its optimizer took none."""
     with warnings.catch_warnings(action="ignore"):
         scheduler.step(*([0.0] if isinstance(scheduler, ReduceLROnPlateau) else []))
 
 
 PER_STEP = (Triangle, OneCycleLR, CyclicLR)
-"""What is stepped after each batch and not after each epoch; of the latter two, torch's documentation says so."""
+"""Schedulers that are stepped after each batch, and not after each epoch.
+
+Torch's documentation says so of OneCycleLR and CyclicLR.
+"""

@@ -1,4 +1,4 @@
-"""What the parser has against flags, in one line a person can act on: flag, what was found, what is allowed."""
+"""Turns the parser's errors into one line: flag, what was found, what is allowed."""
 
 import inspect
 import re
@@ -15,60 +15,110 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sagemaker_lightning.cli import flags
 from sagemaker_lightning.cli.application import Application
-from sagemaker_lightning.cli.suggestions import REPLACED, choice, closest, find_class, listed, shortened, shown, why_not
+from sagemaker_lightning.cli.suggestions import (
+    REPLACED,
+    choice,
+    closest,
+    find_class,
+    listed,
+    shortened,
+    shown,
+    why_not,
+)
 from sagemaker_lightning.compat import jsonargparse_types
 from sagemaker_lightning.contract.errors import UserError
 
 REFUSED = (ArgumentError, OSError, ValueError, OverflowError, RecursionError)
-"""What the parser raises."""
+"""Exceptions that the parser raises for wrong flags."""
 
 REFUSED_BY_CLASSES = (
-    ValueError, TypeError, ArithmeticError, LookupError, AssertionError, RuntimeError, MisconfigurationException,
-)  # fmt: skip
-"""What classes raise that are made with settings which cannot be."""
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+    AssertionError,
+    RuntimeError,
+    MisconfigurationException,
+)
+"""Exceptions that classes raise when they are made with impossible settings."""
 
 MISCONFIGURED = (MisconfigurationException,)
-"""What Lightning raises, at whatever time, for whoever chose the settings."""
+"""Exceptions that Lightning raises, at any time, for whoever chose the settings."""
 
-# Whose checks are for whoever chose the settings: where an error comes out of nobody else's code, a line is enough.
-LIBRARIES = {"jsonargparse", "lightning_fabric", "pytorch_lightning", "torch", *sys.stdlib_module_names}
-# What of this package may be between a flag and such a check. The rest of it is anybody's code, as a model is.
+# Libraries whose checks are for whoever chose the settings. If all code that an error came through
+# is theirs, a line without the traceback is enough.
+LIBRARIES = {
+    "jsonargparse",
+    "lightning_fabric",
+    "pytorch_lightning",
+    "torch",
+    *sys.stdlib_module_names,
+}
+# Modules of this package that may stand between a flag and such a check. Any other module of this
+# package counts as a user's code, as a model does.
 CALLERS = {
     "sagemaker_lightning.resume.best_model",
     "sagemaker_lightning.cli.lightning_cli",
     "sagemaker_lightning.resume.fit_loops",
     "sagemaker_lightning.cli.lr_schedules",
 }
-COMPAT = "sagemaker_lightning.compat."  # the beginning of the names of those that stand for Lightning
+# Modules whose names begin like this stand for Lightning.
+COMPAT = "sagemaker_lightning.compat."
 
-OLD_ACCELERATORS = ("ddp", "ddp2", "ddp_cpu", "ddp_spawn", "dp", "horovod")  # values of Lightning below 1.8
-REFERENCE = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer.html"}  # of what is too long to list
-ROOM = 800  # characters of the line: SageMaker shows 1,024, and host and rank are added
+# Values of --trainer.accelerator in Lightning below 1.8.
+OLD_ACCELERATORS = ("ddp", "ddp2", "ddp_cpu", "ddp_spawn", "dp", "horovod")
+# Where to read about a group of flags that is too long to list.
+REFERENCE = {"trainer": "https://lightning.ai/docs/pytorch/stable/common/trainer.html"}
+# Characters of the line: SageMaker shows 1,024, and the host and the rank are added.
+ROOM = 800
 
 
-def explain_all(parser: ArgumentParser, args: list[str], application: Application | None = None) -> str:
+def explain_all(
+    parser: ArgumentParser, args: list[str], application: Application | None = None
+) -> str:
     """Return one line that names everything wrong in `args`; "" if nothing is.
 
-    The parser stops at the first mistake. So each flag is parsed by itself, with those that choose its class.
+    The parser stops at the first mistake. So this function parses each flag by itself, together
+    with the flags that choose its class.
     """
-    vars(parser).pop("print_config", None)  # else the first parsing that is well would print the settings and leave
-    given = list(flags.given(args))
-    wrong: dict[str, str] = {}
-    for flag, words, source in sorted(given, key=lambda setting: setting[0].count(".")):
-        if any(_covers(other, flag) for other in wrong if other != flag):  # its class is not known
+    # Else the first parsing without a mistake would print the settings and exit.
+    vars(parser).pop("print_config", None)
+    settings = list(flags.given(args))
+    lines: dict[str, str] = {}
+    for flag, words, source in sorted(settings, key=lambda setting: setting[0].count(".")):
+        # Below a wrong flag, the class of a setting is not known.
+        if any(_covers(other, flag) for other in lines if other != flag):
             continue
-        above = [word for other, others, _ in given if other != flag and _covers(other, flag) for word in others]
-        if said := _wrong_file(flag, words, application or Application()) or _said(parser, [*above, *words]):
-            wrong.setdefault(flag, f"{said if said.startswith(('-', f'{flag}: ')) else f'{flag}: {said}'}{source}")
-    rest = [word for flag, words, _ in given if not any(_covers(other, flag) for other in wrong) for word in words]
-    said = _said(parser, rest, whole=True)
-    if said and not any(_covers(said.partition(":")[0], flag) for flag in wrong):
-        wrong["rest"] = said
-    return _joined(list(wrong.values()))
+        above = [
+            word
+            for other, others, _ in settings
+            if other != flag and _covers(other, flag)
+            for word in others
+        ]
+        if line := _explain_wrong_file(
+            flag, words, application or Application()
+        ) or _parser_message(parser, [*above, *words]):
+            lines.setdefault(
+                flag,
+                f"{line if line.startswith(('-', f'{flag}: ')) else f'{flag}: {line}'}{source}",
+            )
+    other_words = [
+        word
+        for flag, words, _ in settings
+        if not any(_covers(other, flag) for other in lines)
+        for word in words
+    ]
+    line = _parser_message(parser, other_words, whole=True)
+    if line and not any(_covers(line.partition(":")[0], flag) for flag in lines):
+        lines["rest"] = line
+    return _join_lines(list(lines.values()))
 
 
 def explain(error: ArgumentError, parser: ArgumentParser) -> str:
-    """Return the line for jsonargparse's (4.53) message of up to forty lines, whose last part is the heart of it."""
+    """Return one line for an error of the parser.
+
+    A message of jsonargparse (4.53) has up to forty lines; the last part says what is wrong.
+    """
     text = str(error).replace("<class 'NoneType'>", "null")
     keys = re.findall(r'Parser key "([^"]+)"', text)
     flag = "--" + ".".join(key for key, after in pairwise([*keys, ""]) if not _covers(key, after))
@@ -76,50 +126,90 @@ def explain(error: ArgumentError, parser: ArgumentParser) -> str:
     types = (re.findall(r"Subtypes: \[(.*)", text) or [""])[0]
     bases = re.findall(r"(?:<class '|list\[(?!typing))(\w+(?:\.\w+)+)", types)
     if option := re.search(r"(?:class_path '([^']+)':\s+)?Option '([^']+)' is not accepted", text):
-        return _unknown_setting(flag, option[2], option[1], bases) if option[1] else _unknown_flag(option[2], parser)
+        return (
+            _explain_unknown_setting(flag, option[2], option[1], bases)
+            if option[1]
+            else _explain_unknown_flag(option[2], parser)
+        )
     if option := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
-        return _unknown_flag(f"--{option[1]}.{option[2]}", parser)
-    # A second word counts only if the name has a blank in it: `--trainer max_epochs=5`.
+        return _explain_unknown_flag(f"--{option[1]}.{option[2]}", parser)
+    # A second word belongs to the flag only if the flag was typed with a blank: `--trainer
+    # max_epochs=5`.
     if unknown := re.search(r"unrecognized arguments: ([^\s=]+(?: [^-=\s][^\s=]*(?==))?)", text):
-        return _unknown_flag(unknown[1], parser)
-    if required := re.search(r"class_path '([^']+)':\s+the following arguments are required: (.+)", text):
-        return f"{flag}: {required[1].rpartition('.')[2]} needs {required[2]}; give {flag}.{required[2].split(', ')[0]}"
-    plain = re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", text)
-    given = (plain or re.findall(r"value: NestedArg\(.*val='?(.*?)'?\)", text) or [""])[-1].strip()
-    if chosen := re.search(r"Given value: .*(?:'class_path': |key='class_path', val=)'([^']*)'", text):
-        given = chosen[1]
-    if bases and (not owner or owner == given):
-        return f"{flag}: found {shown(given)}{why_not(given)}, allowed {choice(given, bases)}"
+        return _explain_unknown_flag(unknown[1], parser)
+    if required := re.search(
+        r"class_path '([^']+)':\s+the following arguments are required: (.+)", text
+    ):
+        return (
+            f"{flag}: {required[1].rpartition('.')[2]} needs {required[2]}; give "
+            f"{flag}.{required[2].split(', ')[0]}"
+        )
+    plain_values = re.findall(r"(?:Given|Got) value: (?!NestedArg|Namespace)(.*)", text)
+    given_value = (
+        plain_values or re.findall(r"value: NestedArg\(.*val='?(.*?)'?\)", text) or [""]
+    )[-1].strip()
+    if class_path := re.search(
+        r"Given value: .*(?:'class_path': |key='class_path', val=)'([^']*)'", text
+    ):
+        given_value = class_path[1]
+    if bases and (not owner or owner == given_value):
+        return (
+            f"{flag}: found {shown(given_value)}{why_not(given_value)}, allowed "
+            f"{choice(given_value, bases)}"
+        )
     if group := re.search(r"""Unable to load config ['"](.*)['"]""", text):
         return f"{flag}: found {shown(group[1])}, allowed are its settings: {flag}.NAME=VALUE"
     if missing := re.fullmatch(r"the following arguments are required: (?:--)?(.+)", text):
         return f"--{missing[1]}: is needed, and not given"
-    expected = r"Expected (?:an? )?(?:<class '(\w+)'>|typing\.Literal\[(.*)\]|(tuple with \d+ elements))"
-    if allowed := dict.fromkeys(name for names in re.findall(expected, text) for name in names if name):
+    expected = (
+        r"Expected (?:an? )?(?:<class '(\w+)'>|typing\.Literal\[(.*)\]|(tuple with \d+ elements))"
+    )
+    if expected_types := dict.fromkeys(
+        name for names in re.findall(expected, text) for name in names if name
+    ):
         nullable = ["null"] if re.search("Expected (a )?null", text) and not owner else []
-        return f"{flag}: found {shown(given)}, allowed is {' or '.join([*allowed, *nullable])}"
-    return " ".join(re.sub(r'^Parser key "([^"]+)":?', r"--\1:", text.removeprefix("argument ")).split())
+        return (
+            f"{flag}: found {shown(given_value)}, allowed is "
+            f"{' or '.join([*expected_types, *nullable])}"
+        )
+    return " ".join(
+        re.sub(r'^Parser key "([^"]+)":?', r"--\1:", text.removeprefix("argument ")).split()
+    )
 
 
 @contextmanager
-def naming(flag: str, settings: Mapping[str, object], kinds: tuple[type, ...] = REFUSED_BY_CLASSES) -> Iterator[None]:
-    """Raise what a library has against `settings` as UserError in one line that names their flag.
+def naming(
+    flag: str, settings: Mapping[str, object], kinds: tuple[type, ...] = REFUSED_BY_CLASSES
+) -> Iterator[None]:
+    """Raise a library's error about `settings` as UserError that names their flag.
 
-    What comes out of a user's code stays as it is, as its traceback tells more; so does what this application raises.
-    Where not all is about these settings, `kinds` are the errors that are for whoever chose settings, these or others.
+    Args:
+        flag: The flag.
+        settings: The settings that the flag chose, by name.
+        kinds: The exceptions to convert. Anything but the default is for code that does more than
+            use these settings: then the exceptions must be meant for whoever chose settings,
+            these or others.
+
+    Errors that come from a user's code stay as they are, because their traceback says more; so do
+    this package's own errors.
     """
     try:
         yield
     except kinds as error:
-        frames = list(traceback.walk_tb(error.__traceback__))[2:]  # without this one, and the one that entered it
-        found = named(flag, settings, error, frames, kinds)
-        if found is error:
+        # Without the frames of this function and of the `with` statement that entered it.
+        frames = list(traceback.walk_tb(error.__traceback__))[2:]
+        raised = named(flag, settings, error, frames, kinds)
+        if raised is error:
             raise
-        raise found from None
+        raise raised from None
 
 
 def of_a_component(error: Exception, config: Namespace) -> Exception:
-    """Return the same for an error at the parser's making of objects, which it may have raised as one of its own."""
+    """Convert an error that came while the parser made objects; see `naming`.
+
+    The parser may have raised the error as one of its own; then its cause is converted. Returns the
+    error itself if it is not about a flag's settings.
+    """
     frames = list(traceback.walk_tb(error.__traceback__))
     while _raised_by_the_parser(frames) and (cause := error.__cause__ or error.__context__):
         error = cause
@@ -143,28 +233,61 @@ def named(
     frames: list[tuple],
     kinds: tuple[type, ...] = REFUSED_BY_CLASSES,
 ) -> Exception:
-    """Return `error`, which came through `frames`, as UserError that names the flag; itself if there is more to it."""
+    """Return `error` as UserError that names the flag, or the error itself.
+
+    Args:
+        flag: The flag.
+        settings: The settings that the flag chose, by name.
+        error: A library's error.
+        frames: The frames that the error came through, with their lines.
+        kinds: See `naming`.
+
+    The error itself is returned if it came through a user's code, or is a UserError already.
+    """
     names = [frame.f_globals.get("__name__", "") for frame, _ in frames]
-    between = [name in CALLERS or name.startswith(COMPAT) for name in names]
-    foreign = {name.partition(".")[0] for name, own in zip(names, between, strict=True) if not own}
-    if isinstance(error, UserError) or not names or between[-1] or not foreign <= LIBRARIES:
+    is_caller = [name in CALLERS or name.startswith(COMPAT) for name in names]
+    other_packages = {
+        name.partition(".")[0] for name, own in zip(names, is_caller, strict=True) if not own
+    }
+    if (
+        isinstance(error, UserError)
+        or not names
+        or is_caller[-1]
+        or not other_packages <= LIBRARIES
+    ):
         return error
-    said = " ".join(str(error).split())
-    if not isinstance(error, (ValueError, MisconfigurationException)) or not said:
-        said = f"{type(error).__name__}: {said}".rstrip(": ")
-    given = dict(settings.get("init_args") or settings)
+    message = " ".join(str(error).split())
+    if not isinstance(error, (ValueError, MisconfigurationException)) or not message:
+        message = f"{type(error).__name__}: {message}".rstrip(": ")
+    arguments = dict(settings.get("init_args") or settings)
     for pattern in (r"\b{}\s*=", r"`{}`", r"\b{}\b"):
-        if len(meant := [name for name in given if re.search(pattern.format(re.escape(name)), said)]) == 1:
-            return UserError(f"{flag}.{meant[0]}: found {given[meant[0]]!r}, which cannot be: {shortened(said, 600)}")
+        if (
+            len(
+                named_arguments := [
+                    name
+                    for name in arguments
+                    if re.search(pattern.format(re.escape(name)), message)
+                ]
+            )
+            == 1
+        ):
+            return UserError(
+                f"{flag}.{named_arguments[0]}: found {arguments[named_arguments[0]]!r}, which "
+                f"cannot be: {shortened(message, 600)}"
+            )
     if kinds is not REFUSED_BY_CLASSES:
-        return UserError(said)
-    values = [f"{name}={value}" for name, value in given.items() if isinstance(value, (int, float, str))]
-    having = f"; found {listed(values, 200)}" if values else ""
-    return UserError(f"{flag}: {shortened(said, 500)}{having}")
+        return UserError(message)
+    values = [
+        f"{name}={value}"
+        for name, value in arguments.items()
+        if isinstance(value, (int, float, str))
+    ]
+    values_found = f"; found {listed(values, 200)}" if values else ""
+    return UserError(f"{flag}: {shortened(message, 500)}{values_found}")
 
 
 def unwanted(config: Namespace) -> str:
-    """Return the line for a value that the parser takes and nobody else does; "" if there is none."""
+    """Return the line for a value that only the parser accepts; "" if there is none."""
     device = config.get("trainer.accelerator")
     if device in OLD_ACCELERATORS:
         allowed = "allowed is the kind of device, e.g. gpu or auto"
@@ -172,40 +295,61 @@ def unwanted(config: Namespace) -> str:
     for name, value in config.items():
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             flag = flags.BARE.sub("", name)
-            return f"--{flag}: found {shortened(str(value), 60)}, allowed are whole numbers of 64 bits"
+            return (
+                f"--{flag}: found {shortened(str(value), 60)}, allowed are whole numbers of 64 bits"
+            )
     seed = config.get("seed_everything")
-    if isinstance(seed, int) and not 0 <= seed < 2**32:  # numpy's; it is drawn with before anything else is looked at
+    # NumPy's limit. It must be checked first: the seed is used before anything else is checked.
+    if isinstance(seed, int) and not 0 <= seed < 2**32:
         return f"--seed_everything: found {seed}, allowed is 0 to {2**32 - 1}, true or false"
-    for group, chosen in vars(config).items():
-        values = chosen.get("init_args") if isinstance(chosen, Namespace) and chosen.get("class_path") else None
+    for group, component in vars(config).items():
+        values = (
+            component.get("init_args")
+            if isinstance(component, Namespace) and component.get("class_path")
+            else None
+        )
         for name, value in vars(values or Namespace()).items():
-            if value is None and not _may_be_null(chosen.class_path, name):
-                return f"--{group}.{name}: found null, which it cannot be; leave it out for its default"
+            if value is None and not _may_be_null(component.class_path, name):
+                return (
+                    f"--{group}.{name}: found null, which it cannot be; leave it out for its "
+                    "default"
+                )
     return ""
 
 
 def _may_be_null(path: str, name: str) -> bool:
-    """Return whether a class's parameter has null as its default, or among its types; also if it has no type."""
-    for each in find_class(path).__mro__:
-        if parameter := inspect.signature(each.__init__).parameters.get(name):
+    """Return whether null is allowed for a class's parameter.
+
+    It is if null is the default or among the types, or if the parameter has no type.
+    """
+    for base in find_class(path).__mro__:
+        if parameter := inspect.signature(base.__init__).parameters.get(name):
             try:
-                kind = get_type_hints(each.__init__).get(name, Any)
-            except Exception:  # a name that the class's module has not
+                hint = get_type_hints(base.__init__).get(name, Any)
+            # A name in the annotation does not exist in the class's module.
+            except Exception:
                 return True
-            return parameter.default in (None, parameter.empty) or kind is Any or type(None) in get_args(kind)
+            return (
+                parameter.default in (None, parameter.empty)
+                or hint is Any
+                or type(None) in get_args(hint)
+            )
     return True
 
 
-def _wrong_file(flag: str, words: list[str], application: Application) -> str:
-    """Return the line for a --config that is no file of flags."""
+def _explain_wrong_file(flag: str, words: list[str], application: Application) -> str:
+    """Return the line for a --config that is no file of flags; "" if it is one."""
     name = words[-1].removeprefix("--config=")
     if flag != "--config" or len(words) == 1 and words[0] == flag:
         return ""
     if not flags.is_file(name):
-        known, renamed = ", ".join(application.recipe_files), application.renamed_recipes
-        now = f"is called {renamed[name]} now" if name in renamed else f"is no file in {Path.cwd()}"
+        known = ", ".join(application.recipe_files)
+        renamed = application.renamed_recipes
+        state = (
+            f"is called {renamed[name]} now" if name in renamed else f"is no file in {Path.cwd()}"
+        )
         allowed = f"a file, or one of {known}" if known else "a file"
-        return f"--config: found {shown(name)}, which {now}; allowed is {allowed}"
+        return f"--config: found {shown(name)}, which {state}; allowed is {allowed}"
     try:
         flags.settings_in(name)
     except UserError as error:
@@ -213,69 +357,93 @@ def _wrong_file(flag: str, words: list[str], application: Application) -> str:
     return ""
 
 
-def _said(parser: ArgumentParser, args: list[str], whole: bool = False) -> str:
-    """Return what the parser has against `args`; that something is missing counts only if they are the `whole`."""
+def _parser_message(parser: ArgumentParser, args: list[str], whole: bool = False) -> str:
+    """Return the line for a parser's error about `args`; "" if there is none.
+
+    A missing argument counts only if `args` are the `whole` command line.
+    """
     try:
-        found = parser.parse_args(args)
+        config = parser.parse_args(args)
     except REFUSED as error:
-        return "" if "arguments are required" in str(error) and not whole else explain(error, parser)
-    return unwanted(found)
+        return (
+            "" if "arguments are required" in str(error) and not whole else explain(error, parser)
+        )
+    return unwanted(config)
 
 
 def _covers(flag: str, other: str) -> bool:
     return other == flag or other.startswith(f"{flag}.")
 
 
-def _joined(lines: list[str]) -> str:
-    """Return several lines as one: flags of which the same is to be said together, and what is too long by its name."""
+def _join_lines(lines: list[str]) -> str:
+    """Join several lines to one of at most ROOM characters.
+
+    Flags with the same message are listed together. What does not fit is listed by its flag only.
+    """
     flags_of: dict[str, list[str]] = {}
     for line in dict.fromkeys(lines):
-        flag, _, said = line.partition(": ")
-        flags_of.setdefault(said, []).append(flag)
-    text, left = "", []
-    for said, names in flags_of.items():
-        are = "are no flags" if len(names) > 1 else "is no flag"
-        part = f"{listed(names, 200)}: {said.replace('is no flag', are)}"
+        flag, _, message = line.partition(": ")
+        flags_of.setdefault(message, []).append(flag)
+    text = ""
+    left_out = []
+    for message, names in flags_of.items():
+        no_flags = "are no flags" if len(names) > 1 else "is no flag"
+        part = f"{listed(names, 200)}: {message.replace('is no flag', no_flags)}"
         if text and len(text) + len(part) > ROOM - 100:
-            left += names
+            left_out += names
         else:
             text += f"{'; also ' if text else ''}{shortened(part, ROOM - 100)}"
-    text += f"; also wrong: {listed(left, 80)}" if left else ""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    text += f"; also wrong: {listed(left_out, 80)}" if left_out else ""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
-def _unknown_flag(flag: str, parser: ArgumentParser) -> str:
-    """Return the line for a flag that there is not: what replaced it, what may have been meant, or what there is."""
+def _explain_unknown_flag(flag: str, parser: ArgumentParser) -> str:
+    """Return the line for an unknown flag: its replacement, similar or all flags."""
     keys = [key for key in parser.get_defaults().keys() if not key.startswith("__")]  # noqa: SIM118
     known = ["--" + flags.BARE.sub("", key) for key in keys]
     group, _, name = flag.lstrip("-").replace("-", "_").replace(" ", ".").rpartition(".")
     if name in REPLACED:
         return f"{flag}: is no flag here; {REPLACED[name]}"
-    same = [one for one in known if one.rpartition(".")[2].lstrip("-") == name]
-    names = [one.removeprefix(f"--{group}.") for one in known if one.startswith(f"--{group}.")]
-    like = same or [f"--{group}.{one}" for one in closest(name, names)] or closest(flag, known, 0.8)
-    if like:
-        return f"{flag}: is no flag here; did you mean {' or '.join(like)}?"
+    same_name = [key for key in known if key.rpartition(".")[2].lstrip("-") == name]
+    names = [key.removeprefix(f"--{group}.") for key in known if key.startswith(f"--{group}.")]
+    matches = (
+        same_name
+        or [f"--{group}.{key}" for key in closest(name, names)]
+        or closest(flag, known, 0.8)
+    )
+    if matches:
+        return f"{flag}: is no flag here; did you mean {' or '.join(matches)}?"
     if names:
         more = f"; see {REFERENCE[group]}" if group in REFERENCE else ""
         return f"{flag}: is no flag here; --{group} has {listed(names, 250)}{more}"
-    single = [one for one in known if "." not in one]
-    groups = dict.fromkeys(one.partition(".")[0] for one in known if "." in one)
+    single = [key for key in known if "." not in key]
+    groups = dict.fromkeys(key.partition(".")[0] for key in known if "." in key)
     rest = f"; in groups: {', '.join(groups)}" if groups else ""
-    return f"{flag}: is no flag here; flags are {', '.join(one for one in single if one not in groups)}{rest}"
+    return (
+        f"{flag}: is no flag here; flags are "
+        f"{', '.join(key for key in single if key not in groups)}{rest}"
+    )
 
 
-def _unknown_setting(flag: str, option: str, owner: str, bases: list[str]) -> str:
-    """Return the line for a setting that class `owner`, given or default, does not have."""
-    kind, name = find_class(owner), owner.rpartition(".")[2]
+def _explain_unknown_setting(flag: str, option: str, owner: str, bases: list[str]) -> str:
+    """Return the line for a setting that the class `owner` does not have.
+
+    The class may be given or the default.
+    """
+    owner_class = find_class(owner)
+    name = owner.rpartition(".")[2]
     if option == "class_path":
         return f"{flag}: found class_path beside settings; put these into init_args"
-    if kind in [find_class(base) for base in bases]:  # none was chosen
+    # No class was chosen.
+    if owner_class in [find_class(base) for base in bases]:
         return f"{flag}.{option}: belongs to a class that is not given; give {flag}=NAME as well"
     names = flags.settings(owner)
     advice = REPLACED.get(option) or (
-        f"did you mean {flag}.{like[0]}?"
-        if (like := closest(option, names))
+        f"did you mean {flag}.{matches[0]}?"
+        if (matches := closest(option, names))
         else f"it has {listed(names, 250) or 'none'}"
     )
     return f"{flag}.{option}: {name} has no such setting; {advice}"

@@ -1,4 +1,4 @@
-"""A run from environment and flags to the model in its folder: fit -> test -> export."""
+"""Runs a training, from environment and flags to the model: fit, test, export."""
 
 import logging
 import os
@@ -11,7 +11,8 @@ from traceback import extract_tb
 
 from sagemaker_lightning.process.lightning_import import check_version
 
-check_version()  # before what would fail to import with another version of Lightning
+# Before imports that fail with another version of Lightning.
+check_version()
 
 from jsonargparse import Namespace
 
@@ -33,29 +34,39 @@ from sagemaker_lightning.resume.callback import Resume
 
 
 def main(application: Application, args: list[str] | None = None) -> None:
-    """Train as `args` (sys.argv's if None) say, and where they do not, as `application` does.
+    """Train what `args` and `application` say, and write the model.
+
+    Args:
+        application: The program's defaults.
+        args: The command line; None for sys.argv's.
 
     Exits with a status above 0 if the model was not written.
     """
     start_notice.doing("reading flags and data")
-    line = heartbeat.Lifeline(watch(), place())
-    known: list[Resume] = []  # one, when the flags are read
-    told = reported(failure_file(), place(), tell=line.failed, also=partial(went_otherwise, known))
-    with parent_process.bound(os.environ), told:
+    lifeline = heartbeat.Lifeline(watch(), place())
+    # Empty until the flags are read, then the run's one Resume callback.
+    resumes: list[Resume] = []
+    reporting = reported(
+        failure_file(), place(), tell=lifeline.failed, also=partial(went_otherwise, resumes)
+    )
+    with parent_process.bound(os.environ), reporting:
         environment = Environment.read()
-        with Stop(environment.checkpoint_dir, partial(stopped, line)) as stop:
+        with Stop(environment.checkpoint_dir, partial(stopped, lifeline)) as stop:
             rendezvous.forget_absent_interface(environment, os.environ)
-            if args is None and environment.user_args == tuple(sys.argv[1:]):  # a job's own program that calls this one
+            # A job's own program calls this one, with the flags that the toolkit made of the
+            # hyperparameters.
+            if args is None and environment.user_args == tuple(sys.argv[1:]):
                 args = hyperparameters.flags(environment.hyperparameters)
             check_writable(environment.model_dir, "the model")
             logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(say_once)
             with wrong_if_it_leaves(printed_only if failure_file() else None):
                 cli = CLI(environment, args, application)
             threads.share(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
-            cli.trainer.callbacks += [line, StartProgress()]
+            cli.trainer.callbacks += [lifeline, StartProgress()]
             resume = cli.config_init.resume
-            resume.stop, stop.folder = stop, resume.folder.path
-            known.append(resume)
+            resume.stop = stop
+            stop.folder = resume.folder.path
+            resumes.append(resume)
             if environment.drill:
                 cli.trainer.callbacks.append(Drilled(environment.drill, resume))
             if cli.trainer.is_global_zero and failure_file():
@@ -66,42 +77,70 @@ def main(application: Application, args: list[str] | None = None) -> None:
             log_dir = str(getattr(cli.trainer.logger, "save_dir", None) or "://")
             if "://" not in log_dir:
                 check_writable(Path(log_dir), "logs")
-            refused = mistakes.naming("--trainer", vars(cli.config.trainer), mistakes.MISCONFIGURED)
-            with wrong_if_it_leaves(left_early), refused:
+            naming_trainer = mistakes.naming(
+                "--trainer", vars(cli.config.trainer), mistakes.MISCONFIGURED
+            )
+            with wrong_if_it_leaves(left_early), naming_trainer:
                 cli.trainer.fit(cli.model, cli.datamodule)
                 if not cli.trainer.global_step:
                     raise UserError(
-                        "--trainer: nothing was trained; allowed are limits (max_epochs, max_steps, ...) above 0"
+                        "--trainer: nothing was trained; allowed are limits (max_epochs, "
+                        "max_steps, ...) above 0"
                     )
                 export(cli, environment)
-        line.done()
+        lifeline.done()
 
 
-def went_otherwise(known: list[Resume]) -> str:
-    """Return what has to be said of a run that fails and has not gone on, after an interruption, as it was before."""
-    found = [one for resume in known for one in resume.resumes if one["identical"] is False]
-    return f"resumed at step {found[0]['step']}: {found[0]['said'].partition(';')[0]}" if found else ""
+def went_otherwise(resume_callbacks: list[Resume]) -> str:
+    """Return the line for a failed run that did not resume exactly.
+
+    It is "" if the run went on as before, or was never resumed.
+    """
+    changed = [
+        resumption
+        for resume in resume_callbacks
+        for resumption in resume.resumes
+        if resumption["identical"] is False
+    ]
+    return (
+        f"resumed at step {changed[0]['step']}: {changed[0]['said'].partition(';')[0]}"
+        if changed
+        else ""
+    )
 
 
 def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
-    """Say which folders are relative to a job's working folder, of which SageMaker keeps nothing."""
-    given = config.get("trainer.logger")
-    loggers = [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, Namespace)]
-    folders = [(flag, config.get(flag)) for flag in ("checkpoint.dirpath", "resume.dirpath", "logger.save_dir")]
-    folders += [("trainer.logger.save_dir", one.get("init_args.save_dir")) for one in loggers]
+    """Warn of relative folders: SageMaker does not keep a job's working folder."""
+    trainer_logger = config.get("trainer.logger")
+    loggers = [
+        logger
+        for logger in (trainer_logger if isinstance(trainer_logger, list) else [trainer_logger])
+        if isinstance(logger, Namespace)
+    ]
+    folders = [
+        (flag, config.get(flag))
+        for flag in ("checkpoint.dirpath", "resume.dirpath", "logger.save_dir")
+    ]
+    folders += [("trainer.logger.save_dir", logger.get("init_args.save_dir")) for logger in loggers]
     for flag, folder in folders:
         folder = str(folder or "/")
         if "://" not in folder and not Path(folder).is_absolute():
             print(
-                f"warning: --{flag}={folder} is {Path(folder).absolute()}, of which SageMaker keeps nothing; leave it "
-                f"out, or give a folder below {environment.checkpoint_dir}",
+                f"warning: --{flag}={folder} is {Path(folder).absolute()}, of which SageMaker "
+                f"keeps nothing; leave it out, or give a folder below {environment.checkpoint_dir}",
                 flush=True,
             )
 
 
 @contextmanager
 def wrong_if_it_leaves(why: Callable[[SystemExit], str] | None) -> Iterator[None]:
-    """Turn SystemExit with status 0, before there is a model, into UserError that says `why`; with None, let it be."""
+    """Turn an exit with status 0, before there is a model, into UserError.
+
+    Args:
+        why: Returns the message for a SystemExit; None to let it pass.
+
+    An interruption, and an exit with another status, pass in any case.
+    """
     try:
         yield
     except SystemExit as leaving:
@@ -111,39 +150,51 @@ def wrong_if_it_leaves(why: Callable[[SystemExit], str] | None) -> Iterator[None
 
 
 def printed_only(leaving: SystemExit) -> str:
-    """Return what is wrong with a job that prints its settings."""
+    """Return the message for a job that printed its settings and exited."""
     return (
-        "hyperparameters: found one that prints something and trains nothing (print_config, help, version, ...), so "
-        "there is no model; leave it out, or run the program itself with that flag, outside of a job"
+        "hyperparameters: found one that prints something and trains nothing (print_config, help, "
+        "version, ...), so there is no model; leave it out, or run the program itself with that "
+        "flag, outside of a job"
     )
 
 
 def left_early(leaving: SystemExit) -> str:
-    """Return where the code of a model, a data module or a callback has ended the program."""
-    frames = [frame for frame in extract_tb(leaving.__traceback__) if not frame.filename.startswith("<")]
+    """Return the message that says where a user's code ended the program."""
+    frames = [
+        frame for frame in extract_tb(leaving.__traceback__) if not frame.filename.startswith("<")
+    ]
     place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name}"
-    return f"{place}: left by SystemExit with status 0 before the model was written; return instead, or raise an error"
+    return (
+        f"{place}: left by SystemExit with status 0 before the model was written; return instead, "
+        "or raise an error"
+    )
 
 
 def stopped(line: heartbeat.Lifeline, why: str, loud: bool = True) -> None:
-    """Say that this rank ends as it was told to, and from where to resume."""
-    said = f"{why} [{place()}]"
-    line.stopped(said)
+    """Report that this rank stops because it was asked to, and where to resume.
+
+    Args:
+        line: The rank's heartbeat, which tells the other ranks.
+        why: What happened, in one line.
+        loud: Whether to print the line and write it to the failure file, too.
+    """
+    message = f"{why} [{place()}]"
+    line.stopped(message)
     if not loud:
         return
-    print(said, file=sys.stderr, flush=True)
+    print(message, file=sys.stderr, flush=True)
     if file := failure_file():
         with suppress(OSError):
-            write(file, said)
+            write(file, message)
 
 
 def say_once(record: logging.LogRecord) -> bool:
-    """Return whether a line of Lightning's is to be said: that fitting stopped it says each time that it looks."""
+    """Return whether to log a line: Lightning repeats "`Trainer.fit` stopped"."""
     text = record.getMessage()
-    new = text not in say_once.said
+    is_new = text not in say_once.said
     if text.startswith("`Trainer.fit` stopped"):
         say_once.said.add(text)
-    return new
+    return is_new
 
 
 say_once.said = set()

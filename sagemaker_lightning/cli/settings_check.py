@@ -1,4 +1,4 @@
-"""Settings that cannot be on this machine, in this job or at all: refused, each by its flag."""
+"""Refuses settings that are impossible on this machine, in this job, or at all."""
 
 import torch
 from jsonargparse import Namespace
@@ -18,39 +18,54 @@ LEAST = {
     "data.init_args.batch_size": 1,
     "data.init_args.num_workers": 0,
 }
-"""The least value of settings of which Lightning, or a data module of somebody else's, would take any number."""
+"""The smallest value of settings for which Lightning, or a user's data module, takes any number."""
 
-WORKERS_PER_CPU, WORKERS = 8, 64  # allowed of one data loader: more would only fill the memory
+# How many workers a data loader may have: more would only fill the memory.
+WORKERS_PER_CPU = 8
+WORKERS = 64
 
 
 def check(config: Namespace, environment: Environment) -> None:
-    """Raise UserError for what cannot be; take the number of nodes from the job."""
-    for key, least in LEAST.items():
+    """Raise UserError for an impossible setting; set the number of nodes to the job's."""
+    for key, smallest in LEAST.items():
         value = config.get(key)
-        if isinstance(value, (int, float)) and not value >= least:  # nan is not
-            raise UserError(f"--{key.replace('.init_args', '')}: found {value}, allowed is {least} or more")
-    workers, most = config.get("data.init_args.num_workers"), max(WORKERS, WORKERS_PER_CPU * usable_cpus())
-    if isinstance(workers, int) and workers > most:
-        raise UserError(f"--data.num_workers: found {workers}, allowed here are {most}: each is a process of its own")
+        # `not >=` refuses nan, too.
+        if isinstance(value, (int, float)) and not value >= smallest:
+            raise UserError(
+                f"--{key.replace('.init_args', '')}: found {value}, allowed is {smallest} or more"
+            )
+    workers = config.get("data.init_args.num_workers")
+    largest = max(WORKERS, WORKERS_PER_CPU * usable_cpus())
+    if isinstance(workers, int) and workers > largest:
+        raise UserError(
+            f"--data.num_workers: found {workers}, allowed here are {largest}: each is a process "
+            "of its own"
+        )
     if config.trainer.val_check_interval == 0:
         raise UserError(
-            "--trainer.val_check_interval: found 0, allowed is a number of batches or a fraction of an epoch; for no "
-            "validation, --trainer.limit_val_batches=0"
+            "--trainer.val_check_interval: found 0, allowed is a number of batches or a fraction "
+            "of an epoch; for no validation, --trainer.limit_val_batches=0"
         )
     accelerator = config.trainer.accelerator
     if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise UserError(
-            f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu and auto; or "
-            "start it where there is a GPU"
+            f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu "
+            "and auto; or start it where there is a GPU"
         )
-    channels, chosen = environment.channels, config.data
-    ours = chosen is not None and chosen.class_path.endswith("CIFAR10DataModule")
-    if len(channels) > 1 and ours and not chosen.init_args.data_dir:
+    channels = environment.channels
+    chosen = config.data
+    is_cifar = chosen is not None and chosen.class_path.endswith("CIFAR10DataModule")
+    if len(channels) > 1 and is_cifar and not chosen.init_args.data_dir:
         raise UserError(
-            f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the training data "
-            "`training`, or give its folder"
+            f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the "
+            "training data `training`, or give its folder"
         )
-    nodes, known = config.trainer.num_nodes, environment.num_nodes
-    if nodes != known:
-        print(f"warning: --trainer.num_nodes={nodes} is ignored: there are {known}, as the job says", flush=True)
-        config.trainer.num_nodes = known
+    nodes = config.trainer.num_nodes
+    nodes_of_job = environment.num_nodes
+    if nodes != nodes_of_job:
+        print(
+            f"warning: --trainer.num_nodes={nodes} is ignored: there are {nodes_of_job}, as the "
+            "job says",
+            flush=True,
+        )
+        config.trainer.num_nodes = nodes_of_job

@@ -1,7 +1,8 @@
-"""AWS's SMDDP library as a Lightning strategy, for images that have it; this one has not.
+"""AWS's SMDDP library as a Lightning strategy, for images that have the library.
 
-AWS's guide (sagemaker/latest/dg, data-parallel-modify-sdp-pt-lightning) makes it so: the import registers the backend,
-and world size and rank come from the launcher. AWS has published no build of it since PyTorch 2.5.
+This repository's image does not have it: AWS has published no build since PyTorch 2.5. The setup is
+that of AWS's guide (sagemaker/latest/dg, data-parallel-modify-sdp-pt-lightning): the import
+registers the backend, and world size and rank come from the launcher.
 """
 
 import os
@@ -13,13 +14,13 @@ from sagemaker_lightning.contract.errors import UserError
 
 
 def strategy() -> DDPStrategy:
-    """Return DDP over SMDDP; UserError where the package is not installed."""
+    """Return DDP over SMDDP; UserError if the package is not installed."""
     try:
         import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
     except ModuleNotFoundError:
         raise UserError(
-            "--trainer.strategy=smddp: the package smdistributed is not in this image (AWS has published none since "
-            "PyTorch 2.5); use --trainer.strategy=ddp, which runs over NCCL"
+            "--trainer.strategy=smddp: the package smdistributed is not in this image (AWS has "
+            "published none since PyTorch 2.5); use --trainer.strategy=ddp, which runs over NCCL"
         ) from None
     environment = LightningEnvironment()
     environment.world_size = lambda: int(os.environ["WORLD_SIZE"])

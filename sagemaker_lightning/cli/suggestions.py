@@ -1,4 +1,4 @@
-"""What may have been meant by a name that is wrong: what replaced it, what is like it, what there is to choose from."""
+"""Suggestions for a wrong name: its replacement, similar names, all choices."""
 
 import difflib
 import inspect
@@ -7,13 +7,17 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 
-# Flags of earlier versions of Lightning and of the tutorial, and the arguments that scripts of SageMaker's examples
-# take: what to do instead. docs/from-the-tutorial.md has the same words.
+# What to do instead of flags of earlier versions of Lightning and of the tutorial, and of arguments
+# that scripts of SageMaker's examples take. docs/from-the-tutorial.md has the same words.
 FROM_THE_JOB = "leave it out: it is taken from the job"
 REPLACED = {
-    "weights_save_path": "leave it out in a job; elsewhere, use --checkpoint.dirpath and --resume.dirpath",
+    "weights_save_path": (
+        "leave it out in a job; elsewhere, use --checkpoint.dirpath and --resume.dirpath"
+    ),
     "checkpoint_callback": "use --trainer.enable_checkpointing; --checkpoint.* has its settings",
-    "resume_from_checkpoint": "leave it out: the newest checkpoint in --resume.dirpath is resumed from",
+    "resume_from_checkpoint": (
+        "leave it out: the newest checkpoint in --resume.dirpath is resumed from"
+    ),
     "gpus": "use --trainer.accelerator=gpu and --trainer.devices=N (-1: all)",
     "auto_select_gpus": "leave it out: --trainer.devices=N takes the first N GPUs",
     "num_processes": "use --trainer.accelerator=cpu and --trainer.devices=N",
@@ -24,7 +28,9 @@ REPLACED = {
     "process_position": "leave it out",
     "weights_summary": "use --trainer.enable_model_summary",
     "flush_logs_every_n_steps": "use --logger.flush_secs",
-    "log_gpu_memory": "leave it out: --system.every_n_seconds says how often the GPU's memory is logged",
+    "log_gpu_memory": (
+        "leave it out: --system.every_n_seconds says how often the GPU's memory is logged"
+    ),
     "track_grad_norm": "leave it out; log the norm in the model's on_before_optimizer_step",
     "terminate_on_nan": "leave it out: a loss that is not finite ends the job",
     "auto_scale_batch_size": "leave it out; choose --data.batch_size",
@@ -35,8 +41,12 @@ REPLACED = {
     "reload_dataloaders_every_epoch": "use --trainer.reload_dataloaders_every_n_epochs=1",
     "prepare_data_per_node": "leave it out; set it in the data module's __init__",
     "move_metrics_to_cpu": "leave it out",
-    "multiple_trainloader_mode": "leave it out; return a CombinedLoader with a mode from the data module",
-    "stochastic_weight_avg": "use --trainer.callbacks=StochasticWeightAveraging and --trainer.callbacks.swa_lrs",
+    "multiple_trainloader_mode": (
+        "leave it out; return a CombinedLoader with a mode from the data module"
+    ),
+    "stochastic_weight_avg": (
+        "use --trainer.callbacks=StochasticWeightAveraging and --trainer.callbacks.swa_lrs"
+    ),
     "lr": "use --optimizer=NAME and --optimizer.lr",
     "learning_rate": "use --optimizer=NAME and --optimizer.lr",
     "weight_decay": "use --optimizer=NAME and --optimizer.weight_decay",
@@ -51,27 +61,41 @@ REPLACED = {
 
 
 def choice(given: str, bases: list[str]) -> str:
-    """Return the classes that may be chosen, and which of them may have been meant."""
+    """Return which classes may be chosen, and a similar name if there is one.
+
+    Args:
+        given: The name that was given.
+        bases: Import paths of the base classes that the parser accepts.
+    """
     names = sorted({name for base in bases for name in _subclass_names(base)})
     kinds = dict.fromkeys(base.rpartition(".")[2] for base in bases)
-    names, kinds = [name for name in names if name not in kinds], " or ".join(kinds)
-    like = closest(given, names)
-    meant = f"; did you mean {like[0]}?" if like else ""
-    there = f"are {listed(names, 450)} or" if names else "is"
-    return f"{there} the import path of a subclass of {kinds}{meant}"
+    names = [name for name in names if name not in kinds]
+    kinds = " or ".join(kinds)
+    matches = closest(given, names)
+    suggestion = f"; did you mean {matches[0]}?" if matches else ""
+    allowed = f"are {listed(names, 450)} or" if names else "is"
+    return f"{allowed} the import path of a subclass of {kinds}{suggestion}"
 
 
 def _subclass_names(path: str) -> list[str]:
-    """Return the public names of the classes below one that can be made, without those that the flags make anyway."""
-    names, left = set(), [find_class(path)]
-    while left:
-        children = left.pop().__subclasses__()
-        names.update(child.__name__ for child in children if not inspect.isabstract(child) and not _made_anyway(child))
-        left += children
+    """Return the public names of a class's concrete subclasses.
+
+    Callbacks that the flags make in any case are left out.
+    """
+    names = set()
+    pending = [find_class(path)]
+    while pending:
+        children = pending.pop().__subclasses__()
+        names.update(
+            child.__name__
+            for child in children
+            if not inspect.isabstract(child) and not _is_made_by_flags(child)
+        )
+        pending += children
     return sorted(name for name in names if not name.startswith("_"))
 
 
-def _made_anyway(kind: type) -> bool:
+def _is_made_by_flags(kind: type) -> bool:
     return (
         kind.__module__.startswith("sagemaker_lightning.")
         and hasattr(kind, "on_train_batch_start")
@@ -80,7 +104,7 @@ def _made_anyway(kind: type) -> bool:
 
 
 def why_not(given: str) -> str:
-    """Return why an import path leads nowhere; "" if it leads somewhere, or is none."""
+    """Return why an import path fails; "" if it does not, or is no import path."""
     module, _, name = given.rpartition(".")
     if not module or not all(part.isidentifier() for part in given.split(".")):
         return ""
@@ -89,36 +113,41 @@ def why_not(given: str) -> str:
     except ModuleNotFoundError as error:
         here = str(Path.cwd())
         return f" ({error}{f', looked for in {here}' if here in sys.path else ''})"
-    except Exception as error:  # whatever the module does
+    # The module may raise anything.
+    except Exception as error:
         *_, last = traceback.extract_tb(error.__traceback__)
-        if last.filename == __file__ or isinstance(error, SyntaxError):  # which says where itself
+        # A SyntaxError says itself in which line it is.
+        if last.filename == __file__ or isinstance(error, SyntaxError):
             return f" ({first_line(error)})"
-        return f" ({type(error).__name__}: {first_line(error)}, {Path(last.filename).name} line {last.lineno})"
+        return (
+            f" ({type(error).__name__}: {first_line(error)}, {Path(last.filename).name} line "
+            f"{last.lineno})"
+        )
     return ""
 
 
 def closest(word: str, words: list[str], cutoff: float = 0.6) -> list[str]:
-    """Return what among `words` may have been meant."""
+    """Return a list of the most similar one among `words`; it may be empty."""
     return difflib.get_close_matches(word, words, 1, cutoff)
 
 
 def first_line(error: Exception) -> str:
-    """Return what an exception says, or its class, in one line that is not long."""
+    """Return an exception's message, or its class, in at most 150 characters."""
     return shortened(" ".join(str(error).split()) or type(error).__name__, 150)
 
 
 def shown(value: str) -> str:
-    """Return a value that was given, in quotes."""
+    """Return a given value in quotes, shortened to 60 characters."""
     return repr(shortened(value, 60))
 
 
 def shortened(text: str, length: int) -> str:
-    """Return `text`, or as much of it as there is room for."""
+    """Return `text`, cut to `length` characters."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def listed(words: list[str], room: int) -> str:
-    """Return words with commas between, as many as there is room for."""
+    """Return words with commas between them, as many as fit into `room` characters."""
     fitting = list(words)
     while len(fitting) > 1 and len(", ".join(fitting)) > room:
         fitting.pop()
@@ -127,6 +156,6 @@ def listed(words: list[str], room: int) -> str:
 
 
 def find_class(path: str) -> type:
-    """Return the class of an import path."""
+    """Return the class at an import path."""
     module, _, name = path.rpartition(".")
     return getattr(import_module(module), name)

@@ -1,1 +1,1 @@
-"""Is yours exact? The first steps of a job, interrupted, against the same steps left alone."""
+"""Checks that a job resumes exactly: interrupts its first steps and compares."""

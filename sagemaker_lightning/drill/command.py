@@ -1,22 +1,27 @@
-"""Interrupts the first steps of a training at several moments, and compares what comes out with a run left alone.
+"""Interrupts the first steps of a training and compares it with a run left alone.
 
     python -m sagemaker_lightning.drill -- python app/train.py --model=mine.Model --data=mine.Data
-    python -m sagemaker_lightning.drill -- python my_train.py           a program of your own that trains by cli/run.py
-    python -m sagemaker_lightning.drill -- python app/train_torchrun.py --trainer.devices=2 --trainer.accelerator=cpu
-    docker run IMAGE python -m sagemaker_lightning.drill -- train       the job whose files are mounted at /opt/ml
+    python -m sagemaker_lightning.drill -- python my_train.py    # your own program that trains by
+                                                                 # sagemaker_lightning/cli/run.py
+    python -m sagemaker_lightning.drill -- \\
+        python app/train_torchrun.py --trainer.devices=2 --trainer.accelerator=cpu
+    docker run IMAGE python -m sagemaker_lightning.drill -- train    # the job mounted at /opt/ml
 
-The command is started as it is given, as often as it takes, in a folder of its own that looks like the working folder:
-a few short epochs, first left alone, then once for each interruption: within an epoch, at an epoch's end, in a
-validation, each by SIGKILL and by SIGTERM, and with another number of data workers. Each of these runs is started
-again and trains to its end: with the same weights, optimizers, metrics, curves and model files, to the last bit, or the
-first difference is named, and its likely cause.
+The drill starts the command, unchanged, several times, each time in a new folder that looks like
+the working folder. Each run trains a few short epochs. The first run is left alone. Then there is
+one run for each interruption: within an epoch, at an epoch's end and in a validation, each by
+SIGKILL and by SIGTERM; and one that goes on with another number of data workers. The drill starts
+each interrupted run again and lets it train to its end. Weights, optimizers, metrics, curves and
+model files must then be the same to the last bit. If they are not, the drill names the first
+difference and its likely cause.
 
-Nothing is written to the job's own folders: its model, checkpoints and logs go to the drill's folder, whatever the
-flags say, and so does what the program writes to relative paths; not what it writes to absolute ones by itself. Files
-above 64 MiB, and folders of very many files, are not copied there but linked: the data.
+The drill writes nothing to the job's own folders. The model, checkpoints and logs go to the drill's
+folder, whatever the flags say, and so does what the program writes to relative paths. What the
+program itself writes to absolute paths is not redirected. The drill links files above 64 MiB, and
+folders of very many files, instead of copying them: these are the data.
 
-Exit status: 0 if all is identical, 1 if not, or if the command fails when it is left alone, 2 for a mistake in the
-flags.
+Exit status: 0 if everything is identical; 1 if not, or if the command fails when it is left alone;
+2 for a mistake in the flags.
 """
 
 import argparse
@@ -44,54 +49,85 @@ from sagemaker_lightning.contract.shutdown import newest_step
 from sagemaker_lightning.drill import comparison
 from sagemaker_lightning.process.supervisor import adopt_orphans, living
 
-HOME = Path(__file__).resolve().parents[2]  # beside this package: where entrypoint.sh is
-GRACE = 120.0  # seconds from SIGTERM to the end: after these, SageMaker kills
+# The folder that holds this package, and entrypoint.sh.
+HOME = Path(__file__).resolve().parents[2]
+# Seconds from SIGTERM to the end of a job; after them SageMaker kills it.
+GRACE = 120.0
 VERDICT = re.compile(r"(warning: )?resumed at step \d+: ")
-COPIED = 2**26, 2**28  # bytes of a file, and of all files, that are copied and not linked
-ENTRIES = 10_000  # files and folders of the working folder that are looked at; folders beyond are linked as they are
+# Bytes of one file, and of all files together, that are copied; larger ones are linked.
+COPIED = 2**26, 2**28
+# How many files and folders of the working folder are looked at. Folders beyond that are linked as
+# they are.
+ENTRIES = 10_000
 CAUSES = {
-    "batch": "something that the samples or their order depend on is not restored, such as a variable of a module or "
-    "in a closure, an object that is no plain value, a file",
+    "batch": (
+        "something that the samples or their order depend on is not restored, such as a variable "
+        "of a module or in a closure, an object that is no plain value, a file"
+    ),
     "learning rate": "what changes the rate counts by itself",
-    "loss": "the batch is the same, so something that the step depends on is not restored, such as a variable of a "
-    "module or in a closure, an object that is no plain value",
-    "steps": "the length of an epoch, or what ends the training, depends on something that is not restored",
-    "curve": "every step is the same; what writes this curve or file does not go back to the checkpoint with the run",
-    "file": "every step is the same; what writes this file depends on something that is not restored",
-    "": "every step is the same; what was gathered on the way (a metric, an average, the state of a callback) is not "
-    "restored",
+    "loss": (
+        "the batch is the same, so something that the step depends on is not restored, such as a "
+        "variable of a module or in a closure, an object that is no plain value"
+    ),
+    "steps": (
+        "the length of an epoch, or what ends the training, depends on something that is not "
+        "restored"
+    ),
+    "curve": (
+        "every step is the same; what writes this curve or file does not go back to the checkpoint "
+        "with the run"
+    ),
+    "file": (
+        "every step is the same; what writes this file depends on something that is not restored"
+    ),
+    "": (
+        "every step is the same; what was gathered on the way (a metric, an average, the state of "
+        "a callback) is not restored"
+    ),
 }
-"""Why a run that is the same each time it is left alone is another one when it is interrupted, by what differs."""
+"""By the kind of difference: why an interrupted run differs though runs left alone are equal."""
 CURES = {
-    "batch": "make a sample a function of its index and the random generators, or keep what it depends on in plain "
-    "attributes of the dataset, the sampler or the data module",
-    "learning rate": "return it from configure_optimizers, or keep its count in plain attributes of the module",
+    "batch": (
+        "make a sample a function of its index and the random generators, or keep what it depends "
+        "on in plain attributes of the dataset, the sampler or the data module"
+    ),
+    "learning rate": (
+        "return it from configure_optimizers, or keep its count in plain attributes of the module"
+    ),
     "curve": "log by the trainer's loggers",
-    "": "keep it in buffers or plain attributes of the module or a callback, or save it in on_save_checkpoint",
+    "": (
+        "keep it in buffers or plain attributes of the module or a callback, or save it in "
+        "on_save_checkpoint"
+    ),
 }
-"""What to do about it."""
+"""By the kind of difference: what the user can do about it."""
 NOT_REPEATABLE = {
-    "batch": "the samples or their order depend on what no seed decides: the time, os.urandom, the order of a set, a "
-    "generator seeded from these",
-    "": "the step depends on what no seed decides (the time, os.urandom, ...), or a kernel is not deterministic "
-    "(--trainer.deterministic=true makes it so, or names it)",
+    "batch": (
+        "the samples or their order depend on what no seed decides: the time, os.urandom, the "
+        "order of a set, a generator seeded from these"
+    ),
+    "": (
+        "the step depends on what no seed decides (the time, os.urandom, ...), or a kernel is not "
+        "deterministic (--trainer.deterministic=true makes it so, or names it)"
+    ),
 }
 
 
 class Impossible(Exception):
-    """The drill cannot be done, for the reason that it says in one line."""
+    """The drill cannot be done; the message says why in one line."""
 
 
 @dataclass(frozen=True)
 class Interruption:
-    """A signal at a moment, and with how many data workers the run goes on then."""
+    """A signal sent at one moment of a run."""
 
     name: str
     words: str
     number: signal.Signals
     moment: tuple
-    """Kind, epoch and batch, as drill/drilled_run.py writes them down."""
+    """Kind, epoch and batch, as drill/drilled_run.py records them."""
     workers: int | None = None
+    """Number of data workers with which the run goes on afterwards; None for the loaders' own."""
 
 
 @dataclass(frozen=True)
@@ -99,44 +135,51 @@ class Ended:
     """How a process ended."""
 
     status: int | None
-    """Exit status, -N if signal N ended it; None if it hung."""
+    """Exit status; -N if signal N ended the process; None if it hung."""
     interrupted: bool
-    """Whether it came to the moment at which it was to be."""
+    """Whether the run reached the moment of its interruption."""
     said: str
-    """All that it wrote."""
+    """Everything that the process wrote to stdout and stderr."""
 
     @property
     def verdict(self) -> str:
-        """What a run that goes on says of itself: whether it does what it did before."""
+        """The line in which a resumed run says whether it resumed exactly; "" if none."""
         lines = [line for line in self.said.splitlines() if VERDICT.match(line)]
         return lines[-1] if lines else ""
 
     @property
     def error(self) -> str:
-        """Why it failed, in a line, as it says itself."""
+        """The process's own error message, in one line."""
         lines = [line for line in self.said.splitlines() if line.startswith("error: ")]
         return lines[-1] if lines else failures.last_error(self.said)[0] or "it said nothing"
 
 
 class Bench:
-    """The folder in which the command is run.
+    """The folder in which the command runs.
 
     Args:
-        folder: The drill's folder; each run is in `run` below it, so that all have the same paths, until it is kept.
+        folder: The drill's folder. Each run uses `run` below it, so that all runs have the same
+            paths; `keep` then renames that folder.
         command: The program and its arguments.
-        limits: What drill/drilled_run.py is asked for in each run.
-        timeout: Seconds after which a process hangs.
+        limits: "epochs" and "steps" (of an epoch) of each run, for drill/drilled_run.py.
+        timeout: Seconds after which a process counts as hung.
     """
 
-    def __init__(self, folder: Path, command: Sequence[str], limits: dict[str, int], timeout: float) -> None:
-        self.folder, self.command, self.limits, self.timeout = folder, list(command), limits, timeout
-        if self.command == ["train"]:  # of the toolkit, whose folders entrypoint.sh prepares
+    def __init__(
+        self, folder: Path, command: Sequence[str], limits: dict[str, int], timeout: float
+    ) -> None:
+        self.folder = folder
+        self.command = list(command)
+        self.limits = limits
+        self.timeout = timeout
+        # `train` is the toolkit's program; entrypoint.sh prepares the toolkit's folders.
+        if self.command == ["train"]:
             self.command = [str(HOME / "entrypoint.sh"), "train"]
         self.run = folder / "run"
         self.others = {child.pid for child in psutil.Process().children()}
 
     def prepare(self) -> None:
-        """Make the folder of a run."""
+        """Make the folder of the next run."""
         self.run.mkdir()
         mirror(Path.cwd(), self.run / "work", self.folder)
         base = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))
@@ -149,134 +192,186 @@ class Bench:
             link.symlink_to(channel)
 
     def keep(self, name: str) -> Path:
-        """Keep the folder of a run under a name, and return it."""
+        """Rename the folder of the last run to `name` and return its path."""
         kept = self.folder / name
         self.run.rename(kept)
         return kept
 
     def start(self, interruption: Interruption | None = None, workers: int | None = None) -> Ended:
-        """Start the command, interrupt it if that is asked for, and return when nothing of it is left."""
+        """Start the command and wait until no process of it is left.
+
+        Args:
+            interruption: The signal to send and its moment; None leaves the run alone.
+            workers: Number of data workers; None for the loaders' own.
+
+        Raises Impossible if the command cannot be started.
+        """
         moment = interruption and list(interruption.moment)
         reached = self.run / "reached"
         reached.unlink(missing_ok=True)
-        asked = {"folder": str(self.run), "reached": str(reached), "moment": moment, "workers": workers}
-        variables = drilled(os.environ, self.run / "ml", self.limits | asked)
-        # Where this Python is, `python` and `torchrun` are too.
-        variables["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        request = {
+            "folder": str(self.run),
+            "reached": str(reached),
+            "moment": moment,
+            "workers": workers,
+        }
+        variables = drilled(os.environ, self.run / "ml", self.limits | request)
+        # `python` and `torchrun` are beside this Python.
+        variables["PATH"] = os.pathsep.join(
+            [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        )
         log = self.run / "log"
-        before = log.stat().st_size if log.exists() else 0
+        log_start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
             try:
                 process = subprocess.Popen(
-                    self.command, cwd=self.run / "work", env=variables, stdin=subprocess.DEVNULL, stdout=output,
-                    stderr=subprocess.STDOUT, start_new_session=True,
-                )  # fmt: skip
+                    self.command,
+                    cwd=self.run / "work",
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             except OSError as error:
-                raise Impossible(f"{self.command[0]}: cannot be started ({error.strerror})") from None
+                raise Impossible(
+                    f"{self.command[0]}: cannot be started ({error.strerror})"
+                ) from None
         try:
-            status, interrupted = self._wait(process, interruption, reached)
+            status, interrupted = self._wait_for_end(process, interruption, reached)
         finally:
-            self._end(process)
+            self._kill_all(process)
         with log.open("rb") as file:
-            file.seek(before)
+            file.seek(log_start)
             return Ended(status, interrupted, file.read().decode(errors="replace"))
 
-    def _wait(
+    def _wait_for_end(
         self, process: subprocess.Popen, interruption: Interruption | None, reached: Path
     ) -> tuple[int | None, bool]:
-        """Return the exit status of the process, None if it hangs, and whether it was interrupted: it is, when it says
-        that it waits for that."""
-        end, interrupted = time.monotonic() + self.timeout, False
-        while (status := process.poll()) is None and time.monotonic() < end:
+        """Wait for the process; return its exit status and whether it was interrupted.
+
+        The exit status is None if the process hangs. The signal is sent once the file `reached`
+        exists, with which the run says that it waits for the signal.
+        """
+        deadline = time.monotonic() + self.timeout
+        interrupted = False
+        while (status := process.poll()) is None and time.monotonic() < deadline:
             if interruption and not interrupted and reached.exists():
                 interrupted = True
                 if interruption.number == SIGKILL:
-                    self._end(process)
+                    self._kill_all(process)
                     continue
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, interruption.number)
                 reached.unlink()
-                end = time.monotonic() + min(GRACE, self.timeout)
+                deadline = time.monotonic() + min(GRACE, self.timeout)
             time.sleep(0.02)
         return status, interrupted
 
-    def _end(self, process: subprocess.Popen) -> None:
-        """Kill all that is left of the process and of what it has started."""
+    def _kill_all(self, process: subprocess.Popen) -> None:
+        """Kill what is left of the process and of all that it started."""
         while left := living(process.pid, self.others):
-            for one in left:
+            for process_left in left:
                 with suppress(psutil.NoSuchProcess):
-                    one.kill()
+                    process_left.kill()
             time.sleep(0.01)
         process.wait()
 
 
 def mirror(source: Path, target: Path, without: Path) -> None:
-    """Make `target` look like the folder `source`: what is written to it changes nothing in `source`.
+    """Make `target` look like `source`, so that writes do not reach `source`.
 
-    Files are copied, up to COPIED. Larger ones, hidden folders, and folders with more files than are worth looking at
-    are links: data is read, not written. `without` is left out.
+    Files up to the sizes in COPIED are copied. Larger files, hidden folders, and folders with too
+    many files (ENTRIES) become links: they are data, which is read and not written. `without` is
+    left out.
     """
-    count, size, queue = 0, 0, [(source, target)]
-    for folder, copy in queue:  # which grows, level by level
+    count = 0
+    size = 0
+    queue = [(source, target)]
+    # The queue grows while it is walked, level by level.
+    for folder, target_folder in queue:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         if count + len(entries) > ENTRIES and folder != source:
-            copy.symlink_to(folder)
+            target_folder.symlink_to(folder)
             continue
         count += len(entries)
-        copy.mkdir(parents=True)
+        target_folder.mkdir(parents=True)
         for entry in entries:
-            path, there = Path(entry.path), copy / entry.name
+            path = Path(entry.path)
+            copy_path = target_folder / entry.name
             if path == without:
                 continue
-            if entry.is_dir(follow_symlinks=False) and entry.name[0] != "." and os.access(path, os.R_OK | os.X_OK):
-                queue.append((path, there))
+            if (
+                entry.is_dir(follow_symlinks=False)
+                and entry.name[0] != "."
+                and os.access(path, os.R_OK | os.X_OK)
+            ):
+                queue.append((path, copy_path))
                 continue
-            plain = entry.is_file(follow_symlinks=False) and os.access(path, os.R_OK)
-            length = entry.stat().st_size if plain else 0
-            if plain and length <= COPIED[0] and size + length <= COPIED[1]:
-                shutil.copy2(path, there)
+            is_readable_file = entry.is_file(follow_symlinks=False) and os.access(path, os.R_OK)
+            length = entry.stat().st_size if is_readable_file else 0
+            if is_readable_file and length <= COPIED[0] and size + length <= COPIED[1]:
+                shutil.copy2(path, copy_path)
                 size += length
             else:
-                there.symlink_to(path.resolve())
+                copy_path.symlink_to(path.resolve())
 
 
 def planned(done: Sequence[dict]) -> tuple[list[Interruption], list[str]]:
-    """Return the interruptions that a run has moments for, by what it wrote down when it was left alone; and what it
-    has no moment for."""
+    """Choose the interruptions of a drill from the steps of the run left alone.
+
+    Args:
+        done: What the run recorded, as comparison.steps returns it.
+
+    Returns the interruptions for which the run has a moment, and for each kind without a moment a
+    line that says why.
+    """
     moments: dict[str, list[tuple]] = defaultdict(list)
     for step in done:
         moments[step["at"][0]].append(tuple(step["at"]))
     epochs = sorted({at[1] for at in moments["batch"]})
-    epoch = epochs[len(epochs) // 2]  # one in the middle, so that there is something before it and after it
+    # An epoch in the middle, so that the run has epochs before it and after it.
+    epoch = epochs[len(epochs) // 2]
     batches = [at for at in moments["batch"] if at[1] == epoch]
-    first, second = batches[(len(batches) - 1) // 2], batches[len(batches) // 2]
-    found, lacking = [], []
+    first = batches[(len(batches) - 1) // 2]
+    second = batches[len(batches) // 2]
+    interruptions = []
+    lacking = []
 
-    def add(name: str, words: str, kill: tuple, stop: tuple) -> None:
-        found.append(Interruption(f"kill-{name}", f"kill {words}", SIGKILL, kill))
-        found.append(Interruption(f"stop-{name}", f"stop {words}", SIGTERM, stop))
+    def add_kill_and_stop(name: str, words: str, kill: tuple, stop: tuple) -> None:
+        interruptions.append(Interruption(f"kill-{name}", f"kill {words}", SIGKILL, kill))
+        interruptions.append(Interruption(f"stop-{name}", f"stop {words}", SIGTERM, stop))
 
-    add("in-epoch", "within an epoch", second, first)
+    add_kill_and_stop("in-epoch", "within an epoch", second, first)
     if len(epochs) > 1:
-        add("at-epoch-end", "at an epoch's end", moments["epoch"][0], moments["epoch"][0])
+        add_kill_and_stop(
+            "at-epoch-end", "at an epoch's end", moments["epoch"][0], moments["epoch"][0]
+        )
     else:
         lacking.append("an epoch's end: there is one epoch only")
-    if validations := [at for at in moments["validation"] if at[1] == epoch] or moments["validation"]:
-        add("in-validation", "in a validation", validations[len(validations) // 2], validations[0])
+    if (
+        validations := [at for at in moments["validation"] if at[1] == epoch]
+        or moments["validation"]
+    ):
+        add_kill_and_stop(
+            "in-validation", "in a validation", validations[len(validations) // 2], validations[0]
+        )
     else:
         lacking.append("a validation: there is none")
     workers = next(step["workers"] for step in done if step["at"][0] == "start")
     if workers is None:
-        lacking.append("another number of data workers: the training data is in no DataLoader that takes one")
+        lacking.append(
+            "another number of data workers: the training data is in no DataLoader that takes one"
+        )
     else:
         other = 1 if workers == 2 else 2
         words = f"stop within an epoch, go on with {other} data workers in place of {workers}"
-        found.append(Interruption("workers", words, SIGTERM, first, other))
-    return found, lacking
+        interruptions.append(Interruption("workers", words, SIGTERM, first, other))
+    return interruptions, lacking
 
 
 class Drill:
-    """A drill: a run left alone, and those that are interrupted.
+    """A run left alone, and the interrupted runs that are compared with it.
 
     Args:
         bench: Where the command runs.
@@ -284,71 +379,101 @@ class Drill:
     """
 
     def __init__(self, bench: Bench, keeps: bool) -> None:
-        self.bench, self.keeps = bench, keeps
+        self.bench = bench
+        self.keeps = keeps
         self.alone: Path | None = None
-        self.repeatable: bool | None = None  # None as long as it was not looked at
-        self.verdict = ""  # of the run that went on last, by itself
+        # Whether two runs left alone are equal; None until `_is_repeatable` has been asked.
+        self.repeatable: bool | None = None
+        # What the last resumed run said of itself: whether it repeats what it did before.
+        self.verdict = ""
 
     def left_alone(self) -> list[dict]:
-        """Run the command without an interruption, and return what it wrote down; Impossible if nothing came of it."""
+        """Run the command without an interruption and return the steps that it recorded.
+
+        Raises Impossible if the command hangs or fails, trains nothing, or writes no checkpoint.
+        """
         began = time.monotonic()
         self.bench.prepare()
         ended = self.bench.start()
         if ended.status is None:
             raise Impossible(
-                f"the command, left alone, had not ended after {self.bench.timeout:.0f} s; give a larger --timeout, or "
-                "fewer --steps"
+                f"the command, left alone, had not ended after {self.bench.timeout:.0f} s; give a "
+                "larger --timeout, or fewer --steps"
             )
         if ended.status:
             print(ended.said, end="", flush=True)
-            raise Impossible(f"the command, left alone, fails with exit status {ended.status}: {ended.error}")
+            raise Impossible(
+                f"the command, left alone, fails with exit status {ended.status}: {ended.error}"
+            )
         self.alone = self.bench.keep("alone")
         done = comparison.steps(self.alone)
         if not any(step["at"][0] == "batch" for step in done):
             raise Impossible(
-                "the command ended with exit status 0 and trained nothing by sagemaker_lightning.cli.run; allowed is a "
-                "program that trains by it, as app/train.py does"
+                "the command ended with exit status 0 and trained nothing by "
+                "sagemaker_lightning.cli.run; allowed is a program that trains by it, as "
+                "app/train.py does"
             )
         if not newest_step(self.alone / "ml/checkpoints"):
             raise Impossible(
-                "the command trains without checkpoints to go on from; leave out --resume.exact=false, "
-                "--trainer.enable_checkpointing=false and --trainer.fast_dev_run"
+                "the command trains without checkpoints to go on from; leave out "
+                "--resume.exact=false, --trainer.enable_checkpointing=false and "
+                "--trainer.fast_dev_run"
             )
         last = [step for step in done if step["at"][0] == "batch"][-1]
         print(
-            f"left alone: {last['step']} steps in {last['at'][1] + 1} epochs, {time.monotonic() - began:.0f} s",
+            f"left alone: {last['step']} steps in {last['at'][1] + 1} epochs, "
+            f"{time.monotonic() - began:.0f} s",
             flush=True,
         )
         return done
 
-    def interrupt(self, one: Interruption) -> tuple[str, bool]:
-        """Interrupt a run and let it go on to its end; return what came of it, and whether that is as it should be."""
+    def interrupt(self, interruption: Interruption) -> tuple[str, bool]:
+        """Interrupt a run, resume it to its end, and compare it with the one left alone.
+
+        Returns the outcome in words, and whether the run is identical.
+        """
         self.bench.prepare()
-        wrong = self._interrupt(one)
-        folder = self.bench.keep(one.name)
+        wrong = self._interrupt_and_restart(interruption)
+        folder = self.bench.keep(interruption.name)
         starts = [step["step"] for step in comparison.steps(folder) if step["at"][0] == "start"]
-        wrong = wrong or self._different(folder, one)
+        wrong = wrong or self._describe_differences(folder, interruption)
         if not self.keeps:
             shutil.rmtree(folder)
         step = starts[-1] if starts else 0
-        how = f"gone on with from step {step}" if step else "begun anew: it had no checkpoint yet"
-        alarm = f"; but the run itself said: {self.verdict}" if self.verdict.startswith("warning: ") else ""
-        return wrong or f"identical, {how}{alarm}", not wrong
+        continuation = (
+            f"gone on with from step {step}" if step else "begun anew: it had no checkpoint yet"
+        )
+        alarm = (
+            f"; but the run itself said: {self.verdict}"
+            if self.verdict.startswith("warning: ")
+            else ""
+        )
+        return wrong or f"identical, {continuation}{alarm}", not wrong
 
-    def _interrupt(self, one: Interruption) -> str:
-        """Interrupt a run and start it again; return what goes wrong on the way."""
+    def _interrupt_and_restart(self, interruption: Interruption) -> str:
+        """Interrupt a run and start it again; return what went wrong, "" if nothing did."""
         self.verdict = ""
-        ended = self.bench.start(one)
+        ended = self.bench.start(interruption)
         if not ended.interrupted:
-            why = "it hung" if ended.status is None else f"it ended with status {ended.status}: {ended.error}"
-            return f"NOT REPEATED: the run did not come to the moment at which it was to be interrupted, but {why}"
-        if one.number == SIGTERM and ended.status is None:
+            reason = (
+                "it hung"
+                if ended.status is None
+                else f"it ended with status {ended.status}: {ended.error}"
+            )
+            return (
+                "NOT REPEATED: the run did not come to the moment at which it was to be "
+                f"interrupted, but {reason}"
+            )
+        if interruption.number == SIGTERM and ended.status is None:
             return f"HUNG: {min(GRACE, self.bench.timeout):.0f} s after SIGTERM it had not ended"
-        if one.number == SIGTERM and not ended.status:
-            return "NOT STOPPED: in spite of SIGTERM it went on to its end; SageMaker would have killed it on the way"
-        if one.number == SIGTERM and not newest_step(self.bench.run / "ml/checkpoints"):
+        if interruption.number == SIGTERM and not ended.status:
+            return (
+                "NOT STOPPED: in spite of SIGTERM it went on to its end; SageMaker would have "
+                "killed it on the way"
+            )
+        if interruption.number == SIGTERM and not newest_step(self.bench.run / "ml/checkpoints"):
             return f"NO CHECKPOINT was there after SIGTERM: {ended.error}"
-        ended = self.bench.start(workers=one.workers)
+        ended = self.bench.start(workers=interruption.workers)
         self.verdict = ended.verdict
         if ended.status is None:
             return f"HUNG: started again, it had not ended after {self.bench.timeout:.0f} s"
@@ -356,34 +481,53 @@ class Drill:
             return f"FAILS when it is started again, with exit status {ended.status}: {ended.error}"
         return ""
 
-    def _different(self, folder: Path, one: Interruption) -> str:
-        """Return how an interrupted run differs from the one left alone, and why that may be; "" if it does not."""
-        found = comparison.differences(self.alone, folder)
-        if not found:
+    def _describe_differences(self, folder: Path, interruption: Interruption) -> str:
+        """Describe how an interrupted run differs, and why; "" if it does not."""
+        differences = comparison.differences(self.alone, folder)
+        if not differences:
             return ""
-        lines = [f"DIFFERENT, first in {found[0].words}", *(f"and in {other.words}" for other in found[1:6])]
-        if len(found) > 6:
-            lines.append(f"and in {len(found) - 6} more")
+        lines = [
+            f"DIFFERENT, first in {differences[0].words}",
+            *(f"and in {other.words}" for other in differences[1:6]),
+        ]
+        if len(differences) > 6:
+            lines.append(f"and in {len(differences) - 6} more")
         if self.verdict:
             lines.append(f"the run itself said: {self.verdict}")
         if self.repeatable is None:
             self.repeatable = self._is_repeatable()
-        return "\n  ".join([*lines, f"likely cause: {self._cause(found[0].kind, one.workers is not None)}"])
+        return "\n  ".join(
+            [
+                *lines,
+                "likely cause: "
+                f"{self._describe_cause(differences[0].kind, interruption.workers is not None)}",
+            ]
+        )
 
-    def _cause(self, kind: str, of_workers: bool) -> str:
-        """Return why a kind of difference may be, and what to do about it."""
+    def _describe_cause(self, kind: str, workers_changed: bool) -> str:
+        """Return the likely cause of a kind of difference, and what to do about it."""
         if not self.repeatable:
-            return f"two runs left alone differ, too: {NOT_REPEATABLE.get(kind, NOT_REPEATABLE[''])}"
+            return (
+                f"two runs left alone differ, too: {NOT_REPEATABLE.get(kind, NOT_REPEATABLE[''])}"
+            )
         cause = CAUSES.get(kind, CAUSES[""])
-        if names := next((step["changed"] for step in comparison.steps(self.alone) if step["at"][0] == "end"), []):
+        if names := next(
+            (step["changed"] for step in comparison.steps(self.alone) if step["at"][0] == "end"), []
+        ):
             more = f" (and {len(names) - 3} more)" if len(names) > 3 else ""
-            cause = f"{', '.join(names[:3])}{more}, which changes while the run trains, and which no checkpoint has"
-        elif of_workers:
-            cause += "; or it is counted or drawn by a data worker, and is another one with more or fewer of them"
+            cause = (
+                f"{', '.join(names[:3])}{more}, which changes while the run trains, and which no "
+                "checkpoint has"
+            )
+        elif workers_changed:
+            cause += (
+                "; or it is counted or drawn by a data worker, and is another one with more or "
+                "fewer of them"
+            )
         return f"{cause}; {CURES.get(kind, CURES[''])}"
 
     def _is_repeatable(self) -> bool:
-        """Return whether a second run left alone is the same as the first."""
+        """Run the command alone once more and return whether the two runs are equal."""
         self.bench.prepare()
         ended = self.bench.start()
         again = self.bench.keep("alone-again")
@@ -391,86 +535,129 @@ class Drill:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says a mistake in one line."""
+    """An argument parser that reports a mistake in one line."""
 
     def error(self, message: str) -> None:
-        """Leave with the line alone."""
+        """Print the error line, without the usage, and exit with status 2."""
         self.exit(2, f"error: {message}; python -m sagemaker_lightning.drill --help\n")
 
 
 def positive(text: str) -> int:
-    """Return a whole number above 0."""
+    """Return `text` as an integer above 0; ArgumentTypeError if it is anything else."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"found {text!r}, allowed is a whole number above 0")
     return int(text)
 
 
-NAMES = ["kill-in-epoch", "stop-in-epoch", "kill-at-epoch-end", "stop-at-epoch-end", "kill-in-validation",
-         "stop-in-validation", "workers"]  # fmt: skip
+NAMES = [
+    "kill-in-epoch",
+    "stop-in-epoch",
+    "kill-at-epoch-end",
+    "stop-at-epoch-end",
+    "kill-in-validation",
+    "stop-in-validation",
+    "workers",
+]
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of what comes before the command."""
-    found = Parser(
+    """Return the parser of the drill's own flags, which come before the command."""
+    flag_parser = Parser(
         prog="python -m sagemaker_lightning.drill",
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="python -m sagemaker_lightning.drill [FLAG]... -- COMMAND...", allow_abbrev=False,
-    )  # fmt: skip
-    add = found.add_argument
-    add("--steps", type=positive, default=12, metavar="N", help="optimizer steps of a run (default: %(default)s)")
-    add("--epochs", type=positive, default=3, metavar="N", help="over which they go (default: %(default)s)")
-    add("--timeout", type=positive, default=600, metavar="SECONDS", help="a process's; then it hangs (%(default)s)")
-    add("--only", action="append", choices=NAMES, help="one interruption in place of all; may be repeated")
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python -m sagemaker_lightning.drill [FLAG]... -- COMMAND...",
+        allow_abbrev=False,
+    )
+    add = flag_parser.add_argument
+    add(
+        "--steps",
+        type=positive,
+        default=12,
+        metavar="N",
+        help="optimizer steps of a run (default: %(default)s)",
+    )
+    add(
+        "--epochs",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="over which they go (default: %(default)s)",
+    )
+    add(
+        "--timeout",
+        type=positive,
+        default=600,
+        metavar="SECONDS",
+        help="a process's; then it hangs (%(default)s)",
+    )
+    add(
+        "--only",
+        action="append",
+        choices=NAMES,
+        help="one interruption in place of all; may be repeated",
+    )
     add("--keep", action="store_true", help="keep the drill's folder, and say where it is")
-    return found
+    return flag_parser
 
 
 def main(args: list[str] | None = None) -> int:
-    """Drill, and return the exit status."""
+    """Drill the command that follows `--` in `args`, and return the exit status."""
     args = sys.argv[1:] if args is None else args
-    place = args.index("--") if "--" in args else len(args)
-    given, command = parser().parse_args(args[:place]), args[place + 1 :]
+    separator = args.index("--") if "--" in args else len(args)
+    flags = parser().parse_args(args[:separator])
+    command = args[separator + 1 :]
     if not command:
         parser().error("found no command; allowed is one after --, e.g. -- python app/train.py")
     for number in (SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # what was started is ended on the way out
+        # Exit through `finally`, which ends the processes that the drill started.
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="drill-")).resolve()
-    limits = {"epochs": given.epochs, "steps": -(-given.steps // given.epochs)}
+    steps_per_epoch = -(-flags.steps // flags.epochs)
+    limits = {"epochs": flags.epochs, "steps": steps_per_epoch}
     print(f"drill: {shlex.join(command)}", flush=True)
     try:
-        drill = Drill(Bench(folder, command, limits, given.timeout), given.keep)
-        return run(drill, given.only or NAMES)
+        drill = Drill(Bench(folder, command, limits, flags.timeout), flags.keep)
+        return run(drill, flags.only or NAMES)
     except Impossible as reason:
         print(f"error: {reason}", file=sys.stderr, flush=True)
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     finally:
-        if given.keep:
+        if flags.keep:
             print(f"kept: {folder}", flush=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def run(drill: Drill, names: Sequence[str]) -> int:
-    """Interrupt in the ways that are named, print what comes of it, and return the exit status."""
+    """Make the named interruptions, print each outcome, and return the exit status.
+
+    Raises Impossible if the run has a moment for none of them.
+    """
     interruptions, lacking = planned(drill.left_alone())
-    for words in lacking:
-        print(f"not drilled: {words}", flush=True)
-    chosen = [one for one in interruptions if one.name in names]
+    for reason in lacking:
+        print(f"not drilled: {reason}", flush=True)
+    chosen = [interruption for interruption in interruptions if interruption.name in names]
     if not chosen:
         raise Impossible(f"--only: found {', '.join(names)}, for which this run has no moment")
-    wrong = []
-    for one in chosen:
-        words, right = drill.interrupt(one)
-        print(f"{one.words}: {words}", flush=True)
-        if not right:
-            wrong.append(one.name)
-        if drill.repeatable is False:  # all others would be different, too
+    failed = []
+    for interruption in chosen:
+        outcome, is_identical = drill.interrupt(interruption)
+        print(f"{interruption.words}: {outcome}", flush=True)
+        if not is_identical:
+            failed.append(interruption.name)
+        # If runs left alone differ, all other interrupted runs would differ, too.
+        if drill.repeatable is False:
             break
-    if wrong:
-        print(f"NOT identical: {', '.join(wrong)}", flush=True)
+    if failed:
+        print(f"NOT identical: {', '.join(failed)}", flush=True)
         return 1
-    print(f"identical: {len(chosen)} interruptions; weights, optimizers, metrics, curves, model files", flush=True)
+    print(
+        f"identical: {len(chosen)} interruptions; weights, optimizers, metrics, curves, model "
+        "files",
+        flush=True,
+    )
     return 0

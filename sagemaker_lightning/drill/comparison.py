@@ -1,6 +1,7 @@
-"""What differs between two runs of the same job: steps, state, model, curves. Each is a folder that the drill made.
+"""Compares two runs of the same job: their steps, state, model files and curves.
 
-What two runs can never have in common is left out: moments, seconds, and how busy the machine was.
+Each run is a folder that the drill made. What no two runs have in common is left out: times of day,
+durations, and how busy the machine was.
 """
 
 import csv
@@ -20,87 +21,127 @@ from sagemaker_lightning.resume.checkpoint_file import KEY, read
 from sagemaker_lightning.state.object_state import digest
 
 STEP = ("batch", "learning rate", "loss")
-"""What is known of a step, in the order in which one leads to the next."""
+"""What is recorded of a step, in the order in which one follows from another."""
 WRITTEN = ("number", "saved_at", "made", "journal", "resumes", "files")
-"""Of what is ours in a checkpoint: when and by which processes it was written."""
+"""Our entries in a checkpoint that say when and by which processes it was written; not compared."""
 TRIES = ("begun", "workers")
-"""Of what a checkpoint says of a loader: how often it was begun, each process counted, and by how many workers."""
+"""Entries for a loader that depend on the processes; not compared.
+
+How often the loader was begun, each process counted, and with how many workers.
+"""
 PASSING = {"time_elapsed", "retired", "resumes"}
-"""Of what callbacks and model.json say: Lightning's Timer's seconds, how many checkpoints ago a model was the best one,
-and what came of earlier interruptions."""
-MACHINES = "system"  # the folder of callbacks/host_metrics.py's curves
+"""Entries of callbacks and of model.json that are not compared.
+
+The seconds of Lightning's Timer, how many checkpoints ago a model was the best one, and how earlier
+interruptions were resumed.
+"""
+# The folder of the curves that callbacks/host_metrics.py logs.
+MACHINES = "system"
 ABSENT = "nothing"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something that is not the same."""
+    """One thing that is not the same in two runs."""
 
     kind: str
     """"batch", "learning rate", "loss", "steps", "state", "model", "metrics", "curve" or "file"."""
     words: str
-    """What it is, and what was found in each of the two runs."""
+    """Where the difference is, and what each of the two runs has there."""
 
 
 def differences(alone: Path, other: Path) -> list[Difference]:
-    """Return what is not the same in the `other` run's folder as in that of the run left alone, the cause first."""
-    return [*_steps(alone, other), *_state(alone, other), *_models(alone, other), *_curves(alone, other)]
+    """Compare the folder of an interrupted run with that of the run left alone.
+
+    Causes come before their consequences: steps, state, model files, curves.
+    """
+    return [
+        *_compare_steps(alone, other),
+        *_compare_states(alone, other),
+        *_compare_models(alone, other),
+        *_compare_curves(alone, other),
+    ]
 
 
 def steps(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
-    """Return what a rank has written down; a line that was not written to its end, as it was killed, is left out."""
+    """Return the steps that one rank recorded.
+
+    A line that is incomplete, because the process was killed while it wrote, is left out.
+    """
     path = folder / f"steps-{rank}.jsonl"
     lines = path.read_text().splitlines() if path.is_file() else []
-    found = []
+    recorded = []
     for line in lines:
         try:
-            found.append(json.loads(line))
+            recorded.append(json.loads(line))
         except json.JSONDecodeError:
             continue
-    return found
+    return recorded
 
 
-def _steps(alone: Path, other: Path) -> list[Difference]:
-    """Return the first difference of the steps that were done, of any rank."""
-    found = []
+def _compare_steps(alone: Path, other: Path) -> list[Difference]:
+    """Return the first step of any rank that differs, in a list of at most one."""
+    differences = []
     ranks = len({path.name for folder in (alone, other) for path in folder.glob("steps-*.jsonl")})
     for rank in range(ranks):
-        known, done = ([step for step in steps(folder, rank) if step["at"][0] == "batch"] for folder in (alone, other))
-        expected, seen = {tuple(step["at"]): step for step in known}, set()
-        of = f" of rank {rank}" if ranks > 1 else ""
-        for step in done:
-            at = tuple(step["at"])
-            place = f"step {step['step']}{of} (epoch {at[1]}, batch {at[2]})"
-            seen.add(at)
-            if at not in expected:
-                found.append((at, Difference("steps", f"{place} was not done by the run left alone")))
+        done_alone, done_other = (
+            [step for step in steps(folder, rank) if step["at"][0] == "batch"]
+            for folder in (alone, other)
+        )
+        expected = {tuple(step["at"]): step for step in done_alone}
+        done_positions = set()
+        rank_note = f" of rank {rank}" if ranks > 1 else ""
+        for step in done_other:
+            position = tuple(step["at"])
+            where = f"step {step['step']}{rank_note} (epoch {position[1]}, batch {position[2]})"
+            done_positions.add(position)
+            if position not in expected:
+                differences.append(
+                    (position, Difference("steps", f"{where} was not done by the run left alone"))
+                )
                 break
-            if wrong := next((name for name in STEP if step[name] != expected[at][name]), None):
-                values = "" if wrong == "batch" else f": {_both(_number(expected[at][wrong]), _number(step[wrong]))}"
-                found.append((at, Difference(wrong, f"the {wrong} of {place}{values}")))
+            if quantity := next(
+                (name for name in STEP if step[name] != expected[position][name]), None
+            ):
+                values = ""
+                if quantity != "batch":
+                    value_alone = _format_floats(expected[position][quantity])
+                    value_other = _format_floats(step[quantity])
+                    values = f": {_format_both(value_alone, value_other)}"
+                words = f"the {quantity} of {where}{values}"
+                differences.append((position, Difference(quantity, words)))
                 break
         else:
-            if missing := sorted(expected.keys() - seen):
-                place = f"epoch {missing[0][1]}, batch {missing[0][2]}"
-                found.append((missing[0], Difference("steps", f"{place}{of} was done by the run left alone only")))
-    return [difference for _, difference in sorted(found, key=lambda one: one[0])[:1]]
+            if missing := sorted(expected.keys() - done_positions):
+                where = f"epoch {missing[0][1]}, batch {missing[0][2]}"
+                differences.append(
+                    (
+                        missing[0],
+                        Difference(
+                            "steps", f"{where}{rank_note} was done by the run left alone only"
+                        ),
+                    )
+                )
+    return [difference for _, difference in sorted(differences, key=lambda pair: pair[0])[:1]]
 
 
-def _number(bits: str | list[str] | None) -> str:
-    """Return a float's value, or those of several, in as many digits as tell it from any other one."""
+def _format_floats(bits: str | list[str] | None) -> str:
+    """Return one or more floats, given as hex, with the digits that identify them."""
     if isinstance(bits, list):
-        return ", ".join(map(_number, bits))
+        return ", ".join(map(_format_floats, bits))
     return ABSENT if bits is None else repr(float.fromhex(bits))
 
 
-def _state(alone: Path, other: Path) -> list[Difference]:
-    """Return how the last checkpoints differ."""
-    one, two = (_last(folder / "ml/checkpoints") for folder in (alone, other))
-    return _trees("state", "the last checkpoint", one, two)
+def _compare_states(alone: Path, other: Path) -> list[Difference]:
+    """Return how the last checkpoints differ, as a list of at most one difference."""
+    state_alone, state_other = (
+        _read_last_state(folder / "ml/checkpoints") for folder in (alone, other)
+    )
+    return _compare_trees("state", "the last checkpoint", state_alone, state_other)
 
 
-def _last(folder: Path) -> dict[str, Any]:
-    """Return what in the newest checkpoint is the job's state."""
+def _read_last_state(folder: Path) -> dict[str, Any]:
+    """Return the newest checkpoint without what differs between any two runs."""
     checkpoint = read(folder / f"step-{newest_step(folder):09d}.ckpt")
     ours = {name: value for name, value in checkpoint[KEY].items() if name not in WRITTEN}
     for rank in ours.get("ranks", ()):
@@ -110,97 +151,115 @@ def _last(folder: Path) -> dict[str, Any]:
     return checkpoint | {KEY: ours}
 
 
-def _models(alone: Path, other: Path) -> list[Difference]:
+def _compare_models(alone: Path, other: Path) -> list[Difference]:
     """Return how the files of the model folders differ."""
-    found = []
+    differences = []
     folders = [folder / "ml/model" for folder in (alone, other)]
-    for name in _names(*folders):
+    for name in _file_names(*folders):
         paths = [folder / name for folder in folders]
         if missing := [path for path in paths if not path.is_file()]:
             which = "interrupted run" if missing == paths[1:] else "run left alone"
-            found.append(Difference("file", f"{name} in the model folder: the {which} has none"))
+            differences.append(
+                Difference("file", f"{name} in the model folder: the {which} has none")
+            )
         elif paths[0].read_bytes() != paths[1].read_bytes():
-            contents = [_content(path) for path in paths]
+            contents = [_read_values(path) for path in paths]
             if None in contents:
-                found.append(Difference("file", f"{name} in the model folder: its bytes"))
+                differences.append(Difference("file", f"{name} in the model folder: its bytes"))
             else:
-                found += _trees("metrics" if name == "model.json" else "model", name, *contents)
-    return found
+                differences += _compare_trees(
+                    "metrics" if name == "model.json" else "model", name, *contents
+                )
+    return differences
 
 
-def _content(path: Path) -> Any:
-    """Return the values in a file, None if it cannot be read as any."""
+def _read_values(path: Path) -> Any:
+    """Return the values in a file; None if its format is unknown or it cannot be read."""
     try:
         if path.suffix == ".json":
             return json.loads(path.read_text())
         if path.suffix in (".pt", ".pth", ".ckpt"):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # whatever a user's file is
+    # A user's file may be anything.
+    except Exception:
         return None
     return None
 
 
-def _trees(kind: str, where: str, one: Any, two: Any) -> list[Difference]:
-    """Return in one difference which of two trees' values differ."""
-    found = list(_leaves(one, two, ()))
-    if not found:
+def _compare_trees(kind: str, where: str, alone: Any, other: Any) -> list[Difference]:
+    """Return a difference that lists the values of two trees that differ, if any do."""
+    leaves = list(_differing_leaves(alone, other, ()))
+    if not leaves:
         return []
-    (path, words), *more = found
+    (path, words), *more = leaves
     others = f" (and {len(more)} more)" if more else ""
     return [Difference(kind, f"{'.'.join(path)} in {where}: {words}{others}")]
 
 
-def _leaves(one: Any, two: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the path of each value that differs, and how."""
-    if isinstance(one, Mapping) and isinstance(two, Mapping):
-        for key in dict.fromkeys([*one, *two]):
+def _differing_leaves(
+    alone: Any, other: Any, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the path of each value that differs, and a description of the difference."""
+    if isinstance(alone, Mapping) and isinstance(other, Mapping):
+        for key in dict.fromkeys([*alone, *other]):
             if key not in PASSING:
-                yield from _leaves(one.get(key, ABSENT), two.get(key, ABSENT), (*path, str(key)))
-    elif isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
-        for number, (left, right) in enumerate(zip_longest(one, two, fillvalue=ABSENT)):
-            yield from _leaves(left, right, (*path, str(number)))
-    elif digest(one) != digest(two):
-        yield path, _how(one, two)
+                yield from _differing_leaves(
+                    alone.get(key, ABSENT), other.get(key, ABSENT), (*path, str(key))
+                )
+    elif isinstance(alone, (list, tuple)) and isinstance(other, (list, tuple)):
+        for number, (left, right) in enumerate(zip_longest(alone, other, fillvalue=ABSENT)):
+            yield from _differing_leaves(left, right, (*path, str(number)))
+    elif digest(alone) != digest(other):
+        yield path, _describe_difference(alone, other)
 
 
-def _how(one: Any, two: Any) -> str:
-    """Return how two values differ."""
-    if not (isinstance(one, Tensor) and isinstance(two, Tensor)):
-        return _both(_short(one), _short(two))
-    if one.shape != two.shape or one.dtype != two.dtype:
-        return _both(*(f"{each.dtype} {list(each.shape)}" for each in (one, two)))
-    if one.numel() == 1:
-        return _both(repr(one.item()), repr(two.item()))
-    apart = one.to_dense() != two.to_dense()
-    return f"{int(apart.sum())} of {one.numel()} values"
+def _describe_difference(alone: Any, other: Any) -> str:
+    """Describe how two values differ."""
+    if not (isinstance(alone, Tensor) and isinstance(other, Tensor)):
+        return _format_both(_shorten(alone), _shorten(other))
+    if alone.shape != other.shape or alone.dtype != other.dtype:
+        return _format_both(*(f"{each.dtype} {list(each.shape)}" for each in (alone, other)))
+    if alone.numel() == 1:
+        return _format_both(repr(alone.item()), repr(other.item()))
+    apart = alone.to_dense() != other.to_dense()
+    return f"{int(apart.sum())} of {alone.numel()} values"
 
 
-def _both(alone: str, other: str) -> str:
+def _format_both(alone: str, other: str) -> str:
     return f"{alone} left alone, {other} interrupted"
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
     text = value if value is ABSENT else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _curves(alone: Path, other: Path) -> list[Difference]:
-    """Return the first difference of each curve: TensorBoard's, and the rows of CSV files."""
-    found = []
-    for read_all in (_tensorboard, _csv):
-        one, two = read_all(alone), read_all(other)
-        for name in dict.fromkeys([*one, *two]):
-            rows = zip_longest(one.get(name, ()), two.get(name, ()), fillvalue=ABSENT)
-            number, row = next(((k, row) for k, row in enumerate(rows) if row[0] != row[1]), (0, None))
+def _compare_curves(alone: Path, other: Path) -> list[Difference]:
+    """Return the first difference of each curve (TensorBoard) and of each CSV file."""
+    differences = []
+    for read_all in (_read_tensorboard, _read_csv):
+        curves_alone = read_all(alone)
+        curves_other = read_all(other)
+        for name in dict.fromkeys([*curves_alone, *curves_other]):
+            rows = zip_longest(
+                curves_alone.get(name, ()), curves_other.get(name, ()), fillvalue=ABSENT
+            )
+            number, row = next(
+                ((k, row) for k, row in enumerate(rows) if row[0] != row[1]), (0, None)
+            )
             if row:
-                found.append(Difference("curve", f"{name}, row {number + 1}: {_both(*map(_short, row))}"))
-    return found
+                differences.append(
+                    Difference(
+                        "curve", f"{name}, row {number + 1}: {_format_both(*map(_shorten, row))}"
+                    )
+                )
+    return differences
 
 
-def _tensorboard(folder: Path) -> dict[str, list]:
-    """Return each curve's (step, value) in the order in which they were logged, by folder and tag."""
+def _read_tensorboard(folder: Path) -> dict[str, list]:
+    """Return each curve's (step, value) pairs in logging order, by folder and tag."""
     curves: dict[str, list] = {}
     for path in sorted(folder.rglob("*.tfevents.*")):
         where = path.parent.relative_to(folder)
@@ -210,17 +269,22 @@ def _tensorboard(folder: Path) -> dict[str, list]:
     return curves
 
 
-def _csv(folder: Path) -> dict[str, list]:
-    """Return the rows of each CSV file that the run has written."""
-    found = {}
+def _read_csv(folder: Path) -> dict[str, list]:
+    """Return the rows of each CSV file that the run wrote, by path."""
+    tables = {}
     for path in sorted(folder.rglob("*.csv")):
         if path.is_file() and not path.is_symlink():
             with path.open(newline="", errors="replace") as file:
-                found[path.relative_to(folder).as_posix()] = list(csv.reader(file))
-    return found
+                tables[path.relative_to(folder).as_posix()] = list(csv.reader(file))
+    return tables
 
 
-def _names(*folders: Path) -> list[str]:
-    """Return the files below any of the folders, each once."""
-    paths = [path.relative_to(folder).as_posix() for folder in folders for path in folder.rglob("*") if path.is_file()]
+def _file_names(*folders: Path) -> list[str]:
+    """Return the relative paths of all files below the folders, sorted, each once."""
+    paths = [
+        path.relative_to(folder).as_posix()
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.is_file()
+    ]
     return sorted(set(paths))

@@ -1,1 +1,1 @@
-"""Jobs whose hosts split the rows of a table and do not talk."""
+"""Jobs whose hosts split the rows of a table and do not communicate."""

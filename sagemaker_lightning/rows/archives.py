@@ -1,6 +1,7 @@
-"""The parts of a job as SageMaker leaves them: model.tar.gz, local or on S3, or a folder; read as untrusted input.
+"""Reads the parts of a job from where SageMaker left them, as untrusted input.
 
-Nothing is unpacked: files are read where they are, by their names without folders, and no link is followed.
+A MODEL is a model.tar.gz, local or on S3, or a folder. Nothing is unpacked: files are read in place
+and known by their names without folders; links are not followed.
 """
 
 import os
@@ -13,85 +14,115 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
-HEADER_BYTES = 2**20  # of an archive between two files: tarfile reads long names and the like into memory
-FILES = 100_000  # of a MODEL
+# Bytes of an archive between two files: tarfile reads long names and other headers into memory.
+HEADER_BYTES = 2**20
+# The largest number of files in one MODEL.
+FILES = 100_000
 
 
 class Model:
-    """The files of one MODEL."""
+    """The files of one MODEL: a local archive or folder."""
 
     def __init__(self, name: str, path: Path) -> None:
-        self.name, self.path = name, path
+        self.name = name
+        self.path = path
 
     def files(self) -> Iterator[tuple[str, BinaryIO]]:
-        """Yield each file's name and content, which is to be read before the next one; ValueError if it is unsafe."""
+        """Yield the name and the content of each file.
+
+        The content must be read before the next file is taken. Raises ValueError if the MODEL is
+        damaged or unsafe to read.
+        """
         try:
-            for number, (name, file) in enumerate(self._folder() if self.path.is_dir() else self._archive()):
+            for number, (name, file) in enumerate(
+                self._files_of_folder() if self.path.is_dir() else self._files_of_archive()
+            ):
                 if number == FILES:
-                    raise ValueError(f"{self.name} has more than {FILES} files; give the files of the parts alone")
+                    raise ValueError(
+                        f"{self.name} has more than {FILES} files; give the files of the parts "
+                        "alone"
+                    )
                 yield name, file
         except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ValueError(f"{self.name} is damaged or no archive ({reason}); copy it again") from None
+            raise ValueError(
+                f"{self.name} is damaged or no archive ({reason}); copy it again"
+            ) from None
 
-    def _folder(self) -> Iterator[tuple[str, BinaryIO]]:
+    def _files_of_folder(self) -> Iterator[tuple[str, BinaryIO]]:
         for folder, _, names in os.walk(self.path):
             for name in sorted(names):
                 path = Path(folder, name)
                 if not stat.S_ISREG(path.lstat().st_mode):
-                    self._check_other(name)
+                    self._refuse_special_file(name)
                     continue
-                # A link or a pipe that took its place since then is not followed or waited for.
+                # The path may have become a link or a pipe since the check: do not follow it, do
+                # not block.
                 descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 with os.fdopen(descriptor, "rb") as file:
                     yield name, file
 
-    def _archive(self) -> Iterator[tuple[str, BinaryIO]]:
+    def _files_of_archive(self) -> Iterator[tuple[str, BinaryIO]]:
         with self.path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
-        with _Archive.open(self.path, "r|gz" if zipped else "r|") as archive:
+        with _LimitedArchive.open(self.path, "r|gz" if zipped else "r|") as archive:
             while member := archive.next():
                 path = Path(member.name)
                 if path.is_absolute() or ".." in path.parts:
-                    raise ValueError(f"{self.name} has a file {member.name!r}, which is outside of it; copy it again")
+                    raise ValueError(
+                        f"{self.name} has a file {member.name!r}, which is outside of it; copy it "
+                        "again"
+                    )
                 if member.isreg() and not member.issparse():
                     yield path.name, archive.extractfile(member)
                 elif not member.isdir():
-                    self._check_other(path.name)
-                archive.members.clear()  # tarfile keeps all, for a random access that a stream has not
+                    self._refuse_special_file(path.name)
+                # tarfile keeps all members for random access, which a stream does not have.
+                archive.members.clear()
 
-    def _check_other(self, name: str) -> None:
-        """Raise ValueError for a link, device or pipe in the place of a part's file; others are nobody's business."""
+    def _refuse_special_file(self, name: str) -> None:
+        """Raise ValueError for a link, device or pipe that is named like a file of a part.
+
+        Special files with other names are ignored.
+        """
         if fnmatchcase(name, "manifest-*.json") or name.endswith(".npy"):
-            raise ValueError(f"{self.name}: {name} is a link or no regular file; give the file itself")
+            raise ValueError(
+                f"{self.name}: {name} is a link or no regular file; give the file itself"
+            )
 
 
-class _Archive(tarfile.TarFile):
-    """A stream whose headers are of bounded length: a name of gigabytes takes kilobytes when it is packed."""
+class _LimitedArchive(tarfile.TarFile):
+    """An archive that is read as a stream, with headers of bounded length.
+
+    A name of gigabytes takes only kilobytes in a compressed archive.
+    """
 
     def next(self) -> tarfile.TarInfo | None:
-        """Return the next file, None at the end; TarError if what is there is none."""
-        if not isinstance(self.fileobj, _Metered):
-            self.fileobj = _Metered(self.fileobj)
+        """Return the next file, None at the end; TarError for a damaged or long header."""
+        if not isinstance(self.fileobj, _LimitedFile):
+            self.fileobj = _LimitedFile(self.fileobj)
         self.fileobj.left = HEADER_BYTES
         try:
             return super().next()
         except (tarfile.TarError, EOFError, zlib.error, OSError):
             raise
-        except Exception as error:  # a damaged header raises nearly anything
+        # A damaged header can raise nearly any exception.
+        except Exception as error:
             raise tarfile.ReadError(str(error) or type(error).__name__) from None
         finally:
-            self.fileobj.left = 2**63  # of a file's content
+            # The content of a file is not limited.
+            self.fileobj.left = 2**63
 
 
-class _Metered:
-    """A file of which no more than `left` bytes are read."""
+class _LimitedFile:
+    """A file that refuses to read more than `left` bytes."""
 
     def __init__(self, file: Any) -> None:
-        self.file, self.left = file, 0
+        self.file = file
+        self.left = 0
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes."""
+        """Return up to `size` bytes; tarfile.ReadError if that exceeds what is left."""
         self.left -= size
         if self.left < 0:
             raise tarfile.ReadError("its headers are too long")
@@ -102,28 +133,41 @@ class _Metered:
 
 
 def opened(name: str, folder: Path) -> Model:
-    """Return a MODEL, fetched into `folder` if it is on S3."""
+    """Return the MODEL of a path or an s3:// address.
+
+    What is on S3 is downloaded into `folder`.
+
+    Raises ValueError if there is no such file, or if it cannot be downloaded.
+    """
     if not name.startswith("s3://"):
         try:
-            found = Path(name).is_dir() or Path(name).is_file()
-        except (OSError, ValueError):  # too long a name, or NUL in it
-            found = False
-        if not found:
-            raise ValueError(f"{name}: found no such file; allowed are model.tar.gz, s3://BUCKET/KEY and a folder")
+            exists = Path(name).is_dir() or Path(name).is_file()
+        # The name is too long, or has NUL in it.
+        except (OSError, ValueError):
+            exists = False
+        if not exists:
+            raise ValueError(
+                f"{name}: found no such file; allowed are model.tar.gz, s3://BUCKET/KEY and a "
+                "folder"
+            )
         return Model(name, Path(name))
     try:
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
-        raise ValueError(f"{name}: {sys.executable} has no boto3; pip install boto3, or give a file") from None
+        raise ValueError(
+            f"{name}: {sys.executable} has no boto3; pip install boto3, or give a file"
+        ) from None
 
     bucket, _, key = name.removeprefix("s3://").partition("/")
     path = folder / f"{len(list(folder.iterdir()))}.tar.gz"
     try:
         region = os.environ.get("AWS_REGION") or boto3.Session().region_name or "us-east-1"
-        patience = Config(connect_timeout=5, retries={"mode": "standard"})
-        boto3.client("s3", region_name=region, config=patience).download_file(bucket, key, str(path))
+        client_config = Config(connect_timeout=5, retries={"mode": "standard"})
+        boto3.client("s3", region_name=region, config=client_config).download_file(
+            bucket, key, str(path)
+        )
     except (BotoCoreError, ClientError) as error:
         raise ValueError(f"{name} could not be fetched: {error}") from None
     return Model(name, path)

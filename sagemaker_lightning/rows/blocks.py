@@ -1,7 +1,8 @@
-"""Results that come in blocks of rows: committed one by one, so that a run that is interrupted goes on.
+"""Results in blocks of rows, committed one by one, so that a run can go on.
 
-A block is a file `START-STOP.npz` of arrays for the rows from START to before STOP, whole or absent; the checksums are
-those of zip. A run of other settings or of another source has another folder.
+A block is a file `START-STOP.npz` with arrays for the rows from START up to, but not including,
+STOP. It is complete or absent. Its checksums are those of the zip format. A run with other settings
+or another source has another folder.
 """
 
 import hashlib
@@ -22,30 +23,38 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Blocks:
-    """The blocks of a run.
+    """The committed blocks of a run.
 
     Args:
         folder: SageMaker's checkpoint folder.
-        run: What decides the result, and nothing else: the source and the settings.
+        run: Everything that decides the result, and nothing else: the source and the settings.
     """
 
     def __init__(self, folder: Path, run: Mapping[str, Any]) -> None:
-        digest = hashlib.blake2b(json.dumps(run, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(
+            json.dumps(run, sort_keys=True, default=str).encode(), digest_size=8
+        ).hexdigest()
         self.folder = folder / f"blocks-{digest}"
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def commit(self, rows: range, arrays: Arrays) -> None:
-        """Put a block on the disk."""
+        """Write a block to the disk, atomically."""
         with whole(self._path(rows)) as file:
             np.savez(file, **arrays)
 
     def named(self) -> list[range]:
-        """Return the rows of each block that is there."""
-        return [range(*map(int, path.stem.split("-"))) for path in sorted(self.folder.glob("[0-9]*-[0-9]*.npz"))]
+        """Return the rows of each block file, without a look into the files."""
+        return [
+            range(*map(int, path.stem.split("-")))
+            for path in sorted(self.folder.glob("[0-9]*-[0-9]*.npz"))
+        ]
 
     def whole(self) -> list[range]:
-        """Return the rows of each block that is whole; one that is damaged is removed, and a line says so."""
-        found = []
+        """Return the rows of each intact block.
+
+        Damaged blocks are removed, with a warning each.
+        """
+        intact = []
         for rows in self.named():
             path = self._path(rows)
             try:
@@ -54,20 +63,24 @@ class Blocks:
             except (zipfile.BadZipFile, OSError) as error:
                 damaged = str(error)
             if damaged:
-                print(f"warning: {path} is damaged ({damaged}); its rows are done again", flush=True)
+                print(
+                    f"warning: {path} is damaged ({damaged}); its rows are done again", flush=True
+                )
                 path.unlink()
             else:
-                found.append(rows)
-        return found
+                intact.append(rows)
+        return intact
 
     def read(self, part: range) -> Iterator[tuple[range, dict[str, np.ndarray]]]:
-        """Yield blocks that have all rows of `part` once, in order, with their arrays: each a block, or a piece of it.
+        """Yield rows and arrays of blocks that together have all of `part`, in order.
 
-        Where blocks overlap, as after a change of the number of hosts, the one that begins first is taken.
+        Each row comes once. Blocks may overlap, for example after the number of hosts has changed;
+        then the one that begins first is used, and only the rest of the next one.
         """
         reached = part.start
         for rows in sorted(self.named(), key=lambda rows: (rows.start, -rows.stop)):
-            first, last = max(reached, rows.start), min(part.stop, rows.stop)
+            first = max(reached, rows.start)
+            last = min(part.stop, rows.stop)
             if first >= last:
                 continue
             with np.load(self._path(rows), allow_pickle=False) as file:
@@ -79,16 +92,24 @@ class Blocks:
 
 
 def cut(arrays: dict[str, np.ndarray], rows: range, part: range) -> dict[str, np.ndarray]:
-    """Return what of a block's arrays belongs to `part` of its rows.
+    """Return the entries of a block's arrays that belong to `part`.
 
-    `counts`, where there is one, says how many entries each row has in the other arrays; else each row has one.
+    Args:
+        arrays: The arrays of the block. If there is an array `counts`, [rows], it says how many
+            entries each row has in the other arrays; else each row has one entry.
+        rows: The rows of the block.
+        part: Some of these rows.
     """
-    first, last = part.start - rows.start, part.stop - rows.start
+    first = part.start - rows.start
+    last = part.stop - rows.start
     if "counts" not in arrays:
         return {name: array[first:last] for name, array in arrays.items()}
     ends = np.concatenate([[0], np.cumsum(arrays["counts"])])
     entries = slice(ends[first], ends[last])
-    return {name: array[first:last] if name == "counts" else array[entries] for name, array in arrays.items()}
+    return {
+        name: array[first:last] if name == "counts" else array[entries]
+        for name, array in arrays.items()
+    }
 
 
 def compute(
@@ -99,36 +120,52 @@ def compute(
     function: Callable[[range], Arrays],
     say: Callable[[str], None],
 ) -> None:
-    """Commit what `done` lacks of `part`, in blocks of `size` rows at most; `say` gets a line every few seconds."""
-    left = partition.missing(part, done)
-    total = sum(map(len, left))
+    """Compute and commit the rows of `part` that are not in `done`.
+
+    Args:
+        blocks: Where to commit.
+        part: The rows to compute.
+        done: Rows that are committed already.
+        size: The largest number of rows of a block.
+        function: Takes rows and returns their arrays by name.
+        say: Gets a line about the progress, every 5 seconds at most.
+    """
+    missing_ranges = partition.missing(part, done)
+    total = sum(map(len, missing_ranges))
     if total < len(part):
         say(f"rows {part.start} to {part.stop}: {len(part) - total} are done already")
-    began = said = time.monotonic()
-    ready = 0
-    for piece in left:
+    start_time = last_report = time.monotonic()
+    computed = 0
+    for piece in missing_ranges:
         for first in range(piece.start, piece.stop, size):
             rows = range(first, min(first + size, piece.stop))
             blocks.commit(rows, check(function(rows), rows))
-            ready += len(rows)
-            now = time.monotonic()
-            if now - said >= 5 or ready == total:
-                rate = ready / (now - began)
-                say(f"rows={ready}/{total} rows/s={rate:.1f} left={(total - ready) / rate:.0f}s")
-                said = now
+            computed += len(rows)
+            current_time = time.monotonic()
+            if current_time - last_report >= 5 or computed == total:
+                rate = computed / (current_time - start_time)
+                say(
+                    f"rows={computed}/{total} rows/s={rate:.1f} "
+                    f"left={(total - computed) / rate:.0f}s"
+                )
+                last_report = current_time
 
 
 def check(arrays: Any, rows: range) -> dict[str, np.ndarray]:
-    """Return what a function made of a block, by name; UserError if it does not fit the rows."""
-    found = arrays if isinstance(arrays, Mapping) else {"result": arrays}
-    found = {name: np.asarray(array) for name, array in found.items()}
-    entries = int(found["counts"].sum()) if "counts" in found else len(rows)
-    for name, array in found.items():
+    """Return a function's arrays for a block, by name.
+
+    Raises UserError if they do not fit the rows. An array without a name becomes `result`. An array
+    `counts` says how many entries each row has in the others.
+    """
+    by_name = arrays if isinstance(arrays, Mapping) else {"result": arrays}
+    by_name = {name: np.asarray(array) for name, array in by_name.items()}
+    entries = int(by_name["counts"].sum()) if "counts" in by_name else len(rows)
+    for name, array in by_name.items():
         parts.check_name(name)
-        wanted = len(rows) if name == "counts" else entries
-        if array.ndim == 0 or len(array) != wanted or not parts.plain(array.dtype):
+        expected_length = len(rows) if name == "counts" else entries
+        if array.ndim == 0 or len(array) != expected_length or not parts.plain(array.dtype):
             raise UserError(
-                f"the function returned {name}: {array.dtype} {list(array.shape)} for {len(rows)} rows; allowed are "
-                f"arrays of numbers whose first dimension is {wanted}"
+                f"the function returned {name}: {array.dtype} {list(array.shape)} for {len(rows)} "
+                f"rows; allowed are arrays of numbers whose first dimension is {expected_length}"
             )
-    return found
+    return by_name

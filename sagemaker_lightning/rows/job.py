@@ -1,10 +1,13 @@
-"""A job whose hosts split the rows of a table and do not talk: each computes its own, in blocks that survive a stop.
+"""A job whose hosts split the rows of a table and do not communicate.
 
-    docker run -e SAGEMAKER_PROGRAM=app/split.py IMAGE train        with the hyperparameter function=mine.compute
-    python app/split.py --function mine.compute --input rows.npy    on a desk
+    docker run -e SAGEMAKER_PROGRAM=app/split.py IMAGE train        with the hyperparameter
+                                                                    function=mine.compute
+    python app/split.py --function mine.compute --input rows.npy    without SageMaker
 
-The function gets a block, float32 [n, columns], and returns an array whose first dimension is n, or several by name. A
-function that sees all rows needs a program of its own, with the parts of this one: app/similarity.py is one.
+Each host computes its own rows, in blocks that survive a stop. The function gets a block, float32
+[n, columns], and returns an array whose first dimension is n, or a dictionary of such arrays. A
+function that needs all rows needs a program of its own, made of the functions here;
+app/similarity.py is an example.
 """
 
 import importlib
@@ -37,102 +40,152 @@ Function = Callable[[range], Any]
 
 
 def parser(manual: str) -> ArgumentParser:
-    """Return a parser with the flags that every such job has."""
-    made = ArgumentParser(description=manual, exit_on_error=False, allow_abbrev=False)
-    made.add_argument("--input", type=str, help="folder or file of the rows, .npy or .parquet (default: the channel)")
-    made.add_argument("--rows", type=int, help="how many rows there must be, if that is known")
-    made.add_argument("--block_rows", type=int, help="rows of a block at most (default: as the memory has it)")
-    made.add_argument("--weights", type=dict[str, float], help="what a host of each instance group can do: {group: n}")
-    return made
+    """Return a parser with the flags that every job of this kind has."""
+    flag_parser = ArgumentParser(description=manual, exit_on_error=False, allow_abbrev=False)
+    flag_parser.add_argument(
+        "--input",
+        type=str,
+        help="folder or file of the rows, .npy or .parquet (default: the channel)",
+    )
+    flag_parser.add_argument(
+        "--rows", type=int, help="how many rows there must be, if that is known"
+    )
+    flag_parser.add_argument(
+        "--block_rows", type=int, help="rows of a block at most (default: as the memory has it)"
+    )
+    flag_parser.add_argument(
+        "--weights",
+        type=dict[str, float],
+        help="what a host of each instance group can do: {group: n}",
+    )
+    return flag_parser
 
 
-def parse(made: ArgumentParser, environment: Environment, args: list[str] | None) -> Any:
-    """Return the flags; UserError says in one line which is wrong."""
+def parse(flag_parser: ArgumentParser, environment: Environment, args: list[str] | None) -> Any:
+    """Parse the flags; UserError says in one line which flag is wrong.
+
+    Args:
+        flag_parser: The job's parser.
+        environment: The job. Its hyperparameters are parsed if `args` is None and
+            the command line is the one that the toolkit made of them.
+        args: The command line; None for that of the process.
+    """
     if args is None and environment.user_args == tuple(sys.argv[1:]):
         args = hyperparameters.flags(environment.hyperparameters)
     try:
-        found = made.parse_args(args)
+        flags = flag_parser.parse_args(args)
     except ArgumentError as error:
-        words = sys.argv[1:] if args is None else args
-        raise UserError(mistakes.explain_all(made, words) or mistakes.explain(error, made)) from None
+        arguments = sys.argv[1:] if args is None else args
+        raise UserError(
+            mistakes.explain_all(flag_parser, arguments) or mistakes.explain(error, flag_parser)
+        ) from None
     for name in ("rows", "block_rows"):
-        if getattr(found, name) is not None and getattr(found, name) < 1:
-            raise UserError(f"--{name}: found {getattr(found, name)}, allowed is 1 or more")
-    return found
+        if getattr(flags, name) is not None and getattr(flags, name) < 1:
+            raise UserError(f"--{name}: found {getattr(flags, name)}, allowed is 1 or more")
+    return flags
 
 
-def read(environment: Environment, given: Any) -> Table:
-    """Open the rows: of --input, or of the channel."""
-    folder = Path(given.input) if given.input else environment.training_dir
+def read(environment: Environment, flags: Any) -> Table:
+    """Open the table of --input, or of the training channel.
+
+    Raises UserError if there is neither, or if the number of rows is not --rows.
+    """
+    folder = Path(flags.input) if flags.input else environment.training_dir
     if folder is None:
         raise UserError(
-            f"--input: not given, and the channels are {', '.join(environment.channels) or 'none'}; allowed is a "
-            "folder or file, one channel, or a channel `training`"
+            "--input: not given, and the channels are "
+            f"{', '.join(environment.channels) or 'none'}; allowed is a folder or file, one "
+            "channel, or a channel `training`"
         )
-    table = Table.read(folder, f"--input={given.input}" if given.input else f"channel {folder.name}")
-    if given.rows is not None and not environment.training_is_sharded and len(table) != given.rows:
-        raise UserError(f"--rows: found {given.rows}, but {table.channel} has {len(table)}; give it the right files")
+    table = Table.read(
+        folder, f"--input={flags.input}" if flags.input else f"channel {folder.name}"
+    )
+    if flags.rows is not None and not environment.training_is_sharded and len(table) != flags.rows:
+        raise UserError(
+            f"--rows: found {flags.rows}, but {table.channel} has {len(table)}; give it the right "
+            "files"
+        )
     return table
 
 
 def run(
     environment: Environment,
     table: Table,
-    given: Any,
+    flags: Any,
     settings: Mapping[str, Any],
     make: Callable[[torch.device], Function],
 ) -> None:
-    """Compute this host's rows, on all its devices, and write its part; `make` returns a device's function.
+    """Compute this host's rows on all its devices, and write its part.
 
-    `settings` and the rows decide the result. The function gets the rows' numbers and returns arrays by name; it may
-    have an attribute `size`, the rows of a block that fit into its memory.
+    Args:
+        environment: Hosts, folders and devices of the job.
+        table: All rows that this host sees.
+        flags: The flags of `parser`.
+        settings: What decides the result, together with the rows.
+        make: Gets a device and returns its function, from rows to arrays by name. The function may
+            have an attribute `size`: the number of rows of a block that fits into its memory.
     """
     allocator.keep_freed()
-    sharded = environment.training_is_sharded and not given.input
-    part = range(len(table)) if sharded else _part(environment, len(table), given.weights)
+    sharded = environment.training_is_sharded and not flags.input
+    part = range(len(table)) if sharded else _rows_of_host(environment, len(table), flags.weights)
     run = {"source": table.fingerprint, "settings": dict(settings)}
-    about = run | {"total": None if sharded else len(table), "host": environment.current_host}
-    about |= {"hosts": list(environment.hosts), "files": {name: len(rows) for name, rows in table.places.items()}}
-    about |= {"revision": environment.revision}
+    manifest = run | {"total": None if sharded else len(table), "host": environment.current_host}
+    manifest |= {
+        "hosts": list(environment.hosts),
+        "files": {name: len(rows) for name, rows in table.places.items()},
+    }
+    manifest |= {"revision": environment.revision}
     check_writable(environment.model_dir, "the result")
     check_writable(environment.checkpoint_dir, "blocks")
     blocks = Blocks(environment.checkpoint_dir, run)
     done = blocks.whole()
     for number in SIGNALS:
-        signal.signal(number, partial(_leave, blocks, part))
+        signal.signal(number, partial(_report_and_exit, blocks, part))
     host = environment.current_host
     start_notice.done()
-    print(f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}", flush=True)
-    devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [torch.device("cpu")]
+    print(
+        f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}",
+        flush=True,
+    )
+    devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [
+        torch.device("cpu")
+    ]
     threads.share(1, devices[0].type)
     with ThreadPoolExecutor(len(devices)) as pool:
         jobs = []
         for device, piece in zip(devices, partition.devices(part, len(devices)), strict=True):
             function = make(device)
-            size = min(given.block_rows or 2**62, getattr(function, "size", 1024))
-            say = partial(_say, host if len(devices) == 1 else f"{host} {device}")
+            size = min(flags.block_rows or 2**62, getattr(function, "size", 1024))
+            say = partial(_print_progress, host if len(devices) == 1 else f"{host} {device}")
             jobs.append(pool.submit(compute, blocks, piece, done, size, function, say))
         for job in jobs:
             job.result()
-    path = parts.write(environment.model_dir, part, blocks.read(part), about)
+    path = parts.write(environment.model_dir, part, blocks.read(part), manifest)
     print(f"model: {path}", flush=True)
 
 
-def _part(environment: Environment, total: int, weights: Mapping[str, float] | None) -> range:
-    """Return this host's rows."""
+def _rows_of_host(
+    environment: Environment, total: int, weights: Mapping[str, float] | None
+) -> range:
+    """Return this host's rows, out of `total`, by its weight if there are weights."""
     if not weights:
-        return partition.rows(total, len(environment.hosts), environment.hosts.index(environment.current_host))
+        return partition.rows(
+            total, len(environment.hosts), environment.hosts.index(environment.current_host)
+        )
     return partition.groups(total, environment.groups, weights)[environment.current_host]
 
 
-def _say(who: str, line: str) -> None:
-    print(f"{who}: {line}", flush=True)
+def _print_progress(worker: str, line: str) -> None:
+    print(f"{worker}: {line}", flush=True)
 
 
-def _leave(blocks: Blocks, part: range, number: int, frame: Any) -> None:
-    """End at once: what is committed is safe, and there is nothing else to save."""
-    left = sum(map(len, partition.missing(part, blocks.named())))
-    line = f"{words(len(part) - left, signal.Signals(number).name)}; {left} of {len(part)} rows are left [{place()}]"
+def _report_and_exit(blocks: Blocks, part: range, number: int, frame: Any) -> None:
+    """Report what is left and exit at once; committed blocks are safe."""
+    missing_rows = sum(map(len, partition.missing(part, blocks.named())))
+    line = (
+        f"{words(len(part) - missing_rows, signal.Signals(number).name)}; {missing_rows} of "
+        f"{len(part)} rows are left [{place()}]"
+    )
     print(line, file=sys.stderr, flush=True)
     if file := failure_file():
         with suppress(OSError):
@@ -141,25 +194,40 @@ def _leave(blocks: Blocks, part: range, number: int, frame: Any) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run a function of the user's."""
+    """Run a function of the user's, named by --function."""
     with reported(failure_file(), place()):
         environment = Environment.read()
-        made = parser(__doc__)
-        made.add_argument("--function", type=str, required=True, help="MODULE.FUNCTION: of a block, to an array")
-        made.add_argument("--settings", type=dict[str, Any], default={}, help="what the function gets by name: {...}")
-        given = parse(made, environment, args)
-        module, _, name = given.function.rpartition(".")
+        flag_parser = parser(__doc__)
+        flag_parser.add_argument(
+            "--function", type=str, required=True, help="MODULE.FUNCTION: of a block, to an array"
+        )
+        flag_parser.add_argument(
+            "--settings",
+            type=dict[str, Any],
+            default={},
+            help="what the function gets by name: {...}",
+        )
+        flags = parse(flag_parser, environment, args)
+        module, _, name = flags.function.rpartition(".")
         sys.path.insert(0, str(Path.cwd()))
-        function, why = None, f"module {module!r} has no attribute {name!r}"
-        if module and all(map(str.isidentifier, given.function.split("."))):
+        function = None
+        reason = f"module {module!r} has no attribute {name!r}"
+        if module and all(map(str.isidentifier, flags.function.split("."))):
             try:
                 function = getattr(importlib.import_module(module), name, None)
             except ImportError as error:
-                why = str(error)
+                reason = str(error)
         if function is None:
             raise UserError(
-                f"--function: found {given.function!r} ({why}); allowed is MODULE.FUNCTION of the job's source"
+                f"--function: found {flags.function!r} ({reason}); allowed is MODULE.FUNCTION of "
+                "the job's source"
             )
-        table = read(environment, given)
-        settings = {"function": given.function} | given.settings
-        run(environment, table, given, settings, lambda _: lambda rows: function(table[rows], **given.settings))
+        table = read(environment, flags)
+        settings = {"function": flags.function} | flags.settings
+        run(
+            environment,
+            table,
+            flags,
+            settings,
+            lambda _: lambda rows: function(table[rows], **flags.settings),
+        )

@@ -1,4 +1,4 @@
-"""The manifests of a job's parts: read as untrusted input, checked, and put in the order of their rows."""
+"""Reads the manifests of a job's parts as untrusted input, and orders the parts."""
 
 import json
 from fnmatch import fnmatchcase
@@ -9,64 +9,91 @@ import numpy as np
 from sagemaker_lightning.rows.archives import Model
 from sagemaker_lightning.rows.parts import KINDS, check_name, header, plain
 
-MANIFEST_BYTES = 2**24  # of one manifest; it takes 100,000 input files to get there
+# Bytes of one manifest; a manifest gets there with 100,000 input files.
+MANIFEST_BYTES = 2**24
 ALL_MANIFEST_BYTES = 2**28
-ARRAYS = 100  # of a part: all are open at once
-LEVELS = 20  # of lists and objects in each other, in a manifest
-LARGEST = 2**60  # rows, and bytes of an array
-KEYS = {"rows": [list], "arrays": [dict], "source": [str], "settings": [dict], "files": [dict], "hosts": [list]}
+# Arrays of a part; all of them are open at the same time.
+ARRAYS = 100
+# How deeply lists and objects may be nested in a manifest.
+LEVELS = 20
+# The largest number of rows, and of bytes of an array.
+LARGEST = 2**60
+KEYS = {
+    "rows": [list],
+    "arrays": [dict],
+    "source": [str],
+    "settings": [dict],
+    "files": [dict],
+    "hosts": [list],
+}
 KEYS |= {"host": [str], "total": [int, type(None)]}
 
 
 def manifests(models: list[Model]) -> list[dict[str, Any]]:
-    """Return the manifests of all parts, each with the name of its MODEL."""
-    found, left = [], ALL_MANIFEST_BYTES
+    """Return the manifests of all parts, checked, each with the name of its MODEL.
+
+    Raises ValueError if a manifest is damaged or a MODEL has none.
+    """
+    checked = []
+    bytes_left = ALL_MANIFEST_BYTES
     for model in models:
-        before = len(found)
+        count_before = len(checked)
         for name, file in model.files():
             if fnmatchcase(name, "manifest-*.json"):
                 try:
-                    text = _read(file, min(left, MANIFEST_BYTES))
-                    manifest = json.loads(text, parse_constant=_refuse)
-                    _check(manifest)
-                except (ValueError, RecursionError) as error:  # JSON that is nested too deeply
-                    raise ValueError(f"{model.name}: {name} is damaged ({error}); copy it again") from None
-                found.append(manifest | {"model": model.name, "manifest": name})
-                left -= len(text)
-        if len(found) == before:
+                    text = _read_limited(file, min(bytes_left, MANIFEST_BYTES))
+                    manifest = json.loads(text, parse_constant=_refuse_constant)
+                    _check_manifest(manifest)
+                # RecursionError: the JSON is nested too deeply.
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(
+                        f"{model.name}: {name} is damaged ({error}); copy it again"
+                    ) from None
+                checked.append(manifest | {"model": model.name, "manifest": name})
+                bytes_left -= len(text)
+        if len(checked) == count_before:
             raise ValueError(f"{model.name} has no part: no manifest-*.json is in it")
-    return found
+    return checked
 
 
-def _read(file: BinaryIO, most: int) -> bytes:
-    text = file.read(most + 1)
-    if len(text) > most:
-        raise ValueError(f"it has more than {most} bytes")
+def _read_limited(file: BinaryIO, largest: int) -> bytes:
+    text = file.read(largest + 1)
+    if len(text) > largest:
+        raise ValueError(f"it has more than {largest} bytes")
     return text
 
 
-def _refuse(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _check(manifest: Any) -> None:
-    """Raise ValueError unless this is a manifest as rows/parts.py writes it, and what it says is possible."""
+def _check_manifest(manifest: Any) -> None:
+    """Raise ValueError unless this is a valid manifest in the format of rows/parts.py."""
     if type(manifest) is not dict or _is_deeper(manifest, LEVELS):
         raise ValueError("it is no JSON object, or too deep a one")
-    for key, kind in KEYS.items():
-        if type(manifest.get(key)) not in kind or key not in manifest:
-            raise ValueError(f"{key} is missing, or of another kind than {kind[0].__name__}")
+    for key, types in KEYS.items():
+        if type(manifest.get(key)) not in types or key not in manifest:
+            raise ValueError(f"{key} is missing, or of another kind than {types[0].__name__}")
     rows, total, hosts, arrays = (manifest[key] for key in ("rows", "total", "hosts", "arrays"))
     _check_sizes("rows", rows)
     _check_sizes("total", [total or 0])
-    of_files = total is None  # the host's own: their rows are numbered from 0
-    if len(rows) != 2 or not rows[0] <= rows[1] <= (rows[1] if of_files else total) or (of_files and rows[0]):
+    # Without a total, the host has files of its own, and numbers their rows from 0.
+    sharded = total is None
+    if (
+        len(rows) != 2
+        or not rows[0] <= rows[1] <= (rows[1] if sharded else total)
+        or (sharded and rows[0])
+    ):
         raise ValueError(f"rows are {rows}, of {total} in all")
-    if not all(type(host) is str for host in hosts) or len({*hosts}) < len(hosts) or manifest["host"] not in hosts:
+    if (
+        not all(type(host) is str for host in hosts)
+        or len({*hosts}) < len(hosts)
+        or manifest["host"] not in hosts
+    ):
         raise ValueError("hosts are not names, each once, and host one of them")
     _check_sizes("files", list(manifest["files"].values()))
-    if (found := sum(manifest["files"].values())) != (rows[1] if of_files else total):
-        raise ValueError(f"its files have {found} rows, which contradicts rows or total")
+    if (total_in_files := sum(manifest["files"].values())) != (rows[1] if sharded else total):
+        raise ValueError(f"its files have {total_in_files} rows, which contradicts rows or total")
     numbers = manifest["settings"].get("numbers", [])
     if type(numbers) is not list or not all(type(name) is str for name in numbers):
         raise ValueError("numbers, of its settings, is no list of names")
@@ -83,14 +110,23 @@ def _check(manifest: Any) -> None:
 
 
 def _check_lengths(rows: int, lengths: dict[str, int]) -> None:
-    """Raise ValueError unless each array has an entry for each row, or, with `counts`, all have as many."""
+    """Raise ValueError unless the arrays have an entry for each row.
+
+    With an array `counts` the others may have any number of entries, as long as all have the same.
+    """
     entries = {length for name, length in lengths.items() if name != "counts"}
-    if lengths.get("counts", rows) != rows or ("counts" not in lengths and entries - {rows}) or len(entries) > 1:
+    if (
+        lengths.get("counts", rows) != rows
+        or ("counts" not in lengths and entries - {rows})
+        or len(entries) > 1
+    ):
         raise ValueError(f"its arrays have {lengths} entries, of {rows} rows")
 
 
 def _check_array(name: str, array: Any) -> None:
-    if type(array) is not dict or not all(type(array.get(key)) is str for key in ("dtype", "file", "blake2b")):
+    if type(array) is not dict or not all(
+        type(array.get(key)) is str for key in ("dtype", "file", "blake2b")
+    ):
         raise ValueError(f"{name} has no dtype, file or blake2b")
     if type(array.get("shape")) is not list or not array["shape"]:
         raise ValueError(f"the shape of {name} is missing or has no rows")
@@ -100,7 +136,10 @@ def _check_array(name: str, array: Any) -> None:
     except TypeError:
         dtype = np.dtype(object)
     if not plain(dtype) or dtype.str != array["dtype"]:
-        raise ValueError(f"{name} is of dtype {array['dtype']!r}; allowed are numbers, and what else has a fixed size")
+        raise ValueError(
+            f"{name} is of dtype {array['dtype']!r}; allowed are numbers, and what else has a "
+            "fixed size"
+        )
     header(dtype, tuple(array["shape"]))
     size = dtype.itemsize
     for length in array["shape"]:
@@ -114,58 +153,72 @@ def _check_sizes(what: str, numbers: list) -> None:
         raise ValueError(f"{what}: not whole numbers from 0 on")
 
 
-def _is_deeper(value: Any, left: int) -> bool:
-    """Return whether lists and objects are in each other on more than `left` levels."""
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return whether lists and objects are nested on more than `levels` levels."""
     inner = value.values() if type(value) is dict else value if type(value) is list else ()
-    return not left or any(_is_deeper(each, left - 1) for each in inner)
+    return not levels or any(_is_deeper(each, levels - 1) for each in inner)
 
 
 def ordered(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the parts in the order of their rows; ValueError if they are not the whole of one thing."""
+    """Return the parts in the order of their rows.
+
+    Raises ValueError if they are of different jobs, or if rows are missing or in two parts.
+    """
     first = parts[0]
     sharded = first["total"] is None
     for part in parts:
         for key in ("settings", "total", "hosts" if sharded else "source"):
             if part[key] != first[key]:
                 raise ValueError(
-                    f"{title(part)} is of another {key}: {part[key]!s:.200}, and {title(first)} has "
-                    f"{first[key]!s:.200}; merge parts of one job"
+                    f"{title(part)} is of another {key}: {part[key]!s:.200}, and {title(first)} "
+                    f"has {first[key]!s:.200}; merge parts of one job"
                 )
-    return _by_host(parts) if sharded else _by_row(parts, first["total"])
+    return _order_by_host(parts) if sharded else _order_by_row(parts, first["total"])
 
 
-def _by_row(parts: list[dict[str, Any]], total: int) -> list[dict[str, Any]]:
-    found = sorted(parts, key=lambda part: part["rows"])
-    reached, before = 0, None
-    for part in found:
+def _order_by_row(parts: list[dict[str, Any]], total: int) -> list[dict[str, Any]]:
+    by_row = sorted(parts, key=lambda part: part["rows"])
+    reached = 0
+    previous = None
+    for part in by_row:
         start, stop = part["rows"]
         if start > reached:
-            raise ValueError(f"rows {reached} to {start - 1} are in no part; give the part that has them")
+            raise ValueError(
+                f"rows {reached} to {start - 1} are in no part; give the part that has them"
+            )
         if start < reached:
-            raise ValueError(f"rows {start} to {min(stop, reached) - 1} are in both {title(before)} and {title(part)}")
-        reached, before = stop, part if stop > start else before
+            raise ValueError(
+                f"rows {start} to {min(stop, reached) - 1} are in both {title(previous)} and "
+                f"{title(part)}"
+            )
+        reached = stop
+        previous = part if stop > start else previous
     if reached != total:
-        raise ValueError(f"rows {reached} to {total - 1} are in no part; give the part that has them")
-    return found
+        raise ValueError(
+            f"rows {reached} to {total - 1} are in no part; give the part that has them"
+        )
+    return by_row
 
 
-def _by_host(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    found = {}
+def _order_by_host(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    by_host = {}
     for part in parts:
-        if part["host"] in found:
-            raise ValueError(f"{title(found[part['host']])} and {title(part)} are both of {part['host']}")
-        found[part["host"]] = part
+        if part["host"] in by_host:
+            raise ValueError(
+                f"{title(by_host[part['host']])} and {title(part)} are both of {part['host']}"
+            )
+        by_host[part["host"]] = part
     owner: dict[str, dict] = {}
     for part in parts:
         for file in part["files"]:
             if file in owner:
                 raise ValueError(f"{file} is in both {title(owner[file])} and {title(part)}")
             owner[file] = part
-    if missing := [host for host in parts[0]["hosts"] if host not in found]:
+    if missing := [host for host in parts[0]["hosts"] if host not in by_host]:
         raise ValueError(f"the part of {missing[0]} is missing; give the one that has its files")
-    return [found[host] for host in parts[0]["hosts"]]
+    return [by_host[host] for host in parts[0]["hosts"]]
 
 
 def title(part: dict[str, Any]) -> str:
-    """Return what error messages call a part."""
+    """Return how error messages name a part."""
     return f"{part['model']} (rows {part['rows'][0]} to {part['rows'][1] - 1})"

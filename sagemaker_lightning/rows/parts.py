@@ -1,4 +1,4 @@
-"""A host's part of a result in the model directory: a .npy file of each array, and a manifest that says what it is.
+"""Writes a host's part of a result: a .npy file for each array, and a manifest.
 
 neighbours-000000000000000-000000000020000.npy      the rows 0 to 19999
 manifest-000000000000000-000000000020000.json       source, settings, hosts, checksums
@@ -18,34 +18,50 @@ import numpy as np
 from sagemaker_lightning.contract.atomic_files import json_text, whole
 from sagemaker_lightning.contract.errors import UserError
 
-HEADER = 256  # bytes: of every length, so that it can be written when all rows are
+# Bytes of each file's header. The length is fixed, so that the header can be written after the
+# rows.
+HEADER = 256
 KINDS = re.compile(r"[<>|](?:[biufc]|[mM]|[SUV])[1-9]\d{0,8}(?:\[\w+\])?")
 NAME = re.compile(r"\w[\w .+-]{0,99}")
 
 
 def check_name(name: object) -> None:
-    """Raise UserError unless an array's name can be a file's: no separator, no dot in front, not too long."""
+    """Raise UserError unless an array's name can be the name of a file.
+
+    That excludes separators, a dot in front, and more than 100 bytes.
+    """
     if type(name) is not str or not NAME.fullmatch(name) or len(name.encode()) > 100:
         raise UserError(
-            f"found an array {str(name)[:120]!r}; allowed are names of up to 100 letters, digits, blanks and _.+-, the "
-            "first a letter or a digit"
+            f"found an array {str(name)[:120]!r}; allowed are names of up to 100 letters, digits, "
+            "blanks and _.+-, the first a letter or a digit"
         )
 
 
 def plain(dtype: np.dtype) -> bool:
-    """Return whether a dtype is one of a fixed size that its short name tells: no object, no record, no extension."""
-    return KINDS.fullmatch(dtype.str) is not None and np.dtype(dtype.str) == dtype and not dtype.hasobject
+    """Return whether a dtype has a fixed size and its short name describes it fully.
+
+    Objects, records and extension types are not plain.
+    """
+    return (
+        KINDS.fullmatch(dtype.str) is not None
+        and np.dtype(dtype.str) == dtype
+        and not dtype.hasobject
+    )
 
 
 def header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """Return the beginning of a .npy file (format 1.0, numpy.lib.format): HEADER bytes, padded with blanks.
+    """Return the header of a .npy file (format 1.0, numpy.lib.format).
 
-    UserError if that is too short for the shape.
+    It has HEADER bytes, padded with blanks. Raises UserError if the shape does not fit.
     """
-    text = repr({"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
+    text = repr(
+        {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    )
     body = text.encode().ljust(HEADER - 11) + b"\n"
     if len(body) != HEADER - 10:
-        raise UserError(f"an array of {len(shape)} dimensions is too much for a header of {HEADER} bytes")
+        raise UserError(
+            f"an array of {len(shape)} dimensions is too much for a header of {HEADER} bytes"
+        )
     return np.lib.format.magic(1, 0) + len(body).to_bytes(2, "little") + body
 
 
@@ -53,23 +69,26 @@ class Stream:
     """A .npy file that is written row by row.
 
     Args:
-        path: Its place; what is there is not touched before `close`.
-        like: An array of the kind that it will have: all but the first dimension, and the dtype.
+        path: The file. Nothing is written to it before `close`, which replaces it.
+        like: An array [n, ...] with the dtype and the row shape of the file.
     """
 
     def __init__(self, path: Path, like: np.ndarray) -> None:
-        self.path, self.aside = path, path.with_name(f".{path.name}.tmp")
-        self.dtype, self.rest, self.length = like.dtype, like.shape[1:], 0
+        self.path = path
+        self.aside = path.with_name(f".{path.name}.tmp")
+        self.dtype = like.dtype
+        self.rest = like.shape[1:]
+        self.length = 0
         self.digest = hashlib.blake2b(digest_size=16)
         self.file: BinaryIO = self.aside.open("wb")
         self.file.write(bytes(HEADER))
 
     def add(self, rows: np.ndarray) -> None:
-        """Write rows, [n, ...]; UserError if they are of another kind."""
+        """Write rows, [n, ...]; UserError if their dtype or shape differs from the file's."""
         if rows.dtype != self.dtype or rows.shape[1:] != self.rest:
             raise UserError(
-                f"{self.path.name}: rows of {rows.dtype} {list(rows.shape[1:])} after rows of {self.dtype} "
-                f"{list(self.rest)}; a result has one kind of rows"
+                f"{self.path.name}: rows of {rows.dtype} {list(rows.shape[1:])} after rows of "
+                f"{self.dtype} {list(self.rest)}; a result has one kind of rows"
             )
         rows = np.ascontiguousarray(rows)
         self.digest.update(rows.data.cast("B") if rows.size else b"")
@@ -77,7 +96,11 @@ class Stream:
         self.length += len(rows)
 
     def close(self) -> dict[str, Any]:
-        """Put the file in its place, whole, and return what a manifest says of it; the checksum is that of the rows."""
+        """Finish the file, rename it to `path`, and return its entry for the manifest.
+
+        The entry has dtype, shape, file name, and a checksum (BLAKE2b) of the rows without the
+        header.
+        """
         shape = (self.length, *self.rest)
         self.file.seek(0)
         self.file.write(header(self.dtype, shape))
@@ -90,21 +113,36 @@ class Stream:
 
 
 def write(
-    folder: Path, part: range, blocks: Iterable[tuple[range, Mapping[str, np.ndarray]]], about: Mapping[str, Any]
+    folder: Path,
+    part: range,
+    blocks: Iterable[tuple[range, Mapping[str, np.ndarray]]],
+    about: Mapping[str, Any],
 ) -> Path:
-    """Write the arrays of `blocks`, which have all rows of `part` in order, and the manifest; return its path.
+    """Write the arrays and the manifest of one part; return the manifest's path.
 
-    A part without rows has a manifest only. ValueError if the blocks do not have all rows.
+    Args:
+        folder: Where to; it is created if it does not exist.
+        part: The rows of this part.
+        blocks: Rows and arrays by name; together they must be the rows of `part`, in order.
+        about: What the manifest says besides rows and arrays: host, source, settings, ...
+
+    A part without rows has a manifest only. Raises UserError if a block is missing in between or
+    has other arrays than those before, ValueError if rows at the end are missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     span = f"{part.start:015d}-{part.stop:015d}"
-    if about.get("total") is None:  # each host numbers its own files' rows from 0, and all parts get into one archive
+    # Each host numbers the rows of its own files from 0, so the row numbers of several hosts are
+    # equal. The host's name keeps the files apart when all parts come into one archive.
+    if about.get("total") is None:
         span += f"-{about.get('host')}"
     streams: dict[str, Stream] = {}
     reached = part.start
     for rows, arrays in blocks:
         if rows.start != reached or arrays.keys() != (streams or arrays).keys():
-            raise UserError(f"rows {reached} to {rows.start} are missing, or have other arrays than those before")
+            raise UserError(
+                f"rows {reached} to {rows.start} are missing, or have other arrays than those "
+                "before"
+            )
         for name, array in arrays.items():
             if name not in streams:
                 streams[name] = Stream(folder / f"{name}-{span}.npy", array)
@@ -115,18 +153,28 @@ def write(
     arrays = {name: stream.close() for name, stream in streams.items()}
     path = folder / f"manifest-{span}.json"
     with whole(path) as file:
-        file.write(json_text({"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1).encode())
+        file.write(
+            json_text(
+                {"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1
+            ).encode()
+        )
     _remove_earlier(folder, about.get("host"), path, {array["file"] for array in arrays.values()})
     return path
 
 
-def _remove_earlier(folder: Path, host: str | None, manifest: Path, now: Set[str]) -> None:
-    """Remove what the same host left of an earlier job: with it, the parts would be of two jobs, or overlap."""
+def _remove_earlier(
+    folder: Path, host: str | None, manifest: Path, current_files: Set[str]
+) -> None:
+    """Remove what the same host left of an earlier job.
+
+    Otherwise the folder would have parts of two jobs, or parts that overlap.
+    """
     for path in set(folder.glob("manifest-*.json")) - {manifest}:
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # a file that only has such a name
-            found = json.loads(path.read_text())
-            if found["host"] != host:
+        # The file may be something else that only has such a name.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            earlier = json.loads(path.read_text())
+            if earlier["host"] != host:
                 continue
-            for name in {array["file"] for array in found["arrays"].values()} - now:
+            for name in {array["file"] for array in earlier["arrays"].values()} - current_files:
                 (folder / name).unlink(missing_ok=True)
             path.unlink()

@@ -1,4 +1,7 @@
-"""Rows of numbers from files: .npy, memory-mapped, or Parquet; read as untrusted input."""
+"""Tables of numbers in .npy or Parquet files, read as untrusted input.
+
+.npy files are memory-mapped.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -11,17 +14,20 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.rows import partition
 
 KINDS = {"float16", "float32", "float64"}
-PIECE = 2**26  # bytes that are read at a time
+# Bytes that are read at a time.
+PIECE = 2**26
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of some files, one file after another in the order of their names, as float32 [rows, columns].
+    """The rows of some files as one table, float32 [rows, columns].
+
+    The files follow one another in the order of their names.
 
     Args:
-        folder: Where the files are: SageMaker's channel, or one file.
-        files: Their names in it.
-        arrays: Their rows, [n, columns] each.
+        folder: Where the files are: SageMaker's channel, or the folder of a single file.
+        files: The paths of the files below `folder`.
+        arrays: The rows of each file, [n, columns].
         channel: What error messages call the folder.
     """
 
@@ -32,19 +38,27 @@ class Table:
 
     @classmethod
     def read(cls, folder: Path, channel: str) -> "Table":
-        """Open all .npy and .parquet files of a folder, or one file; UserError says which is wrong and why."""
+        """Open all .npy and .parquet files below a folder, or one file.
+
+        Raises UserError that names the file which is wrong, and why.
+        """
         paths = [folder] if folder.is_file() else sorted(folder.rglob("*"))
         paths = [path for path in paths if path.suffix in (".npy", ".parquet") and path.is_file()]
         if not paths:
-            raise UserError(f"{channel}: {folder} holds no .npy or .parquet file; allowed are both, of rows of numbers")
+            raise UserError(
+                f"{channel}: {folder} holds no .npy or .parquet file; allowed are both, of rows of "
+                "numbers"
+            )
         root = folder.parent if folder.is_file() else folder
         names = tuple(path.relative_to(root).as_posix() for path in paths)
-        arrays = tuple(_open(path, f"{channel}: {name}") for path, name in zip(paths, names, strict=True))
+        arrays = tuple(
+            _open_rows(path, f"{channel}: {name}") for path, name in zip(paths, names, strict=True)
+        )
         for name, array in zip(names, arrays, strict=True):
             if array.shape[1] != arrays[0].shape[1]:
                 raise UserError(
-                    f"{channel}: {name} has {array.shape[1]} columns, {names[0]} has {arrays[0].shape[1]}; allowed are "
-                    "files of equal width"
+                    f"{channel}: {name} has {array.shape[1]} columns, {names[0]} has "
+                    f"{arrays[0].shape[1]}; allowed are files of equal width"
                 )
         return cls(root, names, arrays, channel)
 
@@ -53,35 +67,50 @@ class Table:
 
     @property
     def columns(self) -> int:
-        """Numbers in a row."""
+        """Number of columns."""
         return self.arrays[0].shape[1]
 
     @cached_property
     def places(self) -> dict[str, range]:
-        """The rows of each file."""
-        return partition.files({name: len(array) for name, array in zip(self.files, self.arrays, strict=True)})
+        """The rows of each file, by its path below `folder`."""
+        return partition.files(
+            {name: len(array) for name, array in zip(self.files, self.arrays, strict=True)}
+        )
 
     def __getitem__(self, rows: range) -> np.ndarray:
-        """Return rows as float32 [len(rows), columns], copied; UserError names the first that is not finite."""
-        found = np.empty((len(rows), self.columns), dtype=np.float32)
+        """Return a copy of some rows, float32 [len(rows), columns].
+
+        Raises UserError that names the first row whose numbers are not finite in float32.
+        """
+        result = np.empty((len(rows), self.columns), dtype=np.float32)
         for name, array in zip(self.files, self.arrays, strict=True):
             place = self.places[name]
-            first, last = max(place.start, rows.start), min(place.stop, rows.stop)
+            first = max(place.start, rows.start)
+            last = min(place.stop, rows.stop)
             if first < last:
-                piece = found[first - rows.start : last - rows.start]
-                with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, and is named below
+                piece = result[first - rows.start : last - rows.start]
+                # A float64 beyond the range of float32 becomes infinite; the check below reports
+                # it.
+                with np.errstate(over="ignore"):
                     piece[:] = array[first - place.start : last - place.start]
                 if not np.isfinite(piece).all():
-                    row = int(np.flatnonzero(~np.isfinite(piece).all(axis=1))[0]) + first - place.start
-                    raise UserError(
-                        f"{self.channel}: {name}, row {row} has a number that is not finite in float32; allowed are "
-                        "finite ones"
+                    row = (
+                        int(np.flatnonzero(~np.isfinite(piece).all(axis=1))[0])
+                        + first
+                        - place.start
                     )
-        return found
+                    raise UserError(
+                        f"{self.channel}: {name}, row {row} has a number that is not finite in "
+                        "float32; allowed are finite ones"
+                    )
+        return result
 
     @cached_property
     def fingerprint(self) -> str:
-        """What the rows are, as 16 hexadecimal digits: alike where names, kinds and numbers of all files are."""
+        """16 hexadecimal digits that identify the table.
+
+        They are equal for tables with equal file names, shapes, dtypes and numbers.
+        """
         digest = hashlib.blake2b(digest_size=8)
         for name, array in zip(self.files, self.arrays, strict=True):
             digest.update(repr((name, array.shape, array.dtype.str)).encode())
@@ -91,23 +120,35 @@ class Table:
         return digest.hexdigest()
 
 
-def _open(path: Path, where: str) -> np.ndarray:
-    """Return a file's rows, [n, columns]; those of .npy are not read yet."""
+def _open_rows(path: Path, where: str) -> np.ndarray:
+    """Return a file's rows, [n, columns]; a .npy file is mapped and not read yet.
+
+    Raises UserError if the file cannot be read or has another shape or dtype.
+    """
     try:
-        found = np.load(path, mmap_mode="r", allow_pickle=False) if path.suffix == ".npy" else _parquet(path)
-    except Exception as error:  # a damaged file raises nearly anything
+        rows = (
+            np.load(path, mmap_mode="r", allow_pickle=False)
+            if path.suffix == ".npy"
+            else _read_parquet(path)
+        )
+    # A damaged file can raise nearly any exception.
+    except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{where} cannot be read: {reason}; copy it again") from None
-    if found.ndim != 2 or found.dtype.name not in KINDS or 0 in found.shape:
+    if rows.ndim != 2 or rows.dtype.name not in KINDS or 0 in rows.shape:
         raise UserError(
-            f"{where} is {found.dtype} {list(found.shape)}; allowed is [rows, columns] of {', '.join(sorted(KINDS))}, "
-            "at least one of each"
+            f"{where} is {rows.dtype} {list(rows.shape)}; allowed is [rows, columns] of "
+            f"{', '.join(sorted(KINDS))}, at least one of each"
         )
-    return found
+    return rows
 
 
-def _parquet(path: Path) -> np.ndarray:
-    """Return a Parquet file's only column of lists, all of one length, or else its columns of numbers, side by side."""
+def _read_parquet(path: Path) -> np.ndarray:
+    """Return the rows of a Parquet file, [n, columns].
+
+    The file has one column of lists, all of one length, or else only columns of numbers of one
+    type. Raises ValueError for anything else, and for nulls.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -121,11 +162,19 @@ def _parquet(path: Path) -> np.ndarray:
             raise ValueError(f"its columns are of several types: {', '.join(kinds)}")
         return np.column_stack([column.to_numpy() for column in table.columns])
     if len(lists) > 1 or len(table.columns) > 1:
-        raise ValueError(f"it has {len(table.columns)} columns; allowed is one of lists, or all of numbers")
+        raise ValueError(
+            f"it has {len(table.columns)} columns; allowed is one of lists, or all of numbers"
+        )
     column = lists[0].combine_chunks()
-    lengths = set(column.value_lengths().to_pylist()) if hasattr(column, "value_lengths") else {column.type.list_size}
+    lengths = (
+        set(column.value_lengths().to_pylist())
+        if hasattr(column, "value_lengths")
+        else {column.type.list_size}
+    )
     if len(lengths) != 1:
-        raise ValueError(f"its lists have {min(lengths)} to {max(lengths)} numbers; allowed is one length")
+        raise ValueError(
+            f"its lists have {min(lengths)} to {max(lengths)} numbers; allowed is one length"
+        )
     flat = column.flatten()
     if flat.null_count:
         raise ValueError("it has numbers that are null")
