@@ -60,6 +60,12 @@ class World(Callback):
                 # DDP orders its buckets anew after the first step, so that a resumed run would add the gradients of its
                 # own first step in another order: of two ranks, sums commute; of more, the last bits differ.
                 arguments.setdefault("find_unused_parameters", True)
+                if arguments.get("static_graph") and trainer.is_global_zero:  # then it does so in any case
+                    print(
+                        f"warning: DDP with static_graph adds the gradients of {trainer.world_size} ranks in another "
+                        "order after the first step: once it is interrupted, this run is not exact; leave it out",
+                        flush=True,
+                    )
             # Without a copy of them: two nodes were 1.42 instead of 1.38 times as fast as one (benchmarks/scaling.py).
             arguments.setdefault("gradient_as_bucket_view", True)
 
