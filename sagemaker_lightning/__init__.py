@@ -1,6 +1,7 @@
-"""Takes a PyTorch Lightning application to SageMaker and brings it to its end, whatever interrupts it.
+"""Runs a PyTorch Lightning application on SageMaker to its end, whatever interrupts it.
 
-The names below are imported when they are first used: `import sagemaker_lightning` imports neither torch nor Lightning.
+The names below are imported when they are first used: `import sagemaker_lightning` imports neither
+torch nor Lightning.
 """
 
 from importlib import import_module

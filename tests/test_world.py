@@ -354,3 +354,10 @@ def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(given, exp
     trainer = Trainer(accelerator="cpu", devices=2, strategy=DDPStrategy(**given), logger=False)
     World(Environment(), {}).setup(trainer, None, "fit")
     assert trainer.strategy._ddp_kwargs["gradient_as_bucket_view"] == expected
+
+
+@pytest.mark.parametrize(("ranks", "static", "told"), [(2, True, 0), (3, True, 1), (3, False, 0)])
+def test_buckets_of_another_order_after_the_first_step_are_told(capsys, ranks, static, told):
+    trainer = Trainer(accelerator="cpu", devices=ranks, strategy=DDPStrategy(static_graph=static), logger=False)
+    World(Environment(), {}).setup(trainer, None, "fit")
+    assert capsys.readouterr().out.count("static_graph adds the gradients of 3 ranks in another order") == told

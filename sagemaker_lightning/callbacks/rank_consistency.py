@@ -80,6 +80,14 @@ class World(Callback):
                 # gradients of its own first step in another order. With two ranks, sums commute;
                 # with more, the last bits differ.
                 arguments.setdefault("find_unused_parameters", True)
+                if arguments.get("static_graph") and trainer.is_global_zero:
+                    # It reorders them in any case.
+                    print(
+                        "warning: DDP with static_graph adds the gradients of "
+                        f"{trainer.world_size} ranks in another order after the first step: once "
+                        "it is interrupted, this run is not exact; leave it out",
+                        flush=True,
+                    )
             # It saves a copy of the gradients: two nodes were 1.42 instead of 1.38 times as fast as
             # one (benchmarks/scaling.py).
             arguments.setdefault("gradient_as_bucket_view", True)
