@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LAUNCHER = "SAGEMAKER_LIGHTNING_LAUNCHER"  # the PID of the process that starts ranks, in their environment
@@ -37,10 +37,11 @@ def launches(variables: MutableMapping[str, str]) -> None:
 
 
 def _has_ended(process: str) -> bool:
-    if not process:
-        return False
-    try:
-        stat = Path("/proc", process, "stat").read_text()
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"  # proc_pid_stat(5)
+    return bool(process) and state_of(int(process))[:1] in ([], ["Z"], ["X"])
+
+
+def state_of(process: int) -> list[str]:
+    """Return what the kernel tells of a process, from its state on (proc_pid_stat(5)); nothing if it is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return []

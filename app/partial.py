@@ -34,10 +34,12 @@ def of_rank(trainer: Trainer, gather: Callable[[Any], list], held: Held, loaders
     alike = {name for name, digest in told[0].items() if all(other.get(name) == digest for other in told)}
     kept = {f"model.{name}" for name in trainer.lightning_module.state_dict()}
     buffers = {name: buffer for name, buffer in buffers.items() if name not in alike or name not in kept}
-    counted = {name: metrics.state_of(metric) for name, metric in _metrics(trainer)}
+    measured = dict(_of_kinds(trainer, Metric, MetricTracker))
+    counted = {name: metrics.state_of(one) for name, one in measured.items() if isinstance(one, Metric)}
+    steps = {name: len(one) for name, one in measured.items() if isinstance(one, MetricTracker)}
     results = lightning_metrics.gathered(trainer)
-    told = {"held": held.told(loaders), "tracked": {path: len(one) for path, one in _trackers(trainer)}}
-    return copied({"buffers": buffers, "metrics": counted, "results": results}) | told
+    tensors = copied({"buffers": buffers, "metrics": counted, "results": results})
+    return tensors | {"held": held.told(loaders), "tracked": steps}
 
 
 def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tensor] | None:
@@ -68,13 +70,13 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
         if (saved := known["buffers"].get(name)) is not None and saved.shape == buffer.shape:
             buffer.copy_(saved)
     device = trainer.strategy.root_device
-    for path, tracker in _trackers(trainer):
-        size = known["tracked"].get(path, len(tracker))
+    for path, tracker in _of_kinds(trainer, MetricTracker):
+        size = known.get("tracked", {}).get(path, len(tracker))
         while len(tracker) < size:
             tracker.increment()
         for name, _ in list(tracker.named_children())[size:]:  # what a hook that begins training has added
             delattr(tracker, name)
-    for name, metric in _metrics(trainer):
+    for name, metric in _of_kinds(trainer, Metric):
         if saved := known["metrics"].get(name):
             metrics.restore(metric, saved, metric.device)  # a callback's may be on the CPU
     if mid_epoch:
@@ -118,9 +120,6 @@ def has_values(tensor: Tensor) -> bool:
     return not isinstance(tensor, nn.parameter.UninitializedTensorMixin)
 
 
-def _metrics(trainer: Trainer) -> Iterator[tuple[str, Metric]]:
-    return ((path, one) for path, one in graph.walk(roots(trainer), code=False) if isinstance(one, Metric))
-
-
-def _trackers(trainer: Trainer) -> Iterator[tuple[str, MetricTracker]]:
-    return ((path, one) for path, one in graph.walk(roots(trainer), code=False) if isinstance(one, MetricTracker))
+def _of_kinds(trainer: Trainer, *kinds: type) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the object of everything of these classes that model, data and callbacks hold."""
+    return ((path, one) for path, one in graph.walk(roots(trainer), code=False) if isinstance(one, kinds))

@@ -90,7 +90,8 @@ class Restart:
         for callback in self.trainer.checkpoint_callbacks:  # Lightning saves it, and does not load it
             if hasattr(callback, "current_score"):
                 callback.current_score = checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
-        written.write_again(self.trainer, self.meta["files"])
+        if "files" in self.meta:
+            written.write_again(self.trainer, self.meta["files"])
         self.trainer.should_stop = self.meta["should_stop"]
         lightning_checkpoints.give(self.trainer, checkpoint, str(path))
         return True

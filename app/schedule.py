@@ -68,3 +68,9 @@ def step_once(scheduler: LRScheduler | ReduceLROnPlateau) -> None:
 
 PER_STEP = (Triangle, OneCycleLR, CyclicLR)
 """What is stepped after each batch and not after each epoch; of the latter two, torch's documentation says so."""
+
+
+def rates(trainer: Trainer) -> list[float]:
+    """Return the learning rate of each group of parameters, of all optimizers."""
+    groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
+    return [float(group["lr"]) for group in groups if "lr" in group]

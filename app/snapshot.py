@@ -6,7 +6,7 @@ from typing import Any
 
 from pytorch_lightning import Trainer
 
-from app import checkpoints, curves, loops, partial, revive, written
+from app import checkpoints, curves, loops, partial, revive, schedule, written
 from app.agreement import Agreement
 from app.chance import Chance
 from app.compat import lightning_callbacks, lightning_checkpoints, lightning_loops
@@ -58,7 +58,7 @@ class Snapshot:
         moment, loggers, files = gather(of_first)[0]
         state, notes = self.lightnings(kind)
         own = {name: value for name, value in state.items() if name not in COMMON}
-        told = gather((digest(own), _rates(trainer)))
+        told = gather((digest(own), schedule.rates(trainer)))
         if told[0][0] == told[trainer.global_rank][0]:
             own = {}
         self._compare([rates for _, rates in told])
@@ -125,11 +125,6 @@ class Snapshot:
             f"a checkpoint of this run could not be read again: {found} ({of} {model}); keep numbers, text, tensors, "
             "arrays, lists and dicts there"
         )
-
-
-def _rates(trainer: Trainer) -> list[float]:
-    groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
-    return [float(group["lr"]) for group in groups if "lr" in group]
 
 
 def _listed(rates: list[float]) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from app import stop
 from app.errors import UserError
 from app.failures import LOST, OUT_OF_MEMORY
+from app.launched import state_of
 from app.peers import LAST_WORDS, LINE, Peers, Verdict
 
 # What ends a rank whatever became of the others. Not SIGABRT: it is what NCCL and gloo do where a peer is gone.
@@ -205,30 +206,23 @@ class Watch:
         self.loop.call_later(LAST_WORDS if verdict.here else 0, lambda: self.on_verdict(verdict))
 
 
-def _stat(process: int) -> list[str]:
-    """Return what the kernel tells of a process, from its state on (proc_pid_stat(5)); nothing if it is gone."""
-    with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return []
-
-
 def _processes(line: socket.socket) -> tuple[int, int]:
     """Return the PID of the rank at the other end of a line, and that of its launcher; 0 for what cannot be known."""
     rank, _, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    told = _stat(rank)
+    told = state_of(rank)
     return rank, int(told[1]) if told else 0
 
 
 def _exit_status(process: int) -> int | None:
     """Return how a process that has closed its files ended: exit status, -N for signal N; None if nobody can tell."""
-    told = _stat(process)  # until its launcher has asked for it
+    told = state_of(process)  # until its launcher has asked for it
     code = int(told[49]) if told else 0
     return (-(code & 0x7F) or code >> 8) if code else None
 
 
 def _lives(launcher: int) -> bool:
     """Return whether a launcher had not begun to end: the kernel kills its ranks then (app/launched.py)."""
-    told = _stat(launcher)
+    told = state_of(launcher)
     return not launcher or bool(told and told[0] not in "ZX" and told[49] == "0")
 
 

@@ -9,6 +9,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
+from app import schedule
 from app.compat.lightning_trainer import ddp_arguments
 from app.compat.torch_modules import LAST_RATES, inner_schedulers
 from app.environment import Environment
@@ -218,5 +219,4 @@ def _initial_rates(trainer: Trainer) -> list[float]:
 
 def _rates(trainer: Trainer, factor: float = 1.0) -> str:
     """Return the learning rates of all groups of parameters, times `factor`, each one once."""
-    groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
-    return ",".join(dict.fromkeys(f"{float(group['lr']) * factor:g}" for group in groups if "lr" in group)) or "none"
+    return ",".join(dict.fromkeys(f"{rate * factor:g}" for rate in schedule.rates(trainer))) or "none"

@@ -63,9 +63,7 @@ def preparing(trainer: Trainer) -> Callable[..., Any]:
 
 
 def lightnings_preparing(trainer: Trainer) -> Callable[..., Any]:
-    """Return Lightning's own function for it, which adds a DistributedSampler where one is
-    needed.
-    """
+    """Return Lightning's own function for it, which adds a DistributedSampler if one is needed."""
     connector = trainer._data_connector
     return functools.partial(type(connector)._prepare_dataloader, connector)
 
