@@ -47,7 +47,7 @@ def as_it_was(self) -> object:
     return found
 
 
-def not_skipped(self, done, state) -> None:
+def not_skipped(self, done) -> None:
     """Begin without leaving out what was seen."""
     self.begin(0, 0)
 

@@ -188,7 +188,7 @@ def test_a_metric_stays_on_its_device():
     trainer = Trainer(accelerator="cpu", callbacks=[Watching()], logger=False, enable_checkpointing=False)
     trainer.strategy.connect(LightningModule())
     trainer.strategy._root_device = torch.device("meta")
-    ((name, metric),) = epoch_state._metrics(trainer)
+    ((name, metric),) = epoch_state._of_kinds(trainer, MeanMetric)
     metric.update(3.0)
     known = {"buffers": {}, "metrics": {name: metrics.state_of(metric)}, "tracked": {}}
     metric.reset()

@@ -293,10 +293,11 @@ def _initial_rates(trainer: Trainer) -> list[float]:
 
 def _rates(trainer: Trainer, factor: float = 1.0) -> str:
     """Return the distinct learning rates of all groups, times `factor`, as text."""
+    rates = dict.fromkeys(f"{rate * factor:g}" for rate in learning_rates(trainer))
+    return ",".join(rates) or "none"
+
+
+def learning_rates(trainer: Trainer) -> list[float]:
+    """Return the learning rate of each parameter group, of all optimizers."""
     groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
-    return (
-        ",".join(
-            dict.fromkeys(f"{float(group['lr']) * factor:g}" for group in groups if "lr" in group)
-        )
-        or "none"
-    )
+    return [float(group["lr"]) for group in groups if "lr" in group]

@@ -29,6 +29,7 @@ from sagemaker_lightning.contract import shutdown
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import LOST, OUT_OF_MEMORY
 from sagemaker_lightning.nodes.mesh import LAST_WORDS, LINE, Peers, Verdict
+from sagemaker_lightning.process.parent_process import process_stat
 
 # Signals that end a rank for a reason of its own, whatever happened to other ranks. SIGABRT is not
 # one of them: NCCL and gloo abort where a peer is gone.
@@ -275,18 +276,6 @@ class Watch:
         self.loop.call_later(LAST_WORDS if verdict.here else 0, lambda: self.on_verdict(verdict))
 
 
-def _process_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat, from the process's state on.
-
-    Return [] if the process is gone.
-
-    proc_pid_stat(5) describes the fields.
-    """
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
-
-
 def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
     """Return the PIDs of the rank at the other end and of its launcher.
 
@@ -295,7 +284,7 @@ def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
     rank_pid, _, _ = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     )
-    stat = _process_stat(rank_pid)
+    stat = process_stat(rank_pid)
     return rank_pid, int(stat[1]) if stat else 0
 
 
@@ -304,7 +293,7 @@ def _exit_status(pid: int) -> int | None:
 
     None if it is 0 or unknown: the kernel forgets it as soon as the launcher has read it.
     """
-    stat = _process_stat(pid)
+    stat = process_stat(pid)
     code = int(stat[49]) if stat else 0
     return (-(code & 0x7F) or code >> 8) if code else None
 
@@ -314,7 +303,7 @@ def _is_running(launcher_pid: int) -> bool:
 
     When a launcher ends, the kernel kills its ranks (process/parent_process.py).
     """
-    stat = _process_stat(launcher_pid)
+    stat = process_stat(launcher_pid)
     return not launcher_pid or bool(stat and stat[0] not in "ZX" and stat[49] == "0")
 
 

@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # The environment variable that tells ranks the PID of the process that starts them.
@@ -43,10 +43,16 @@ def launches(variables: MutableMapping[str, str]) -> None:
 
 def _has_ended(pid: str) -> bool:
     """Return whether a process has ended; False for ""."""
-    if not pid:
-        return False
-    try:
-        stat = Path("/proc", pid, "stat").read_text()
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"  # proc_pid_stat(5)
+    return bool(pid) and process_stat(int(pid))[:1] in ([], ["Z"], ["X"])
+
+
+def process_stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat, from the process's state on.
+
+    Return [] if the process is gone.
+
+    proc_pid_stat(5) describes the fields.
+    """
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []

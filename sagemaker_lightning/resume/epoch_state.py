@@ -53,11 +53,18 @@ def of_rank(
         for name, buffer in buffers.items()
         if name not in alike or name not in saved_by_lightning
     }
-    metric_states = {name: metrics.state_of(metric) for name, metric in _metrics(trainer)}
+    measured = dict(_of_kinds(trainer, Metric, MetricTracker))
+    metric_states = {
+        name: metrics.state_of(value)
+        for name, value in measured.items()
+        if isinstance(value, Metric)
+    }
     results = lightning_metrics.gathered(trainer)
     objects = {
         "held": held.told(loaders),
-        "tracked": {path: len(tracker) for path, tracker in _trackers(trainer)},
+        "tracked": {
+            path: len(value) for path, value in measured.items() if isinstance(value, MetricTracker)
+        },
     }
     return copied({"buffers": buffers, "metrics": metric_states, "results": results}) | objects
 
@@ -111,14 +118,14 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
         if (saved := known["buffers"].get(name)) is not None and saved.shape == buffer.shape:
             buffer.copy_(saved)
     device = trainer.strategy.root_device
-    for path, tracker in _trackers(trainer):
-        size = known["tracked"].get(path, len(tracker))
+    for path, tracker in _of_kinds(trainer, MetricTracker):
+        size = known.get("tracked", {}).get(path, len(tracker))
         while len(tracker) < size:
             tracker.increment()
         # Added by a hook at the start of training.
         for name, _ in list(tracker.named_children())[size:]:
             delattr(tracker, name)
-    for name, metric in _metrics(trainer):
+    for name, metric in _of_kinds(trainer, Metric):
         if saved := known["metrics"].get(name):
             metrics.restore(metric, saved, metric.device)  # a callback's metric may be on the CPU
     if mid_epoch:
@@ -186,19 +193,10 @@ def has_values(tensor: Tensor) -> bool:
     return not isinstance(tensor, nn.parameter.UninitializedTensorMixin)
 
 
-def _metrics(trainer: Trainer) -> Iterator[tuple[str, Metric]]:
-    """Return all torchmetrics of the user's objects, by path."""
+def _of_kinds(trainer: Trainer, *kinds: type) -> Iterator[tuple[str, Any]]:
+    """Yield all instances of these classes that the user's objects hold, with their paths."""
     return (
         (path, value)
         for path, value in object_graph.walk(roots(trainer), code=False)
-        if isinstance(value, Metric)
-    )
-
-
-def _trackers(trainer: Trainer) -> Iterator[tuple[str, MetricTracker]]:
-    """Return all MetricTrackers of the user's objects, by path."""
-    return (
-        (path, value)
-        for path, value in object_graph.walk(roots(trainer), code=False)
-        if isinstance(value, MetricTracker)
+        if isinstance(value, kinds)
     )

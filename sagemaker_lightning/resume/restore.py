@@ -155,7 +155,8 @@ class Restart:
                 callback.current_score = (
                     checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
                 )
-        user_checkpoints.write_again(self.trainer, self.meta["files"])
+        if "files" in self.meta:
+            user_checkpoints.write_again(self.trainer, self.meta["files"])
         self.trainer.should_stop = self.meta["should_stop"]
         lightning_checkpoints.give(self.trainer, checkpoint, str(path))
         return True

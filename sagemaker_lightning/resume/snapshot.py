@@ -7,6 +7,7 @@ from typing import Any
 from pytorch_lightning import Trainer
 
 from sagemaker_lightning.callbacks import loggers as curves
+from sagemaker_lightning.callbacks.rank_consistency import learning_rates
 from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoints, lightning_loops
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import reached
@@ -92,7 +93,7 @@ class Snapshot:
         saved_at_ns, loggers, files = gather(values_of_rank_0)[0]
         state, notes = self.lightnings(kind)
         rank_values = {name: value for name, value in state.items() if name not in COMMON}
-        digests_and_rates = gather((digest(rank_values), _learning_rates(trainer)))
+        digests_and_rates = gather((digest(rank_values), learning_rates(trainer)))
         if digests_and_rates[0][0] == digests_and_rates[trainer.global_rank][0]:
             rank_values = {}
         self._warn_of_different_rates([rates for _, rates in digests_and_rates])
@@ -219,11 +220,6 @@ class Snapshot:
             f"a checkpoint of this run could not be read again: {error} ({owner} {model_name}); "
             "keep numbers, text, tensors, arrays, lists and dicts there"
         )
-
-
-def _learning_rates(trainer: Trainer) -> list[float]:
-    groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
-    return [float(group["lr"]) for group in groups if "lr" in group]
 
 
 def _formatted(rates: list[float]) -> str:
