@@ -55,6 +55,7 @@ with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as hea
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("took", "ended"), [("0.01", 143), ("30", 0)])
 def test_a_batch_that_takes_long_is_no_rank_that_hangs(tmp_path: Path, took, ended):
     run = warm.run(["python", "-c", WAITING, took], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})

@@ -264,7 +264,7 @@ def test_a_job_is_drilled_in_the_image(image: str, tmp_path):
     page = (ROOT / "docs/drill.md").read_text()
     (command,) = re.findall(r"^```sh\n(docker run .*?)^```$", page, re.MULTILINE | re.DOTALL)
     command = command.replace("docker run", f"{DOCKER} run").replace(" sagemaker-lightning ", f" {image} ")
-    write_cifar(tmp_path / "cifar10")
+    write_cifar(tmp_path / "cifar10", images=10)
     (tmp_path / "hyperparameters.json").write_text('{"data.batch_size": 4, "data.val_split": 20}')
     done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and "identical: 1 interruptions" in done.stdout, done.stdout + done.stderr

@@ -305,6 +305,7 @@ np.savez(result, images=train.dataset.data, labels=train.dataset.targets, train=
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("val_split", "seed"), [(20, 0), (70, 42), (0.2, 42), (0.33, 0)])
 def test_the_split_is_that_of_lightning_bolts(bolts, cifar, tmp_path, val_split, seed):
     arguments = [str(cifar), str(val_split), str(seed), str(tmp_path / "split.npz")]

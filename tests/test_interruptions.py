@@ -96,7 +96,17 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("seed", "flags"), list(enumerate(KINDS.values())), ids=KINDS)
+# Each of the others is one of the zoo's configurations, too (docs/zoo.md).
+OFTEN = "a step at a time", "two workers", "accumulated gradients", "a validation every seven batches"
+
+
+@pytest.mark.parametrize(
+    ("seed", "flags"),
+    [
+        pytest.param(seed, KINDS[name], marks=() if name in OFTEN else pytest.mark.soak, id=name)
+        for seed, name in enumerate(KINDS)
+    ],
+)
 def test_any_moment_and_any_signal(tmp_path: Path, seed: int, flags):
     """Random ones: what was done twice was done alike, and what comes out is what an uninterrupted run gives."""
     whole, run, draw = Run(tmp_path / "whole", flags), Run(tmp_path / "run", flags), random.Random(seed)

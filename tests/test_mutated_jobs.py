@@ -10,6 +10,8 @@ from pathlib import Path
 import mutated_jobs
 import pytest
 
+pytestmark = pytest.mark.slow
+
 N, SEEDS = (400, [1, 2, 3]) if os.environ.get("SOAK") else (40, [11])
 ROUNDS = {seed: list(itertools.islice(mutated_jobs.cases(seed), N)) for seed in SEEDS}
 CASES = [pytest.param(case, id=f"{seed}-{number}") for seed in SEEDS for number, case in enumerate(ROUNDS[seed])]
@@ -21,7 +23,6 @@ def server():
     return mutated_jobs.server()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_mutated_job_ends_as_it_must(server, tmp_path: Path, case: mutated_jobs.Case):
     assert mutated_jobs.check(server, case, tmp_path / "ml") == [], case
@@ -56,7 +57,6 @@ def test_a_seed_gives_the_same_jobs_again():
     ]
 
 
-@pytest.mark.slow
 def test_what_is_wrong_is_seen(server, tmp_path: Path):
     """A run that should have failed, a line that names something else, and a success without a model."""
     right = mutated_jobs.Case("right", dict(mutated_jobs.BASE), fails=True)

@@ -153,6 +153,7 @@ def test_no_worker_outlives_loaders_that_are_made_anew():
     assert set(active_children()) <= before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_worker_that_has_ended_before_the_others_does_not_begin_anew(persistent):
     """Its dataset says at its end that it is at its beginning; the epoch goes on with the other worker."""

@@ -38,7 +38,7 @@ def checkouts(tmp_path_factory) -> Callable[[str], Path]:
         example = folder / "examples/spot.json"  # with an eighth of the images
         text = example.read_text().replace('"sagemaker-lightning"', f'"{TAG}"').replace('"64"', '"8"')
         example.write_text(text.replace('"resume.every', '"trainer.limit_train_batches": "12", "resume.every'))
-        write_cifar(folder / "cifar10")
+        write_cifar(folder / "cifar10", images=10)
         # Twenty epochs are the soak's (tests/test_train.py).
         config = folder / "output/ml/input/config"
         config.mkdir(parents=True)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.docker
 
 FAST = {"trainer.accelerator": "cpu", "trainer.devices": "1", "trainer.enable_progress_bar": "false"}
 # What the tutorial's run_sagemaker.py sends, on a CPU.
-TUTORIAL = {"data": "CIFAR10DataModule", "data.batch_size": "32", "optimizer": "Adam", "optimizer.lr": "0.001"} | FAST
+TUTORIAL = {"data": "CIFAR10DataModule", "data.batch_size": "4", "optimizer": "Adam", "optimizer.lr": "0.001"} | FAST
 TUTORIAL |= {"logger.name": "tutorial", "data.val_split": "0.2"}
 
 
@@ -42,7 +42,7 @@ def rehearsal(tmp_path_factory):
     """A rehearsal that takes one of a spot job's two instances away, once, in its training."""
     folder = tmp_path_factory.mktemp("rehearsal")
     with Rehearsal(folder, "--interrupt=at step 5 of algo-2 unwarned", "--sync-every=0.2", "--grace=30") as server:
-        for path in write_cifar(folder / "data").iterdir():
+        for path in write_cifar(folder / "data", images=10).iterdir():
             server.s3.upload_file(str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}")
         yield server
 

@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 from conftest import write_cifar
 from rehearsals import LIMIT, Rehearsal, run_command
-from test_rehearsal_clients import FAST, same, weights
+from test_rehearsal_clients import FAST, TUTORIAL, same, weights
 
 from rehearsal.engines import bridge, processes
 from rehearsal.jobs.layout import Layout
@@ -28,7 +28,7 @@ def rehearsal(tmp_path_factory):
     try:
         with Rehearsal(folder, "--engine=processes", "--sync-every=0.2") as server:
             assert "no Docker engine" in server.said
-            for path in write_cifar(folder / "data").iterdir():
+            for path in write_cifar(folder / "data", images=10).iterdir():
                 server.s3.upload_file(str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}")
             yield server
     finally:
@@ -38,7 +38,7 @@ def rehearsal(tmp_path_factory):
 def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     source = {"S3DataType": "S3Prefix", "S3Uri": "s3://rehearsal/cifar10/"}
     fields = {
-        "HyperParameters": FAST | {"trainer.max_epochs": "3", "data.val_split": "0.2", "data": "CIFAR10DataModule"},
+        "HyperParameters": TUTORIAL | {"trainer.max_epochs": "3"},
         "Environment": {"OMP_NUM_THREADS": "1"},
         "hosts": 2,
         "InputDataConfig": [

@@ -131,6 +131,7 @@ def test_a_run_goes_on_in_mid_epoch_where_it_stopped(tmp_path: Path):
         assert resumed.value["seen"] == uninterrupted.value["seen"][7:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "options", "says"),
     [
