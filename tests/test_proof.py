@@ -12,9 +12,9 @@ from containers import ROOT
 from test_interrupted_together import Own
 from test_strangers import CODE, STAY, WORKERS, Run
 
-from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import journal, verification
-from sagemaker_lightning.resume.callback import Resume
+from sagemaker_lightning.resume.callback import ExactResume
 
 pytestmark = pytest.mark.slow
 
@@ -305,10 +305,10 @@ class Odd(Own):
 
 
 def train(folder: str, fails: int = -1, odd: bool = False, strict: bool = False, at: int = 2) -> None:
-    model, chance, resume = Odd(fails), Chance(3), Resume(folder, every_n_steps=at, strict=strict)
+    model, seeding, resume = Odd(fails), Seeding(3), ExactResume(folder, every_n_steps=at, strict=strict)
     model.odd = odd
-    resume.attach(chance, "here", {}, torchrun=True, enabled=True)
-    trainer = ranks.trainer([chance, resume], use_distributed_sampler=False)
+    resume.attach(seeding, "here", {}, torchrun=True, enabled=True)
+    trainer = ranks.trainer([seeding, resume], use_distributed_sampler=False)
     trainer.fit(model, ranks.Numbered(44, batch_size=2))
 
 

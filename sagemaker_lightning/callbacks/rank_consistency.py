@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sagemaker_lightning.compat.lightning_trainer import ddp_arguments
 from sagemaker_lightning.compat.torch_modules import LAST_RATES, inner_schedulers
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.job_summary import masked
 from sagemaker_lightning.data.deterministic import divided
@@ -36,7 +36,7 @@ REMEDY = {
 }
 
 
-class World(Callback):
+class RankConsistency(Callback):
     """Makes several ranks train as one process would; does nothing with one rank.
 
     It does three things. Before the first step, all ranks compare their settings; a contradiction
@@ -55,7 +55,7 @@ class World(Callback):
 
     def __init__(
         self,
-        environment: Environment,
+        environment: SageMakerEnvironment,
         flags: Mapping[str, object],
         lr_scaling: str = "none",
         other_rate: bool = False,
@@ -237,7 +237,7 @@ def compare(answers: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
                 )
 
 
-def _places(environment: Environment) -> dict[str, str]:
+def _places(environment: SageMakerEnvironment) -> dict[str, str]:
     """Return the texts that settings may contain and that differ between hosts.
 
     They are the host's name and its folders, by what they mean.

@@ -19,10 +19,10 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.callbacks.divergence import Divergence
-from sagemaker_lightning.callbacks.host_metrics import SystemMetrics
+from sagemaker_lightning.callbacks.host_metrics import HostMetrics
 from sagemaker_lightning.callbacks.loggers import Logger
 from sagemaker_lightning.callbacks.progress import LogProgress
-from sagemaker_lightning.callbacks.rank_consistency import World
+from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.cli import (
     default_data,
     flags,
@@ -33,13 +33,13 @@ from sagemaker_lightning.cli import (
 )
 from sagemaker_lightning.cli.application import Application, class_path
 from sagemaker_lightning.compat import jsonargparse_types, overhead
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.drill import drilled_run
 from sagemaker_lightning.process import allocator
 from sagemaker_lightning.resume.best_model import BestModel
-from sagemaker_lightning.resume.callback import Resume
+from sagemaker_lightning.resume.callback import ExactResume
 
 
 def _silence_warnings() -> None:
@@ -75,7 +75,7 @@ def _start_program_per_rank(strategy: Any) -> Any:
     return strategy
 
 
-class CLI(LightningCLI):
+class SageMakerCLI(LightningCLI):
     """Parses flags and makes `trainer`, `model` and `datamodule` from them.
 
     Args:
@@ -88,7 +88,7 @@ class CLI(LightningCLI):
 
     def __init__(
         self,
-        environment: Environment,
+        environment: SageMakerEnvironment,
         args: list[str] | None = None,
         application: Application | None = None,
     ) -> None:
@@ -124,9 +124,9 @@ class CLI(LightningCLI):
         )
         parser.add_class_arguments(Logger, "logger")
         parser.add_lightning_class_args(BestModel, "checkpoint")
-        parser.add_lightning_class_args(Resume, "resume")
+        parser.add_lightning_class_args(ExactResume, "resume")
         parser.add_lightning_class_args(LogProgress, "progress")
-        parser.add_lightning_class_args(SystemMetrics, "system")
+        parser.add_lightning_class_args(HostMetrics, "system")
         parser.add_lightning_class_args(Divergence, "divergence")
         parser.add_argument(
             "--lr_scaling",
@@ -272,7 +272,10 @@ class CLI(LightningCLI):
         trainer = self.config_init.trainer
         # In a job, the terminal of SDK 2's local mode shows only complete lines, and so nothing of
         # a progress bar.
-        if sys.stdout.isatty() and self.environment.current_host == Environment.current_host:
+        if (
+            sys.stdout.isatty()
+            and self.environment.current_host == SageMakerEnvironment.current_host
+        ):
             self.parser.callback_keys.remove("progress")
         else:
             callbacks = (
@@ -290,11 +293,13 @@ class CLI(LightningCLI):
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
         seed = self.config.seed_everything
-        chance = Chance(seed if type(seed) is int else None, share=trainer.use_distributed_sampler)
+        seeding = Seeding(
+            seed if type(seed) is int else None, share=trainer.use_distributed_sampler
+        )
         torchrun = bool(self.environment.torchrun)
         saves = trainer.enable_checkpointing is not False
         resume.attach(
-            chance,
+            seeding,
             self.environment.current_host,
             self.given,
             torchrun,
@@ -302,11 +307,13 @@ class CLI(LightningCLI):
         )
         # data/deterministic.py shares batches out instead, and repeats no sample for it.
         trainer.use_distributed_sampler = False
-        world = World(self.environment, self.given, self.config.lr_scaling, resume.other_settings)
-        self.trainer_defaults["callbacks"] = [world, chance]
+        world = RankConsistency(
+            self.environment, self.given, self.config.lr_scaling, resume.other_settings
+        )
+        self.trainer_defaults["callbacks"] = [world, seeding]
         with mistakes.naming("--trainer", vars(self.config.trainer)):
             new_trainer = super().instantiate_trainer(**kwargs)
         # The seed is set first, because other callbacks draw random numbers in their hooks.
-        new_trainer.callbacks.sort(key=lambda callback: callback is not chance)
+        new_trainer.callbacks.sort(key=lambda callback: callback is not seeding)
         loggers.prepare(new_trainer.loggers, resume.folder.loggers() if resume.enabled else ())
         return new_trainer

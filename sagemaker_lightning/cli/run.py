@@ -21,16 +21,21 @@ from sagemaker_lightning.callbacks.progress import StartProgress
 from sagemaker_lightning.cli import mistakes
 from sagemaker_lightning.cli.application import Application
 from sagemaker_lightning.cli.export import export
-from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.cli.lightning_cli import SageMakerCLI
 from sagemaker_lightning.contract import hyperparameters, rendezvous
 from sagemaker_lightning.contract.atomic_files import check_writable
-from sagemaker_lightning.contract.environment import Environment, failure_file, place, watch
+from sagemaker_lightning.contract.environment import (
+    SageMakerEnvironment,
+    failure_file,
+    place,
+    watch,
+)
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported, write
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop
 from sagemaker_lightning.drill.drilled_run import Drilled
 from sagemaker_lightning.process import parent_process, start_notice, threads
-from sagemaker_lightning.resume.callback import Resume
+from sagemaker_lightning.resume.callback import ExactResume
 
 
 def main(application: Application, args: list[str] | None = None) -> None:
@@ -43,14 +48,14 @@ def main(application: Application, args: list[str] | None = None) -> None:
     Exits with a status above 0 if the model was not written.
     """
     start_notice.doing("reading flags and data")
-    lifeline = heartbeat.Lifeline(watch(), place())
-    # Empty until the flags are read, then the run's one Resume callback.
-    resumes: list[Resume] = []
+    lifeline = heartbeat.Heartbeat(watch(), place())
+    # Empty until the flags are read, then the run's one ExactResume callback.
+    resumes: list[ExactResume] = []
     reporting = reported(
         failure_file(), place(), tell=lifeline.failed, also=partial(went_otherwise, resumes)
     )
     with parent_process.bound(os.environ), reporting:
-        environment = Environment.read()
+        environment = SageMakerEnvironment.read()
         with Stop(environment.checkpoint_dir, partial(stopped, lifeline)) as stop:
             rendezvous.forget_absent_interface(environment, os.environ)
             # A job's own program calls this one, with the flags that the toolkit made of the
@@ -60,7 +65,7 @@ def main(application: Application, args: list[str] | None = None) -> None:
             check_writable(environment.model_dir, "the model")
             logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(say_once)
             with wrong_if_it_leaves(printed_only if failure_file() else None):
-                cli = CLI(environment, args, application)
+                cli = SageMakerCLI(environment, args, application)
             threads.share(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
             cli.trainer.callbacks += [lifeline, StartProgress()]
             resume = cli.config_init.resume
@@ -91,7 +96,7 @@ def main(application: Application, args: list[str] | None = None) -> None:
         lifeline.done()
 
 
-def went_otherwise(resume_callbacks: list[Resume]) -> str:
+def went_otherwise(resume_callbacks: list[ExactResume]) -> str:
     """Return the line for a failed run that did not resume exactly.
 
     It is "" if the run went on as before, or was never resumed.
@@ -109,7 +114,7 @@ def went_otherwise(resume_callbacks: list[Resume]) -> str:
     )
 
 
-def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
+def warn_of_lost_folders(config: Mapping, environment: SageMakerEnvironment) -> None:
     """Warn of relative folders: SageMaker does not keep a job's working folder."""
     trainer_logger = config.get("trainer.logger")
     loggers = [
@@ -170,7 +175,7 @@ def left_early(leaving: SystemExit) -> str:
     )
 
 
-def stopped(line: heartbeat.Lifeline, why: str, loud: bool = True) -> None:
+def stopped(line: heartbeat.Heartbeat, why: str, loud: bool = True) -> None:
     """Report that this rank stops because it was asked to, and where to resume.
 
     Args:

@@ -15,7 +15,7 @@ from sagemaker_lightning.data.epoch_loaders import Drawn, Placed
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 
 
-class Chance(Callback):
+class Seeding(Callback):
     """Seeds every step; makes the order and samples of DataLoaders reproducible.
 
     Order and samples become functions of seed, epoch and position.

@@ -25,7 +25,7 @@ from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
 from sagemaker_lightning.contract import shutdown
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop
-from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import best_model, checkpoint_file, fit_loops, run_settings
 from sagemaker_lightning.resume.agreement import UNSURE, Agreement
 from sagemaker_lightning.resume.checkpoint_dir import Folder, Writer
@@ -36,7 +36,7 @@ from sagemaker_lightning.resume.verification import Proof
 SHARE = 0.01  # share of the time, at most, that training waits for checkpoints saved by the clock
 
 
-class Resume(Callback):
+class ExactResume(Callback):
     """Saves checkpoints, resumes from the newest one, stops on a signal.
 
     A checkpoint is saved at the end of each epoch, and within it by the clock or by steps.
@@ -100,18 +100,23 @@ class Resume(Callback):
         self.proof: Proof | None = None  # compares a resumed run with the interrupted one
 
     def attach(
-        self, chance: Chance, host: str, flags: Mapping[str, object], torchrun: bool, enabled: bool
+        self,
+        seeding: Seeding,
+        host: str,
+        flags: Mapping[str, object],
+        torchrun: bool,
+        enabled: bool,
     ) -> None:
         """Set what becomes known between construction and training.
 
         Args:
-            chance: Knows the seed of the whole run.
+            seeding: Knows the seed of the whole run.
             host: Name of this host.
             flags: All settings by flag.
             torchrun: Whether torchrun started this process.
             enabled: Whether checkpoints are saved.
         """
-        self.chance = chance
+        self.seeding = seeding
         self.host = host
         self.flags = flags
         self.torchrun = torchrun
@@ -130,7 +135,7 @@ class Resume(Callback):
         supported = isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy))
         self.exact = self.exact and (supported or self.enabled)
         if not self.exact:
-            self.chance.stand_aside(trainer)
+            self.seeding.stand_aside(trainer)
             if trainer.is_global_zero:
                 print(
                     "this run is trained and saved as Lightning does; interrupted, it begins anew",
@@ -147,10 +152,10 @@ class Resume(Callback):
         self.agreement = Agreement(trainer)
         self.divergence = divergence.of(trainer)
         self.restart = Restart(
-            trainer, self.folder, self.chance, self.agreement, self.other_settings
+            trainer, self.folder, self.seeding, self.agreement, self.other_settings
         )
         self.proof = Proof(trainer, self.folder, self.agreement.gather, self.strict)
-        self.snapshot = Snapshot(trainer, self.agreement, self.chance, self.proof)
+        self.snapshot = Snapshot(trainer, self.agreement, self.seeding, self.proof)
         fit_loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = checkpoint_file.VerifiedIO()

@@ -28,7 +28,7 @@ def install(trainer: Trainer, resume, restart) -> None:
 
     Args:
         trainer: Lightning's trainer; the classes of its loops are replaced.
-        resume: The Resume callback.
+        resume: The ExactResume callback.
         restart: The Restart; it is called where the loops begin.
     """
     lightning_loops.ignore_signals_of_others(trainer)
@@ -56,7 +56,7 @@ class _Loaders:
             before: The loaders that they replace; None if there are none.
         """
         if loader is not None:
-            self.restart.chance.together(self.trainer, loader, self.kind)
+            self.restart.seeding.together(self.trainer, loader, self.kind)
         if before not in (None, loader):
             before.leave(loader)
 

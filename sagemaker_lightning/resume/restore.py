@@ -15,7 +15,7 @@ from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided, position
 from sagemaker_lightning.data.seeded_indices import seed_all
-from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import (
     best_model,
     checkpoint_file,
@@ -38,7 +38,7 @@ class Restart:
     Args:
         trainer: Lightning's trainer.
         folder: The folder of the checkpoints.
-        chance: Knows the seed of the whole run.
+        seeding: Knows the seed of the whole run.
         agreement: The communication between the ranks.
         other_settings: Whether the run may have another learning rate, gradient clipping or
             precision than the run that saved the checkpoint.
@@ -48,14 +48,14 @@ class Restart:
         self,
         trainer: Trainer,
         folder: Folder,
-        chance: Chance,
+        seeding: Seeding,
         agreement: Agreement,
         other_settings: bool = False,
     ) -> None:
         self.other_settings = other_settings
         self.trainer = trainer
         self.folder = folder
-        self.chance = chance
+        self.seeding = seeding
         self.agreement = agreement
         self.step = 0  # optimizer step of the checkpoint that was loaded; 0 if there is none
         self.meta: Mapping[str, Any] = {}  # the checkpoint's entries of this package
@@ -101,7 +101,7 @@ class Restart:
         )
         self.step = self.meta["step"]
         self.kind = self.meta["kind"]
-        self.chance.seed = self.meta["seed"]
+        self.seeding.seed = self.meta["seed"]
         if self.trainer.is_global_zero:
             note = (
                 ""
@@ -205,7 +205,7 @@ class Restart:
         every = self.trainer.reload_dataloaders_every_n_epochs
         if loop.loaders is not None:
             if lightning_loops.loaders_are_due(self.trainer):
-                seed_all("data", self.chance.seed, epoch)
+                seed_all("data", self.seeding.seed, epoch)
             yield
             return
         if data_epoch < 0:
@@ -220,7 +220,7 @@ class Restart:
             data_epoch = epoch
             objects = self._rank_state["held"]
         if data_epoch:
-            seed_all("data", self.chance.seed, data_epoch)
+            seed_all("data", self.seeding.seed, data_epoch)
         if objects and self._same_ranks:
             snapshot.held.restore_before_data(objects)
             snapshot.before_data = {name: objects[name] for name in ("plain", "generators")}
