@@ -87,15 +87,15 @@ def main() -> None:
 
 def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS) -> Stalls:
     """Train in this process, with a checkpoint every few steps, and return what was measured."""
-    from sagemaker_lightning.cli.lightning_cli import SageMakerCLI
+    from sagemaker_lightning.cli.lightning_cli import CommandLine
     from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
     from app.train import APPLICATION
 
     flags = ["--trainer.max_epochs=-1", f"--trainer.max_steps={steps}", f"--trainer.accelerator={accelerator}"]
     flags += [f"--resume.dirpath={folder}", "--resume.every_n_steps=5", "--checkpoint.monitor=null"]
-    cli = SageMakerCLI(SageMakerEnvironment(), flags, APPLICATION)
-    stalls = Stalls(cli.config_init.resume, waits)
+    cli = CommandLine(SageMakerEnvironment(), flags, APPLICATION)
+    stalls = Stalls(cli.resume, waits)
     cli.trainer.callbacks.append(stalls)
     cli.trainer.fit(cli.model, cli.datamodule)
     return stalls

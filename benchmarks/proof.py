@@ -27,7 +27,7 @@ from pytorch_lightning import Callback, LightningDataModule, Trainer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from benchmarks import report, startup, training
-from sagemaker_lightning.cli.lightning_cli import SageMakerCLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.data import epoch_loaders, sample_seeding, seeded_indices
 from sagemaker_lightning.resume.callback import ExactResume
@@ -155,7 +155,7 @@ def steps(name: str, n: int, number: int) -> list[float]:
             model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints"
         )
         flags = ["--trainer.max_epochs=-1", "--trainer.limit_val_batches=0", "--checkpoint.monitor=null"]
-        cli = SageMakerCLI(
+        cli = CommandLine(
             environment, [*DATA[name], *flags, f"--trainer.accelerator={training.accelerator()}"], APPLICATION
         )
         cli.trainer.callbacks.append(turns)

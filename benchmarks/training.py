@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.turns import Clock
-from sagemaker_lightning.cli.lightning_cli import SageMakerCLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
 from app.data import CIFAR10DataModule
@@ -59,7 +59,7 @@ def train(clock: Clock, data: list[str], batch_size: int | None = BATCH_SIZE) ->
         )
         flags = [f"--trainer.accelerator={accelerator()}", "--trainer.devices=1"]
         flags += [f"--data.batch_size={batch_size}"] if batch_size else []
-        cli = SageMakerCLI(environment, [*data, *flags, f"--trainer.max_steps={clock.total_steps}"], APPLICATION)
+        cli = CommandLine(environment, [*data, *flags, f"--trainer.max_steps={clock.total_steps}"], APPLICATION)
         cli.trainer.callbacks.append(clock)
         batches = cli.datamodule.num_samples // cli.datamodule.batch_size
         if clock.total_steps >= batches:

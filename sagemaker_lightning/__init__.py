@@ -10,12 +10,14 @@ __version__ = "0.1.0"
 
 PUBLIC = {
     "Application": "cli.application",
-    "SageMakerCLI": "cli.lightning_cli",
+    "SageMakerCLI": "cli.run",
     "SageMakerEnvironment": "contract.environment",
     "UserError": "contract.errors",
+    "report_failures": "contract.reporting",
     "ExactResume": "resume.callback",
     "BestModel": "resume.best_model",
     "Seeding": "data.seeding",
+    "make_deterministic": "data.deterministic",
     "Heartbeat": "callbacks.heartbeat",
     "RankConsistency": "callbacks.rank_consistency",
     "Divergence": "callbacks.divergence",

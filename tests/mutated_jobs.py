@@ -234,12 +234,12 @@ def numbers() -> Iterator[Case]:
 
 def _numeric(chosen: dict[str, str], seen: set) -> Iterator[str]:
     """Yield the flags that take a number, as the parser knows them; none of those that were seen."""
-    from sagemaker_lightning.cli.lightning_cli import SageMakerCLI
+    from sagemaker_lightning.cli.lightning_cli import CommandLine
     from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
     from app.train import APPLICATION
 
-    class Parsed(SageMakerCLI):
+    class Parsed(CommandLine):
         """What reads flags and makes nothing."""
 
         def instantiate_classes(self) -> None:

@@ -11,7 +11,7 @@ import yaml
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from sagemaker_lightning.cli import smddp
-from sagemaker_lightning.cli.lightning_cli import SageMakerCLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
@@ -30,8 +30,8 @@ def no_flags_of_pytest(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def cli(*flags: str, **environment) -> SageMakerCLI:
-    return SageMakerCLI(SageMakerEnvironment(**environment), list(flags), train.APPLICATION)
+def cli(*flags: str, **environment) -> CommandLine:
+    return CommandLine(SageMakerEnvironment(**environment), list(flags), train.APPLICATION)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def cli(*flags: str, **environment) -> SageMakerCLI:
 )
 def test_a_program_without_defaults_says_what_it_needs(flags, says):
     with pytest.raises(UserError, match=says):
-        SageMakerCLI(SageMakerEnvironment(), flags)
+        CommandLine(SageMakerEnvironment(), flags)
 
 
 def test_without_flags():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from containers import ROOT
 
-from sagemaker_lightning.cli.lightning_cli import SageMakerCLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.cli.run import warn_of_lost_folders
 from sagemaker_lightning.cli.suggestions import REPLACED
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
@@ -39,7 +39,7 @@ VALUES = {
 }  # fmt: skip
 
 
-class Parsed(SageMakerCLI):
+class Parsed(CommandLine):
     """Flags that are parsed, and of which nothing is made: the machine may have no GPU."""
 
     def before_instantiate_classes(self) -> None:

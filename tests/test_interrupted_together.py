@@ -8,7 +8,6 @@ import pytest
 import ranks
 import torch
 
-from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume.callback import ExactResume
 
 
@@ -37,9 +36,8 @@ class Own(ranks.Regression):
 
 def train(folder: str, fails: int = -1) -> Own:
     """Train, or go on, with checkpoints every two steps."""
-    model, seeding, resume = Own(fails), Seeding(3), ExactResume(folder, every_n_steps=2)
-    resume.attach(seeding, "here", {}, torchrun=True, enabled=True)
-    trainer = ranks.trainer([seeding, resume], use_distributed_sampler=False, gradient_clip_val=1.0)
+    model = Own(fails)
+    trainer = ranks.trainer([ExactResume(folder, seed=3, every_n_steps=2)], gradient_clip_val=1.0)
     trainer.fit(model, ranks.Numbered(44, batch_size=4))
     return model
 

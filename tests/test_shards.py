@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning import Callback
 
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
-from sagemaker_lightning.cli.lightning_cli import SageMakerCLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data import host_shards
@@ -253,16 +253,16 @@ def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
     two = {"hosts": ("a", "b"), "current_host": "a", "channels": {"training": Path("/channel")}}
     sharded = SageMakerEnvironment(**two, sharded_channels=frozenset({"training"}))
     flags = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp"]
-    made = SageMakerCLI(sharded, [*given, *flags], APPLICATION).datamodule
+    made = CommandLine(sharded, [*given, *flags], APPLICATION).datamodule
     assert type(made) is CIFAR10DataModule and made.sharded is True and made.data_dir == "/channel"
-    assert SageMakerCLI(sharded, [*given, "--data.sharded=false", *flags], APPLICATION).datamodule.sharded is False
-    assert SageMakerCLI(SageMakerEnvironment(**two), [*given, *flags], APPLICATION).datamodule.sharded is False
+    assert CommandLine(sharded, [*given, "--data.sharded=false", *flags], APPLICATION).datamodule.sharded is False
+    assert CommandLine(SageMakerEnvironment(**two), [*given, *flags], APPLICATION).datamodule.sharded is False
     if not given:  # classes without such a parameter
-        assert SageMakerCLI(
+        assert CommandLine(
             sharded, ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags], APPLICATION
         ).datamodule.size
         assert (
-            type(SageMakerCLI(sharded, ["--data=DigitsDataModule", *flags], APPLICATION).datamodule) is DigitsDataModule
+            type(CommandLine(sharded, ["--data=DigitsDataModule", *flags], APPLICATION).datamodule) is DigitsDataModule
         )
 
 

@@ -13,7 +13,7 @@ from pytorch_lightning import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sagemaker_lightning.callbacks.host_metrics import HostMetrics
-from sagemaker_lightning.cli.lightning_cli import Logger, SageMakerCLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine, Logger
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
 from app.train import APPLICATION
@@ -85,7 +85,7 @@ def test_the_share_of_a_busy_processor_is_above_0(tmp_path: Path, capsys):
 def test_flags_and_what_the_environment_says(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     two = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
-    made = SageMakerCLI(
+    made = CommandLine(
         SageMakerEnvironment(**two),
         ["--system.every_n_seconds=7", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"],
         APPLICATION,

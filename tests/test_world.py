@@ -13,7 +13,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
-from sagemaker_lightning.cli.lightning_cli import SageMakerCLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
 from app.in_memory import ResidentLoader
@@ -151,7 +151,7 @@ def host(node: int, **variables: str) -> dict[str, str]:
 def fit_by_flags(flags: dict[int, list[str]], *for_all: str) -> int:
     """Train as the program does, with flags that differ by node; return the steps."""
     here = flags.get(int(ranks.os.environ["GROUP_RANK"]), [])
-    made = SageMakerCLI(SageMakerEnvironment.read(), [*for_all, *here], APPLICATION)
+    made = CommandLine(SageMakerEnvironment.read(), [*for_all, *here], APPLICATION)
     made.trainer.fit(made.model, made.datamodule)
     return made.trainer.global_step
 
@@ -347,7 +347,7 @@ def test_with_an_optimizer_by_flags(tmp_path: Path):
 
 def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    made = SageMakerCLI(SageMakerEnvironment(), [*SHORT, "--lr_scaling=linear"], APPLICATION)
+    made = CommandLine(SageMakerEnvironment(), [*SHORT, "--lr_scaling=linear"], APPLICATION)
     made.trainer.fit(made.model, made.datamodule)
     assert made.trainer.optimizers[0].param_groups[0]["lr"] == 1e-3
     assert "lr_scaling" not in capsys.readouterr().out

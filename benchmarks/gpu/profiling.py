@@ -11,7 +11,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from benchmarks.step import Setting
-from sagemaker_lightning.cli.lightning_cli import SageMakerCLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
 from app.train import APPLICATION
@@ -58,7 +58,7 @@ def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[
         flags += [f"--data.val_split={batches * setting.batch_size}", "--trainer.num_sanity_val_steps=0"]
         flags += [f"--trainer.limit_train_batches={batches if stage == 'step' else 2}", "--trainer.devices=1"]
         flags += [f"--trainer.limit_val_batches={0 if stage == 'step' else batches}"]
-        cli = SageMakerCLI(environment, flags, APPLICATION)
+        cli = CommandLine(environment, flags, APPLICATION)
         profiler = Profiler(stage, count, warmup)
         cli.trainer.callbacks.append(profiler)
         cli.trainer.fit(cli.model, cli.datamodule)

@@ -6,6 +6,7 @@ The learning rate is scaled as N ranks need it.
 
 import math
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,9 +45,13 @@ class RankConsistency(Callback):
     gradient is the one that one process would compute, provided that the loss is the mean over a
     rank's samples. The learning rate is scaled with the number of ranks.
 
+        trainer = Trainer(devices=2, strategy="ddp", callbacks=[RankConsistency()])
+
+    ExactResume has one of its own.
+
     Args:
-        environment: What SageMaker has set on this host.
-        flags: All settings by flag, as this rank parsed them.
+        environment: What SageMaker has set on this host; None to read its variables.
+        settings: What all ranks must have alike, by name, as this rank has it.
         lr_scaling: What multiplies the learning rate: "none" (1), "linear" (world size) or "sqrt"
             (its square root).
         other_rate: Whether a resumed run takes its learning rate from its flags, not from the
@@ -55,14 +60,14 @@ class RankConsistency(Callback):
 
     def __init__(
         self,
-        environment: SageMakerEnvironment,
-        flags: Mapping[str, object],
+        environment: SageMakerEnvironment | None = None,
+        settings: Mapping[str, object] = MappingProxyType({}),
         lr_scaling: str = "none",
         other_rate: bool = False,
     ) -> None:
         self.other_rate = other_rate
-        self.environment = environment
-        self.flags = flags
+        self.environment = environment or SageMakerEnvironment.read()
+        self.settings = settings
         self.lr_scaling = lr_scaling
         self.lr_factor = 1.0  # factor that the optimizers' learning rates contain
 
@@ -191,7 +196,7 @@ class RankConsistency(Callback):
     def _settings_to_compare(self, trainer: Trainer) -> dict[str, object]:
         """Return all that the ranks must agree on, by the user's name for it."""
         settings = {"world size": trainer.world_size, "hosts": ", ".join(self.environment.hosts)}
-        settings |= {"program version": self.environment.revision} | self.flags
+        settings |= {"program version": self.environment.revision} | dict(self.settings)
         fingerprint = getattr(trainer.datamodule, "fingerprint", None)
         if fingerprint is not None and not getattr(trainer.datamodule, "sharded", False):
             settings["dataset fingerprint"] = (

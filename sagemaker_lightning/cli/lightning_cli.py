@@ -17,12 +17,10 @@ from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.callbacks.divergence import Divergence
 from sagemaker_lightning.callbacks.host_metrics import HostMetrics
 from sagemaker_lightning.callbacks.loggers import Logger
 from sagemaker_lightning.callbacks.progress import LogProgress
-from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.cli import (
     default_data,
     flags,
@@ -35,11 +33,14 @@ from sagemaker_lightning.cli.application import Application, class_path
 from sagemaker_lightning.compat import jsonargparse_types, overhead
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.seeding import Seeding
+from sagemaker_lightning.contract.shutdown import Stop
 from sagemaker_lightning.drill import drilled_run
 from sagemaker_lightning.process import allocator
 from sagemaker_lightning.resume.best_model import BestModel
 from sagemaker_lightning.resume.callback import ExactResume
+
+# Parameters of ExactResume that no flag sets.
+NOT_OF_FLAGS = ("seed", "lr_scaling", "settings", "saves", "environment", "stop")
 
 
 def _silence_warnings() -> None:
@@ -75,13 +76,14 @@ def _start_program_per_rank(strategy: Any) -> Any:
     return strategy
 
 
-class SageMakerCLI(LightningCLI):
-    """Parses flags and makes `trainer`, `model` and `datamodule` from them.
+class CommandLine(LightningCLI):
+    """Parses flags and makes `trainer`, `model`, `datamodule` and `resume` from them.
 
     Args:
         environment: What SageMaker says about the job.
         args: The command line; None for sys.argv's.
         application: What the program trains where no flag says so.
+        stop: What receives the signals; None if nothing does before the training.
 
     Raises UserError that says in one line which flag is wrong.
     """
@@ -91,8 +93,10 @@ class SageMakerCLI(LightningCLI):
         environment: SageMakerEnvironment,
         args: list[str] | None = None,
         application: Application | None = None,
+        stop: Stop | None = None,
     ) -> None:
         self.environment = environment
+        self.stop = stop
         self.application = application or Application()
         _silence_warnings()
         overhead.trim_lightning()
@@ -124,7 +128,7 @@ class SageMakerCLI(LightningCLI):
         )
         parser.add_class_arguments(Logger, "logger")
         parser.add_lightning_class_args(BestModel, "checkpoint")
-        parser.add_lightning_class_args(ExactResume, "resume")
+        parser.add_class_arguments(ExactResume, "resume", skip=set(NOT_OF_FLAGS), instantiate=False)
         parser.add_lightning_class_args(LogProgress, "progress")
         parser.add_lightning_class_args(HostMetrics, "system")
         parser.add_lightning_class_args(Divergence, "divergence")
@@ -289,31 +293,18 @@ class SageMakerCLI(LightningCLI):
         if trainer.strategy == "smddp":
             trainer.strategy = smddp.strategy()
         trainer.strategy = _start_program_per_rank(trainer.strategy)
-        resume = self.config_init.resume
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
         seed = self.config.seed_everything
-        seeding = Seeding(
-            seed if type(seed) is int else None, share=trainer.use_distributed_sampler
+        self.resume = ExactResume(
+            **vars(self.config_init.resume),
+            seed=seed if type(seed) is int else None,
+            lr_scaling=self.config.lr_scaling,
+            settings=self.given,
+            saves=trainer.enable_checkpointing is not False,
+            environment=self.environment,
+            stop=self.stop,
         )
-        torchrun = bool(self.environment.torchrun)
-        saves = trainer.enable_checkpointing is not False
-        resume.attach(
-            seeding,
-            self.environment.current_host,
-            self.given,
-            torchrun,
-            saves and not trainer.fast_dev_run,
-        )
-        # data/deterministic.py shares batches out instead, and repeats no sample for it.
-        trainer.use_distributed_sampler = False
-        world = RankConsistency(
-            self.environment, self.given, self.config.lr_scaling, resume.other_settings
-        )
-        self.trainer_defaults["callbacks"] = [world, seeding]
+        self.trainer_defaults["callbacks"] = [self.resume]
         with mistakes.naming("--trainer", vars(self.config.trainer)):
-            new_trainer = super().instantiate_trainer(**kwargs)
-        # The seed is set first, because other callbacks draw random numbers in their hooks.
-        new_trainer.callbacks.sort(key=lambda callback: callback is not seeding)
-        loggers.prepare(new_trainer.loggers, resume.folder.loggers() if resume.enabled else ())
-        return new_trainer
+            return super().instantiate_trainer(**kwargs)

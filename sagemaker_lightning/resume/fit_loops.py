@@ -43,6 +43,13 @@ def install(trainer: Trainer, resume, restart) -> None:
         lightning_loop.restart = restart
 
 
+def remove(trainer: Trainer) -> None:
+    """Undo `install`."""
+    for loop in lightning_loops.give_back_to_lightning(trainer):
+        vars(loop).pop("resume", None)
+        vars(loop).pop("restart", None)
+
+
 class _Loaders:
     """Prepares data loaders before Lightning begins to iterate over them."""
 
@@ -121,6 +128,8 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
     def run(self) -> None:
         """Train; if all was trained before, only do what comes at the end."""
         self.begun = False
+        if self.resume.trains:
+            self.resume.receive_signals()
         super().run()
         if not self.begun and self.resume.trains and self.restart.meta:
             self.restart.restore(self.resume.snapshot.held)

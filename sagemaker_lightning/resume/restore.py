@@ -167,7 +167,7 @@ class Restart:
             return
         rest = f" (and {len(differences) - 4} more)" if len(differences) > 4 else ""
         raise UserError(
-            f"--resume.dirpath={self.folder.path}: {self.name} is of another run: "
+            f"{self.folder.label}: {self.name} is of another run: "
             f"{'; '.join(differences[:4])}{rest}; go on with the same settings, or give another "
             "folder, or move the checkpoints away to start anew; --resume.other_settings=true "
             "goes on with another learning rate, gradient clipping or precision"
@@ -274,7 +274,7 @@ class Restart:
         loader = divided(self.trainer.train_dataloader)
         if loader is None or not loader.course or self.meta["reached"] is None:
             raise UserError(
-                f"--resume.dirpath={self.folder.path}: step {self.step} was saved within an epoch "
+                f"{self.folder.label}: step {self.step} was saved within an epoch "
                 f"by {self.meta['world_size']} ranks, and its data cannot be shared out anew among "
                 f"{self.trainer.world_size}; give as many devices and nodes as before"
             )
@@ -329,7 +329,7 @@ class Restart:
         model_changes.adapt(model, state)
         if missing := self.later.keys() - model.state_dict().keys():
             raise UserError(
-                f"--resume.dirpath={self.folder.path}: step {self.step} is of another run: its "
+                f"{self.folder.label}: step {self.step} is of another run: its "
                 f"model has {min(missing)}, this one does not; give another folder, or move the "
                 "checkpoints away to start anew"
             )
@@ -391,7 +391,7 @@ class Restart:
         if self.trainer.is_global_zero:
             print(
                 f"nothing is left to train: step {self.step} was the last one; to train anew, move "
-                f"{self.folder.path} away or give another --resume.dirpath",
+                f"{self.folder.path} away or give another {self.folder.name}",
                 flush=True,
             )
 
