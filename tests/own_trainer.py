@@ -1,4 +1,4 @@
-"""Scripts with a Trainer of their own, as people write them who have read Lightning's documentation and five lines of ours.
+"""Scripts with a Trainer of their own, as people write them who have read Lightning's documentation.
 
     python own_trainer.py CASE
 

@@ -67,7 +67,7 @@ class RankConsistency(Callback):
     ) -> None:
         self.other_rate = other_rate
         self.environment = environment or SageMakerEnvironment.read()
-        self.settings = settings
+        self.settings = dict(settings)
         self.lr_scaling = lr_scaling
         self.lr_factor = 1.0  # factor that the optimizers' learning rates contain
 

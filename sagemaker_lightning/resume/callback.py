@@ -114,8 +114,22 @@ class ExactResume(EarlyCallback):
         environment: SageMakerEnvironment | None = None,
         stop: Stop | None = None,
     ) -> None:
-        self.arguments = {name: value for name, value in vars().items() if name != "self"}
-        self.settings = settings
+        self.settings = dict(settings)
+        self.arguments = {
+            "dirpath": dirpath,
+            "seed": seed,
+            "every_n_minutes": every_n_minutes,
+            "every_n_steps": every_n_steps,
+            "keep": keep,
+            "exact": exact,
+            "other_settings": other_settings,
+            "strict": strict,
+            "lr_scaling": lr_scaling,
+            "settings": self.settings,
+            "saves": saves,
+            "environment": environment,
+            "stop": stop,
+        }
         minimums = (
             ("every_n_minutes", every_n_minutes, 0),
             ("every_n_steps", every_n_steps, 0),

@@ -159,10 +159,12 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
     def reset(self) -> None:
         """Reset the loop, except for what a resumed run continues.
 
-        Of Lightning's own restart, only the knowledge remains that training is within an epoch.
+        Of Lightning's own restart, only the knowledge remains that training is within an epoch. A
+        run that begins with a checkpoint of Lightning's (`ckpt_path`) continues as Lightning does.
         """
         super().reset()
-        self.leave_restart()
+        if self.restart.meta:
+            self.leave_restart()
 
     def on_advance_end(self) -> None:
         """End an epoch."""
