@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from sagemaker_lightning.contract.environment import Environment, failure_file, place
+from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.rows import job
@@ -235,7 +235,7 @@ def _ranges(total: int, size: int) -> Iterator[range]:
 def main(args: list[str] | None = None) -> None:
     """Compare the rows of a job's channel, or of --input."""
     with reported(failure_file(), place()):
-        environment = Environment.read()
+        environment = SageMakerEnvironment.read()
         parser = job.parser(__doc__)
         parser.add_class_arguments(Similarity)
         arguments = job.parse(parser, environment, args)

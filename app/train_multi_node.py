@@ -15,7 +15,7 @@ if __name__ == "__main__":  # first of all: the imports below take seconds
 import os
 
 from sagemaker_lightning.contract import rendezvous
-from sagemaker_lightning.contract.environment import Environment, failure_file, place
+from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
 from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.process import start_notice
 
@@ -28,7 +28,7 @@ def main(args: list[str] | None = None) -> None:
     Variables that the user has set stay as they are.
     """
     with reported(failure_file(), place()):
-        environment = Environment.read()
+        environment = SageMakerEnvironment.read()
         if len(environment.hosts) > 1:
             start_notice.doing("waiting for the other hosts")
         os.environ.update(rendezvous.prepared(environment) | os.environ)

@@ -17,10 +17,10 @@ from pytorch_lightning import Callback
 
 from benchmarks.report import ROOT, variables
 from sagemaker_lightning.resume.agreement import Agreement
-from sagemaker_lightning.resume.callback import Resume
+from sagemaker_lightning.resume.callback import ExactResume
 
 STEPS = 40
-INTERVAL = 60 * inspect.signature(Resume).parameters["every_n_minutes"].default  # seconds
+INTERVAL = 60 * inspect.signature(ExactResume).parameters["every_n_minutes"].default  # seconds
 
 
 class Stalls(Callback):
@@ -87,15 +87,15 @@ def main() -> None:
 
 def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS) -> Stalls:
     """Train in this process, with a checkpoint every few steps, and return what was measured."""
-    from sagemaker_lightning.cli.lightning_cli import CLI
-    from sagemaker_lightning.contract.environment import Environment
+    from sagemaker_lightning.cli.lightning_cli import CommandLine
+    from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
     from app.train import APPLICATION
 
     flags = ["--trainer.max_epochs=-1", f"--trainer.max_steps={steps}", f"--trainer.accelerator={accelerator}"]
     flags += [f"--resume.dirpath={folder}", "--resume.every_n_steps=5", "--checkpoint.monitor=null"]
-    cli = CLI(Environment(), flags, APPLICATION)
-    stalls = Stalls(cli.config_init.resume, waits)
+    cli = CommandLine(SageMakerEnvironment(), flags, APPLICATION)
+    stalls = Stalls(cli.resume, waits)
     cli.trainer.callbacks.append(stalls)
     cli.trainer.fit(cli.model, cli.datamodule)
     return stalls

@@ -27,10 +27,10 @@ from pytorch_lightning import Callback, LightningDataModule, Trainer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from benchmarks import report, startup, training
-from sagemaker_lightning.cli.lightning_cli import CLI
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.cli.lightning_cli import CommandLine
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.data import epoch_loaders, sample_seeding, seeded_indices
-from sagemaker_lightning.resume.callback import Resume
+from sagemaker_lightning.resume.callback import ExactResume
 from sagemaker_lightning.resume.verification import Proof
 from sagemaker_lightning.state import generators, object_graph, object_state
 
@@ -90,7 +90,7 @@ def without() -> Iterator[None]:
     def nothing(*_: Any, **__: Any) -> tuple:
         return ()
 
-    left_out = [(Resume, hook) for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end")]
+    left_out = [(ExactResume, hook) for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end")]
     left_out += [(Proof, step) for step in ("start", "look_at", "saved")]
     left_out += [
         (module, "walk") for module in (object_graph, generators, object_state, sample_seeding, seeded_indices)
@@ -151,9 +151,13 @@ def steps(name: str, n: int, number: int) -> list[float]:
     turns = Turns(n, number)
     with training.quiet(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        environment = Environment(model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints")
+        environment = SageMakerEnvironment(
+            model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints"
+        )
         flags = ["--trainer.max_epochs=-1", "--trainer.limit_val_batches=0", "--checkpoint.monitor=null"]
-        cli = CLI(environment, [*DATA[name], *flags, f"--trainer.accelerator={training.accelerator()}"], APPLICATION)
+        cli = CommandLine(
+            environment, [*DATA[name], *flags, f"--trainer.accelerator={training.accelerator()}"], APPLICATION
+        )
         cli.trainer.callbacks.append(turns)
         cli.trainer.fit(cli.model, cli.datamodule)
     return turns.ratios

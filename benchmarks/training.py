@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from benchmarks.turns import Clock
-from sagemaker_lightning.cli.lightning_cli import CLI
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.cli.lightning_cli import CommandLine
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
 from app.data import CIFAR10DataModule
 from app.train import APPLICATION
@@ -54,10 +54,12 @@ def train(clock: Clock, data: list[str], batch_size: int | None = BATCH_SIZE) ->
     """
     with quiet(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        environment = Environment(model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints")
+        environment = SageMakerEnvironment(
+            model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints"
+        )
         flags = [f"--trainer.accelerator={accelerator()}", "--trainer.devices=1"]
         flags += [f"--data.batch_size={batch_size}"] if batch_size else []
-        cli = CLI(environment, [*data, *flags, f"--trainer.max_steps={clock.total_steps}"], APPLICATION)
+        cli = CommandLine(environment, [*data, *flags, f"--trainer.max_steps={clock.total_steps}"], APPLICATION)
         cli.trainer.callbacks.append(clock)
         batches = cli.datamodule.num_samples // cli.datamodule.batch_size
         if clock.total_steps >= batches:

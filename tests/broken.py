@@ -15,7 +15,7 @@ from pytorch_lightning.trainer.connectors.checkpoint_connector import _Checkpoin
 from sagemaker_lightning.data import epoch_loaders
 from sagemaker_lightning.data.deterministic import Batches
 from sagemaker_lightning.data.epoch_loaders import Placed
-from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import epoch_state, journal, model_changes, restore_check
 from sagemaker_lightning.resume.user_state import Held
 from sagemaker_lightning.state import generators
@@ -75,7 +75,7 @@ MISTAKES: dict[str, Callable[[], None]] = {
     "generators are not seeded": lambda: setattr(generators, "reseed", nothing),
     "generators are not restored": lambda: setattr(generators, "restore", nothing),
     "what is drawn on the way is not seeded": lambda: setattr(Placed, "__next__", as_it_was),
-    "a step is not seeded": lambda: setattr(Chance, "on_train_batch_start", nothing),
+    "a step is not seeded": lambda: setattr(Seeding, "on_train_batch_start", nothing),
     "what objects hold is not restored": lambda: setattr(State, "restore", nothing),
     "what samplers hold is not restored": lambda: setattr(Placed, "begin", without_states),
     "modes are not restored": lambda: setattr(Held, "restore", of_modes),

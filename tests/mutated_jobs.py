@@ -234,19 +234,19 @@ def numbers() -> Iterator[Case]:
 
 def _numeric(chosen: dict[str, str], seen: set) -> Iterator[str]:
     """Yield the flags that take a number, as the parser knows them; none of those that were seen."""
-    from sagemaker_lightning.cli.lightning_cli import CLI
-    from sagemaker_lightning.contract.environment import Environment
+    from sagemaker_lightning.cli.lightning_cli import CommandLine
+    from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
     from app.train import APPLICATION
 
-    class Parsed(CLI):
+    class Parsed(CommandLine):
         """What reads flags and makes nothing."""
 
         def instantiate_classes(self) -> None:
             """Make nothing."""
 
     words = [f"--{name}={value}" for name, value in chosen.items()]
-    made = Parsed(Environment(), words, APPLICATION)
+    made = Parsed(SageMakerEnvironment(), words, APPLICATION)
     for flag in (flag.removeprefix("--") for flag in made.given):
         with suppress(ValueError, KeyError):
             if (flag, chosen.get(flag.partition(".")[0])) not in seen:

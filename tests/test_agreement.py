@@ -48,7 +48,8 @@ from pathlib import Path
 from sagemaker_lightning.contract import shutdown
 shutdown.WAIT = 0.2
 with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as heard:
-    heard.training, heard.took = True, float(sys.argv[1])
+    heard.begin()
+    heard.took = float(sys.argv[1])
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(3)
     print("the batch is done", flush=True)

@@ -11,9 +11,9 @@ import yaml
 from pytorch_lightning.loggers import TensorBoardLogger
 
 from sagemaker_lightning.cli import smddp
-from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract import hyperparameters
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided
 
@@ -30,8 +30,8 @@ def no_flags_of_pytest(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def cli(*flags: str, **environment) -> CLI:
-    return CLI(Environment(**environment), list(flags), train.APPLICATION)
+def cli(*flags: str, **environment) -> CommandLine:
+    return CommandLine(SageMakerEnvironment(**environment), list(flags), train.APPLICATION)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def cli(*flags: str, **environment) -> CLI:
 )
 def test_a_program_without_defaults_says_what_it_needs(flags, says):
     with pytest.raises(UserError, match=says):
-        CLI(Environment(), flags)
+        CommandLine(SageMakerEnvironment(), flags)
 
 
 def test_without_flags():
@@ -351,7 +351,7 @@ def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
     assert said.startswith(f"{flag}: found 'Nonesuch', allowed are ") and "the import path of a subclass of" in said
     listed = re.split(r", | or ", said.partition("allowed are ")[2])
     assert set(names) <= set(listed)
-    internal = {"ResidentDataModule", "Resume", "World", "BestModel", "Logger"}
+    internal = {"ResidentDataModule", "ExactResume", "RankConsistency", "BestModel", "Logger"}
     assert not internal & set(listed) and not [name for name in listed if name.startswith("_")]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Job
 
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.launch import user_program
 
 from app import train
@@ -185,7 +185,7 @@ def test_a_program_of_the_jobs_own_may_leave_no_model(job: Job):
 
 
 def test_the_main_host_alone_has_to_have_the_model(tmp_path: Path):
-    hosts = {host: Environment(hosts=("a", "b"), current_host=host, model_dir=tmp_path) for host in ("a", "b")}
+    hosts = {host: SageMakerEnvironment(hosts=("a", "b"), current_host=host, model_dir=tmp_path) for host in ("a", "b")}
     (tmp_path / "model.pt").write_text("before")
     before = user_program.written(tmp_path)
     ours, rows = (user_program.HOME, "app/train_torchrun.py"), (user_program.HOME, "app/similarity.py")

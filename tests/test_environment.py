@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sagemaker_lightning.contract.environment import Environment, drilled, failure_file
+from sagemaker_lightning.contract.environment import SageMakerEnvironment, drilled, failure_file
 from sagemaker_lightning.contract.errors import UserError
 
 FULL = {
@@ -38,16 +38,16 @@ FULL = {
 
 
 def test_empty():
-    assert Environment.read({}) == Environment()
+    assert SageMakerEnvironment.read({}) == SageMakerEnvironment()
     assert failure_file({}) is None
-    assert Environment().training_dir is None
-    assert Environment().checkpoint_dir.parent == Environment().output_data_dir
+    assert SageMakerEnvironment().training_dir is None
+    assert SageMakerEnvironment().checkpoint_dir.parent == SageMakerEnvironment().output_data_dir
 
 
 def test_full(tmp_path):
     (tmp_path / "hyperparameters.json").write_text('{"i": "j"}')
-    environment = Environment.read(FULL | {"SM_INPUT_CONFIG_DIR": str(tmp_path)})
-    assert environment == Environment(
+    environment = SageMakerEnvironment.read(FULL | {"SM_INPUT_CONFIG_DIR": str(tmp_path)})
+    assert environment == SageMakerEnvironment(
         hosts=("algo-1", "algo-10", "algo-2"),
         groups={"g": ("algo-1", "algo-10", "algo-2")},
         current_host="algo-10",
@@ -67,7 +67,7 @@ def test_full(tmp_path):
         watch=Path("/l"),
         drill={"m": 1},
     )
-    defaults = Environment()
+    defaults = SageMakerEnvironment()
     assert all(
         getattr(environment, field.name) != getattr(defaults, field.name) for field in dataclasses.fields(defaults)
     )
@@ -77,47 +77,47 @@ def test_full(tmp_path):
 
 def test_training_channel():
     one = {"SM_CHANNELS": '["anything", "code"]', "SM_CHANNEL_ANYTHING": "/x", "SM_CHANNEL_CODE": "/y"}
-    assert Environment.read(one).training_dir == Path("/x")
+    assert SageMakerEnvironment.read(one).training_dir == Path("/x")
     two = {"SM_CHANNELS": '["a", "b"]', "SM_CHANNEL_A": "/x", "SM_CHANNEL_B": "/y"}
-    assert Environment.read(two).training_dir is None
-    assert Environment.read({"SM_CHANNEL_TRAINING": "/z"}).training_dir == Path("/z")
+    assert SageMakerEnvironment.read(two).training_dir is None
+    assert SageMakerEnvironment.read({"SM_CHANNEL_TRAINING": "/z"}).training_dir == Path("/z")
 
 
 def test_a_sharded_channel():
     """Only the training channel's counts, whatever its name, and only where another host may have the rest."""
     two = {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a", "SM_CHANNELS": '["mine"]', "SM_CHANNEL_MINE": "/x"}
     sharded = {"SM_INPUT_DATA_CONFIG": '{"mine": {"S3DistributionType": "ShardedByS3Key"}}'}
-    assert Environment.read(FULL).training_is_sharded
-    assert Environment.read(two | sharded).training_is_sharded
-    assert not Environment.read(two | sharded | {"SM_HOSTS": '["a"]'}).training_is_sharded
+    assert SageMakerEnvironment.read(FULL).training_is_sharded
+    assert SageMakerEnvironment.read(two | sharded).training_is_sharded
+    assert not SageMakerEnvironment.read(two | sharded | {"SM_HOSTS": '["a"]'}).training_is_sharded
     for config in ({}, {"SM_INPUT_DATA_CONFIG": "{}"}, {"SM_INPUT_DATA_CONFIG": '{"mine": {}}'}):
-        assert not Environment.read(two | config).training_is_sharded
+        assert not SageMakerEnvironment.read(two | config).training_is_sharded
     replicated = {"SM_INPUT_DATA_CONFIG": '{"training": {}, "my-data": {"S3DistributionType": "ShardedByS3Key"}}'}
-    assert not Environment.read(FULL | replicated).training_is_sharded
+    assert not SageMakerEnvironment.read(FULL | replicated).training_is_sharded
 
 
 def test_checkpoint_dir(tmp_path):
     variables = {"SM_MODEL_DIR": str(tmp_path / "model"), "SM_INPUT_CONFIG_DIR": str(tmp_path)}
-    assert Environment.read(variables | {"SM_OUTPUT_DATA_DIR": "/f"}).checkpoint_dir == Path("/f/checkpoints")
+    assert SageMakerEnvironment.read(variables | {"SM_OUTPUT_DATA_DIR": "/f"}).checkpoint_dir == Path("/f/checkpoints")
     (tmp_path / "checkpoints").mkdir()
-    assert Environment.read(variables).checkpoint_dir == tmp_path / "checkpoints"
+    assert SageMakerEnvironment.read(variables).checkpoint_dir == tmp_path / "checkpoints"
     (tmp_path / "checkpointconfig.json").write_text(json.dumps({"LocalPath": "/elsewhere"}))
-    assert Environment.read(variables).checkpoint_dir == Path("/elsewhere")
-    assert Environment.read(variables | {"SM_CHECKPOINT_DIR": "/g"}).checkpoint_dir == Path("/g")
+    assert SageMakerEnvironment.read(variables).checkpoint_dir == Path("/elsewhere")
+    assert SageMakerEnvironment.read(variables | {"SM_CHECKPOINT_DIR": "/g"}).checkpoint_dir == Path("/g")
 
 
 def test_a_drill_has_folders_of_its_own(tmp_path):
     """Whatever the job that it is run in says, which keeps its own."""
     moved = drilled(FULL, tmp_path, {"steps": 4})
-    environment = Environment.read(moved)
+    environment = SageMakerEnvironment.read(moved)
     folders = environment.model_dir, environment.output_data_dir, environment.checkpoint_dir, environment.log_dir
     assert all(folder.is_relative_to(tmp_path) for folder in folders)
     assert failure_file(moved) is None and environment.watch is None and environment.drill == {"steps": 4}
-    assert environment.channels == Environment.read(FULL).channels
+    assert environment.channels == SageMakerEnvironment.read(FULL).channels
 
 
 def test_the_least_number_of_seconds():
-    assert Environment.read({"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "1"}).peer_timeout == 1.0
+    assert SageMakerEnvironment.read({"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "1"}).peer_timeout == 1.0
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_the_least_number_of_seconds():
 )
 def test_a_contradiction_is_an_error_that_names_the_variable(change, names):
     with pytest.raises(UserError, match=names):
-        Environment.read(FULL | change)
+        SageMakerEnvironment.read(FULL | change)
 
 
 def test_a_checkpointconfig_without_a_path(tmp_path):
     (tmp_path / "checkpointconfig.json").write_text('{"S3Uri": "s3://bucket"}')
     with pytest.raises(UserError, match="checkpointconfig.json.*LocalPath"):
-        Environment.read({"SM_INPUT_CONFIG_DIR": str(tmp_path)})
+        SageMakerEnvironment.read({"SM_INPUT_CONFIG_DIR": str(tmp_path)})
 
 
 # What the toolkit exports for a heterogeneous job.
@@ -169,7 +169,7 @@ GROUPS = {
 )
 def test_the_groups_of_the_distribution_train(named, hosts):
     parameters = {"sagemaker_distribution_instance_groups": named} if named else {}
-    environment = Environment.read(GROUPS | {"SM_FRAMEWORK_PARAMS": json.dumps(parameters)})
+    environment = SageMakerEnvironment.read(GROUPS | {"SM_FRAMEWORK_PARAMS": json.dumps(parameters)})
     assert environment.hosts == hosts and environment.current_host == "algo-1"
 
 
@@ -187,4 +187,4 @@ def test_the_groups_of_the_distribution_train(named, hosts):
 )
 def test_what_cannot_be(variables, message):
     with pytest.raises(UserError, match=message):
-        Environment.read(variables)
+        SageMakerEnvironment.read(variables)

@@ -8,8 +8,8 @@ import ranks
 import torch
 from foreign import Data, Model
 
-from sagemaker_lightning.cli.lightning_cli import CLI
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.cli.lightning_cli import CommandLine
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
 from app.train import APPLICATION
 
@@ -31,10 +31,10 @@ class Evaluated(Model):
         return self.layers(batch[0])
 
 
-def cli(*flags: str) -> CLI:
+def cli(*flags: str) -> CommandLine:
     """Return what the flags make, with the folders of a desk."""
     sys.argv = ["evaluate.py"]
-    return CLI(Environment(), [*FLAGS, *flags], APPLICATION)
+    return CommandLine(SageMakerEnvironment(), [*FLAGS, *flags], APPLICATION)
 
 
 def evaluated(flags: list[str]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from torch.utils.data.distributed import DistributedSampler
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided, exact
 from sagemaker_lightning.data.seeded_indices import seed_all
-from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.data.seeding import Seeding
 
 
 def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
@@ -177,11 +177,11 @@ def test_several_loaders_begin_where_they_were(mode, done):
             yield from torch.rand(20)
 
     def epoch(done: int) -> list:
-        chance = Chance(7)
+        seeding = Seeding(7)
         trainer = SimpleNamespace(global_rank=0, world_size=1)
         loaders = [noisy(), DataLoader(Noisy(43), batch_size=15), DataLoader(Stream(), 5)]
-        both = CombinedLoader([chance._exact(trainer, one, RunningStage.TRAINING) for one in loaders], mode)
-        chance.together(trainer, both, "train")
+        both = CombinedLoader([seeding._exact(trainer, one, RunningStage.TRAINING) for one in loaders], mode)
+        seeding.together(trainer, both, "train")
         both.begin(both, 1, done)
         found = []
         while batch := next(both, None):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from containers import ROOT
 
-from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.cli.run import warn_of_lost_folders
 from sagemaker_lightning.cli.suggestions import REPLACED
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 
 from app.data import CIFAR10DataModule
@@ -39,7 +39,7 @@ VALUES = {
 }  # fmt: skip
 
 
-class Parsed(CLI):
+class Parsed(CommandLine):
     """Flags that are parsed, and of which nothing is made: the machine may have no GPU."""
 
     def before_instantiate_classes(self) -> None:
@@ -64,14 +64,14 @@ def test_the_page_has_the_table_of_the_program():
 @pytest.mark.parametrize(("flag", "text"), ROWS.items(), ids=ROWS)
 def test_an_old_flag_is_told_what_replaced_it(flag, text):
     with pytest.raises(UserError) as error:
-        Parsed(Environment(), [f"{flag}=1"], APPLICATION)
+        Parsed(SageMakerEnvironment(), [f"{flag}=1"], APPLICATION)
     assert str(error.value) == f"{flag}: is no flag here; {text.replace('`', '').replace(chr(92), '')}"
 
 
 @pytest.mark.parametrize("name", ["max_epochs", "deterministic", "batch_size", "val_split", "num_workers", "max_steps"])
 def test_a_flag_without_its_group_is_told_its_group(name):
     with pytest.raises(UserError, match=rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"):
-        Parsed(Environment(), [f"--{name}=1"], APPLICATION)
+        Parsed(SageMakerEnvironment(), [f"--{name}=1"], APPLICATION)
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_the_new_flags_parse():
         usual, *more = VALUES.get(name, [value])
         words = [f"{name}={usual if value in ('', 'N', 'NAME') else value}", *more]
         words.sort(key=lambda word: word.partition("=")[0])  # a class before its settings
-        Parsed(Environment(), words, APPLICATION)
+        Parsed(SageMakerEnvironment(), words, APPLICATION)
     assert len(named) > 20
 
 
@@ -90,9 +90,9 @@ def test_the_tutorials_command_and_hyperparameters_parse():
     (command,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     program, name, *flags = shlex.split(command.replace("\\\n", " "))
     assert (program, name) == (".venv/bin/python", "app/train.py")
-    config = Parsed(Environment(), flags, APPLICATION).config
+    config = Parsed(SageMakerEnvironment(), flags, APPLICATION).config
     assert config.data.class_path == "app.data.CIFAR10DataModule" and config.data.init_args.data_dir == ".cache"
-    job = Environment(channels={"training": Path("/opt/ml/input/data/training")})
+    job = SageMakerEnvironment(channels={"training": Path("/opt/ml/input/data/training")})
     config = Parsed(job, [f"--{name}={value}" for name, value in DEFAULT_HYPERPARAMS.items()], APPLICATION).config
     assert config.data.init_args.data_dir == "/opt/ml/input/data/training" and config.optimizer.init_args.lr == 1e-3
 
@@ -104,7 +104,7 @@ def test_the_strategies_that_were_accelerators():
     assert len(names) == 5
     for name in ("ddp", *names):
         with pytest.raises(UserError, match=f"--trainer.accelerator: found '{name}', .*use --trainer.strategy=ddp"):
-            Parsed(Environment(), [f"--trainer.accelerator={name}"], APPLICATION)
+            Parsed(SageMakerEnvironment(), [f"--trainer.accelerator={name}"], APPLICATION)
 
 
 def test_files_that_the_page_names_are_there():
@@ -118,7 +118,7 @@ def test_a_relative_folder_of_data_is_named_as_it_was_resolved(tmp_path):
 
 
 def test_folders_that_sagemaker_does_not_keep_are_warned_of(tmp_path, capsys):
-    environment = Environment(checkpoint_dir=Path("/opt/ml/checkpoints"))
+    environment = SageMakerEnvironment(checkpoint_dir=Path("/opt/ml/checkpoints"))
     flags = ["--resume.dirpath=checkpoints", "--logger.save_dir=s3://bucket/logs", "--checkpoint.dirpath=/somewhere",
              "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs"]  # fmt: skip
     warn_of_lost_folders(Parsed(environment, flags, APPLICATION).config, environment)

@@ -8,8 +8,7 @@ import pytest
 import ranks
 import torch
 
-from sagemaker_lightning.data.seeding import Chance
-from sagemaker_lightning.resume.callback import Resume
+from sagemaker_lightning.resume.callback import ExactResume
 
 
 class Own(ranks.Regression):
@@ -37,9 +36,8 @@ class Own(ranks.Regression):
 
 def train(folder: str, fails: int = -1) -> Own:
     """Train, or go on, with checkpoints every two steps."""
-    model, chance, resume = Own(fails), Chance(3), Resume(folder, every_n_steps=2)
-    resume.attach(chance, "here", {}, torchrun=True, enabled=True)
-    trainer = ranks.trainer([chance, resume], use_distributed_sampler=False, gradient_clip_val=1.0)
+    model = Own(fails)
+    trainer = ranks.trainer([ExactResume(folder, seed=3, every_n_steps=2)], gradient_clip_val=1.0)
     trainer.fit(model, ranks.Numbered(44, batch_size=4))
     return model
 

@@ -22,8 +22,8 @@ import pytest
 from aws_services import free_port
 from rank_process import may, process
 
-from sagemaker_lightning.callbacks.heartbeat import Lifeline
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.callbacks.heartbeat import Heartbeat
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.nodes import mesh
 from sagemaker_lightning.nodes.mesh import Peers, Verdict
 from sagemaker_lightning.nodes.watchdog import Watch
@@ -244,7 +244,9 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
 
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("SAGEMAKER_PROGRAM", "app/train_torchrun.py")
-    here = Environment(hosts=ALL[:2], current_host="algo-2", revision="1.2", peer_timeout=12.0, rendezvous_timeout=40.0)
+    here = SageMakerEnvironment(
+        hosts=ALL[:2], current_host="algo-2", revision="1.2", peer_timeout=12.0, rendezvous_timeout=40.0
+    )
     graces: list[float] = []
     given = {"data.batch_size": "4", "api_token": "a"}
     watch = toolkit_hook._watch(here, given, SimpleNamespace(end=graces.append))
@@ -314,7 +316,7 @@ class Ranks:
         for host in hosts.up:
             for number in (0, 1):
                 name = f"host {host}, local rank {number}"
-                self.lines[host[-1], number] = Lifeline(hosts.up[host].path, name)
+                self.lines[host[-1], number] = Heartbeat(hosts.up[host].path, name)
 
     def lose(self, host: str, number: int) -> None:
         """Have a rank say that it lost a peer."""

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loops import _TakesLoaders
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
-from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume.fit_loops import _Loaders
 
 EPOCHS = 3
@@ -25,11 +25,11 @@ EPOCHS = 3
 def begin(make, limit: int = 0) -> tuple[CombinedLoader, _PrefetchDataFetcher]:
     """Set up the loaders of a process."""
     torch.manual_seed(5)
-    chance, trainer = Chance(7), SimpleNamespace(global_rank=0, world_size=1)
+    seeding, trainer = Seeding(7), SimpleNamespace(global_rank=0, world_size=1)
     both = made if isinstance(made := make(), CombinedLoader) else CombinedLoader(made, "max_size_cycle")
-    both.flattened = [chance._exact(trainer, one, RunningStage.TRAINING) for one in both.flattened]
+    both.flattened = [seeding._exact(trainer, one, RunningStage.TRAINING) for one in both.flattened]
     both.limits = limit or None
-    chance.together(trainer, both, "train")
+    seeding.together(trainer, both, "train")
     fetcher = _PrefetchDataFetcher()
     fetcher.setup(both)
     iter(fetcher)
@@ -140,7 +140,7 @@ def test_no_worker_outlives_loaders_that_are_made_anew():
 
     class Loop(_Loaders, _TakesLoaders):
         kind = "train"
-        trainer, restart = SimpleNamespace(global_rank=0), SimpleNamespace(chance=Chance(7))
+        trainer, restart = SimpleNamespace(global_rank=0), SimpleNamespace(seeding=Seeding(7))
 
     before, loop = set(active_children()), Loop()
     both, fetcher = begin(made("resumable+resumable", **TWO, **STATE, persistent=True))

@@ -12,9 +12,8 @@ from containers import ROOT
 from test_interrupted_together import Own
 from test_strangers import CODE, STAY, WORKERS, Run
 
-from sagemaker_lightning.data.seeding import Chance
 from sagemaker_lightning.resume import journal, verification
-from sagemaker_lightning.resume.callback import Resume
+from sagemaker_lightning.resume.callback import ExactResume
 
 pytestmark = pytest.mark.slow
 
@@ -305,10 +304,9 @@ class Odd(Own):
 
 
 def train(folder: str, fails: int = -1, odd: bool = False, strict: bool = False, at: int = 2) -> None:
-    model, chance, resume = Odd(fails), Chance(3), Resume(folder, every_n_steps=at, strict=strict)
+    model, resume = Odd(fails), ExactResume(folder, seed=3, every_n_steps=at, strict=strict)
     model.odd = odd
-    resume.attach(chance, "here", {}, torchrun=True, enabled=True)
-    trainer = ranks.trainer([chance, resume], use_distributed_sampler=False)
+    trainer = ranks.trainer([resume])
     trainer.fit(model, ranks.Numbered(44, batch_size=2))
 
 

@@ -9,8 +9,8 @@ from torch import nn
 from torchvision.models import resnet18
 
 from sagemaker_lightning.cli import export
-from sagemaker_lightning.cli.lightning_cli import CLI
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.cli.lightning_cli import CommandLine
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 
 from app.data import DigitsDataModule
@@ -24,10 +24,10 @@ RECIPES = sorted(path.stem for path in (ROOT / "app/recipes").glob("*.yaml"))
 MINIATURE = ["--trainer.precision=32-true", "--trainer.accelerator=cpu", "--trainer.max_steps=2", "--data.batch_size=8"]
 
 
-def made(folder, *flags: str) -> CLI:
+def made(folder, *flags: str) -> CommandLine:
     """Return what the command line makes of flags."""
-    return CLI(
-        Environment(model_dir=folder / "m", output_data_dir=folder, checkpoint_dir=folder / "c"),
+    return CommandLine(
+        SageMakerEnvironment(model_dir=folder / "m", output_data_dir=folder, checkpoint_dir=folder / "c"),
         list(flags),
         APPLICATION,
     )

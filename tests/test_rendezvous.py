@@ -8,26 +8,26 @@ from types import SimpleNamespace
 import pytest
 
 from sagemaker_lightning.contract import rendezvous
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 
-TWO = Environment(hosts=("algo-1", "algo-2"), current_host="algo-2")
+TWO = SageMakerEnvironment(hosts=("algo-1", "algo-2"), current_host="algo-2")
 THERE = socket.if_nameindex()[0][1]
 
 
 def test_one_host_needs_nothing():
-    assert rendezvous.variables(Environment(network_interface=THERE)) == {}
+    assert rendezvous.variables(SageMakerEnvironment(network_interface=THERE)) == {}
 
 
 def test_the_first_host_as_sagemaker_sorts_them_is_the_main_one():
-    environment = Environment(hosts=("algo-1", "algo-10", "algo-2"), current_host="algo-2")
+    environment = SageMakerEnvironment(hosts=("algo-1", "algo-10", "algo-2"), current_host="algo-2")
     assert rendezvous.torch_distributed(environment) == {
         "MASTER_ADDR": "algo-1", "MASTER_PORT": "7777", "NODE_RANK": "2"
     }  # fmt: skip
 
 
 def test_a_host_that_takes_no_part_has_no_rank():
-    assert rendezvous.torch_distributed(Environment(hosts=("algo-2", "algo-3"), current_host="algo-1")) == {}
+    assert rendezvous.torch_distributed(SageMakerEnvironment(hosts=("algo-2", "algo-3"), current_host="algo-1")) == {}
 
 
 @pytest.mark.parametrize("port", ["", "http", "-1", "0", "65535"])
@@ -40,7 +40,7 @@ def test_the_port_that_the_user_set(port):
 
 @pytest.mark.parametrize(("named", "expected"), [(THERE, THERE), ("ethwe", None), (None, None)])
 def test_only_an_interface_that_this_machine_has_is_named(tmp_path, named, expected):
-    environment = Environment(hosts=TWO.hosts, current_host="algo-2", network_interface=named)
+    environment = SageMakerEnvironment(hosts=TWO.hosts, current_host="algo-2", network_interface=named)
     found = rendezvous.network(environment, devices=tmp_path)
     assert found == (dict.fromkeys(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"], expected) if expected else {})
 
@@ -63,7 +63,7 @@ def test_efa_is_where_its_device_and_its_provider_are(tmp_path, monkeypatch, cap
 def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
     """SDK 3's local mode says ethwe where there is eth0."""
     variables = {"NCCL_SOCKET_IFNAME": "ethwe", "GLOO_SOCKET_IFNAME": "ethwe", "NCCL_DEBUG": "INFO"}
-    rendezvous.forget_absent_interface(Environment(network_interface="ethwe"), variables)
+    rendezvous.forget_absent_interface(SageMakerEnvironment(network_interface="ethwe"), variables)
     assert variables == {"NCCL_DEBUG": "INFO"}
     assert "warning: NCCL_SOCKET_IFNAME=ethwe is ignored" in capsys.readouterr().err
 
@@ -71,7 +71,7 @@ def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
 def test_an_interface_that_is_there_or_that_the_user_named_stays():
     for interface, variable in ((THERE, THERE), ("ethwe", "ib0"), (None, "ethwe")):
         variables = {"NCCL_SOCKET_IFNAME": variable}
-        rendezvous.forget_absent_interface(Environment(network_interface=interface), variables)
+        rendezvous.forget_absent_interface(SageMakerEnvironment(network_interface=interface), variables)
         assert variables == {"NCCL_SOCKET_IFNAME": variable}
 
 

@@ -7,9 +7,9 @@ import torch
 from pytorch_lightning import Callback
 from torch.optim.lr_scheduler import OneCycleLR
 
-from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.cli.lr_schedules import Triangle
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 
 from app.train import APPLICATION
@@ -63,9 +63,11 @@ class Rates(Callback):
 
 def rates(tmp_path, *flags: str) -> list[float]:
     """Return the learning rate of each step of two epochs of five steps."""
-    environment = Environment(model_dir=tmp_path / "m", output_data_dir=tmp_path, checkpoint_dir=tmp_path / "c")
+    environment = SageMakerEnvironment(
+        model_dir=tmp_path / "m", output_data_dir=tmp_path, checkpoint_dir=tmp_path / "c"
+    )
     given = ["--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--optimizer=SGD", "--optimizer.lr=2.0", *flags]
-    cli = CLI(environment, [*SMALL, *given], APPLICATION)
+    cli = CommandLine(environment, [*SMALL, *given], APPLICATION)
     cli.trainer.callbacks.append(seen := Rates())
     cli.trainer.fit(cli.model, cli.datamodule)
     return seen.seen

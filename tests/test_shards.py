@@ -12,9 +12,9 @@ import ranks
 import torch
 from pytorch_lightning import Callback
 
-from sagemaker_lightning.callbacks.rank_consistency import World
-from sagemaker_lightning.cli.lightning_cli import CLI
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
+from sagemaker_lightning.cli.lightning_cli import CommandLine
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.host_shards import Shard
@@ -52,7 +52,10 @@ class Save(Callback):
 
 def fit(sizes: list[int], options: dict, epochs: int = 2, ckpt_path: str | None = None):
     """Train on parts of these sizes; return the numbers that the model saw, batch by batch."""
-    model, made = ranks.Regression(), ranks.trainer([World(Environment(), {}), Save()], max_epochs=epochs)
+    model, made = (
+        ranks.Regression(),
+        ranks.trainer([RankConsistency(SageMakerEnvironment(), {}), Save()], max_epochs=epochs),
+    )
     made.fit(model, Part(sizes, **options), ckpt_path=ckpt_path)
     return {"seen": model.seen, "val": model.validated}
 
@@ -99,7 +102,7 @@ class Keeper(ranks.Regression):
 
 def fit_and_keep(sizes: list[int]):
     model = Keeper()
-    ranks.trainer([World(Environment(), {})], max_epochs=1).fit(model, Part(sizes, batch_size=5))
+    ranks.trainer([RankConsistency(SageMakerEnvironment(), {})], max_epochs=1).fit(model, Part(sizes, batch_size=5))
     return model.batches, model.gradients
 
 
@@ -249,17 +252,19 @@ def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     two = {"hosts": ("a", "b"), "current_host": "a", "channels": {"training": Path("/channel")}}
-    sharded = Environment(**two, sharded_channels=frozenset({"training"}))
+    sharded = SageMakerEnvironment(**two, sharded_channels=frozenset({"training"}))
     flags = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp"]
-    made = CLI(sharded, [*given, *flags], APPLICATION).datamodule
+    made = CommandLine(sharded, [*given, *flags], APPLICATION).datamodule
     assert type(made) is CIFAR10DataModule and made.sharded is True and made.data_dir == "/channel"
-    assert CLI(sharded, [*given, "--data.sharded=false", *flags], APPLICATION).datamodule.sharded is False
-    assert CLI(Environment(**two), [*given, *flags], APPLICATION).datamodule.sharded is False
+    assert CommandLine(sharded, [*given, "--data.sharded=false", *flags], APPLICATION).datamodule.sharded is False
+    assert CommandLine(SageMakerEnvironment(**two), [*given, *flags], APPLICATION).datamodule.sharded is False
     if not given:  # classes without such a parameter
-        assert CLI(
+        assert CommandLine(
             sharded, ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags], APPLICATION
         ).datamodule.size
-        assert type(CLI(sharded, ["--data=DigitsDataModule", *flags], APPLICATION).datamodule) is DigitsDataModule
+        assert (
+            type(CommandLine(sharded, ["--data=DigitsDataModule", *flags], APPLICATION).datamodule) is DigitsDataModule
+        )
 
 
 def test_one_node_reads_the_files_that_are_there(tmp_path):

@@ -12,9 +12,9 @@ import torch
 from pytorch_lightning import Callback
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sagemaker_lightning.callbacks.host_metrics import SystemMetrics
-from sagemaker_lightning.cli.lightning_cli import CLI, Logger
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.callbacks.host_metrics import HostMetrics
+from sagemaker_lightning.cli.lightning_cli import CommandLine, Logger
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
 from app.train import APPLICATION
 
@@ -27,7 +27,7 @@ TAGS = {"system/cpu", "system/memory", "system/network_in", "system/network_out"
 
 def fit(every_n_seconds: float, save_dir: str | None) -> None:
     """Train 16 batches on this rank, as host a or b."""
-    metrics = SystemMetrics(every_n_seconds, host="ab"[int(ranks.os.environ.get("GROUP_RANK", 0))])
+    metrics = HostMetrics(every_n_seconds, host="ab"[int(ranks.os.environ.get("GROUP_RANK", 0))])
     logger = Logger(save_dir) if save_dir else False
     ranks.trainer([metrics], logger=logger).fit(ranks.Regression(), ranks.Numbered(44, batch_size=5))
 
@@ -77,7 +77,7 @@ class Busy(Callback):
 
 
 def test_the_share_of_a_busy_processor_is_above_0(tmp_path: Path, capsys):
-    ranks.trainer([SystemMetrics(0), Busy()], max_steps=2).fit(ranks.Regression(), ranks.Numbered(44, batch_size=5))
+    ranks.trainer([HostMetrics(0), Busy()], max_steps=2).fit(ranks.Regression(), ranks.Numbered(44, batch_size=5))
     shares = [float(share) for share in re.findall(r" cpu=([\d.]+)%", capsys.readouterr().out)]
     assert len(shares) == 2 and min(shares) > 0
 
@@ -85,12 +85,12 @@ def test_the_share_of_a_busy_processor_is_above_0(tmp_path: Path, capsys):
 def test_flags_and_what_the_environment_says(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     two = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
-    made = CLI(
-        Environment(**two),
+    made = CommandLine(
+        SageMakerEnvironment(**two),
         ["--system.every_n_seconds=7", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"],
         APPLICATION,
     )
-    (callback,) = [each for each in made.trainer.callbacks if isinstance(each, SystemMetrics)]
+    (callback,) = [each for each in made.trainer.callbacks if isinstance(each, HostMetrics)]
     assert (callback.every_n_seconds, callback.host) == (7.0, "algo-2")
 
 
@@ -106,7 +106,7 @@ def test_on_s3(bucket, tmp_path: Path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 def test_a_gpu(tmp_path: Path, capsys):
-    ranks.trainer([SystemMetrics(0)], accelerator="gpu", max_steps=1).fit(
+    ranks.trainer([HostMetrics(0)], accelerator="gpu", max_steps=1).fit(
         ranks.Regression(), ranks.Numbered(44, batch_size=5)
     )
     assert re.search(r" gpu_memory=\d", capsys.readouterr().out)
@@ -118,6 +118,6 @@ def test_an_interface_may_come_and_go(tmp_path: Path, monkeypatch, capsys):
     seen = [{"eth0": card(0, 0), "veth1": card(2**40, 2**40)}, {"eth0": card(1, 1), "veth2": card(2**40, 2**40)}]
     monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: seen[min(len(asked), 1)] | {"lo": asked.append(1)})
     asked = []
-    ranks.trainer([SystemMetrics(0)], max_steps=1).fit(ranks.Regression(), ranks.Numbered(44, batch_size=5))
+    ranks.trainer([HostMetrics(0)], max_steps=1).fit(ranks.Regression(), ranks.Numbered(44, batch_size=5))
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("host="))
     assert "network_in=0.0MiB/s network_out=0.0MiB/s" in line and len(asked) > 1

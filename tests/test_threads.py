@@ -9,7 +9,7 @@ import pytest
 import pytorch_lightning
 import torch
 
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import torchrun_command
 from sagemaker_lightning.process import threads
@@ -132,7 +132,7 @@ def test_too_many_processes_are_refused(monkeypatch):
     with pytest.raises(UserError, match=says):
         threads.share(64)
     with pytest.raises(UserError, match=says):
-        torchrun_command.command(Environment(), ["--trainer.devices=64"], 0, Path("train.py"))
+        torchrun_command.command(SageMakerEnvironment(), ["--trainer.devices=64"], 0, Path("train.py"))
     threads.check(8)
     monkeypatch.setattr(threads, "usable_cpus", lambda: 16)
     threads.check(64)

@@ -17,7 +17,7 @@ from aws_services import free_port
 from rank_process import may, process
 
 from sagemaker_lightning.callbacks import heartbeat
-from sagemaker_lightning.callbacks.heartbeat import Lifeline
+from sagemaker_lightning.callbacks.heartbeat import Heartbeat
 from sagemaker_lightning.contract.failures import OUT_OF_MEMORY
 from sagemaker_lightning.nodes.watchdog import Verdict, Watch
 
@@ -49,12 +49,12 @@ def watch(monkeypatch) -> Iterator[Watch]:
         yield made
 
 
-def rank(watch: Watch, name: str = RANK) -> Lifeline:
+def rank(watch: Watch, name: str = RANK) -> Heartbeat:
     """Return the line of a rank."""
-    return Lifeline(watch.path, name)
+    return Heartbeat(watch.path, name)
 
 
-def die(line: Lifeline) -> None:
+def die(line: Heartbeat) -> None:
     """End a rank."""
     line.socket.close()
 
@@ -321,7 +321,7 @@ def test_the_step_is_said_once_a_second(watch, monkeypatch):
 
 def test_without_a_watch_nothing_is_said(tmp_path: Path):
     for path in (None, tmp_path / "none"):
-        line = Lifeline(path, RANK)
+        line = Heartbeat(path, RANK)
         line.failed("error: x")
         line.done()
         assert line.socket is None

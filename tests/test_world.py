@@ -12,9 +12,9 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from sagemaker_lightning.callbacks.rank_consistency import World
-from sagemaker_lightning.cli.lightning_cli import CLI
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
+from sagemaker_lightning.cli.lightning_cli import CommandLine
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
 from app.in_memory import ResidentLoader
 from app.train import APPLICATION
@@ -28,7 +28,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # float32 sums in another order; without t
 def fit(size: int, accumulate: int = 1, weighed: bool = True, **options):
     """Train two epochs on this rank; return what the model noted, and its weights."""
     world = int(ranks.os.environ.get("WORLD_SIZE", 1))
-    model, callbacks = ranks.Regression(), [World(Environment(), {})] if weighed else []
+    model, callbacks = ranks.Regression(), [RankConsistency(SageMakerEnvironment(), {})] if weighed else []
     data = ranks.Numbered(size + 4, batch_size=BATCH // world, **options)
     ranks.trainer(callbacks, accumulate_grad_batches=accumulate).fit(model, data)
     return model.seen, model.losses, model.gradients, model.weights
@@ -151,7 +151,7 @@ def host(node: int, **variables: str) -> dict[str, str]:
 def fit_by_flags(flags: dict[int, list[str]], *for_all: str) -> int:
     """Train as the program does, with flags that differ by node; return the steps."""
     here = flags.get(int(ranks.os.environ["GROUP_RANK"]), [])
-    made = CLI(Environment.read(), [*for_all, *here], APPLICATION)
+    made = CommandLine(SageMakerEnvironment.read(), [*for_all, *here], APPLICATION)
     made.trainer.fit(made.model, made.datamodule)
     return made.trainer.global_step
 
@@ -224,7 +224,9 @@ class Fingerprinted(ranks.Numbered):
 
 
 def fit_fingerprinted() -> None:
-    ranks.trainer([World(Environment(), {})]).fit(ranks.Regression(), Fingerprinted(40, batch_size=5))
+    ranks.trainer([RankConsistency(SageMakerEnvironment(), {})]).fit(
+        ranks.Regression(), Fingerprinted(40, batch_size=5)
+    )
 
 
 def test_a_users_own_fingerprint(tmp_path: Path):
@@ -241,7 +243,7 @@ class Uneven(ranks.Numbered):
 
 
 def fit_uneven() -> None:
-    ranks.trainer([World(Environment(), {})]).fit(ranks.Regression(), Uneven(40))
+    ranks.trainer([RankConsistency(SageMakerEnvironment(), {})]).fit(ranks.Regression(), Uneven(40))
 
 
 def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
@@ -304,7 +306,9 @@ def curves(scaling: str, stops_at: int | None = None, goes_on: bool = False) -> 
     found = {}
     for name in SCHEDULERS:
         model, path = Scheduled(name), f"../{name}.ckpt"
-        made = ranks.trainer([World(Environment(), {}, scaling)], max_steps=stops_at or 8, max_epochs=-1)
+        made = ranks.trainer(
+            [RankConsistency(SageMakerEnvironment(), {}, scaling)], max_steps=stops_at or 8, max_epochs=-1
+        )
         made.fit(model, ranks.Numbered(44, batch_size=5), ckpt_path=path if goes_on else None)
         if stops_at:
             made.save_checkpoint(path)
@@ -343,7 +347,7 @@ def test_with_an_optimizer_by_flags(tmp_path: Path):
 
 def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    made = CLI(Environment(), [*SHORT, "--lr_scaling=linear"], APPLICATION)
+    made = CommandLine(SageMakerEnvironment(), [*SHORT, "--lr_scaling=linear"], APPLICATION)
     made.trainer.fit(made.model, made.datamodule)
     assert made.trainer.optimizers[0].param_groups[0]["lr"] == 1e-3
     assert "lr_scaling" not in capsys.readouterr().out
@@ -352,12 +356,12 @@ def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
 @pytest.mark.parametrize(("given", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)])
 def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(given, expected):
     trainer = Trainer(accelerator="cpu", devices=2, strategy=DDPStrategy(**given), logger=False)
-    World(Environment(), {}).setup(trainer, None, "fit")
+    RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
     assert trainer.strategy._ddp_kwargs["gradient_as_bucket_view"] == expected
 
 
 @pytest.mark.parametrize(("ranks", "static", "told"), [(2, True, 0), (3, True, 1), (3, False, 0)])
 def test_buckets_of_another_order_after_the_first_step_are_told(capsys, ranks, static, told):
     trainer = Trainer(accelerator="cpu", devices=ranks, strategy=DDPStrategy(static_graph=static), logger=False)
-    World(Environment(), {}).setup(trainer, None, "fit")
+    RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
     assert capsys.readouterr().out.count("static_graph adds the gradients of 3 ranks in another order") == told

@@ -11,8 +11,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from benchmarks.step import Setting
-from sagemaker_lightning.cli.lightning_cli import CLI
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.cli.lightning_cli import CommandLine
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
 from app.train import APPLICATION
 
@@ -49,14 +49,16 @@ def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[
     warmup = min(WARMUP, count)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        environment = Environment(model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints")
+        environment = SageMakerEnvironment(
+            model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints"
+        )
         batches = warmup + count + 1
         flags = [*setting.flags, f"--data.batch_size={setting.batch_size}", f"--trainer.accelerator={accelerator}"]
         flags += [f"--data.images={50_000 + batches * setting.batch_size}", "--trainer.max_epochs=1"]
         flags += [f"--data.val_split={batches * setting.batch_size}", "--trainer.num_sanity_val_steps=0"]
         flags += [f"--trainer.limit_train_batches={batches if stage == 'step' else 2}", "--trainer.devices=1"]
         flags += [f"--trainer.limit_val_batches={0 if stage == 'step' else batches}"]
-        cli = CLI(environment, flags, APPLICATION)
+        cli = CommandLine(environment, flags, APPLICATION)
         profiler = Profiler(stage, count, warmup)
         cli.trainer.callbacks.append(profiler)
         cli.trainer.fit(cli.model, cli.datamodule)

@@ -15,7 +15,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 
-class Lifeline(Callback):
+class Heartbeat(Callback):
     """Tells the watchdog what this rank does.
 
     Args:

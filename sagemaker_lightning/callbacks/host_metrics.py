@@ -11,7 +11,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from sagemaker_lightning.compat import overhead
 
 
-class SystemMetrics(Callback):
+class HostMetrics(Callback):
     """Writes every few seconds of training how busy this host is.
 
     Local rank 0 of every node writes it. A line is `host=algo-2 cpu=87.5% memory=3.1GiB

@@ -6,6 +6,7 @@ The learning rate is scaled as N ranks need it.
 
 import math
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from sagemaker_lightning.compat.lightning_trainer import ddp_arguments
 from sagemaker_lightning.compat.torch_modules import LAST_RATES, inner_schedulers
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.job_summary import masked
 from sagemaker_lightning.data.deterministic import divided
@@ -36,7 +37,7 @@ REMEDY = {
 }
 
 
-class World(Callback):
+class RankConsistency(Callback):
     """Makes several ranks train as one process would; does nothing with one rank.
 
     It does three things. Before the first step, all ranks compare their settings; a contradiction
@@ -44,9 +45,13 @@ class World(Callback):
     gradient is the one that one process would compute, provided that the loss is the mean over a
     rank's samples. The learning rate is scaled with the number of ranks.
 
+        trainer = Trainer(devices=2, strategy="ddp", callbacks=[RankConsistency()])
+
+    ExactResume has one of its own.
+
     Args:
-        environment: What SageMaker has set on this host.
-        flags: All settings by flag, as this rank parsed them.
+        environment: What SageMaker has set on this host; None to read its variables.
+        settings: What all ranks must have alike, by name, as this rank has it.
         lr_scaling: What multiplies the learning rate: "none" (1), "linear" (world size) or "sqrt"
             (its square root).
         other_rate: Whether a resumed run takes its learning rate from its flags, not from the
@@ -55,14 +60,14 @@ class World(Callback):
 
     def __init__(
         self,
-        environment: Environment,
-        flags: Mapping[str, object],
+        environment: SageMakerEnvironment | None = None,
+        settings: Mapping[str, object] = MappingProxyType({}),
         lr_scaling: str = "none",
         other_rate: bool = False,
     ) -> None:
         self.other_rate = other_rate
-        self.environment = environment
-        self.flags = flags
+        self.environment = environment or SageMakerEnvironment.read()
+        self.settings = dict(settings)
         self.lr_scaling = lr_scaling
         self.lr_factor = 1.0  # factor that the optimizers' learning rates contain
 
@@ -191,7 +196,7 @@ class World(Callback):
     def _settings_to_compare(self, trainer: Trainer) -> dict[str, object]:
         """Return all that the ranks must agree on, by the user's name for it."""
         settings = {"world size": trainer.world_size, "hosts": ", ".join(self.environment.hosts)}
-        settings |= {"program version": self.environment.revision} | self.flags
+        settings |= {"program version": self.environment.revision} | dict(self.settings)
         fingerprint = getattr(trainer.datamodule, "fingerprint", None)
         if fingerprint is not None and not getattr(trainer.datamodule, "sharded", False):
             settings["dataset fingerprint"] = (
@@ -237,7 +242,7 @@ def compare(answers: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
                 )
 
 
-def _places(environment: Environment) -> dict[str, str]:
+def _places(environment: SageMakerEnvironment) -> dict[str, str]:
     """Return the texts that settings may contain and that differ between hosts.
 
     They are the host's name and its folders, by what they mean.

@@ -13,13 +13,13 @@ import torchvision
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import nn
 
-from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.atomic_files import json_text
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.resume import journal
 
 
-def export(cli: CLI, environment: Environment) -> None:
+def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
     """Test the best model and write it to the model directory.
 
     No rank returns before the model is written. Checkpoints that SageMaker would upload with the
@@ -53,7 +53,7 @@ def export(cli: CLI, environment: Environment) -> None:
             environment.revision,
             config,
             Path(best).name,
-            cli.config_init.resume.resumes,
+            cli.resume.resumes,
         )
         print(
             " ".join(
@@ -77,7 +77,7 @@ def export(cli: CLI, environment: Environment) -> None:
                 environment.checkpoint_dir.rmdir()
 
 
-def uploaded_checkpoints(cli: CLI, environment: Environment) -> list[Path]:
+def uploaded_checkpoints(cli: CommandLine, environment: SageMakerEnvironment) -> list[Path]:
     """Return this run's checkpoints if they are in the folder of the job's output.
 
     SageMaker uploads that folder. A run that is interrupted or fails needs the checkpoints there, a
@@ -86,17 +86,15 @@ def uploaded_checkpoints(cli: CLI, environment: Environment) -> list[Path]:
     """
     folder = environment.checkpoint_dir
     output = environment.output_data_dir
-    if output == Environment.output_data_dir or folder != output / "checkpoints":
+    if output == SageMakerEnvironment.output_data_dir or folder != output / "checkpoints":
         return []
-    files = [
-        path for _, path in cli.config_init.resume.folder.named()
-    ] + cli.config_init.checkpoint.files()
+    files = [path for _, path in cli.resume.folder.named()] + cli.config_init.checkpoint.files()
     return [
         path for path in files + journal.files(folder) if path.parent.resolve() == folder.resolve()
     ]
 
 
-def logs(cli: CLI, environment: Environment) -> str:
+def logs(cli: CommandLine, environment: SageMakerEnvironment) -> str:
     """Return where the logs are, a path or an s3:// address.
 
     If the folder is this host's default, the result is its parent, which has all hosts' folders.

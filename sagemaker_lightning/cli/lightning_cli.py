@@ -17,12 +17,10 @@ from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, instantiate_class
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
-from sagemaker_lightning.callbacks import loggers
 from sagemaker_lightning.callbacks.divergence import Divergence
-from sagemaker_lightning.callbacks.host_metrics import SystemMetrics
+from sagemaker_lightning.callbacks.host_metrics import HostMetrics
 from sagemaker_lightning.callbacks.loggers import Logger
 from sagemaker_lightning.callbacks.progress import LogProgress
-from sagemaker_lightning.callbacks.rank_consistency import World
 from sagemaker_lightning.cli import (
     default_data,
     flags,
@@ -33,13 +31,16 @@ from sagemaker_lightning.cli import (
 )
 from sagemaker_lightning.cli.application import Application, class_path
 from sagemaker_lightning.compat import jsonargparse_types, overhead
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.contract.shutdown import Stop
 from sagemaker_lightning.drill import drilled_run
 from sagemaker_lightning.process import allocator
 from sagemaker_lightning.resume.best_model import BestModel
-from sagemaker_lightning.resume.callback import Resume
+from sagemaker_lightning.resume.callback import ExactResume
+
+# Parameters of ExactResume that no flag sets.
+NOT_OF_FLAGS = ("seed", "lr_scaling", "settings", "saves", "environment", "stop")
 
 
 def _silence_warnings() -> None:
@@ -75,24 +76,27 @@ def _start_program_per_rank(strategy: Any) -> Any:
     return strategy
 
 
-class CLI(LightningCLI):
-    """Parses flags and makes `trainer`, `model` and `datamodule` from them.
+class CommandLine(LightningCLI):
+    """Parses flags and makes `trainer`, `model`, `datamodule` and `resume` from them.
 
     Args:
         environment: What SageMaker says about the job.
         args: The command line; None for sys.argv's.
         application: What the program trains where no flag says so.
+        stop: What receives the signals; None if nothing does before the training.
 
     Raises UserError that says in one line which flag is wrong.
     """
 
     def __init__(
         self,
-        environment: Environment,
+        environment: SageMakerEnvironment,
         args: list[str] | None = None,
         application: Application | None = None,
+        stop: Stop | None = None,
     ) -> None:
         self.environment = environment
+        self.stop = stop
         self.application = application or Application()
         _silence_warnings()
         overhead.trim_lightning()
@@ -124,9 +128,9 @@ class CLI(LightningCLI):
         )
         parser.add_class_arguments(Logger, "logger")
         parser.add_lightning_class_args(BestModel, "checkpoint")
-        parser.add_lightning_class_args(Resume, "resume")
+        parser.add_class_arguments(ExactResume, "resume", skip=set(NOT_OF_FLAGS), instantiate=False)
         parser.add_lightning_class_args(LogProgress, "progress")
-        parser.add_lightning_class_args(SystemMetrics, "system")
+        parser.add_lightning_class_args(HostMetrics, "system")
         parser.add_lightning_class_args(Divergence, "divergence")
         parser.add_argument(
             "--lr_scaling",
@@ -272,7 +276,10 @@ class CLI(LightningCLI):
         trainer = self.config_init.trainer
         # In a job, the terminal of SDK 2's local mode shows only complete lines, and so nothing of
         # a progress bar.
-        if sys.stdout.isatty() and self.environment.current_host == Environment.current_host:
+        if (
+            sys.stdout.isatty()
+            and self.environment.current_host == SageMakerEnvironment.current_host
+        ):
             self.parser.callback_keys.remove("progress")
         else:
             callbacks = (
@@ -286,27 +293,18 @@ class CLI(LightningCLI):
         if trainer.strategy == "smddp":
             trainer.strategy = smddp.strategy()
         trainer.strategy = _start_program_per_rank(trainer.strategy)
-        resume = self.config_init.resume
         if trainer.logger in (None, True):
             trainer.logger = self.config_init.logger
         seed = self.config.seed_everything
-        chance = Chance(seed if type(seed) is int else None, share=trainer.use_distributed_sampler)
-        torchrun = bool(self.environment.torchrun)
-        saves = trainer.enable_checkpointing is not False
-        resume.attach(
-            chance,
-            self.environment.current_host,
-            self.given,
-            torchrun,
-            saves and not trainer.fast_dev_run,
+        self.resume = ExactResume(
+            **vars(self.config_init.resume),
+            seed=seed if type(seed) is int else None,
+            lr_scaling=self.config.lr_scaling,
+            settings=self.given,
+            saves=trainer.enable_checkpointing is not False,
+            environment=self.environment,
+            stop=self.stop,
         )
-        # data/deterministic.py shares batches out instead, and repeats no sample for it.
-        trainer.use_distributed_sampler = False
-        world = World(self.environment, self.given, self.config.lr_scaling, resume.other_settings)
-        self.trainer_defaults["callbacks"] = [world, chance]
+        self.trainer_defaults["callbacks"] = [self.resume]
         with mistakes.naming("--trainer", vars(self.config.trainer)):
-            new_trainer = super().instantiate_trainer(**kwargs)
-        # The seed is set first, because other callbacks draw random numbers in their hooks.
-        new_trainer.callbacks.sort(key=lambda callback: callback is not chance)
-        loggers.prepare(new_trainer.loggers, resume.folder.loggers() if resume.enabled else ())
-        return new_trainer
+            return super().instantiate_trainer(**kwargs)

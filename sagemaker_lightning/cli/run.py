@@ -4,8 +4,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from traceback import extract_tb
 
@@ -15,22 +16,58 @@ from sagemaker_lightning.process.lightning_import import check_version
 check_version()
 
 from jsonargparse import Namespace
+from pytorch_lightning import LightningDataModule, LightningModule
 
 from sagemaker_lightning.callbacks import heartbeat
 from sagemaker_lightning.callbacks.progress import StartProgress
 from sagemaker_lightning.cli import mistakes
 from sagemaker_lightning.cli.application import Application
 from sagemaker_lightning.cli.export import export
-from sagemaker_lightning.cli.lightning_cli import CLI
+from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract import hyperparameters, rendezvous
 from sagemaker_lightning.contract.atomic_files import check_writable
-from sagemaker_lightning.contract.environment import Environment, failure_file, place, watch
+from sagemaker_lightning.contract.environment import (
+    SageMakerEnvironment,
+    failure_file,
+    place,
+    watch,
+)
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.contract.failures import reported, write
+from sagemaker_lightning.contract.failures import reported
+from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop
 from sagemaker_lightning.drill.drilled_run import Drilled
 from sagemaker_lightning.process import parent_process, start_notice, threads
-from sagemaker_lightning.resume.callback import Resume
+from sagemaker_lightning.resume.callback import ExactResume
+
+
+class SageMakerCLI:
+    """Trains as the command line says, and writes the model: all of one's own train.py.
+
+        if __name__ == "__main__":
+            SageMakerCLI(MyModel, MyData)
+
+    It has the flags of LightningCLI and more (`python train.py --help`), reads what SageMaker says
+    about the job, tests and exports the model, and resumes exactly. See docs/your-model.md.
+
+    Args:
+        model: The model without --model; None if --model must be given.
+        data: The data module without --data; None if the model has data of its own.
+        settings: A YAML file of settings that differ from the classes' own; flags override it.
+        args: The command line; None for sys.argv's.
+
+    Exits with a status above 0 if the model was not written.
+    """
+
+    def __init__(
+        self,
+        model: type[LightningModule] | None = None,
+        data: type[LightningDataModule] | None = None,
+        settings: str | PathLike[str] | None = None,
+        args: list[str] | None = None,
+    ) -> None:
+        path = None if settings is None else Path(settings)
+        main(Application(model=model, data=data, settings=path), args)
 
 
 def main(application: Application, args: list[str] | None = None) -> None:
@@ -43,15 +80,15 @@ def main(application: Application, args: list[str] | None = None) -> None:
     Exits with a status above 0 if the model was not written.
     """
     start_notice.doing("reading flags and data")
-    lifeline = heartbeat.Lifeline(watch(), place())
-    # Empty until the flags are read, then the run's one Resume callback.
-    resumes: list[Resume] = []
+    rank_heartbeat = heartbeat.Heartbeat(watch(), place())
+    # Empty until the flags are read, then the run's one ExactResume callback.
+    resumes: list[ExactResume] = []
     reporting = reported(
-        failure_file(), place(), tell=lifeline.failed, also=partial(went_otherwise, resumes)
+        failure_file(), place(), tell=rank_heartbeat.failed, also=partial(went_otherwise, resumes)
     )
     with parent_process.bound(os.environ), reporting:
-        environment = Environment.read()
-        with Stop(environment.checkpoint_dir, partial(stopped, lifeline)) as stop:
+        environment = SageMakerEnvironment.read()
+        with Stop(environment.checkpoint_dir, partial(stopped, rank_heartbeat)) as stop:
             rendezvous.forget_absent_interface(environment, os.environ)
             # A job's own program calls this one, with the flags that the toolkit made of the
             # hyperparameters.
@@ -60,18 +97,15 @@ def main(application: Application, args: list[str] | None = None) -> None:
             check_writable(environment.model_dir, "the model")
             logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(say_once)
             with wrong_if_it_leaves(printed_only if failure_file() else None):
-                cli = CLI(environment, args, application)
+                cli = CommandLine(environment, args, application, stop)
             threads.share(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
-            cli.trainer.callbacks += [lifeline, StartProgress()]
-            resume = cli.config_init.resume
-            resume.stop = stop
-            stop.folder = resume.folder.path
-            resumes.append(resume)
+            cli.trainer.callbacks += [rank_heartbeat, StartProgress()]
+            resumes.append(cli.resume)
             if environment.drill:
-                cli.trainer.callbacks.append(Drilled(environment.drill, resume))
+                cli.trainer.callbacks.append(Drilled(environment.drill, cli.resume))
             if cli.trainer.is_global_zero and failure_file():
                 warn_of_lost_folders(cli.config, environment)
-            for folder in {str(cli.config_init.checkpoint.dirpath), str(stop.folder)}:
+            for folder in {str(cli.config_init.checkpoint.dirpath), str(cli.resume.folder.path)}:
                 if "://" not in folder:
                     check_writable(Path(folder), "checkpoints")
             log_dir = str(getattr(cli.trainer.logger, "save_dir", None) or "://")
@@ -88,10 +122,10 @@ def main(application: Application, args: list[str] | None = None) -> None:
                         "max_steps, ...) above 0"
                     )
                 export(cli, environment)
-        lifeline.done()
+        rank_heartbeat.done()
 
 
-def went_otherwise(resume_callbacks: list[Resume]) -> str:
+def went_otherwise(resume_callbacks: list[ExactResume]) -> str:
     """Return the line for a failed run that did not resume exactly.
 
     It is "" if the run went on as before, or was never resumed.
@@ -109,7 +143,7 @@ def went_otherwise(resume_callbacks: list[Resume]) -> str:
     )
 
 
-def warn_of_lost_folders(config: Mapping, environment: Environment) -> None:
+def warn_of_lost_folders(config: Mapping, environment: SageMakerEnvironment) -> None:
     """Warn of relative folders: SageMaker does not keep a job's working folder."""
     trainer_logger = config.get("trainer.logger")
     loggers = [
@@ -170,7 +204,7 @@ def left_early(leaving: SystemExit) -> str:
     )
 
 
-def stopped(line: heartbeat.Lifeline, why: str, loud: bool = True) -> None:
+def stopped(line: heartbeat.Heartbeat, why: str, loud: bool = True) -> None:
     """Report that this rank stops because it was asked to, and where to resume.
 
     Args:
@@ -178,14 +212,8 @@ def stopped(line: heartbeat.Lifeline, why: str, loud: bool = True) -> None:
         why: What happened, in one line.
         loud: Whether to print the line and write it to the failure file, too.
     """
-    message = f"{why} [{place()}]"
-    line.stopped(message)
-    if not loud:
-        return
-    print(message, file=sys.stderr, flush=True)
-    if file := failure_file():
-        with suppress(OSError):
-            write(file, message)
+    line.stopped(f"{why} [{place()}]")
+    report_stop(why, loud)
 
 
 def say_once(record: logging.LogRecord) -> bool:

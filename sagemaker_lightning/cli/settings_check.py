@@ -3,7 +3,7 @@
 import torch
 from jsonargparse import Namespace
 
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process.threads import usable_cpus
 
@@ -25,7 +25,7 @@ WORKERS_PER_CPU = 8
 WORKERS = 64
 
 
-def check(config: Namespace, environment: Environment) -> None:
+def check(config: Namespace, environment: SageMakerEnvironment) -> None:
     """Raise UserError for an impossible setting; set the number of nodes to the job's."""
     for key, smallest in LEAST.items():
         value = config.get(key)

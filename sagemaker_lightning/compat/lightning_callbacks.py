@@ -5,8 +5,9 @@ batch_size_finder.py and spike.py (pytorch_lightning), with utilities/spike.py (
 which attributes say how far a callback has come, and which of them `state_dict` contains.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import (
@@ -21,6 +22,39 @@ from torch import nn
 # `load_state_dict` looks for this metric by another name than `__init__` gives it (#21752, open):
 # no run could be resumed.
 SpikeDetection.running = property(lambda callback: callback.running_mean)
+
+
+class EarlyCallback(Callback):
+    """A callback that is called at the very beginning of a run, before Lightning opens any file.
+
+    Lightning's first hook, `setup`, comes after the loggers have opened their files, and after the
+    list of callbacks is fixed for it. But when a run begins, Lightning gives each callback the
+    module's `log` and `log_dict`, so that a callback can log.
+
+    On an upgrade: see `_attach_model_logging_functions` in
+    trainer/connectors/callback_connector.py, and what `Trainer._run` does before it.
+    """
+
+    def run_begins(self, trainer: Trainer) -> None:
+        """Be called before the processes know each other; to be overridden."""
+
+    @property
+    def log(self) -> Callable[..., Any]:
+        """The module's `log`."""
+        return self.modules_log
+
+    @log.setter
+    def log(self, modules_log: Callable[..., Any]) -> None:
+        self.modules_log = modules_log
+        self.run_begins(modules_log.__self__.trainer)
+
+
+def only_searches(trainer: Trainer) -> bool:
+    """Return whether this is the run of a Tuner.
+
+    It ends after the search, and nothing is trained.
+    """
+    return any(searches(callback) and callback._early_exit for callback in trainer.callbacks)
 
 
 def searches(callback: Callback) -> bool:

@@ -9,6 +9,7 @@ the methods that restore, and when it is called) and callbacks/model_checkpoint.
 four methods below, and with what).
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -23,24 +24,24 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
 
 
-def load_first(trainer: Trainer, load: Callable[[], bool]) -> None:
-    """Have `load` called when Lightning loads a checkpoint.
+def load_first(trainer: Trainer, load: Callable[[Any], bool]) -> None:
+    """Have `load` called, with the path that Lightning was given, when it loads a checkpoint.
 
     That is before the model is restored. If it returns False, Lightning loads the file that it was
-    given, such as one that a search for a learning rate has saved. It does so without running code
-    in the file (`weights_only`, which Lightning has since 2.6).
+    given: `fit(ckpt_path=...)`, or one that a search for a learning rate has saved. It does so
+    without running code in the file, unless the caller of `fit` has chosen otherwise
+    (`weights_only`, which Lightning has since 2.6).
     """
     connector = trainer._checkpoint_connector
-    resume_start_of_lightning = connector.resume_start
-    safe_options = (
-        {"weights_only": True}
-        if "weights_only" in inspect.signature(resume_start_of_lightning).parameters
-        else {}
-    )
+    # Lightning's own, even if this was called before.
+    resume_start_of_lightning = functools.partial(type(connector).resume_start, connector)
+    has_choice = "weights_only" in inspect.signature(resume_start_of_lightning).parameters
 
     def resume_start(checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
-        if not load():
-            resume_start_of_lightning(checkpoint_path, **safe_options)
+        if not load(checkpoint_path):
+            safe = True if weights_only is None else weights_only
+            options = {"weights_only": safe} if has_choice else {}
+            resume_start_of_lightning(checkpoint_path, **options)
 
     connector.resume_start = resume_start
 

@@ -7,6 +7,7 @@ trainer/connectors/data_connector.py.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -88,11 +89,26 @@ def prepare_by(trainer: Trainer, prepare: Callable[..., Any]) -> None:
     trainer._data_connector._prepare_dataloader = prepare
 
 
-def prepare_by_lightning(trainer: Trainer) -> bool:
-    """Undo `prepare_by`, and return whether it had been called."""
-    return vars(trainer._data_connector).pop("_prepare_dataloader", None) is not None
+def prepare_by_lightning(trainer: Trainer) -> None:
+    """Undo `prepare_by`."""
+    vars(trainer._data_connector).pop("_prepare_dataloader", None)
 
 
-def share_by_sampler(trainer: Trainer, share: bool) -> None:
-    """Set Trainer(use_distributed_sampler=...) of a trainer that exists already."""
-    trainer._accelerator_connector.use_distributed_sampler = share
+def shares_loaders(trainer: Trainer) -> bool:
+    """Return what Trainer(use_distributed_sampler=...) was given.
+
+    It says whether the ranks share the samples of loaders whose own samplers do not do that.
+    """
+    return trainer._accelerator_connector.use_distributed_sampler
+
+
+@contextmanager
+def no_distributed_sampler(trainer: Trainer) -> Iterator[None]:
+    """Keep Lightning from adding a DistributedSampler to a loader while it prepares it."""
+    connector = trainer._accelerator_connector
+    shares = connector.use_distributed_sampler
+    connector.use_distributed_sampler = False
+    try:
+        yield
+    finally:
+        connector.use_distributed_sampler = shares

@@ -82,6 +82,18 @@ def ignore_signals_of_others(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
+def give_back_to_lightning(trainer: Trainer) -> tuple[_Loop, ...]:
+    """Make a trainer's loops Lightning's own again, and return them."""
+    loop = trainer.fit_loop
+    loops = loop, loop.epoch_loop, loop.epoch_loop.val_loop
+    for each, lightnings in zip(
+        loops, (_FitLoop, _TrainingEpochLoop, _EvaluationLoop), strict=True
+    ):
+        each.__class__ = lightnings
+    vars(loop.epoch_loop).pop("_broadcast_sigterm_tensor", None)
+    return loops
+
+
 def combined_loader(trainer: Trainer) -> CombinedLoader | None:
     """Return what combines the training loaders; None until they are set up.
 

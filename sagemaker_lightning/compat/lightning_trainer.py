@@ -23,6 +23,15 @@ def ddp_arguments(strategy: DDPStrategy) -> dict[str, Any]:
     return strategy._ddp_kwargs
 
 
+def copies_this_process(strategy: DDPStrategy) -> bool:
+    """Return whether the ranks are copies of this process: spawn, fork and notebook strategies.
+
+    The others start this program again. On an upgrade: see `_configure_launcher` in
+    strategies/ddp.py.
+    """
+    return strategy._start_method != "popen"
+
+
 def was_compiled(model: LightningModule) -> bool:
     """Return whether a module was given to torch.compile.
 

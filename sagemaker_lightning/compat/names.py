@@ -149,7 +149,9 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
     "lightning_callbacks": {
         CALLBACKS: {
             "BatchSizeFinder._batch_arg_name": "attribute",
+            "BatchSizeFinder._early_exit": "attribute",
             "LearningRateFinder._attr_name": "attribute",
+            "LearningRateFinder._early_exit": "attribute",
             "ModelPruning._make_pruning_permanent": "attribute",
             "ModelPruning._original_layers": "attribute",
             "ModelPruning._parameters_to_prune": "attribute",
@@ -160,7 +162,10 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
         f"{CALLBACKS}.spike": {"SpikeDetection.running_mean": "attribute"},
     },
     "lightning_trainer": {
-        "pytorch_lightning.strategies": {"DDPStrategy._ddp_kwargs": "attribute"},
+        "pytorch_lightning.strategies": {
+            "DDPStrategy._ddp_kwargs": "attribute",
+            "DDPStrategy._start_method": "attribute",
+        },
         "pytorch_lightning": {
             "LightningModule._compiler_ctx": "attribute",
             "LightningModule._trainer": "attribute",

@@ -1,9 +1,9 @@
 """Reads the `SM_*` variables and the files in /opt/ml/input/config.
 
 No other module reads these variables. The SageMaker training toolkit exports them to the program
-that it runs (aws/sagemaker-training-toolkit, README, "Environment variables"). `Environment.read`
-turns them into one typed value, which the rest of the application gets. Outside SageMaker there are
-no such variables, and the defaults below hold.
+that it runs (aws/sagemaker-training-toolkit, README, "Environment variables").
+`SageMakerEnvironment.read` turns them into one typed value, which the rest of the application gets.
+Outside SageMaker there are no such variables, and the defaults below hold.
 """
 
 import json
@@ -25,7 +25,7 @@ RANKS = {"RANK": "rank", "LOCAL_RANK": "local rank"}
 
 
 @dataclass(frozen=True)
-class Environment:
+class SageMakerEnvironment:
     """What SageMaker tells a training container; defaults outside of SageMaker."""
 
     hosts: tuple[str, ...] = ("localhost",)
@@ -91,7 +91,7 @@ class Environment:
     """
 
     @classmethod
-    def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
+    def read(cls, variables: Mapping[str, str] = os.environ) -> "SageMakerEnvironment":
         """Return the environment that `variables` describe.
 
         Raises UserError, which names the variable, if one is wrong or contradicts another.
@@ -185,7 +185,8 @@ class Environment:
 def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
     """Return the file that becomes the job's FailureReason; None outside SageMaker.
 
-    This is a function of its own because `Environment.read` may fail, which has to be reported.
+    This is a function of its own because `SageMakerEnvironment.read` may fail, which has to be
+    reported.
     """
     return Path(variables["SM_OUTPUT_DIR"], "failure") if "SM_OUTPUT_DIR" in variables else None
 
@@ -193,7 +194,8 @@ def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
 def watch(variables: Mapping[str, str] = os.environ) -> Path | None:
     """Return the socket on which this node's watch listens; None without one.
 
-    This is a function of its own because `Environment.read` may fail, which has to be reported.
+    This is a function of its own because `SageMakerEnvironment.read` may fail, which has to be
+    reported.
     """
     return (
         Path(variables["SAGEMAKER_LIGHTNING_WATCH"])
@@ -210,7 +212,7 @@ def drilled(variables: Mapping[str, str], base: Path, asked: Mapping) -> dict[st
     Args:
         variables: The environment to start from.
         base: The folder that replaces /opt/ml.
-        asked: What becomes `Environment.drill` of the run.
+        asked: What becomes `SageMakerEnvironment.drill` of the run.
     """
     replaced = {
         "SAGEMAKER_BASE_DIR": str(base),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.hyperparameters import is_own
 
 # The most files of a channel that we count. A channel that is streamed from S3 may have millions.
@@ -34,7 +34,7 @@ def masked(name: str, value: object) -> str:
 
 
 def lines(
-    environment: Environment, program: str, hyperparameters: Mapping[str, object]
+    environment: SageMakerEnvironment, program: str, hyperparameters: Mapping[str, object]
 ) -> Iterator[str]:
     """Yield the lines of the summary.
 

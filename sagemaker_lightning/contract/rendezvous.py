@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 
 # AWS's own containers use this port, so security groups made for them fit.
@@ -23,7 +23,7 @@ INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 EFA_TOOLS = "/opt/amazon/efa/bin"  # where AWS's EFA installer puts fi_info
 
 
-def variables(environment: Environment) -> dict[str, str]:
+def variables(environment: SageMakerEnvironment) -> dict[str, str]:
     """Return the variables that torch.distributed needs.
 
     The caller lets the variables that the user has set win over these.
@@ -31,7 +31,7 @@ def variables(environment: Environment) -> dict[str, str]:
     return torch_distributed(environment) | network(environment)
 
 
-def prepared(environment: Environment) -> dict[str, str]:
+def prepared(environment: SageMakerEnvironment) -> dict[str, str]:
     """Wait until the names of all hosts resolve, and return `variables`.
 
     Return {} at once if the toolkit's hook started this process, because it has done both. Raises
@@ -43,7 +43,7 @@ def prepared(environment: Environment) -> dict[str, str]:
     return variables(environment)
 
 
-def torch_distributed(environment: Environment) -> dict[str, str]:
+def torch_distributed(environment: SageMakerEnvironment) -> dict[str, str]:
     """Return MASTER_ADDR, MASTER_PORT and NODE_RANK.
 
     Return {} on one host, where the launcher finds a free port itself, and on a host that takes no
@@ -70,7 +70,9 @@ def main_port(variables: Mapping[str, str]) -> int:
     return int(port)
 
 
-def network(environment: Environment, devices: Path = Path("/dev/infiniband")) -> dict[str, str]:
+def network(
+    environment: SageMakerEnvironment, devices: Path = Path("/dev/infiniband")
+) -> dict[str, str]:
     """Return the variables of NCCL, gloo and libfabric for the hosts' network.
 
     Return {} on one host. The interface that SageMaker names counts only if this machine has it.
@@ -99,7 +101,9 @@ def network(environment: Environment, devices: Path = Path("/dev/infiniband")) -
     return variables
 
 
-def forget_absent_interface(environment: Environment, variables: MutableMapping[str, str]) -> None:
+def forget_absent_interface(
+    environment: SageMakerEnvironment, variables: MutableMapping[str, str]
+) -> None:
     """Remove the network interface of NCCL or gloo if this machine lacks it.
 
     It is removed from `variables` only if it is the one that SageMaker names. SDK 3's local mode

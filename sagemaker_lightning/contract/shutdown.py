@@ -1,7 +1,7 @@
 """Stops on request: how a process ends when it gets SIGTERM or SIGINT.
 
-From the first step on, a signal only requests a stop: resume/callback.py stops the training at the
-next batch boundary.
+While it trains, a signal only requests a stop: resume/callback.py stops the training at the next
+batch boundary.
 
 The code here must work while the main thread hangs in a collective, when Python runs no signal
 handler. So the signal's number comes through a pipe (signal.set_wakeup_fd, written in C) to a
@@ -16,7 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum, auto
 from pathlib import Path
+from types import FrameType
+from typing import Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Seconds from the signal to the end of a process that reaches no batch's end, for example because
@@ -77,48 +81,70 @@ def words(step: int, how: str) -> str:
     return f"interrupted, resume from step {step}: {how}"
 
 
+class Phase(Enum):
+    """What a process does, which decides what a signal means."""
+
+    IDLE = auto()
+    """Nothing is being trained: a signal loses nothing."""
+    TRAINING = auto()
+    """A signal requests a stop at the end of the batch."""
+    SAVING = auto()
+    """The last checkpoint is being written."""
+
+
 class Stop:
     """While it is entered, SIGTERM and SIGINT end this process in an orderly way.
 
     Before and after training they end it at once. During training all ranks agree on the batch
-    after which they stop.
+    after which they stop. It has to be entered and left in the main thread.
 
     Args:
         folder: Where the checkpoints are, to name the step to resume from.
         tell: Called, before this process ends, with the line that says from where to resume.
-
-    Attributes:
-        number: The first signal that came; None before.
-        training: Whether training has begun and not ended; set by resume/callback.py.
-        writing: Whether the last checkpoint is being written; set by resume/callback.py.
     """
 
     def __init__(self, folder: Path, tell: Callable[..., None]) -> None:
         self.folder = folder
         self.tell = tell
         self.number: int | None = None
-        self.training = False
-        self.writing = False
+        """The first signal that came; None before."""
+        self.phase = Phase.IDLE
         self.ended = 0.0  # time.monotonic() when the last batch ended
         self.took = 0.0  # seconds between the ends of the last two batches
-        self.pid = os.getpid()
+        self.pid = 0  # of the process in which it is entered
+        self.left = threading.Event()
 
-    def __enter__(self) -> "Stop":
-        reading_end, self.pipe = os.pipe()
-        os.set_blocking(self.pipe, False)
-        self.wakeup = signal.set_wakeup_fd(self.pipe, warn_on_full_buffer=False)
+    def __enter__(self) -> Self:
+        self.pid = os.getpid()
+        self.pipe = os.pipe()
+        os.set_blocking(self.pipe[1], False)
+        self.wakeup = signal.set_wakeup_fd(self.pipe[1], warn_on_full_buffer=False)
         self.handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self.hear()
-        os.register_at_fork(after_in_child=self._reset_signals_of_child)
-        threading.Thread(target=self._watch, args=(reading_end,), daemon=True, name="stop").start()
+        _entered.append(self)
+        self.thread = threading.Thread(
+            target=self._watch, args=(self.pipe[0],), daemon=True, name="stop"
+        )
+        self.thread.start()
         return self
 
     def __exit__(self, *_) -> None:
         for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self.wakeup)
+            # Whoever has installed another one since takes care of it.
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        others = signal.set_wakeup_fd(self.wakeup)
+        if others not in (self.pipe[1], -1):
+            signal.set_wakeup_fd(others)
+        _entered.remove(self)
         self.pid = 0  # from now on, neither a child nor the thread has anything to do
-        os.close(self.pipe)
+        self.left.set()
+        # Closing the pipe would not wake the thread: data workers have copies of it.
+        with suppress(BlockingIOError):  # it is full: the thread wakes anyway
+            os.write(self.pipe[1], b"\0")
+        self.thread.join()
+        for end in self.pipe:
+            os.close(end)
 
     def hear(self) -> None:
         """Install our signal handlers again, in place of Lightning's.
@@ -126,7 +152,23 @@ class Stop:
         Lightning installs one for SIGTERM at the start of each of its stages, to end this process.
         """
         for number in SIGNALS:
-            signal.signal(number, lambda *_: None)
+            signal.signal(number, self._handle)
+
+    def look_in(self, folder: Path) -> None:
+        """From now on, name the newest checkpoint of another folder."""
+        self.folder = folder
+
+    def begin(self) -> None:
+        """Take signals for requests to stop at the end of a batch."""
+        self.phase = Phase.TRAINING
+
+    def save_last(self) -> None:
+        """Give the checkpoint that is written now more time: nothing comes after it."""
+        self.phase = Phase.SAVING
+
+    def end(self) -> None:
+        """Let signals end this process again: the training is over."""
+        self.phase = Phase.IDLE
 
     def batch_ended(self) -> None:
         """Note that a batch has ended, and how long it took."""
@@ -134,32 +176,31 @@ class Stop:
         self.took = now - self.ended if self.ended else 0.0
         self.ended = now
 
-    def _reset_signals_of_child(self) -> None:
-        """Give a forked child, such as a data worker, the default handlers.
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Do nothing: the thread learns of the signal, even if the main thread hangs."""
 
-        It shares the pipe, and its signals are not for this process.
-        """
-        if self.pid == os.getppid():
-            signal.set_wakeup_fd(-1)
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_DFL)
+    def _may_end_process(self) -> bool:
+        """Return whether this process may be ended if no batch comes to its end."""
+        return True
 
     def _watch(self, pipe: int) -> None:
         """Wait for a signal; end this process if the training does not do so in time."""
-        while not self.number:
+        while not (self.number and self._may_end_process()):
             data = os.read(pipe, 1)
-            if not data:
-                os.close(pipe)
+            if self.left.is_set():
                 return
-            self.number = data[0] if data[0] in SIGNALS else None
-        if not self.training:
+            if self.wakeup != -1:
+                with suppress(OSError):  # somebody else waits for signals, too, such as asyncio
+                    os.write(self.wakeup, data)
+            if data[0] in SIGNALS:
+                self.number = data[0]
+        if self.phase is Phase.IDLE:
             self.leave("it came while nothing was being trained")
         wait = min(max(WAIT, 2 * self.took), WAIT_FOR_WRITING)
         # First the time for a batch to end; then, if a checkpoint is being written, the rest of
         # the time for that.
-        for seconds, only_if_writing in ((wait, False), (WAIT_FOR_WRITING - wait, True)):
-            if only_if_writing is self.writing or not only_if_writing:
-                time.sleep(seconds)
+        if not self.left.wait(wait) and self.phase is Phase.SAVING:
+            self.left.wait(WAIT_FOR_WRITING - wait)
         if self.pid:
             faulthandler.dump_traceback()
             self.leave(
@@ -172,3 +213,49 @@ class Stop:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(status(self.number))
+
+
+class TrainingStop(Stop):
+    """A Stop for the time of a training in somebody else's program.
+
+    The program may be a notebook's kernel, or run tests. So it is entered when the training begins
+    and left when it is over, and then handlers, wakeup descriptor and threads are as before. The
+    first Ctrl-C requests a stop, and never ends the process; the next one goes to the handler that
+    was there.
+    """
+
+    def __enter__(self) -> Self:
+        self.interrupts = 0  # how often Ctrl-C was pressed
+        self.begin()
+        return super().__enter__()
+
+    def _may_end_process(self) -> bool:
+        return self.number != signal.SIGINT
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGINT:
+            return
+        self.interrupts += 1
+        if self.interrupts == 1:
+            # Not by print: this may run within another print.
+            os.write(2, b"stopping at the end of this batch; Ctrl-C again stops at once\n")
+        elif callable(handler := self.handlers[number]):
+            handler(number, frame)
+
+
+_entered: list[Stop] = []
+"""The Stops that are entered."""
+
+
+def _reset_signals_of_child() -> None:
+    """Give a forked child, such as a data worker, the default handlers.
+
+    It shares the pipe, and its signals are not for this process.
+    """
+    if any(stop.pid == os.getppid() for stop in _entered):
+        signal.set_wakeup_fd(-1)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_reset_signals_of_child)

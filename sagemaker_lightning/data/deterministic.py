@@ -57,7 +57,12 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     Returns the loader, and why it cannot be made exact; "" if it can. Raises UserError if the
     loader cannot be shared out among several ranks.
     """
-    if isinstance(loader, (PartitionedLoader, Exact, Streamed)):
+    if isinstance(loader, (PartitionedLoader, Streamed)):
+        return loader, ""
+    if isinstance(loader, Exact):
+        # A program may use one loader in several trainings, each with a seed of its own.
+        if loader.exactly.seed[:1] != seed[:1]:
+            _make_exact(loader, seed, rank, world_size)
         return loader, ""
     iter_method = getattr(type(loader), "__iter__", None)
     has_own_iter = iter_method is not DataLoader.__iter__
@@ -87,16 +92,51 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
             if is_iterable and not has_own_iter
             else other_reason,
         )
-    if isinstance(sampler, DistributedSampler):
+    _make_exact(loader, seed, rank, world_size)
+    loader.__class__ = of_class(ExactInPlaces if has_own_iter else Exact, type(loader))
+    return loader, ""
+
+
+def make_deterministic(
+    loader: DataLoader, seed: int, rank: int = 0, world_size: int = 1
+) -> DataLoader:
+    """Make a DataLoader's order and samples functions of seed, epoch and position; no Trainer.
+
+        loader = make_deterministic(DataLoader(data, 32, shuffle=True, num_workers=4), seed=7)
+        for epoch in range(5):
+            loader.begin_epoch(epoch)
+            for batch in loader: ...
+
+    `loader.begin_epoch(epoch, batch)` begins at a batch of an epoch, without drawing those before
+    it. What `random`, numpy and torch draw for a sample is the same with any number of workers.
+
+    Args:
+        loader: The loader; its class is changed in place.
+        seed: Decides all draws, with the epoch and the position.
+        rank: Number of this process.
+        world_size: Number of processes that share each batch, each sample once.
+
+    Returns the loader. Raises UserError if it has no positions: an IterableDataset, or a loader
+    that goes through its samples in a way of its own.
+    """
+    loader, why = exact(loader, seed, rank=rank, world_size=world_size)
+    if why or not isinstance(loader, Exact):
+        raise UserError(
+            f"make_deterministic: {why or f'{type(loader).__name__} has an order of its own'}; "
+            "allowed is a torch.utils.data.DataLoader of a dataset with indices"
+        )
+    return loader
+
+
+def _make_exact(loader: DataLoader, seed: tuple, rank: int, world_size: int) -> None:
+    """Give a loader what `Exact` needs."""
+    if isinstance(loader.sampler, DistributedSampler):
         rank = 0
         world_size = 1
-    batches = Batches(loader, seed, rank, world_size)
-    loader.__class__ = of_class(ExactInPlaces if has_own_iter else Exact, type(loader))
-    vars(loader)["exactly"] = batches
+    vars(loader)["exactly"] = Batches(loader, seed, rank, world_size)
     vars(loader)["planned"] = Plan(())
     if loader.num_workers and rank_zero_only.rank == 0:
         vars(loader)["planned"].warned = torch.zeros(1, dtype=torch.uint8).share_memory_()
-    return loader, ""
 
 
 def _is_of_library(loader: Any, library: str) -> bool:
@@ -211,6 +251,10 @@ class Exact(GivenIndices):
 
     exactly: Batches
     planned: Plan
+
+    def begin_epoch(self, epoch: int, batch: int = 0) -> None:
+        """Have the next iteration start at a batch of an epoch."""
+        self.exactly.begin(epoch, 0, batch)
 
     def indices(self) -> Batches:
         """Return the batches of keys."""

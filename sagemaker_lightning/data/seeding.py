@@ -15,19 +15,20 @@ from sagemaker_lightning.data.epoch_loaders import Drawn, Placed
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 
 
-class Chance(Callback):
+class Seeding(Callback):
     """Seeds every step; makes the order and samples of DataLoaders reproducible.
 
-    Order and samples become functions of seed, epoch and position.
+    Order and samples become functions of seed, epoch and position. The ranks share the batches of a
+    DataLoader, each sample once; with Trainer(use_distributed_sampler=False), its own sampler has
+    to share the samples out. Other callbacks draw random numbers in their hooks: this one should be
+    the first. ExactResume has one of its own.
 
     Args:
         seed: Decides all draws; None for a different one in each run.
-        share: Whether the ranks share the batches of a DataLoader. If not, its own sampler does it.
     """
 
-    def __init__(self, seed: int | None, share: bool = True) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         self.seed = seed
-        self.share = share
         self.loaders = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -41,14 +42,18 @@ class Chance(Callback):
         prepare_as_lightning = lightning_loaders.lightnings_preparing(trainer)
 
         def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
-            return self._exact(trainer, prepare_as_lightning(dataloader, shuffle, mode), mode)
+            if mode == RunningStage.PREDICTING:
+                return prepare_as_lightning(dataloader, shuffle, mode)
+            # data/deterministic.py shares batches out instead, and repeats no sample for it.
+            with lightning_loaders.no_distributed_sampler(trainer):
+                loader = prepare_as_lightning(dataloader, shuffle, mode)
+            return self._exact(trainer, loader, mode, lightning_loaders.shares_loaders(trainer))
 
         lightning_loaders.prepare_by(trainer, prepare)
 
     def stand_aside(self, trainer: Trainer) -> None:
         """Leave the preparation of the loaders to Lightning."""
-        if lightning_loaders.prepare_by_lightning(trainer):
-            lightning_loaders.share_by_sampler(trainer, self.share)
+        lightning_loaders.prepare_by_lightning(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before training."""
@@ -109,14 +114,10 @@ class Chance(Callback):
         if kind == "train":
             loader.prepare()
 
-    def _exact(self, trainer: Trainer, loader: Any, stage: RunningStage) -> Any:
-        """Return the loader made exact, unless it is one for predictions."""
+    def _exact(self, trainer: Trainer, loader: Any, stage: RunningStage, share: bool = True) -> Any:
+        """Return the loader made exact; with `share`, the ranks share its batches."""
         kind = {RunningStage.TRAINING: "train", RunningStage.TESTING: "test"}.get(stage, "val")
-        if stage == RunningStage.PREDICTING:
-            return loader
-        ranks = (
-            {"rank": trainer.global_rank, "world_size": trainer.world_size} if self.share else {}
-        )
+        ranks = {"rank": trainer.global_rank, "world_size": trainer.world_size} if share else {}
         loaders = self.loaders.setdefault(kind, [])
         number = [len(loaders)] if loaders and kind == "train" else []
         loaders.append(loader)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from sagemaker_lightning.compat import lightning_loaders
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import has_state
 from sagemaker_lightning.resume.user_state import roots
@@ -38,7 +38,7 @@ def records(folder: Path, rank: int) -> Path:
     return folder / f"steps-{rank}.jsonl"
 
 
-def redirect(config: Any, environment: Environment) -> None:
+def redirect(config: Any, environment: SageMakerEnvironment) -> None:
     """Send checkpoints and logs to the drill's folder; checkpoint every few steps.
 
     The flags for these folders and intervals are overwritten.
@@ -60,7 +60,7 @@ class Drilled(Callback):
             "epochs" and "steps" (of an epoch) are the limits. "moment" is a kind ("batch",
             "validation" or "epoch"), the epoch and the batch; None for no moment. "workers" is the
             number of data workers; None for the loaders' own.
-        resume: The run's sagemaker_lightning.resume.callback.Resume.
+        resume: The run's sagemaker_lightning.resume.callback.ExactResume.
     """
 
     def __init__(self, asked: Mapping[str, Any], resume: Any) -> None:

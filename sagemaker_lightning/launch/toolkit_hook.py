@@ -22,7 +22,7 @@ from signal import Signals
 from sagemaker_training import environment, errors, files
 
 from sagemaker_lightning.contract import failures, job_summary, rendezvous, shutdown
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import requirements, torchrun_command, user_program
 from sagemaker_lightning.nodes.mesh import Verdict
@@ -75,7 +75,7 @@ def _run(supervisor: Supervisor) -> None:
     # It becomes the program's PYTHONPATH: the image's program finds the job's modules.
     sys.path.insert(0, str(user_program.CODE))
     environment.write_env_vars(job.to_env_vars())
-    here = Environment.read()
+    here = SageMakerEnvironment.read()
     with _watch(here, hyperparameters, supervisor) as watch:
         try:
             _run_program(job, here, hyperparameters, supervisor, watch)
@@ -95,7 +95,7 @@ def _run(supervisor: Supervisor) -> None:
 
 
 def _run_program(
-    job, here: Environment, hyperparameters: dict, supervisor: Supervisor, watch: Watch
+    job, here: SageMakerEnvironment, hyperparameters: dict, supervisor: Supervisor, watch: Watch
 ) -> None:
     """Prepare the job's source, print a summary, and run the program.
 
@@ -170,7 +170,7 @@ def _run_program(
         raise _error_for(verdict)
 
 
-def _watch(here: Environment, hyperparameters: dict, supervisor: Supervisor) -> Watch:
+def _watch(here: SageMakerEnvironment, hyperparameters: dict, supervisor: Supervisor) -> Watch:
     """Return the watch over the hosts that train and the ranks of this host.
 
     If this host does not train, the watch is over its own ranks alone.
@@ -231,7 +231,9 @@ class Interrupted(Exception):
         super().__init__(
             reason
             if reason.startswith("interrupted")
-            else shutdown.words(shutdown.newest_step(Environment.read().checkpoint_dir), reason)
+            else shutdown.words(
+                shutdown.newest_step(SageMakerEnvironment.read().checkpoint_dir), reason
+            )
         )
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from sagemaker_lightning.contract import rendezvous
-from sagemaker_lightning.contract.environment import Environment, failure_file, place
+from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.process import start_notice, threads
@@ -23,7 +23,11 @@ VARIABLES = {
 
 
 def command(
-    environment: Environment, args: list[str], gpus: int, program: Path, max_restarts: int = 0
+    environment: SageMakerEnvironment,
+    args: list[str],
+    gpus: int,
+    program: Path,
+    max_restarts: int = 0,
 ) -> list[str]:
     """Return the command line by which torchrun starts a program on this node.
 
@@ -104,7 +108,7 @@ def main(program: Path, args: list[str] | None = None) -> None:
     import torch  # here, because the toolkit's process imports this module and needs no torch
 
     with reported(failure_file(), place()):
-        environment = Environment.read()
+        environment = SageMakerEnvironment.read()
         gpus = environment.num_gpus or torch.cuda.device_count()
         restarts, program_args = _restarts(sys.argv[1:] if args is None else args)
         command_line = command(environment, program_args, gpus, program, restarts)

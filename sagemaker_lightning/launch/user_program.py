@@ -11,7 +11,7 @@ from pathlib import Path
 from sagemaker_training import environment, files, process
 
 from sagemaker_lightning.contract import hyperparameters
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import torchrun_command
 
@@ -136,7 +136,7 @@ def written(folder: Path) -> dict[Path, tuple[int, int, int]]:
 
 
 def missing_model(
-    folder: Path, name: str, here: Environment, files_before: Mapping[Path, tuple]
+    folder: Path, name: str, here: SageMakerEnvironment, files_before: Mapping[Path, tuple]
 ) -> str:
     """Return what is wrong if a program ended well without a model; else "".
 
@@ -176,7 +176,7 @@ def _own_command(name: str, args: list[str]) -> list[str]:
 
 
 def command(
-    job, here: Environment, folder: Path, name: str, all_hyperparameters: dict
+    job, here: SageMakerEnvironment, folder: Path, name: str, all_hyperparameters: dict
 ) -> tuple[list[str], str, int]:
     """Return the command line, its launcher in words, and its process count.
 

@@ -7,25 +7,38 @@ SIGTERM instead calls a collective operation right away, in which ranks that are
 step hang (Lightning issue 20806).
 """
 
+import copy
+import threading
 import time
+import weakref
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from signal import Signals
+from types import MappingProxyType
 from typing import Any
 
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
-from sagemaker_lightning.callbacks import divergence
+from sagemaker_lightning.callbacks import divergence, loggers
+from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.compat import lightning_checkpoints, torch_compile
+from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, only_searches
 from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
+from sagemaker_lightning.compat.lightning_trainer import copies_this_process
 from sagemaker_lightning.contract import shutdown
+from sagemaker_lightning.contract.atomic_files import check_writable
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.contract.shutdown import Interrupted, Stop
-from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.contract.reporting import report_stop
+from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop
+from sagemaker_lightning.data.seeded_indices import seed_all
+from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import best_model, checkpoint_file, fit_loops, run_settings
 from sagemaker_lightning.resume.agreement import UNSURE, Agreement
 from sagemaker_lightning.resume.checkpoint_dir import Folder, Writer
@@ -35,14 +48,33 @@ from sagemaker_lightning.resume.verification import Proof
 
 SHARE = 0.01  # share of the time, at most, that training waits for checkpoints saved by the clock
 
+_finished: dict[Path, "weakref.ref[LightningModule]"] = {}
+"""The models that this process has trained to their end, by the folder of their checkpoints."""
 
-class Resume(Callback):
-    """Saves checkpoints, resumes from the newest one, stops on a signal.
 
-    A checkpoint is saved at the end of each epoch, and within it by the clock or by steps.
+class ExactResume(EarlyCallback):
+    """Ends an interrupted training with the very weights of one that was not interrupted.
+
+        trainer = Trainer(max_epochs=5, callbacks=[ExactResume("checkpoints", seed=42)])
+        trainer.fit(model)
+
+    It saves checkpoints at the end of each epoch and, within it, by the clock or by steps; it
+    resumes from the newest one. It seeds what a training draws, and makes the order of DataLoaders
+    a function of seed and epoch (data/seeding.py). Several ranks share the batches of a DataLoader
+    and train as one process would (callbacks/rank_consistency.py). On SIGTERM or Ctrl-C it stops at
+    the end of the batch, with a checkpoint, by raising Interrupted, a SystemExit.
+
+    `fit(ckpt_path=...)` is where a run begins that has no checkpoint in `dirpath` yet. A run that
+    has one resumes from it and says that it does not load `ckpt_path`.
+
+    Each training needs a folder of its own: a second model that is trained in one program with the
+    same folder is refused.
 
     Args:
         dirpath: Folder of the checkpoints.
+        seed: Decides all draws, beginning with those after this callback is made: a model that is
+            made later begins with the same weights each time. None for another one in each run. A
+            resumed run takes it from the checkpoint.
         every_n_minutes: Minutes between two checkpoints within an epoch; 0 for none. The interval
             gets longer where training would wait for checkpoints for more than a hundredth of the
             time.
@@ -53,43 +85,91 @@ class Resume(Callback):
         other_settings: Whether a resumed run may have another learning rate, gradient clipping or
             precision than before.
         strict: Whether the job ends if a resumed run does something else than the interrupted one.
+        lr_scaling: What multiplies the learning rate: "none" (1), "linear" (number of ranks) or
+            "sqrt" (its square root).
+        settings: What else identifies the run, by name, such as {"--width": 64}: a checkpoint of a
+            run with others is refused, and all ranks must have the same.
+        saves: Whether checkpoints are saved and read.
+        environment: What SageMaker says about the job; None to read its variables.
+        stop: What receives the signals; it is entered already. None to receive them from the
+            beginning of each training to its end.
 
     Raises:
         UserError: A number is too small, or `dirpath` is a URL.
     """
 
-    stop: Stop | None = None
-    """Receives the signals; None if nothing does."""
-
     def __init__(
         self,
-        dirpath: str,
+        dirpath: str | PathLike[str],
+        seed: int | None = None,
         every_n_minutes: float = 0.5,
         every_n_steps: int = 0,
         keep: int = 3,
         exact: bool = True,
         other_settings: bool = False,
         strict: bool = False,
+        lr_scaling: str = "none",
+        settings: Mapping[str, object] = MappingProxyType({}),
+        saves: bool = True,
+        environment: SageMakerEnvironment | None = None,
+        stop: Stop | None = None,
     ) -> None:
+        self.settings = dict(settings)
+        self.arguments = {
+            "dirpath": dirpath,
+            "seed": seed,
+            "every_n_minutes": every_n_minutes,
+            "every_n_steps": every_n_steps,
+            "keep": keep,
+            "exact": exact,
+            "other_settings": other_settings,
+            "strict": strict,
+            "lr_scaling": lr_scaling,
+            "settings": self.settings,
+            "saves": saves,
+            "environment": environment,
+            "stop": stop,
+        }
         minimums = (
             ("every_n_minutes", every_n_minutes, 0),
             ("every_n_steps", every_n_steps, 0),
             ("keep", keep, 1),
         )
-        for flag, value, minimum in minimums:
+        for name, value, minimum in minimums:
             if not value >= minimum:  # this refuses NaN, too
-                raise UserError(f"--resume.{flag}: found {value}, allowed is {minimum} or more")
-        if "://" in dirpath:
+                raise UserError(f"{self._name(name)}: found {value}, allowed is {minimum} or more")
+        if "://" in str(dirpath):
             raise UserError(
-                f"--resume.dirpath: found {dirpath}, allowed is a folder; SageMaker copies it to S3"
+                f"{self._name('dirpath')}: found {dirpath}, allowed is a folder; SageMaker copies "
+                "it to S3"
             )
-        self.folder = Folder(Path(dirpath), keep, started=time.time())
-        self.writer = Writer(self.folder)
-        self.exact = exact
-        self.strict = strict
+        self.folder = Folder(Path(dirpath), keep, self._name("dirpath"), started=time.time())
+        self.environment = environment or SageMakerEnvironment.read()
         self.every_n_minutes = every_n_minutes
         self.every_n_steps = every_n_steps
         self.other_settings = other_settings
+        self.strict = strict
+        self.seeding = Seeding(seed)
+        self.rank_consistency = RankConsistency(
+            self.environment, settings, lr_scaling, other_settings
+        )
+        self.stop = stop
+        self.owns_stop = stop is None
+        self.said_thread = False  # whether the warning about another thread was printed
+        if stop:
+            stop.look_in(self.folder.path)
+        self.trainer: Trainer | None = None
+        self.exact = exact
+        self.enabled = saves and exact
+        self._forget_run()
+        if seed is not None and self.owns_stop:  # the command line has seeded before
+            seed_all("made", seed)
+
+    def _forget_run(self) -> None:
+        """Set what belongs to one run to the values that it begins with."""
+        self.folder = self.folder.empty()
+        self.writer = Writer(self.folder)
+        self.loaded = False  # whether the newest checkpoint was looked for
         self.before: dict[str, Any] | None = None  # the state before the current validation
         self.common: int | None = None  # validation batches that every rank has
         self.stall = 0.0  # seconds that training waited for the last checkpoint
@@ -99,38 +179,86 @@ class Resume(Callback):
         self.cut = False  # whether a limit ended the epoch before its last batch
         self.proof: Proof | None = None  # compares a resumed run with the interrupted one
 
-    def attach(
-        self, chance: Chance, host: str, flags: Mapping[str, object], torchrun: bool, enabled: bool
-    ) -> None:
-        """Set what becomes known between construction and training.
+    def __deepcopy__(self, memo: dict) -> "ExactResume":
+        """Return a callback with the same arguments, which knows of no run."""
+        kept = ("environment", "stop", "settings")
+        arguments = {
+            name: value if name in kept else copy.deepcopy(value, memo)
+            for name, value in self.arguments.items()
+        }
+        return type(self)(**arguments)
 
-        Args:
-            chance: Knows the seed of the whole run.
-            host: Name of this host.
-            flags: All settings by flag.
-            torchrun: Whether torchrun started this process.
-            enabled: Whether checkpoints are saved.
+    def _name(self, argument: str) -> str:
+        """Return how messages name an argument: the command line has a flag for it."""
+        flag = f"--resume.{argument}"
+        return flag if flag in self.settings else f"ExactResume({argument}=...)"
+
+    def run_begins(self, trainer: Trainer) -> None:
+        """Put our callbacks into the trainer's, and have its loggers continue their files.
+
+        Raises:
+            UserError: The trainer has a callback that does the same.
         """
-        self.chance = chance
-        self.host = host
-        self.flags = flags
-        self.torchrun = torchrun
-        self.enabled = enabled and self.exact
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        own = (self.seeding, self.rank_consistency)
+        others = [each for each in trainer.callbacks if not any(each is mine for mine in own)]
+        for callback in others:
+            if isinstance(callback, ExactResume) and callback is not self:
+                raise UserError(
+                    f"Trainer(callbacks=...): found two ExactResume, for {self.folder.path} and "
+                    f"{callback.folder.path}; allowed is one"
+                )
+            if isinstance(callback, (Seeding, RankConsistency)):
+                raise UserError(
+                    f"Trainer(callbacks=...): found {type(callback).__name__} beside ExactResume, "
+                    "which has one of its own; leave it out"
+                )
+        # Other callbacks draw random numbers in their hooks, so the seed is set first. Lightning
+        # keeps callbacks that write checkpoints at the end.
+        ends = [number for number, each in enumerate(others) if isinstance(each, Checkpoint)]
+        end = min(ends, default=len(others))
+        trainer.callbacks = [
+            self.seeding,
+            *others[:end],
+            self.rank_consistency,
+            *others[end:],
+        ]
+        if trainer is not self.trainer:
+            # Once for a trainer: callbacks change some of them while it trains.
+            self.settings_of_run = self._settings_of_run(trainer)
+        if only_searches(trainer):
+            return
+        self.trainer = trainer
+        self._forget_run()
+        self.enabled = self.arguments["saves"] and self.arguments["exact"]
+        self.enabled = self.enabled and not trainer.fast_dev_run
+        loggers.prepare(trainer.loggers, self.folder.loggers() if self.enabled else ())
+
+    def _settings_of_run(self, trainer: Trainer) -> dict[str, object]:
+        """Return the settings that identify the run, by name."""
+        settings = run_settings.of_trainer(trainer)
+        settings["--lr_scaling"] = self.arguments["lr_scaling"]
+        if self.arguments["seed"] is not None and "--seed_everything" not in self.settings:
+            settings[self._name("seed")] = self.arguments["seed"]
+        return settings | dict(self.settings)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Replace Lightning's loops, checkpoint files and signal handling by ours.
 
         Raises:
-            UserError: Runs with the trainer's strategy cannot be resumed.
+            UserError: Runs with the trainer's strategy cannot be resumed, or the folder cannot be
+                written to.
         """
-        if stage != "fit":
+        if stage != "fit" or only_searches(trainer):
             return
-        self.trainer = trainer
-        self.loaded = False
-        supported = isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy))
-        self.exact = self.exact and (supported or self.enabled)
+        strategy = trainer.strategy
+        supported = isinstance(strategy, SingleDeviceStrategy) or (
+            isinstance(strategy, DDPStrategy) and not copies_this_process(strategy)
+        )
+        self.exact = self.arguments["exact"] and (supported or self.enabled)
         if not self.exact:
-            self.chance.stand_aside(trainer)
+            self.seeding.stand_aside(trainer)
             if trainer.is_global_zero:
                 print(
                     "this run is trained and saved as Lightning does; interrupted, it begins anew",
@@ -138,36 +266,70 @@ class Resume(Callback):
                 )
             return
         if not supported:
-            raise UserError(
-                f"--trainer.strategy: found {type(trainer.strategy).__name__}, whose runs cannot "
-                "be resumed; allowed are ddp and its variants, or --resume.exact=false: it trains "
-                "and saves as Lightning does"
-            )
+            raise self._unsupported(strategy)
+        if self.enabled and trainer.local_rank == 0:
+            check_writable(self.folder.path, "checkpoints")
         torch_compile.of_their_own_shapes()
         self.agreement = Agreement(trainer)
         self.divergence = divergence.of(trainer)
         self.restart = Restart(
-            trainer, self.folder, self.chance, self.agreement, self.other_settings
+            trainer, self.folder, self.seeding, self.agreement, self.other_settings
         )
         self.proof = Proof(trainer, self.folder, self.agreement.gather, self.strict)
-        self.snapshot = Snapshot(trainer, self.agreement, self.chance, self.proof)
+        self.snapshot = Snapshot(trainer, self.agreement, self.seeding, self.proof)
         fit_loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = checkpoint_file.VerifiedIO()
         lightning_checkpoints.load_first(trainer, self._load_newest)
 
-    def _load_newest(self) -> bool:
+    def _unsupported(self, strategy: Any) -> UserError:
+        """Return the error for a strategy whose runs cannot be resumed."""
+        name = type(strategy).__name__
+        if "--trainer.strategy" in self.settings:
+            return UserError(
+                f"--trainer.strategy: found {name}, whose runs cannot be resumed; allowed are ddp "
+                "and its variants, or --resume.exact=false: it trains and saves as Lightning does"
+            )
+        copies = isinstance(strategy, DDPStrategy)
+        return UserError(
+            f"Trainer(strategy=...): found {name}{', which copies this process' if copies else ''},"
+            " whose runs cannot be resumed; allowed are one device, or ddp and its variants in a "
+            "program of its own"
+        )
+
+    def _load_newest(self, given_path: Any = None) -> bool:
         """Load the newest checkpoint, and return whether there is one.
 
-        If it returns False, Lightning loads what a search before training has saved.
+        Args:
+            given_path: What Lightning loads if there is none: that which `fit(ckpt_path=...)` got,
+                or what a search before training has saved.
         """
         if self.trainer.state.fn != TrainerFn.FITTING or not self.enabled or self.loaded:
             return False
         self.loaded = True
-        if not self.restart.load(self.host, self.flags):
+        self._refuse_another_model()
+        if not self.restart.load(self.environment.current_host, self.settings_of_run):
             return False
+        if given_path and self.trainer.is_global_zero:
+            print(
+                f"ckpt_path={given_path} is not loaded: this run began before, and resumes from "
+                f"its own newest checkpoint in {self.folder.path}",
+                flush=True,
+            )
         self.proof.told = list(self.restart.meta.get("resumes", ()))
         return True
+
+    def _refuse_another_model(self) -> None:
+        """Raise UserError if this process has trained another model with this folder.
+
+        It would get the weights of the other one.
+        """
+        model = _finished.get(self.folder.path.resolve())
+        if model and model() is not self.trainer.lightning_module and self.folder.named():
+            raise UserError(
+                f"{self.folder.label}: this program has already trained another model to its end "
+                "with these checkpoints; give each training a folder of its own"
+            )
 
     @property
     def resumes(self) -> list[dict[str, Any]]:
@@ -183,20 +345,43 @@ class Resume(Callback):
         return any(callback is self for callback in self.trainer.callbacks)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install the signal handlers again, which Lightning has replaced."""
-        self._reinstall_signal_handlers()
+        """Receive the signals; Lightning has just begun to."""
+        self.receive_signals()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Install the signal handlers again, which Lightning has replaced."""
-        self._reinstall_signal_handlers()
+        """Receive the signals again; Lightning has just begun to."""
+        if not self.owns_stop:
+            self.receive_signals()
 
-    def _reinstall_signal_handlers(self) -> None:
-        if self.stop and self.exact:
+    def receive_signals(self) -> None:
+        """Install our signal handlers in place of Lightning's."""
+        if not self.exact:
+            return
+        if self.stop:
             self.stop.hear()
+        elif threading.current_thread() is threading.main_thread():
+            self.stop = TrainingStop(self.folder.path, report_stop)
+            self.stop.__enter__()
+        elif not self.said_thread:
+            self.said_thread = True
+            print(
+                "warning: fit is not called in the main thread, where Python handles signals: "
+                "SIGTERM and Ctrl-C do not stop it with a checkpoint; those saved by time or steps "
+                "are there",
+                flush=True,
+            )
+
+    def _leave_signals(self) -> None:
+        """Leave the signals to whom they were for before the training."""
+        if self.owns_stop and self.stop:
+            self.stop.__exit__()
+            self.stop = None
+        elif self.stop:
+            self.stop.end()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare the optimizers for the state that Lightning loads next."""
-        if self.exact:
+        if self.exact and not only_searches(trainer):
             self.restart.add_groups()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -207,20 +392,21 @@ class Resume(Callback):
         Raises:
             UserError: A checkpoint of this run could not be read again.
         """
-        self._reinstall_signal_handlers()
         self.saved_at = time.monotonic()
         self.saved_step = trainer.global_step
         if self.enabled:
             self.snapshot.run = (
                 self.restart.meta["run"]
                 if self.restart.meta
-                else run_settings.described(trainer, self.flags)
+                else run_settings.described(trainer, self.settings_of_run)
             )
             if problem := checkpoint_file.unreadable(self.snapshot.lightnings()[0]):
                 raise UserError(f"a checkpoint of this run could not be read again: {problem}")
-            self.proof.start(self.restart.meta, self.flags, comparable=not self.other_settings)
+            self.proof.start(
+                self.restart.meta, self.settings_of_run, comparable=not self.other_settings
+            )
         if self.stop and self.exact:
-            self.stop.training = True
+            self.stop.begin()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait until the last checkpoint is on the disk."""
@@ -231,8 +417,9 @@ class Resume(Callback):
         self.writer.wait()
         self.writer.check("the training is done, and")
         best_model.age(trainer, keep=0)
-        if self.stop:
-            self.stop.training = False
+        self._leave_signals()
+        if self.enabled and self.owns_stop:  # the program of the command line trains once
+            _finished[self.folder.path.resolve()] = weakref.ref(pl_module)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -241,6 +428,14 @@ class Resume(Callback):
         self.writer.wait()
         if self.proof:
             self.proof.close()
+        if self.owns_stop:
+            self._leave_signals()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the trainer's loops and the signals as they were before."""
+        if stage == "fit" and self.owns_stop:
+            self._leave_signals()
+            fit_loops.remove(trainer)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -384,10 +579,12 @@ class Resume(Callback):
         if self.why and step < self.trainer.global_step:
             saved += f"; {self.why}, so that it goes back to an epoch's end"
         is_child = self.trainer.local_rank > 0
-        self.stop.tell(shutdown.words(step, f"{Signals(number).name}; {saved}"), not is_child)
+        why = shutdown.words(step, f"{Signals(number).name}; {saved}")
+        (self.stop.tell if self.stop else report_stop)(why, not is_child)
         # Lightning started the other ranks of this node. If one of them exits with a status other
         # than 0, Lightning takes that for a crash and kills all of them.
-        raise Interrupted(0 if is_child and not self.torchrun else shutdown.status(number))
+        by_lightning = is_child and not self.environment.torchrun
+        raise Interrupted(0 if by_lightning else shutdown.status(number))
 
     def save(self, kind: str, last: bool) -> None:
         """Save a checkpoint; one rank of each host writes it.
@@ -406,8 +603,8 @@ class Resume(Callback):
                 if kind == "validation"
                 else self.snapshot.take(kind)
             )
-            if self.stop:
-                self.stop.writing = last
+            if self.stop and last:
+                self.stop.save_last()
             if self.trainer.local_rank == 0:
                 self.writer.write(
                     state, state[checkpoint_file.KEY]["step"], state[checkpoint_file.KEY]["number"]

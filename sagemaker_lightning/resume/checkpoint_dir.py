@@ -5,7 +5,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,15 @@ class Folder:
     Args:
         path: The folder.
         keep: How many checkpoints are kept.
+        name: How messages name the setting of the folder.
         whole: The steps of the checkpoints known to be intact, oldest first.
         started: When this process began, in seconds since the epoch.
     """
 
     path: Path
     keep: int
+    name: str = "--resume.dirpath"
+    """How messages name the setting of the folder."""
     whole: list[int] = field(default_factory=list)
     """The steps of the checkpoints known to be intact, oldest first."""
     started: float = 0.0
@@ -43,6 +46,19 @@ class Folder:
 
     An upload mark that is older is of an earlier job.
     """
+
+    @property
+    def label(self) -> str:
+        """The setting of the folder and its value, as messages have them."""
+        return (
+            self.name.replace("...", str(self.path))
+            if "..." in self.name
+            else f"{self.name}={self.path}"
+        )
+
+    def empty(self) -> "Folder":
+        """Return the same folder; nothing is known of its checkpoints."""
+        return replace(self, whole=[])
 
     def file(self, step: int) -> Path:
         """Return the path of the checkpoint of a step."""
@@ -333,7 +349,7 @@ def _no_common_checkpoint(
     )
     problems_found = [problem for *_, problems, _ in answers for problem in problems]
     return UserError(
-        f"--resume.dirpath={folder.path}: found checkpoints, but none that is whole and the same "
+        f"{folder.label}: found checkpoints, but none that is whole and the same "
         "on all hosts "
         f"({found_by_host}{'; ' if problems_found else ''}{'; '.join(problems_found[:3])}); bring "
         "one back, or move them away to start anew"

@@ -28,7 +28,7 @@ def install(trainer: Trainer, resume, restart) -> None:
 
     Args:
         trainer: Lightning's trainer; the classes of its loops are replaced.
-        resume: The Resume callback.
+        resume: The ExactResume callback.
         restart: The Restart; it is called where the loops begin.
     """
     lightning_loops.ignore_signals_of_others(trainer)
@@ -41,6 +41,13 @@ def install(trainer: Trainer, resume, restart) -> None:
         lightning_loop.__class__ = loop_class
         lightning_loop.resume = resume
         lightning_loop.restart = restart
+
+
+def remove(trainer: Trainer) -> None:
+    """Undo `install`."""
+    for loop in lightning_loops.give_back_to_lightning(trainer):
+        vars(loop).pop("resume", None)
+        vars(loop).pop("restart", None)
 
 
 class _Loaders:
@@ -56,7 +63,7 @@ class _Loaders:
             before: The loaders that they replace; None if there are none.
         """
         if loader is not None:
-            self.restart.chance.together(self.trainer, loader, self.kind)
+            self.restart.seeding.together(self.trainer, loader, self.kind)
         if before not in (None, loader):
             before.leave(loader)
 
@@ -121,6 +128,8 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
     def run(self) -> None:
         """Train; if all was trained before, only do what comes at the end."""
         self.begun = False
+        if self.resume.trains:
+            self.resume.receive_signals()
         super().run()
         if not self.begun and self.resume.trains and self.restart.meta:
             self.restart.restore(self.resume.snapshot.held)
@@ -150,10 +159,12 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
     def reset(self) -> None:
         """Reset the loop, except for what a resumed run continues.
 
-        Of Lightning's own restart, only the knowledge remains that training is within an epoch.
+        Of Lightning's own restart, only the knowledge remains that training is within an epoch. A
+        run that begins with a checkpoint of Lightning's (`ckpt_path`) continues as Lightning does.
         """
         super().reset()
-        self.leave_restart()
+        if self.restart.meta:
+            self.leave_restart()
 
     def on_advance_end(self) -> None:
         """End an epoch."""

@@ -15,7 +15,7 @@ from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided, position
 from sagemaker_lightning.data.seeded_indices import seed_all
-from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import (
     best_model,
     checkpoint_file,
@@ -38,7 +38,7 @@ class Restart:
     Args:
         trainer: Lightning's trainer.
         folder: The folder of the checkpoints.
-        chance: Knows the seed of the whole run.
+        seeding: Knows the seed of the whole run.
         agreement: The communication between the ranks.
         other_settings: Whether the run may have another learning rate, gradient clipping or
             precision than the run that saved the checkpoint.
@@ -48,14 +48,14 @@ class Restart:
         self,
         trainer: Trainer,
         folder: Folder,
-        chance: Chance,
+        seeding: Seeding,
         agreement: Agreement,
         other_settings: bool = False,
     ) -> None:
         self.other_settings = other_settings
         self.trainer = trainer
         self.folder = folder
-        self.chance = chance
+        self.seeding = seeding
         self.agreement = agreement
         self.step = 0  # optimizer step of the checkpoint that was loaded; 0 if there is none
         self.meta: Mapping[str, Any] = {}  # the checkpoint's entries of this package
@@ -101,7 +101,7 @@ class Restart:
         )
         self.step = self.meta["step"]
         self.kind = self.meta["kind"]
-        self.chance.seed = self.meta["seed"]
+        self.seeding.seed = self.meta["seed"]
         if self.trainer.is_global_zero:
             note = (
                 ""
@@ -167,7 +167,7 @@ class Restart:
             return
         rest = f" (and {len(differences) - 4} more)" if len(differences) > 4 else ""
         raise UserError(
-            f"--resume.dirpath={self.folder.path}: {self.name} is of another run: "
+            f"{self.folder.label}: {self.name} is of another run: "
             f"{'; '.join(differences[:4])}{rest}; go on with the same settings, or give another "
             "folder, or move the checkpoints away to start anew; --resume.other_settings=true "
             "goes on with another learning rate, gradient clipping or precision"
@@ -205,7 +205,7 @@ class Restart:
         every = self.trainer.reload_dataloaders_every_n_epochs
         if loop.loaders is not None:
             if lightning_loops.loaders_are_due(self.trainer):
-                seed_all("data", self.chance.seed, epoch)
+                seed_all("data", self.seeding.seed, epoch)
             yield
             return
         if data_epoch < 0:
@@ -220,7 +220,7 @@ class Restart:
             data_epoch = epoch
             objects = self._rank_state["held"]
         if data_epoch:
-            seed_all("data", self.chance.seed, data_epoch)
+            seed_all("data", self.seeding.seed, data_epoch)
         if objects and self._same_ranks:
             snapshot.held.restore_before_data(objects)
             snapshot.before_data = {name: objects[name] for name in ("plain", "generators")}
@@ -274,7 +274,7 @@ class Restart:
         loader = divided(self.trainer.train_dataloader)
         if loader is None or not loader.course or self.meta["reached"] is None:
             raise UserError(
-                f"--resume.dirpath={self.folder.path}: step {self.step} was saved within an epoch "
+                f"{self.folder.label}: step {self.step} was saved within an epoch "
                 f"by {self.meta['world_size']} ranks, and its data cannot be shared out anew among "
                 f"{self.trainer.world_size}; give as many devices and nodes as before"
             )
@@ -329,7 +329,7 @@ class Restart:
         model_changes.adapt(model, state)
         if missing := self.later.keys() - model.state_dict().keys():
             raise UserError(
-                f"--resume.dirpath={self.folder.path}: step {self.step} is of another run: its "
+                f"{self.folder.label}: step {self.step} is of another run: its "
                 f"model has {min(missing)}, this one does not; give another folder, or move the "
                 "checkpoints away to start anew"
             )
@@ -391,7 +391,7 @@ class Restart:
         if self.trainer.is_global_zero:
             print(
                 f"nothing is left to train: step {self.step} was the last one; to train anew, move "
-                f"{self.folder.path} away or give another --resume.dirpath",
+                f"{self.folder.path} away or give another {self.folder.name}",
                 flush=True,
             )
 

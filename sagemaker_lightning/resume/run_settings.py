@@ -27,6 +27,26 @@ CURES = re.compile(
 )
 
 
+TRAINER = (
+    "accumulate_grad_batches",
+    "check_val_every_n_epoch",
+    "gradient_clip_algorithm",
+    "gradient_clip_val",
+    "limit_train_batches",
+    "limit_val_batches",
+    "overfit_batches",
+    "precision",
+    "reload_dataloaders_every_n_epochs",
+    "val_check_interval",
+)
+"""What a Trainer was given that changes the results."""
+
+
+def of_trainer(trainer: Trainer) -> dict[str, object]:
+    """Return the settings of a trainer that change the results, by flag."""
+    return {f"--trainer.{name}": getattr(trainer, name) for name in TRAINER}
+
+
 def described(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
     """Return what a checkpoint says of its run, in plain values.
 

@@ -11,7 +11,7 @@ from sagemaker_lightning.callbacks.rank_consistency import learning_rates
 from sagemaker_lightning.compat import lightning_callbacks, lightning_checkpoints, lightning_loops
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import reached
-from sagemaker_lightning.data.seeding import Chance
+from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import (
     checkpoint_file,
     epoch_state,
@@ -51,16 +51,16 @@ class Snapshot:
     Args:
         trainer: Lightning's trainer.
         agreement: The communication between the ranks.
-        chance: Knows the seed of the whole run.
+        seeding: Knows the seed of the whole run.
         proof: Knows the results of earlier interruptions.
     """
 
     def __init__(
-        self, trainer: Trainer, agreement: Agreement, chance: Chance, proof: Proof
+        self, trainer: Trainer, agreement: Agreement, seeding: Seeding, proof: Proof
     ) -> None:
         self.trainer = trainer
         self.agreement = agreement
-        self.chance = chance
+        self.seeding = seeding
         self.proof = proof
         self.held = Held(trainer)
         self.given = model_changes.limits(trainer)  # epochs and steps, as the flags set them
@@ -108,7 +108,7 @@ class Snapshot:
             "kind": kind,
             "number": saved_at_ns,
             "saved_at": saved_at_ns / 1e9,
-            "seed": self.chance.seed,
+            "seed": self.seeding.seed,
             "world_size": trainer.world_size,
             "should_stop": bool(trainer.should_stop),
             "ranks": gather(rank_state),

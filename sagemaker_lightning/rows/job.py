@@ -27,7 +27,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 from sagemaker_lightning.cli import mistakes
 from sagemaker_lightning.contract import hyperparameters
 from sagemaker_lightning.contract.atomic_files import check_writable
-from sagemaker_lightning.contract.environment import Environment, failure_file, place
+from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported, write
 from sagemaker_lightning.contract.shutdown import SIGNALS, status, words
@@ -61,7 +61,9 @@ def parser(manual: str) -> ArgumentParser:
     return flag_parser
 
 
-def parse(flag_parser: ArgumentParser, environment: Environment, args: list[str] | None) -> Any:
+def parse(
+    flag_parser: ArgumentParser, environment: SageMakerEnvironment, args: list[str] | None
+) -> Any:
     """Parse the flags; UserError says in one line which flag is wrong.
 
     Args:
@@ -85,7 +87,7 @@ def parse(flag_parser: ArgumentParser, environment: Environment, args: list[str]
     return flags
 
 
-def read(environment: Environment, flags: Any) -> Table:
+def read(environment: SageMakerEnvironment, flags: Any) -> Table:
     """Open the table of --input, or of the training channel.
 
     Raises UserError if there is neither, or if the number of rows is not --rows.
@@ -109,7 +111,7 @@ def read(environment: Environment, flags: Any) -> Table:
 
 
 def run(
-    environment: Environment,
+    environment: SageMakerEnvironment,
     table: Table,
     flags: Any,
     settings: Mapping[str, Any],
@@ -165,7 +167,7 @@ def run(
 
 
 def _rows_of_host(
-    environment: Environment, total: int, weights: Mapping[str, float] | None
+    environment: SageMakerEnvironment, total: int, weights: Mapping[str, float] | None
 ) -> range:
     """Return this host's rows, out of `total`, by its weight if there are weights."""
     if not weights:
@@ -196,7 +198,7 @@ def _report_and_exit(blocks: Blocks, part: range, number: int, frame: Any) -> No
 def main(args: list[str] | None = None) -> None:
     """Run a function of the user's, named by --function."""
     with reported(failure_file(), place()):
-        environment = Environment.read()
+        environment = SageMakerEnvironment.read()
         flag_parser = parser(__doc__)
         flag_parser.add_argument(
             "--function", type=str, required=True, help="MODULE.FUNCTION: of a block, to an array"

@@ -1,0 +1,340 @@
+"""ExactResume and the others in programs with a Trainer of their own: stopped, killed, and compared bit by bit."""
+
+import copy
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+import warm
+from containers import ROOT
+from own_trainer import Classifier
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from sagemaker_lightning import ExactResume, RankConsistency, UserError, make_deterministic, report_failures
+
+PROGRAM = ROOT / "tests/own_trainer.py"
+LIMIT = 30  # seconds; what takes longer hangs
+
+
+def run(folder: Path, case: str, **variables: str) -> tuple[int, str]:
+    """Run a case in a folder; return its exit status and what it said."""
+    folder.mkdir(exist_ok=True)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"} | variables
+    done = warm.run(["python", PROGRAM, case], folder, environment, LIMIT)
+    return done.returncode, done.stdout
+
+
+def results(said: str) -> list[str]:
+    """Return the lines that say what came out."""
+    lines = [line for line in said.splitlines() if re.match("(WEIGHTS|BEST|LR|SIZE) ", line)]
+    assert lines, said[-3000:]
+    return lines
+
+
+ENDS = {signal.SIGTERM: 143, signal.SIGKILL: -9}
+
+
+def check(folder: Path, case: str, *interruptions: dict[str, str]) -> list[str]:
+    """Compare a run left alone with one that is interrupted so, and return what each run of that one said."""
+    status, alone = run(folder / "alone", case)
+    assert status == 0, alone[-3000:]
+    said = []
+    for variables in interruptions:
+        status, text = run(folder / "run", case, **variables)
+        assert status == (143 if "STOP_AT" in variables else -9), text[-3000:]
+        said.append(text)
+    status, text = run(folder / "run", case)
+    assert status == 0, text[-3000:]
+    assert results(text) == results(alone)
+    assert "warning: resumed" not in text
+    return [*said, text]
+
+
+@pytest.mark.slow
+def test_five_lines_are_enough(tmp_path: Path):
+    _, stopped, ended = check(tmp_path, "plain", {"KILL_AT": "0:3"}, {"STOP_AT": "1:4"})
+    assert re.search(r"^interrupted, resume from step 16: SIGTERM; .* is whole \[host localhost", stopped, re.MULTILINE)
+    assert "Traceback" not in stopped and "\nresuming from step 16: " in ended
+    assert "\nresumed at step 16: " in ended
+
+
+CASES = {
+    "adversarial": [{"STOP_AT": "1:4"}, {"KILL_AT": "2:3"}],
+    "loaders": [{"KILL_AT": "1:4"}, {"STOP_AT": "2:1"}],
+    "folds": [{"STOP_AT": "0/1:2"}, {"STOP_AT": "1/1:4"}, {"KILL_AT": "1/2:1"}],
+    "around": [{"STOP_AT": "1:4"}],
+    "longer": [{"STOP_AT": "1:4"}, {"STOP_AT": "2:4"}],
+    "tuned": [{"STOP_AT": "2:1"}],
+    "overfit": [{"STOP_AT": "1:2"}],
+    "two_ranks": [{"STOP_AT": "1:2"}, {"KILL_AT": "2:1"}],
+    "three_ranks": [{"STOP_AT": "1:2"}],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_a_program_of_ones_own(tmp_path: Path, case: str):
+    check(tmp_path, case, *CASES[case])
+    if case == "loaders":
+        alone, ours = ((tmp_path / name / "curves/lightning_logs") for name in ("alone", "run"))
+        for file in ("version_0/metrics.csv", "version_0/hparams.yaml"):
+            assert (alone / file).read_text() == (ours / file).read_text()
+        assert [path.name for path in ours.iterdir()] == ["version_0"]
+
+
+# In somebody else's process ------------------------------------------------------------------------------------------
+
+
+def handlers() -> list:
+    """Return what the process does with signals, and its threads."""
+    fd = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(fd)
+    there = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    return [*there, fd, {thread.name for thread in threading.enumerate()}]
+
+
+def short(folder: Path, *callbacks, **options) -> pl.Trainer:
+    settings = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    settings |= {"enable_progress_bar": False, "enable_model_summary": False, "devices": 1}
+    resume = ExactResume(folder, seed=1, every_n_minutes=0)
+    return pl.Trainer(**settings | {"callbacks": [*callbacks, resume]} | options)
+
+
+class Presses(pl.Callback):
+    """Presses Ctrl-C at a batch, as often as it is told."""
+
+    def __init__(self, times: int, batch: int = 3) -> None:
+        self.times, self.batch, self.ran = times, batch, -1
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.ran = batch_idx
+        if batch_idx == self.batch and trainer.current_epoch == 0:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_training_leaves_the_process_as_it_was(tmp_path: Path):
+    """Also after a failure, and where somebody waits for signals by a descriptor of his own."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before_pipe = handlers()
+    signal.set_wakeup_fd(writing)
+    try:
+        before = handlers()
+        short(tmp_path / "a").fit(Classifier())
+        assert handlers() == before
+        with pytest.raises(RuntimeError):
+            os.environ["FAIL_AT"] = "0:2"
+            short(tmp_path / "b").fit(Classifier())
+        assert handlers() == before
+        del os.environ["FAIL_AT"]
+        with pytest.raises(SystemExit):
+            short(tmp_path / "c", Presses(1)).fit(Classifier())
+        assert handlers() == before and os.read(reading, 1) == bytes([signal.SIGINT])
+    finally:
+        os.environ.pop("FAIL_AT", None)
+        signal.set_wakeup_fd(-1)
+        os.close(reading)
+        os.close(writing)
+    assert handlers() == before_pipe
+
+
+def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path, capfd):
+    """As in a notebook, whose kernel lives on; with the same trainer or a new one."""
+    expected = Classifier()
+    state = copy.deepcopy(expected.state_dict())
+    short(tmp_path / "alone").fit(expected)
+    presses = Presses(1)
+    trainer = short(tmp_path / "run", presses)
+    for again in (trainer, short(tmp_path / "run")):
+        model = Classifier()
+        model.load_state_dict(state)
+        if again is trainer:
+            with pytest.raises(SystemExit) as stopped:
+                trainer.fit(model)
+            assert stopped.value.code == 130 and presses.ran == 3
+        else:
+            again.fit(model)
+    said = "".join(capfd.readouterr())
+    assert "interrupted, resume from step 4: SIGINT; " in said and "stopping at the end of this batch" in said
+    assert all(torch.equal(one, expected.state_dict()[name]) for name, one in model.state_dict().items())
+
+
+def test_ctrl_c_twice_stops_at_once(tmp_path: Path):
+    presses = Presses(2)
+    with pytest.raises(SystemExit) as stopped:  # Lightning's answer to a KeyboardInterrupt
+        short(tmp_path, presses).fit(Classifier())
+    assert stopped.value.code == 1 and not (tmp_path / "step-000000004.ckpt").exists()
+
+
+def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):
+    before = handlers()
+    thread = threading.Thread(target=lambda: short(tmp_path).fit(Classifier()))
+    thread.start()
+    thread.join()
+    assert handlers() == before and (tmp_path / "step-000000011.ckpt").exists()
+    assert "".join(capfd.readouterr()).count("warning: fit is not called in the main thread") == 1
+
+
+# One line each -------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_one_is_refused(tmp_path: Path):
+    with pytest.raises(UserError, match=r"^Trainer\(callbacks=...\): found two ExactResume, for .*; allowed is one$"):
+        short(tmp_path / "a", ExactResume(tmp_path / "b")).fit(Classifier())
+
+
+def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
+    with pytest.raises(UserError, match="found RankConsistency beside ExactResume, which has one of its own"):
+        short(tmp_path, RankConsistency()).fit(Classifier())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"keep": 0}, r"ExactResume\(keep=...\): found 0, allowed is 1 or more"),
+        ({"every_n_minutes": float("nan")}, r"ExactResume\(every_n_minutes=...\): found nan, allowed is 0 or more"),
+        ({"dirpath": "s3://bucket/x"}, r"ExactResume\(dirpath=...\): found s3://bucket/x, allowed is a folder"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(tmp_path: Path, arguments, says):
+    with pytest.raises(UserError, match=f"^{says}"):
+        ExactResume(**{"dirpath": tmp_path} | arguments)
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="checkpoints cannot be written there"):
+        short(tmp_path / "file/checkpoints").fit(Classifier())
+
+
+def test_checkpoints_of_another_program_are_one_line(tmp_path: Path):
+    torch.save({"state_dict": {}}, tmp_path / "step-000000007.ckpt")
+    with pytest.raises(UserError, match=rf"^ExactResume\(dirpath={tmp_path}\): found checkpoints, but none"):
+        short(tmp_path).fit(Classifier())
+
+
+def test_another_model_with_the_same_folder_is_one_line(tmp_path: Path):
+    """It would get the weights of the first one."""
+    short(tmp_path).fit(Classifier())
+    with pytest.raises(UserError, match="this program has already trained another model to its end"):
+        short(tmp_path).fit(Classifier())
+
+
+def test_a_run_with_other_settings_is_one_line(tmp_path: Path):
+    with pytest.raises(SystemExit):
+        short(tmp_path, Presses(1)).fit(Classifier())
+    with pytest.raises(UserError, match="--trainer.accumulate_grad_batches was 1, is 2"):
+        short(tmp_path, accumulate_grad_batches=2).fit(Classifier())
+
+
+def test_processes_that_are_copies_of_this_one_are_refused(tmp_path: Path):
+    resume = ExactResume(tmp_path)
+    trainer = short(tmp_path / "a", devices=2, strategy="ddp_spawn")
+    error = resume._unsupported(trainer.strategy)
+    assert "DDPStrategy, which copies this process, whose runs cannot be resumed; allowed are one device" in str(error)
+
+
+def test_fast_dev_run_saves_nothing(tmp_path: Path):
+    short(tmp_path / "a", fast_dev_run=True).fit(Classifier())
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_copy_is_one_of_its_own(tmp_path: Path):
+    """As where callbacks are made once and copied for each trainer."""
+    resume = ExactResume(tmp_path, seed=3, keep=5)
+    trainer = short(tmp_path / "a")
+    trainer.fit(Classifier())
+    for each in (resume, *(used for used in trainer.callbacks if isinstance(used, ExactResume))):
+        copied = copy.deepcopy(each)
+        assert copied.seeding is not each.seeding and copied.folder.path == each.folder.path
+        assert copied.arguments == each.arguments
+
+
+# Where a run begins --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [11, 15])
+def test_ckpt_path_is_where_a_run_begins(tmp_path: Path, capfd, steps):
+    """Lightning's checkpoint at an epoch's end, or within one; a run that is resumed has its own."""
+    saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=steps, save_top_k=-1)
+    pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, devices=1, callbacks=[saves]).fit(Classifier())
+    path = tmp_path / f"step={steps}.ckpt"
+    weights = []
+    for name in ("alone", "run"):
+        model = Classifier()
+        if name == "run":
+            with pytest.raises(SystemExit):
+                short(tmp_path / name, Stops(steps + 3), max_epochs=3).fit(Classifier(), ckpt_path=path)
+            capfd.readouterr()
+        trainer = short(tmp_path / name, max_epochs=3)
+        trainer.fit(model, ckpt_path=path)
+        assert trainer.global_step == 33
+        said = "".join(capfd.readouterr())
+        assert (f"ckpt_path={path} is not loaded: this run began before" in said) is (name == "run")
+        weights.append(model.state_dict())
+    assert all(torch.equal(one, weights[1][key]) for key, one in weights[0].items())
+
+
+class Stops(pl.Callback):
+    """Presses Ctrl-C at an optimizer step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+# The others, alone ---------------------------------------------------------------------------------------------------
+
+
+def test_a_loader_is_deterministic_without_a_trainer():
+    def drawn(seed: int, epoch: int, batch: int = 0, workers: int = 0) -> list:
+        data = TensorDataset(torch.arange(20))
+        loader = make_deterministic(DataLoader(data, 4, shuffle=True, num_workers=workers), seed)
+        loader.begin_epoch(epoch, batch)
+        return [batch[0].tolist() for batch in loader]
+
+    assert drawn(7, 1) == drawn(7, 1, workers=1) != drawn(7, 2) and drawn(7, 1) != drawn(8, 1)
+    assert drawn(7, 1, 2) == drawn(7, 1)[2:]
+    loader = make_deterministic(DataLoader(TensorDataset(torch.arange(20)), 4, shuffle=True), 7)
+    first = [batch[0].tolist() for batch in loader]
+    assert [batch[0].tolist() for batch in make_deterministic(loader, 8)] != first  # another seed counts
+    with pytest.raises(UserError, match="^make_deterministic: an IterableDataset has no positions; allowed is"):
+        make_deterministic(DataLoader(iter_only()), 7)
+
+
+def iter_only():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    return Stream()
+
+
+def test_a_notebook_and_a_test_get_the_exception_itself(monkeypatch):
+    with pytest.raises(ValueError, match="^x$"), report_failures():
+        raise ValueError("x")
+
+
+@pytest.mark.parametrize(
+    ("error", "trace"), [(UserError("--a: found 1"), False), (ValueError("unpack"), True)], ids=["user's", "other"]
+)
+def test_a_job_gets_a_line_and_the_failure_file(tmp_path: Path, monkeypatch, capfd, error, trace):
+    monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))
+    monkeypatch.setenv("SM_CURRENT_HOST", "algo-2")
+    with pytest.raises(SystemExit) as left, report_failures():
+        raise error
+    said = capfd.readouterr().err
+    assert left.value.code == 1 and ("Traceback" in said) is trace
+    assert (
+        (tmp_path / "failure").read_text().startswith(f"error: {'ValueError: ' if trace else ''}{error} [host algo-2")
+    )
