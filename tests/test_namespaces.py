@@ -6,8 +6,6 @@ Lightning itself says it for this environment; small packages of its shape say i
 import importlib
 import importlib.metadata
 import importlib.util
-import itertools
-import json
 import logging
 import pickle
 import pkgutil
@@ -15,23 +13,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lightning as L  # noqa: N812  (as Lightning's documentation does)
+import lightning as L
 import lightning.fabric
 import lightning.pytorch
 import lightning_fabric
 import pytest
 import pytorch_lightning
-import torch
 from conftest import Job
 from containers import ROOT
 from lightning.pytorch.callbacks import ModelCheckpoint
-
-from sagemaker_lightning.compat import namespaces
+from test_strangers import check
 
 PACKAGES = {pytorch_lightning: "lightning.pytorch", lightning_fabric: "lightning.fabric"}
 
 
-# The Lightning of this environment --------------------------------------------------------------------------------------
+# The Lightning of this environment ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=PACKAGES.get)
@@ -93,7 +89,27 @@ def test_either_distribution_is_asked_for_its_version():
     )
 
 
-# Packages of Lightning's shape ------------------------------------------------------------------------------------------
+# Programs as Lightning's documentation writes them --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_module_of_lightnings_documentation_is_exact(tmp_path: Path):
+    flags = ["--model=autoencoder.Interrupted", "--model.hidden=6", "--data=autoencoder.Noise"]
+    check(tmp_path, *flags, "--trainer.callbacks=lightning.pytorch.callbacks.LearningRateMonitor")
+
+
+@pytest.mark.slow
+def test_a_program_of_lightnings_documentation_runs_as_a_job(job: Job):
+    """In a Python that starts anew: nothing of ours is imported but by the environment itself."""
+    job.write("code/train.py", (ROOT / "tests/autoencoder.py").read_text())
+    job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
+    done = job.run(cold=True)
+    assert done.returncode == 0, done.stdout
+    assert f"TRAINED 20 {pytorch_lightning.__version__}" in done.stdout
+    assert (job.base / "model/autoencoder.ckpt").is_file()
+
+
+# Packages of Lightning's shape ----------------------------------------------------------------------------------------
 
 MODULES = {
     "pytorch-lightning": ("pytorch_lightning", "lightning_fabric"),
@@ -199,9 +215,7 @@ def test_neither_is_one_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize("others", [[], ["pytorch-lightning"]], ids=["alone", "beside pytorch-lightning"])
-@pytest.mark.parametrize(
-    "code", ["import lightning", "import lightning.pytorch", "from sagemaker_lightning import Resume"]
-)
+@pytest.mark.parametrize("code", ["import lightning.pytorch", "from sagemaker_lightning import Resume"])
 def test_a_malicious_release_is_not_run(tmp_path: Path, others: list[str], code: str):
     for other in others:
         install(tmp_path, other)
@@ -221,7 +235,7 @@ def test_a_package_of_the_users_own_stays_theirs(tmp_path: Path):
 
 
 def test_a_folder_of_the_users_own_is_no_package(tmp_path: Path):
-    """Python takes a folder for a package only where nothing else has its name; modules in it are found all the same."""
+    """Python takes a folder for a package where nothing else has its name; modules in it are found all the same."""
     install(tmp_path, "pytorch-lightning")
     (tmp_path / "lightning").mkdir()
     (tmp_path / "lightning/rain.py").write_text("wet = 2\n")
@@ -254,13 +268,21 @@ threads = [threading.Thread(target=work, args=[name]) for name in NAMES]
 [thread.join() for thread in threads]
 assert not failed, failed
 assert all(seen[name] is sys.modules[name] for name in NAMES)
-assert sys.modules["lightning.pytorch"] is sys.modules["pytorch_lightning"]
+import lightning.pytorch, pytorch_lightning
+assert lightning.pytorch is pytorch_lightning
 print(*sorted(seen))
 """
 
 
-@pytest.mark.parametrize("names", list(itertools.permutations(["lightning", "lightning.pytorch", "pytorch_lightning"])))
-def test_threads_import_both_at_once(tmp_path: Path, names: tuple[str, ...]):
-    install(tmp_path, "pytorch-lightning", seconds=0.02)
-    more = ("lightning.pytorch", "lightning.pytorch.callbacks", "pytorch_lightning.callbacks", "lightning.fabric")
-    assert run(tmp_path, THREADS.format(names=(*names, *more)))
+# Not beside them: "pytorch_lightning.callbacks" where that is its first name. Python locks it and then its package,
+# which locks them the other way round.
+AT_ONCE = {
+    "pytorch-lightning": ["lightning", "lightning.pytorch", "pytorch_lightning", "lightning.pytorch.callbacks"],
+    "lightning": ["lightning", "lightning_fabric", "pytorch_lightning", "pytorch_lightning.callbacks"],
+}
+
+
+@pytest.mark.parametrize("installed", AT_ONCE)
+def test_threads_import_both_at_once(tmp_path: Path, installed: str):
+    install(tmp_path, installed, seconds=0.05)
+    assert run(tmp_path, THREADS.format(names=2 * AT_ONCE[installed]))

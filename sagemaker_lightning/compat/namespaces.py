@@ -62,6 +62,21 @@ def distribution() -> str:
     return LIGHTNING if _is_lightning(_find_elsewhere(LIGHTNING)) else ""
 
 
+def first_name(name: str) -> str:
+    """Return the name that a module of Lightning really has, for either of its names.
+
+    A name that is not a module's of Lightning is returned as it is. Nothing is imported.
+    """
+    if not (real_distribution := distribution()):
+        return name
+    for packages in zip(*PACKAGES.values(), strict=True):
+        real_package = packages[list(PACKAGES).index(real_distribution)]
+        for package in packages:
+            if f"{name}.".startswith(f"{package}."):
+                return real_package + name.removeprefix(package)
+    return name
+
+
 def refuse_malicious() -> None:
     """Raise UserError if a malicious release of Lightning is installed; nothing of it is run."""
     from importlib import metadata  # 20 ms: only a process that imports Lightning takes them
@@ -168,28 +183,20 @@ def _root_spec() -> ModuleSpec | None:
 
 def _second_name_spec(name: str) -> ModuleSpec | None:
     """Return a spec if a name is the second one of a module; None if it is the first or unknown."""
-    real_distribution = distribution()
-    root = sys.modules.get(LIGHTNING)
-    if not real_distribution or (
-        real_distribution == PYTORCH_LIGHTNING
-        and name.startswith(f"{LIGHTNING}.")
-        and getattr(root, "__file__", "") != ROOT  # a package of the user's own
-    ):
+    real_name = first_name(name)
+    if real_name == name:
         return None
-    for packages in zip(*PACKAGES.values(), strict=True):
-        real_package = packages[list(PACKAGES).index(real_distribution)]
-        for package in packages:
-            if package == real_package or not f"{name}.".startswith(f"{package}."):
-                continue
-            real_name = real_package + name.removeprefix(package)
-            if name == package:  # it is there; to look at it would import `lightning`
-                return ModuleSpec(name, _SecondName(real_name), is_package=True)
-            if not (there := _find(real_name)):
-                return None
-            spec = ModuleSpec(name, _SecondName(real_name), origin=there.origin)
-            spec.submodule_search_locations = there.submodule_search_locations
-            return spec
-    return None
+    root = sys.modules.get(LIGHTNING)
+    if name.startswith(f"{LIGHTNING}.") and getattr(root, "__file__", None) != ROOT:
+        return None  # the root is a package of the user's own
+    if name in (package for packages in PACKAGES.values() for package in packages):
+        # It is there; to look at it would import `lightning`.
+        return ModuleSpec(name, _SecondName(real_name), is_package=True)
+    if not (there := _find(real_name)):
+        return None
+    spec = ModuleSpec(name, _SecondName(real_name), origin=there.origin)
+    spec.submodule_search_locations = there.submodule_search_locations
+    return spec
 
 
 def _find(name: str) -> ModuleSpec | None:
