@@ -212,13 +212,14 @@ def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
 @pytest.mark.parametrize("program", ["train.py", "train_multi_node.py"])
 def test_a_job_that_has_installed_another_version_ends_with_that_line(tmp_path: Path, program):
     """Before Lightning is imported, which may fail, and as the job's FailureReason."""
-    installed = tmp_path / "installed/pytorch_lightning-2.4.0.dist-info"
+    name = namespaces.distribution()
+    installed = tmp_path / f"installed/{name.replace('-', '_')}-2.4.0.dist-info"
     installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pytorch-lightning\nVersion: 2.4.0\n")
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.4.0\n")
     variables = os.environ | {"PYTHONPATH": f"{installed.parent}:{ROOT}", "SM_OUTPUT_DIR": str(tmp_path)}
     line = [sys.executable, str(APP / program)]
     done = subprocess.run(line, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     (said,) = (one for one in done.stderr.splitlines() if not one.startswith("starting: "))  # on a busy machine
-    expected = "error: requirements.txt: found pytorch-lightning 2.4.0, expected 2.5.2 or later and below 2.7; give "
+    expected = f"error: requirements.txt: found {name} 2.4.0, expected 2.5.2 or later and below 2.7; give "
     assert done.returncode == 1 and said.startswith(expected)
     assert (tmp_path / "failure").read_text() == said

@@ -69,7 +69,7 @@ def test_a_pickle_may_name_either(name: str):
 def test_a_module_may_be_reloaded_and_asked_for():
     progress = importlib.import_module("lightning.pytorch.callbacks.lambda_function")
     assert importlib.reload(progress) is progress
-    assert sys.modules["pytorch_lightning.callbacks.lambda_function"] is progress
+    assert importlib.import_module("pytorch_lightning.callbacks.lambda_function") is progress
     for name in ("lightning", "lightning.pytorch.tuner", "pytorch_lightning.tuner", "lightning.fabric.loggers"):
         assert importlib.util.find_spec(name).origin
     assert importlib.util.find_spec("lightning.pytorch.nothing") is None
