@@ -24,6 +24,8 @@ from containers import ROOT
 from lightning.pytorch.callbacks import ModelCheckpoint
 from test_strangers import check
 
+from sagemaker_lightning.state import encoding
+
 PACKAGES = {pytorch_lightning: "lightning.pytorch", lightning_fabric: "lightning.fabric"}
 
 
@@ -64,6 +66,13 @@ def test_a_pickle_may_name_either(name: str):
     text = pickle.dumps(ModelCheckpoint, protocol=0).decode()
     own = ModelCheckpoint.__module__.removesuffix(".callbacks.model_checkpoint")
     assert pickle.loads(text.replace(own, name).encode()) is ModelCheckpoint
+
+
+@pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
+def test_our_checkpoints_may_name_either(package: str):
+    """A job may go on in an environment with the other distribution."""
+    stage = pytorch_lightning.trainer.states.RunningStage
+    assert encoding.raised(("enum", f"{package}.trainer.states", "RunningStage"), "VALIDATING") is stage.VALIDATING
 
 
 def test_a_module_may_be_reloaded_and_asked_for():

@@ -209,7 +209,8 @@ def _find(name: str) -> ModuleSpec | None:
 def _find_elsewhere(name: str) -> ModuleSpec | None:
     """Return where other finders find a top-level package."""
     for finder in sys.meta_path:
-        if not isinstance(finder, _Finder) and (spec := finder.find_spec(name, None)):
+        find_spec = None if isinstance(finder, _Finder) else getattr(finder, "find_spec", None)
+        if find_spec and (spec := find_spec(name, None)):
             return spec
     return None
 

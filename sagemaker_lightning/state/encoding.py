@@ -178,7 +178,7 @@ def _imported(module: str, name: str) -> Any:
 
     A checkpoint may have been written with the other distribution of Lightning.
     """
-    object_ = sys.modules.get(namespaces.first_name(module))
+    object_ = sys.modules.get(module) or sys.modules.get(namespaces.first_name(module))
     for part in name.split("."):
         object_ = getattr(object_, part, None)
     return object_
