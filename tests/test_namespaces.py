@@ -133,7 +133,8 @@ def install(folder: Path, distribution: str, version: str = "2.6.6", seconds: fl
         path.mkdir(parents=True)
     name_of_fabric = MODULES[distribution][1].replace("/", ".")
     (fabric / "__init__.py").write_text(
-        "print('run', __name__)\nfrom .utilities import seed_everything\nclass Fabric: pass\n"
+        f"print('run', __name__)\nimport time\ntime.sleep({seconds})\n"
+        "from .utilities import seed_everything\nclass Fabric: pass\n"
     )
     (fabric / "utilities/__init__.py").write_text("def seed_everything(): pass\n")
     (pytorch / "__init__.py").write_text(
@@ -261,25 +262,22 @@ def test_a_module_is_run_by_either_name(tmp_path: Path, installed: str):
 
 
 THREADS = """
-import importlib, sys, threading, sagemaker_lightning
+import random, sys, threading, time, sagemaker_lightning
 NAMES = {names!r}
 failed, seen, start = [], {{}}, threading.Barrier(len(NAMES))
 def work(name):
     start.wait()
+    time.sleep(random.uniform(0, {seconds}))
     try:
-        module = importlib.import_module(name)
-        seen[name] = module
-        assert hasattr(module, "Callback") or hasattr(module, "Fabric"), f"{{name}} is half made: {{vars(module)}}"
+        exec(f"from {{name}} import " + ("Fabric" if "fabric" in name else "Callback"), {{}})
     except BaseException as error:
         failed.append(f"{{name}}: {{type(error).__name__}}: {{error}}")
 threads = [threading.Thread(target=work, args=[name]) for name in NAMES]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 assert not failed, failed
-assert all(seen[name] is sys.modules[name] for name in NAMES)
 import lightning.pytorch, pytorch_lightning
 assert lightning.pytorch is pytorch_lightning
-print(*sorted(seen))
 """
 
 
@@ -294,4 +292,4 @@ AT_ONCE = {
 @pytest.mark.parametrize("installed", AT_ONCE)
 def test_threads_import_both_at_once(tmp_path: Path, installed: str):
     install(tmp_path, installed, seconds=0.05)
-    assert run(tmp_path, THREADS.format(names=2 * AT_ONCE[installed]))
+    run(tmp_path, THREADS.format(names=4 * AT_ONCE[installed], seconds=0.1))
