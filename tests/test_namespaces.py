@@ -14,9 +14,6 @@ import sys
 from pathlib import Path
 
 import lightning as L
-import lightning.fabric
-import lightning.pytorch
-import lightning_fabric
 import pytest
 import pytorch_lightning
 from conftest import Job
@@ -24,24 +21,19 @@ from containers import ROOT
 from lightning.pytorch.callbacks import ModelCheckpoint
 from test_strangers import check
 
+from sagemaker_lightning.compat import namespaces
 from sagemaker_lightning.state import encoding
-
-PACKAGES = {pytorch_lightning: "lightning.pytorch", lightning_fabric: "lightning.fabric"}
-
 
 # The Lightning of this environment ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=PACKAGES.get)
-def test_a_module_is_the_same_under_both_names(package):
-    first_name = {lightning.pytorch: "pytorch_lightning", lightning.fabric: "lightning_fabric"}[package]
-    assert importlib.import_module(PACKAGES[package]) is package
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+@pytest.mark.parametrize("packages", list(zip(*namespaces.PACKAGES.values(), strict=True)), ids=str)
+def test_a_module_is_the_same_under_both_names(packages: tuple[str, str]):
+    path = importlib.import_module(packages[0]).__path__
+    names = [module.name for module in pkgutil.iter_modules(path) if module.name[0] != "_"]
     assert {"loggers", "strategies", "utilities"} <= set(names)
-    for name in [*names, "utilities.seed", "utilities.rank_zero", "plugins.environments"]:
-        if name.startswith("__") or name in ("cli", "testing"):  # need what is not installed everywhere
-            continue
-        first, second = (importlib.import_module(f"{root}.{name}") for root in (first_name, PACKAGES[package]))
+    for name in ["", *names, "utilities.seed", "utilities.rank_zero", "plugins.environments"]:
+        first, second = (importlib.import_module(f"{package}.{name}".strip(".")) for package in packages)
         assert first is second
         assert first.__spec__.name == first.__name__ and not first.__spec__._initializing
 
@@ -85,17 +77,17 @@ def test_a_module_may_be_reloaded_and_asked_for():
 
 
 def test_the_logger_that_lightnings_documentation_names():
-    for first, second in (("pytorch_lightning", "lightning.pytorch"), ("lightning_fabric", "lightning.fabric")):
-        assert logging.getLogger(first) is logging.getLogger(second)
+    for first, second in zip(*namespaces.PACKAGES.values(), strict=True):
+        for name in ("", ".utilities.rank_zero"):  # the second is the one that Lightning writes to
+            assert importlib.import_module(first + name) is importlib.import_module(second + name)
+            assert logging.getLogger(first + name) is logging.getLogger(second + name)
 
 
 def test_either_distribution_is_asked_for_its_version():
     for name in ("lightning", "pytorch-lightning", "pytorch_lightning"):
         assert importlib.metadata.version(name) == pytorch_lightning.__version__
     listed = [one.metadata["Name"] for one in importlib.metadata.distributions()]
-    assert len({"lightning", "pytorch-lightning"} & set(listed)) == len(listed) - len(
-        set(listed) - {"lightning", "pytorch-lightning"}
-    )
+    assert [name for name in listed if name in namespaces.PACKAGES] == [namespaces.distribution()]
 
 
 # Programs as Lightning's documentation writes them --------------------------------------------------------------------
