@@ -35,9 +35,8 @@ ROOT = os.path.join(os.path.dirname(__file__), "lightning_root.py")  # noqa: PTH
 
 
 def register() -> None:
-    """Register the finder, once in a process."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    """Register the finder, in place of one that another copy of this module has registered."""
+    sys.meta_path[:] = [_Finder(), *(finder for finder in sys.meta_path if not _is_ours(finder))]
 
 
 def imported() -> list[str]:
@@ -209,10 +208,15 @@ def _find(name: str) -> ModuleSpec | None:
 def _find_elsewhere(name: str) -> ModuleSpec | None:
     """Return where other finders find a top-level package."""
     for finder in sys.meta_path:
-        find_spec = None if isinstance(finder, _Finder) else getattr(finder, "find_spec", None)
+        find_spec = None if _is_ours(finder) else getattr(finder, "find_spec", None)
         if find_spec and (spec := find_spec(name, None)):
             return spec
     return None
+
+
+def _is_ours(finder: object) -> bool:
+    """Return whether a finder is one of this module, or of a copy of it."""
+    return type(finder).__module__ == __name__
 
 
 def _is_lightning(spec: ModuleSpec | None) -> bool:
