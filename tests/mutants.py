@@ -91,6 +91,9 @@ def _run_tests(folder: str, files: list[str], log: str) -> None:
     os.setsid()
     os.chdir(folder)
     sys.path[:0] = [folder, f"{folder}/tests"]
+    # The environment has imported the checkout's own when Python started (scripts/make_env.sh).
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sagemaker_lightning"]:
+        del sys.modules[name]
     os.environ["PYTHONPATH"] = folder
     line = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not docker and not soak and not alone", f"--timeout={LIMIT}"]
     os._exit(pytest.main([*line, *files]))
