@@ -53,6 +53,8 @@ class World(Callback):
             checkpoint.
     """
 
+    state_key = "sagemaker_lightning.rank_consistency"  # its name in checkpoints, for ever
+
     def __init__(
         self,
         environment: Environment,
