@@ -135,7 +135,7 @@ ENDS = {
     "a crash": ("os.kill(os.getpid(), signal.SIGSEGV)", f"{WORDLESS}: it was killed by SIGSEGV", 0),
     "aborted, as by NCCL": ("os.abort()", f"{WORDLESS}: it was killed by SIGABRT", 1),
     "left": ("os._exit(3)", f"{WORDLESS}: its exit status was 3", 1),
-    "left as if all were well": ("os._exit(0)", DEAD, 1),
+    "left as if all were well": ("os._exit(0)", f"{WORDLESS}: its exit status was 0", 1),
     "a line that is closed": ("line.close(); signal.pause()", DEAD, 1),
 }
 

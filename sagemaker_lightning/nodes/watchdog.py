@@ -35,6 +35,7 @@ from sagemaker_lightning.process.parent_process import process_stat
 # one of them: NCCL and gloo abort where a peer is gone.
 OF_ITS_OWN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 TOLD_TO_STOP = {sign for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))}
+PF_EXITING = 0x4  # flag of a process that ends, or has ended (Linux, include/linux/sched.h)
 MOMENT = 0.02  # seconds in which the event loop handles all that had arrived before
 
 
@@ -291,11 +292,14 @@ def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
 def _exit_status(pid: int) -> int | None:
     """Return the exit status of a process that has closed its files, -N for signal N.
 
-    None if it is 0 or unknown: the kernel forgets it as soon as the launcher has read it.
+    None if it is unknown: it still runs, or the launcher has read the status, which the kernel then
+    forgets.
     """
     stat = process_stat(pid)
-    code = int(stat[49]) if stat else 0
-    return (-(code & 0x7F) or code >> 8) if code else None
+    if not stat or not int(stat[6]) & PF_EXITING:
+        return None
+    code = int(stat[49])
+    return -(code & 0x7F) or code >> 8
 
 
 def _is_running(launcher_pid: int) -> bool:
