@@ -44,7 +44,6 @@ def export(cli: CLI, environment: Environment) -> None:
     uploaded = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:
         config = cli.parser.dump(cli.config, skip_none=False)
-        config = cli.parser.dump(cli.config, skip_none=False)
         path = save(
             environment.model_dir,
             cli.model,
@@ -131,7 +130,8 @@ def save(
             (resume/verification.py).
 
     model.json describes the model and its input: class path, the module's hyperparameters, classes,
-    input shape, normalization, metrics, versions, revision, `best` and `resumes`.
+    input shape, range and normalization, metrics, versions, revision, `best` and `resumes`. What
+    the data module does not say of itself is null.
     """
     network = getattr(model, "network", model)
     network = network if isinstance(network, nn.Module) else model
@@ -146,7 +146,7 @@ def save(
         "num_classes": getattr(datamodule, "num_classes", None),
         "classes": list(classes) if classes else None,
         "input_shape": list(getattr(datamodule, "dims", None) or []) or None,
-        "input_range": [0.0, 1.0],
+        "input_range": list(getattr(datamodule, "input_range", None) or []) or None,
         "normalization": {key: list(getattr(datamodule, key)) for key in ("mean", "std")}
         if is_normalized and hasattr(datamodule, "mean")
         else None,
