@@ -31,6 +31,8 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
+from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
+
 NO_CREDENTIALS = (
     "no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
     "fill ~/.aws/credentials"
@@ -135,7 +137,9 @@ def upload(region_name: str, file: str, uri: str) -> None:
 def stop(region_name: str, job: str) -> None:
     """Ask SageMaker to stop training job `job`."""
     client("sagemaker", region_name).stop_training_job(TrainingJobName=job)
-    print(f"{job} is stopping; it has 120 seconds to end by itself", file=sys.stderr)
+    print(
+        f"{job} is stopping; it has {SAGEMAKER_KILLS:.0f} seconds to end by itself", file=sys.stderr
+    )
 
 
 def s3_location(name: str, uri: str) -> tuple[str, str]:

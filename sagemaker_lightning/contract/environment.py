@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sagemaker_lightning.contract import job_config
+from sagemaker_lightning.contract import deadlines, job_config
 from sagemaker_lightning.contract.errors import UserError
 
 # SDK 3's ModelTrainer sends the job's source and its own drivers as channels. They are no training
@@ -70,9 +70,9 @@ class Environment:
     """
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     """The job's hyperparameters as they were sent."""
-    rendezvous_timeout: float = 50.0
+    rendezvous_timeout: float = deadlines.HOST_APPEARS
     """Seconds that a host may take until its name resolves and it answers."""
-    peer_timeout: float = 60.0
+    peer_timeout: float = deadlines.LOST_HOST_ENDS_JOB
     """Seconds within which all ranks end after one is lost."""
     torchrun: tuple[int, int] | None = None
     """Number of ranks of this node, and of all nodes.

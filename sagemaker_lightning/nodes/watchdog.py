@@ -25,10 +25,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sagemaker_lightning.contract import shutdown
+from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import LOST, OUT_OF_MEMORY
-from sagemaker_lightning.nodes.mesh import LAST_WORDS, LINE, Peers, Verdict
+from sagemaker_lightning.nodes.mesh import LINE, Peers, Verdict
 from sagemaker_lightning.process.parent_process import process_stat
 
 # Signals that end a rank for a reason of its own, whatever happened to other ranks. SIGABRT is not
@@ -126,7 +126,7 @@ class Watch:
         """
         self._wait_until(
             lambda: self.due or self._certain_suspicion() or not self.peers.others,
-            limit=self.silence + LAST_WORDS,
+            limit=deadlines.any_reason(self.silence),
         )
         return self.verdict or self._likeliest_suspicion()
 
@@ -244,7 +244,9 @@ class Watch:
         # The rank's launcher knows more: how the rank died. If a peer was lost, the node of that
         # peer knows why, and gets time to tell: less than `wait_for_verdict` waits.
         await asyncio.sleep(
-            min(3 * LAST_WORDS, self.silence) if doubt == 2 and self.peers.others else LAST_WORDS
+            deadlines.better_reason(self.silence)
+            if doubt == 2 and self.peers.others
+            else deadlines.ENDS_BY_ITSELF
         )
         self.due = True
         if not self.ended:
@@ -274,7 +276,9 @@ class Watch:
         self.verdict = verdict
         self.peers.tell({"stopped" if verdict.stopped else "failed": verdict.why})
         # If a rank of this node failed, its launcher ends by itself, and gets time for that.
-        self.loop.call_later(LAST_WORDS if verdict.here else 0, lambda: self.on_verdict(verdict))
+        self.loop.call_later(
+            deadlines.ENDS_BY_ITSELF if verdict.here else 0, lambda: self.on_verdict(verdict)
+        )
 
 
 def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
