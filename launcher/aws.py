@@ -31,7 +31,11 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
+from sagemaker_lightning.contract import s3_address
 from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
+
+BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+"""What a bucket may be called (S3 user guide, "General purpose bucket naming rules")."""
 
 NO_CREDENTIALS = (
     "no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
@@ -144,10 +148,10 @@ def stop(region_name: str, job: str) -> None:
 
 def s3_location(name: str, uri: str) -> tuple[str, str]:
     """Split an s3:// address into bucket and key; ValueError names the flag `name`."""
-    match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
-    if not match:
+    bucket, key = s3_address.split(uri)
+    if not uri.startswith(s3_address.SCHEME) or not BUCKET.fullmatch(bucket):
         raise ValueError(f"{name}: found {uri!r}, allowed is s3://BUCKET/PREFIX")
-    return match[1], match[2] or ""
+    return bucket, key
 
 
 COMMANDS = {

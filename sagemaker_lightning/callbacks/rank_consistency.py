@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
@@ -18,7 +17,9 @@ from sagemaker_lightning.compat.torch_modules import LAST_RATES, inner_scheduler
 from sagemaker_lightning.contract.environment import Environment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.job_summary import masked
+from sagemaker_lightning.contract.settings import differences
 from sagemaker_lightning.data.deterministic import divided
+from sagemaker_lightning.data.gather import gather
 
 # Every learning rate that an optimizer's group or a scheduler of torch.optim keeps, CyclicLR and
 # SWALR included.
@@ -180,15 +181,13 @@ class World(Callback):
 
     def _agree(self, settings: dict[str, object]) -> None:
         """Compare settings over all ranks; raise UserError if two contradict."""
-        answers: list = [None] * torch.distributed.get_world_size()
         # Text only: hosts may have other versions of our classes.
         own_answer = (
             self.environment.current_host,
             _places(self.environment),
             {key: str(settings[key]) for key in settings},
         )
-        torch.distributed.all_gather_object(answers, own_answer)
-        compare(answers)
+        compare(gather(own_answer))
 
     def _settings_to_compare(self, trainer: Trainer) -> dict[str, object]:
         """Return all that the ranks must agree on, by the user's name for it."""
@@ -226,17 +225,16 @@ def compare(answers: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
     """
     first_host, reference_places, reference = answers[0]
     for rank, (host, places, settings) in enumerate(answers):
-        for key in reference | settings:
-            reference_value = reference.get(key, "nothing")
-            value = settings.get(key, "nothing")
-            if reference_value != value and _without_places(
-                reference_places, reference_value
-            ) != _without_places(places, value):
-                raise UserError(
-                    f"{key}: {first_host} (rank 0) has {masked(key, reference_value)}, {host} "
-                    f"(rank {rank}) has {masked(key, value)}; "
-                    f"{REMEDY.get(key, 'give all hosts the same flags')}"
-                )
+        meanings = (
+            {key: _without_places(places_of, value) for key, value in values.items()}
+            for places_of, values in ((reference_places, reference), (places, settings))
+        )
+        for key, _, _ in differences(*meanings, missing="nothing"):
+            raise UserError(
+                f"{key}: {first_host} (rank 0) has {masked(key, reference.get(key, 'nothing'))}, "
+                f"{host} (rank {rank}) has {masked(key, settings.get(key, 'nothing'))}; "
+                f"{REMEDY.get(key, 'give all hosts the same flags')}"
+            )
 
 
 def _places(environment: Environment) -> dict[str, str]:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from sagemaker_lightning.contract.deadlines import ENDS_BY_ITSELF, status_interval
 from sagemaker_lightning.contract.rendezvous import pauses
+from sagemaker_lightning.contract.settings import differences
 
 # Most bytes of a message. 100 hyperparameters of 2,500 characters need a quarter of it.
 LINE = 2**20
@@ -253,24 +254,19 @@ class Peers:
 
     def _compare_settings(self, name: str, their_settings: Mapping[str, str]) -> None:
         """End the job if the settings of host `name` differ from this host's."""
-        differing = [
-            key
-            for key in sorted(self.told.keys() | their_settings.keys())
-            if self.told.get(key) != their_settings.get(key)
-        ]
-        if differing:
-            # In the order of their names, so that both hosts write the same line.
-            first, second = sorted([(self.host, self.told), (name, their_settings)])
-            first_host, first_settings = first
-            second_host, second_settings = second
-            parts = (
-                f"{key} is {str(first_settings.get(key, '(none)'))[:80]} and "
-                f"{str(second_settings.get(key, '(none)'))[:80]}"
-                for key in differing
+        # In the order of their names, so that both hosts write the same line.
+        settings = {self.host: self.told, name: their_settings}
+        hosts = sorted(settings)
+        parts = [
+            f"{key} is {str(first)[:80]} and {str(second)[:80]}"
+            for key, first, second in sorted(
+                differences(*(settings[host] for host in hosts), missing="(none)")
             )
+        ]
+        if parts:
             why = (
-                f"hosts {first_host} and {second_host} were told different things: "
-                f"{'; '.join(parts)}; start all with the same"
+                f"hosts {' and '.join(hosts)} were told different things: {'; '.join(parts)}; "
+                "start all with the same"
             )
             self.decide(Verdict(why, here=False))
 

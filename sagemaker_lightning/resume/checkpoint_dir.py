@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sagemaker_lightning.contract.atomic_files import IGNORED
+from sagemaker_lightning.contract.atomic_files import IGNORED, remove_leftovers
 from sagemaker_lightning.contract.shutdown import NAME
 from sagemaker_lightning.resume.checkpoint_file import (
     KEY,
@@ -133,9 +133,8 @@ class Folder:
 
     def clean(self) -> None:
         """Remove what earlier processes of this host left when killed while writing."""
-        for path in self.path.glob(f"*.ckpt.*{IGNORED}"):
-            with suppress(OSError):
-                path.unlink()
+        for names in ("*.ckpt", "journal-*.bin"):
+            remove_leftovers(self.path, names)
 
     def _is_uploading(self, file: Path) -> bool:
         """Return whether an uploader is uploading a file now."""

@@ -20,7 +20,7 @@ import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from sagemaker_lightning.contract.atomic_files import whole
+from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.shutdown import NAME
 from sagemaker_lightning.state.encoding import plain
 
@@ -66,7 +66,7 @@ def write(path: Path, checkpoint: dict[str, Any], step: int = 0, number: int = 0
     Raises:
         OSError: It could not be written.
     """
-    with whole(path) as file:
+    with atomic_write(path) as file:
         hashing = _HashingFile(file)
         try:
             torch.save(checkpoint, hashing)
