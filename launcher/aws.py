@@ -31,8 +31,8 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
-from sagemaker_lightning.contract import s3_address
 from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
+from sagemaker_lightning.contract.s3_address import SCHEME, bucket_and_key
 
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 """What a bucket may be called (S3 user guide, "General purpose bucket naming rules")."""
@@ -148,8 +148,8 @@ def stop(region_name: str, job: str) -> None:
 
 def s3_location(name: str, uri: str) -> tuple[str, str]:
     """Split an s3:// address into bucket and key; ValueError names the flag `name`."""
-    bucket, key = s3_address.split(uri)
-    if not uri.startswith(s3_address.SCHEME) or not BUCKET.fullmatch(bucket):
+    bucket, key = bucket_and_key(uri)
+    if not uri.startswith(SCHEME) or not BUCKET.fullmatch(bucket):
         raise ValueError(f"{name}: found {uri!r}, allowed is s3://BUCKET/PREFIX")
     return bucket, key
 

@@ -12,7 +12,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rehearsal.api.access_keys import Key
-from sagemaker_lightning.contract import s3_address
+from sagemaker_lightning.contract.s3_address import bucket_and_key
 
 REGION = "us-east-1"
 # Objects are moved in one piece, as far as S3 allows it: for each part that is asked for, moto
@@ -104,7 +104,7 @@ def variables(endpoint: str, key: Key) -> dict[str, str]:
 
 def split(uri: str) -> tuple[str, str]:
     """Return bucket and key of an address of S3; the key starts with no slash."""
-    bucket, key = s3_address.split(uri)
+    bucket, key = bucket_and_key(uri)
     return bucket, key.lstrip("/")
 
 

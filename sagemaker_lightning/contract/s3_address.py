@@ -3,7 +3,7 @@
 SCHEME = "s3://"
 
 
-def split(address: str) -> tuple[str, str]:
+def bucket_and_key(address: str) -> tuple[str, str]:
     """Return bucket and key of an s3:// address, or of an https:// one of S3.
 
     The key is "" if the address is that of a bucket. Whether there can be such a bucket is not

@@ -146,7 +146,7 @@ def _run_program(
     cwd = user_program.CODE if user_program.CODE.is_dir() else user_program.HOME
     files_before = user_program.written(here.model_dir)
     ended = supervisor.run(command, cwd=cwd, variables=variables)
-    watch.ended = True
+    watch.program_ended()
     if supervisor.grace is None or ended.asked:
         print(f"{name}: {_describe_end(ended.status, ended.asked)}", flush=True)
     else:  # this process ended the program, for a reason that something else has given

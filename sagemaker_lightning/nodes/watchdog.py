@@ -69,7 +69,7 @@ class Watch:
         self.dead: Verdict | None = None  # the suspicion on a rank of this host
         self.due = False  # whether the time for a better reason than `dead` is over
         self.bereft = False  # whether a rank of this host has said that it lost a peer
-        self.ended = False  # whether this host's program has ended; set by the toolkit's hook
+        self.ended = False  # whether this host's program has ended
         self.peers = Peers(
             host, hosts, told, decide=self._decide, suspect=self.suspected.append, **settings
         )
@@ -134,6 +134,10 @@ class Watch:
     def known(self) -> Verdict | None:
         """The verdict, or the suspicion without doubt, which will become the verdict."""
         return self.verdict or self._certain_suspicion()
+
+    def program_ended(self) -> None:
+        """Note that this host's program has ended: its ranks' ends are no reason any more."""
+        self.ended = True
 
     def fail(self, why: str, stopped: bool) -> None:
         """Tell the other hosts why this one fails, unless there is a verdict.
