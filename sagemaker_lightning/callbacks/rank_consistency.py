@@ -225,16 +225,13 @@ def compare(answers: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
     """
     first_host, reference_places, reference = answers[0]
     for rank, (host, places, settings) in enumerate(answers):
-        meanings = (
-            {key: _without_places(places_of, value) for key, value in values.items()}
-            for places_of, values in ((reference_places, reference), (places, settings))
-        )
-        for key, _, _ in differences(*meanings, missing="nothing"):
-            raise UserError(
-                f"{key}: {first_host} (rank 0) has {masked(key, reference.get(key, 'nothing'))}, "
-                f"{host} (rank {rank}) has {masked(key, settings.get(key, 'nothing'))}; "
-                f"{REMEDY.get(key, 'give all hosts the same flags')}"
-            )
+        for key, reference_value, value in differences(reference, settings, missing="nothing"):
+            if _without_places(reference_places, reference_value) != _without_places(places, value):
+                raise UserError(
+                    f"{key}: {first_host} (rank 0) has {masked(key, reference_value)}, {host} "
+                    f"(rank {rank}) has {masked(key, value)}; "
+                    f"{REMEDY.get(key, 'give all hosts the same flags')}"
+                )
 
 
 def _places(environment: Environment) -> dict[str, str]:
