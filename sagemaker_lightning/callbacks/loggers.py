@@ -20,9 +20,8 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
-from pytorch_lightning.loggers.logger import rank_zero_experiment
 
-from sagemaker_lightning.compat import lightning_loggers, overhead
+from sagemaker_lightning.compat import lightning_loggers
 from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.errors import UserError
 
@@ -58,14 +57,6 @@ class Logger(TensorBoardLogger):
         )
         self.every = flush_secs
         self.due = 0.0
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> Any:
-        """TensorBoard's writer, imported when it is first used."""
-        if "://" not in str(self.save_dir):
-            overhead.import_tensorboard()
-        return super().experiment
 
     def save(self) -> None:
         """Write the logged values, every `flush_secs` seconds.
