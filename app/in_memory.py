@@ -172,14 +172,14 @@ class ResidentDataModule(LightningDataModule, ABC):
         val_split: Images kept for validation: a number of them, or a fraction of the training set.
             If the nodes have different images, each node keeps its part of the number, or the
             fraction of its own images.
-        num_workers: Accepted for compatibility; batches are cut in the training process itself,
+        num_workers: Ignored, with a warning: batches are cut in the training process itself,
             which is faster.
         normalize: Whether to subtract the mean and divide by the standard deviation of each
             channel.
         batch_size: Images per batch and rank.
         seed: Decides the train/validation split, the order of the images and their augmentation.
         shuffle: Whether each epoch has its own order.
-        pin_memory: Accepted for compatibility; the images are on the device already.
+        pin_memory: Ignored, with a warning: the images are on the device already.
         drop_last: Whether to leave out the remainder that does not fill a batch.
         cutout: Side, in pixels, of the square that is cut out of each training image
             (arXiv:1708.04552); 0 for none.
@@ -188,6 +188,8 @@ class ResidentDataModule(LightningDataModule, ABC):
     name: str
     classes: tuple[str, ...]
     dims = (3, 32, 32)
+    input_range = (0.0, 1.0)
+    """The range of the images before `mean` and `std` normalize them."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip = True
@@ -198,19 +200,18 @@ class ResidentDataModule(LightningDataModule, ABC):
     def __init__(
         self,
         val_split: int | float = 10000,
-        num_workers: int = 1,
+        num_workers: int | None = None,
         normalize: bool = True,
         batch_size: int = 32,
         seed: int = 42,
         shuffle: bool = True,
-        pin_memory: bool = True,
+        pin_memory: bool | None = None,
         drop_last: bool = False,
         cutout: int = 0,
     ) -> None:
         super().__init__()
         for flag, value, least in (
             ("batch_size", batch_size, 1),
-            ("num_workers", num_workers, 0),
             ("seed", seed, 0),
             ("cutout", cutout, 0),
         ):
@@ -271,6 +272,7 @@ class ResidentDataModule(LightningDataModule, ABC):
         """
         is_divided = self.sharded and self._node_and_nodes[1] > 1
         if stage in ("fit", "validate", None) and "train" not in self.sets:
+            self._warn_of_settings_without_effect()
             if is_divided:
                 self.shards = host_shards.agree(self._read_and_split, self._node_and_nodes[0])
                 if self.trainer.is_global_zero:
@@ -284,6 +286,16 @@ class ResidentDataModule(LightningDataModule, ABC):
             self.sets["test"] = ResidentSet(
                 *map(torch.from_numpy, host_shards.share(read) if is_divided else read())
             )
+
+    def _warn_of_settings_without_effect(self) -> None:
+        for name, value in (("num_workers", self.num_workers), ("pin_memory", self.pin_memory)):
+            if value is not None and not (self.trainer and not self.trainer.is_global_zero):
+                print(
+                    f"warning: --data.{name}={str(value).lower()} is ignored: the images are in "
+                    "memory, so that no worker reads them and nothing is copied to be sent; leave "
+                    "it out",
+                    flush=True,
+                )
 
     def _read_and_split(self) -> tuple[int, int]:
         """Read and split the training images.

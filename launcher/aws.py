@@ -31,6 +31,12 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
+from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
+from sagemaker_lightning.contract.s3_address import SCHEME, bucket_and_key
+
+BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+"""What a bucket may be called (S3 user guide, "General purpose bucket naming rules")."""
+
 NO_CREDENTIALS = (
     "no AWS credentials found; set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
     "fill ~/.aws/credentials"
@@ -135,15 +141,17 @@ def upload(region_name: str, file: str, uri: str) -> None:
 def stop(region_name: str, job: str) -> None:
     """Ask SageMaker to stop training job `job`."""
     client("sagemaker", region_name).stop_training_job(TrainingJobName=job)
-    print(f"{job} is stopping; it has 120 seconds to end by itself", file=sys.stderr)
+    print(
+        f"{job} is stopping; it has {SAGEMAKER_KILLS:.0f} seconds to end by itself", file=sys.stderr
+    )
 
 
 def s3_location(name: str, uri: str) -> tuple[str, str]:
     """Split an s3:// address into bucket and key; ValueError names the flag `name`."""
-    match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?", uri)
-    if not match:
+    bucket, key = bucket_and_key(uri)
+    if not uri.startswith(SCHEME) or not BUCKET.fullmatch(bucket):
         raise ValueError(f"{name}: found {uri!r}, allowed is s3://BUCKET/PREFIX")
-    return match[1], match[2] or ""
+    return bucket, key
 
 
 COMMANDS = {

@@ -12,6 +12,8 @@ import botocore.session
 from botocore.model import Shape
 from botocore.validate import ParamValidator
 
+from launcher.shapes import parts
+
 # By field of the request: the flag that sets it, and what is allowed, where the model's own pattern
 # is hard to read.
 FLAGS = {
@@ -50,18 +52,13 @@ def validate(request: dict) -> None:
 
 def problems(value, shape: Shape, path: str) -> Iterator[str]:
     """Yield a line for each limit that `value` breaks, of `shape` or inside it."""
-    if shape.type_name == "structure" and isinstance(value, dict):
-        for key in value.keys() & shape.members.keys():
-            yield from problems(value[key], shape.members[key], f"{path}.{key}".lstrip("."))
-        return
-    yield from limits(value, shape, path)
-    if shape.type_name == "list":
-        for item in value:
-            yield from problems(item, shape.member, path)
-    elif shape.type_name == "map":
-        for key, item in value.items():
-            yield from limits(key, shape.key, path, of="name")
-            yield from limits(item, shape.value, f"{path}.{key}")
+    if shape.type_name != "structure":
+        yield from limits(value, shape, path)
+    for name, part, part_shape in parts(value, shape):
+        if shape.type_name == "map":
+            yield from limits(name, shape.key, path, of="name")
+        inner = path if shape.type_name == "list" else f"{path}.{name}".lstrip(".")
+        yield from problems(part, part_shape, inner)
 
 
 def limits(value, shape: Shape, path: str, of: str = "value") -> Iterator[str]:

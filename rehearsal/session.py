@@ -80,13 +80,16 @@ def _serve_endpoint(
     addresses = ["127.0.0.1"] + ([engine.bridge] if engine.bridge else [])
     keys = Keys()
     service = Service(settings, lambda region, job: place(region, job))
-    endpoint = server.Endpoint(service, keys)
-    with sockets.served(endpoint, settings.port, addresses, server.Handler) as port:
+
+    def make_endpoint(port: int) -> server.Endpoint:
+        own_clients = cloud.Clients(f"http://{addresses[0]}:{port}", keys.person)
+        return server.Endpoint(service, keys, Account(own_clients, engine))
+
+    with sockets.served(make_endpoint, settings.port, addresses, server.Handler) as port:
         address_here, for_jobs = (
             f"http://{address}:{port}" for address in (addresses[0], addresses[-1])
         )
         clients = cloud.Clients(address_here, keys.person)
-        endpoint.account = Account(clients, engine)
         owner.keep(keys.person, [f"{address}:{port}" for address in addresses])
 
         def place(region: str, job: str) -> Place:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rehearsal.jobs.schedule import Rule, parse
+from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
 
 PORT = 4571
 
@@ -108,7 +109,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     stopping.add_argument(
         "--grace",
         type=float,
-        default=120.0,
+        default=SAGEMAKER_KILLS,
         help="seconds from SIGTERM to SIGKILL (default: %(default)s, as on AWS)",
     )
     stopping.add_argument(

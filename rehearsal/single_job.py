@@ -10,7 +10,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from rehearsal.api import clients
 from rehearsal.api.access_keys import Key
 from rehearsal.jobs.masking import Mask
-from rehearsal.jobs.record import ENDED
+from rehearsal.jobs.record import ENDED, Status
 
 
 def read(path: Path) -> dict:
@@ -71,7 +71,7 @@ def run(endpoint: str, key: Key, request: dict, ended: threading.Event) -> str |
                 reason = Mask(request).text(
                     job.get("FailureReason") or f"the job ended as {job['SecondaryStatus']}"
                 )
-                return None if job["TrainingJobStatus"] == "Completed" else reason
+                return None if job["TrainingJobStatus"] == Status.COMPLETED else reason
     except (ClientError, BotoCoreError) as error:
         return f"--run: {error}"
     return "the job was stopped by Ctrl-C"

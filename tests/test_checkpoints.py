@@ -15,6 +15,7 @@ import torch
 import warm
 from containers import ROOT
 
+import sagemaker_lightning
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import checkpoint_file
 from sagemaker_lightning.resume.best_model import BestModel
@@ -180,6 +181,52 @@ def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
             assert f"warning: checkpoint {newer}" in said
         assert not list(place.path.glob("*.sagemaker-ignore"))
     assert outcomes["whole"] > 500 and outcomes["error"] > 20
+
+
+@pytest.mark.parametrize("version", [checkpoint_file.FORMAT - 1, checkpoint_file.FORMAT + 1, 12])
+def test_a_checkpoint_of_another_format_is_refused(folder: Folder, version: int):
+    """In one line, before anything of it is read; it is not skipped for an older one of this format."""
+    footer = checkpoint_file.FOOTER.size
+    content = folder.file(30).read_bytes()
+    mark = f"\0sagemaker-lightning {version}\0".encode()
+    folder.file(30).unlink()  # it is last.ckpt, too
+    folder.file(30).write_bytes(content[:-footer] + mark + content[-footer:][len(checkpoint_file.MARK) :])
+    assert checkpoint_file.other_format(folder.file(30)) == version
+    assert checkpoint_file.other_format(folder.file(20)) is None
+    with pytest.raises(UserError) as raised:
+        chosen(folder)
+    assert f"step-000000030.ckpt (on algo-1) has checkpoint format {version}, this version" in str(raised.value)
+    assert "\n" not in str(raised.value) and "move the checkpoints away to start anew" in str(raised.value)
+
+
+def strings(value) -> set[str]:
+    """Return all texts in a checkpoint, keys included."""
+    if isinstance(value, dict):
+        return strings(list(value)) | strings(list(value.values()))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return set().union(*map(strings, value))
+    return {value} if isinstance(value, str) else set()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_names_no_class_of_ours(tmp_path: Path):
+    """So that a class of ours can get another name without making checkpoints unreadable."""
+    run = warm.run(
+        ["python", str(ROOT / "app/train_multi_node.py"), "--trainer.max_steps=2", "--trainer.limit_val_batches=1"],
+        tmp_path,
+        os.environ | {"PYTHONPATH": str(ROOT), "SM_CHECKPOINT_DIR": str(tmp_path / "checkpoints")},
+    )
+    assert run.returncode == 0, run.stdout
+    checkpoint = read(tmp_path / "checkpoints/last.ckpt")
+    run_settings = checkpoint[checkpoint_file.KEY].pop("run")  # the flags, by which classes are chosen
+    assert run_settings
+    assert set(checkpoint["callbacks"]) >= {
+        "sagemaker_lightning.rank_consistency",
+        "sagemaker_lightning.best_model monitor=val_loss mode=min",
+    }
+    classes = {name for name in vars(sagemaker_lightning)["PUBLIC"] if name not in ("Environment", "Logger")}
+    named = {text for text in strings(checkpoint) for name in classes if name in text}
+    assert not named
 
 
 def test_a_checkpoint_that_is_code_is_refused(folder: Folder, tmp_path: Path):

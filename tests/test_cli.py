@@ -87,9 +87,10 @@ def test_every_flag_of_the_original(shape, cifar):
 
 
 def test_the_defaults_of_the_data_module_are_the_originals():
+    """Those of num_workers and pin_memory excepted, which have no effect: None says that nobody gave them."""
     made = CIFAR10DataModule()
-    expected = {"data_dir": None, "val_split": 10000, "num_workers": 1, "normalize": True, "batch_size": 32, "seed": 42}
-    expected |= {"shuffle": True, "pin_memory": True, "drop_last": False}
+    expected = {"data_dir": None, "val_split": 10000, "num_workers": None, "normalize": True, "batch_size": 32}
+    expected |= {"seed": 42, "shuffle": True, "pin_memory": None, "drop_last": False}
     assert {name: getattr(made, name) for name in expected} == expected
     assert (made.num_classes, made.num_samples, made.dims) == (10, 40_000, (3, 32, 32))
 

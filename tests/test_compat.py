@@ -17,8 +17,9 @@ import pytest
 import pytorch_lightning
 import torch
 from containers import ROOT
+from pytorch_lightning.callbacks import StochasticWeightAveraging
 
-from sagemaker_lightning.compat import names, namespaces, versions
+from sagemaker_lightning.compat import lightning_callbacks, names, namespaces, versions
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process import lightning_import
 
@@ -223,3 +224,12 @@ def test_a_job_that_has_installed_another_version_ends_with_that_line(tmp_path: 
     expected = f"error: requirements.txt: found {name} 2.4.0, expected 2.5.2 or later and below 2.7; give "
     assert done.returncode == 1 and said.startswith(expected)
     assert (tmp_path / "failure").read_text() == said
+
+
+def test_an_average_counts_again_even_after_an_error():
+    callback = StochasticWeightAveraging(swa_lrs=0.1)
+    before = callback._latest_update_epoch
+    with pytest.raises(ZeroDivisionError), lightning_callbacks.average_counts(callback, 7):
+        assert callback._latest_update_epoch == 7
+        raise ZeroDivisionError
+    assert callback._latest_update_epoch == before != 7

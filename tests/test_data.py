@@ -187,15 +187,18 @@ def test_cutout_is_the_papers_for_the_same_centres():
     assert sum(int((after == 0).sum()) for after, _ in cut) > sum(int((before == 0).sum()) for before, _ in plain)
 
 
-def test_num_workers_and_pin_memory_change_nothing(cifar):
+def test_num_workers_and_pin_memory_change_nothing_and_say_so(cifar, capsys):
     def first_batch(**options):
         module = CIFAR10DataModule(str(cifar), val_split=20, **options)
         module.setup("fit")
         return next(iter(module.train_dataloader()))
 
     plain = first_batch()
+    assert capsys.readouterr().out == ""
     for options in ({"num_workers": 0}, {"num_workers": 7}, {"pin_memory": False}):
         assert all(torch.equal(a, b) for a, b in zip(plain, first_batch(**options), strict=True))
+        ((name, value),) = options.items()
+        assert capsys.readouterr().out.startswith(f"warning: --data.{name}={str(value).lower()} is ignored: ")
     assert not torch.equal(plain[0], first_batch(seed=1)[0])
 
 
@@ -263,7 +266,6 @@ def test_digits_are_scikit_learns_and_every_split_is_apart():
         ({"val_split": 1.5}, "--data.val_split"),
         ({"val_split": -0.1}, "--data.val_split"),
         ({"batch_size": 0}, "--data.batch_size"),
-        ({"num_workers": -1}, "--data.num_workers"),
     ],
 )
 def test_a_wrong_setting_is_named(cifar, options, flag):

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from sagemaker_lightning.contract.atomic_files import IGNORED, check_writable, json_text, whole
+from sagemaker_lightning.contract.atomic_files import (
+    IGNORED,
+    atomic_write,
+    atomic_writes,
+    check_writable,
+    json_text,
+    remove_leftovers,
+)
 from sagemaker_lightning.contract.errors import UserError
 
 
@@ -28,7 +35,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(tmp_p
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", replaced)
     path = tmp_path / "deep/x.ckpt"
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(b"12345")
     folder, made = path.parent.stat(), path.stat()
     assert [event[:2] for event in events] == [
@@ -44,7 +51,7 @@ def test_everybody_may_read_it(tmp_path: Path):
     """The user of a container is not who uploads its files."""
     before = os.umask(0o077)
     try:
-        with whole(tmp_path / "x") as file:
+        with atomic_write(tmp_path / "x") as file:
             file.write(b"x")
     finally:
         os.umask(before)
@@ -55,12 +62,46 @@ def test_everybody_may_read_it(tmp_path: Path):
 def test_what_is_not_finished_leaves_what_was_there(tmp_path: Path, error):
     path = tmp_path / "x"
     path.write_bytes(b"before")
-    with pytest.raises(error), whole(path) as file:
+    with pytest.raises(error), atomic_write(path) as file:
         file.write(b"half")
         aside = [found for found in tmp_path.iterdir() if found != path]
         assert [found.suffix for found in aside] == [IGNORED] and path.read_bytes() == b"before"
         raise error
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"before"
+
+
+def test_several_files_get_their_names_when_all_are_on_the_disk(tmp_path: Path, monkeypatch):
+    """A full disk at the last of them leaves all that was there."""
+    first, last = tmp_path / "first", tmp_path / "last"
+    first.write_bytes(b"before")
+    sync, synced = os.fsync, []
+
+    def full_at_the_second(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 2:
+            raise OSError(28, "No space left on device")
+        sync(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full_at_the_second)
+        with pytest.raises(OSError), atomic_writes([first, last]) as files:
+            for file in files:
+                file.write(b"after")
+    assert list(tmp_path.iterdir()) == [first] and first.read_bytes() == b"before"
+    with atomic_writes([first, last]) as files:
+        for file in files:
+            file.write(b"after")
+    assert first.read_bytes() == last.read_bytes() == b"after"
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path):
+    left = tmp_path / f"model.pt.abc{IGNORED}"
+    others = [tmp_path / name for name in ("model.pt", f"config.yaml.abc{IGNORED}", f"mine{IGNORED}")]
+    for path in (left, *others):
+        path.touch()
+    remove_leftovers(tmp_path, "model.*")
+    remove_leftovers(tmp_path / "none", "*")
+    assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
 def test_a_folder_that_can_be_written_to_is_made_and_left_empty(tmp_path: Path):

@@ -68,19 +68,38 @@ assert "scipy.signal" not in sys.modules
 import scipy.signal
 print(scipy.signal.windows.hamming(3)[1])
 """
-# What no torchmetrics of today asks for, another may.
-ASKED = """
-import sys
+# What other threads may do meanwhile: scipy.signal and boto3 were once hidden from them.
+MEANWHILE = """
+import sys, threading
 from sagemaker_lightning.compat import overhead
-sys.modules["scipy.signal"] = overhead._Signal("scipy.signal")
-import scipy.signal
-assert scipy.signal.hamming is None
-print(scipy.signal.windows.hamming(3)[1])
-assert type(sys.modules["scipy.signal"]) is not overhead._Signal
+overhead.skip_signal()
+done = []
+def import_others():
+    import boto3, botocore.exceptions, scipy.signal.windows
+    done.append(scipy.signal.windows.hamming(3)[1])
+thread = threading.Thread(target=import_others)
+thread.start()
+import torchmetrics
+thread.join()
+assert type(torchmetrics.__loader__) is overhead._WithoutSignal
+print(*done)
 """
+LEFT_AS_IT_IS = """
+import os, sys
+os.environ["SAGEMAKER_LIGHTNING_TRIM"] = "0"
+from sagemaker_lightning.compat import overhead
+overhead.skip_signal()
+import torchmetrics
+assert "scipy.signal" in sys.modules
+from lightning_fabric.utilities import cloud_io
+before = cloud_io._is_object_storage
+overhead.trim_lightning()
+print(float(cloud_io._is_object_storage is before))
+"""
+PROGRAMS = {"left out": IMPORTED, "other threads": MEANWHILE, "switched off": LEFT_AS_IT_IS}
 
 
-@pytest.mark.parametrize("program", [IMPORTED, ASKED], ids=["left out", "asked for"])
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_lightning_comes_without_what_it_imports_in_vain(program):
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert float(done.stdout) == 1 and not done.stderr

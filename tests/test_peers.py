@@ -23,6 +23,7 @@ from aws_services import free_port
 from rank_process import may, process
 
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
+from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.nodes import mesh
 from sagemaker_lightning.nodes.mesh import Peers, Verdict
@@ -202,7 +203,7 @@ def test_a_host_that_goes_quiet(hosts):
 @pytest.mark.slow
 def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts, monkeypatch):
     """The wait for a verdict is longer than the silence after which there is one."""
-    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 1.0)
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
     hosts.start(*ALL[:2], hosts=ALL[:2])
     hosts.meet()
     assert hosts.up["algo-1"].wait_for_verdict() is None  # and it ends where there is none
@@ -262,7 +263,7 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
     assert (watch.peers.port, watch.peers.appear, watch.peers.silence) == (29501, 40.0, 6.0)
     for stopped in (False, True):
         watch.on_verdict(Verdict("why", here=False, stopped=stopped))
-    assert graces == [2.0, toolkit_hook.STOP_SECONDS]
+    assert graces == [2.0, deadlines.HOOK_KILLS]
     alone = toolkit_hook._watch(replace(here, current_host="algo-9"), given, SimpleNamespace(end=graces.append))
     alone.loop.close()
     assert alone.peers.others == {}  # it takes no part in the training
@@ -285,7 +286,7 @@ def test_the_last_words_of_a_host_that_fails(hosts, stopped):
 
 def test_last_words_are_waited_for(hosts, monkeypatch):
     """A container's network goes with it: it stays until those that listen have hung up, but not for ever."""
-    monkeypatch.setattr("sagemaker_lightning.nodes.mesh.LAST_WORDS", 60.0)
+    monkeypatch.setattr("sagemaker_lightning.nodes.mesh.ENDS_BY_ITSELF", 60.0)
     hosts.start(*ALL, silence=60.0)
     hosts.meet()
     going_on = hosts.freeze("algo-1")
@@ -296,7 +297,7 @@ def test_last_words_are_waited_for(hosts, monkeypatch):
     left.result(ENOUGH)
     assert hosts.verdicts("algo-1", "algo-2") == ["boom", "boom"]
 
-    monkeypatch.setattr("sagemaker_lightning.nodes.mesh.LAST_WORDS", 0.3)
+    monkeypatch.setattr("sagemaker_lightning.nodes.mesh.ENDS_BY_ITSELF", 0.3)
     hosts.freeze("algo-1")
     hosts.leave("algo-2").result(ENOUGH)
 
@@ -347,7 +348,7 @@ class Ranks:
 @pytest.fixture
 def ranks(hosts, monkeypatch) -> Ranks:
     """Ranks on algo-1 and algo-2."""
-    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 1.0)
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
     return Ranks(hosts)
 
 
@@ -370,7 +371,7 @@ def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
 
 def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_is_heard_of(ranks, monkeypatch):
     """As NCCL ends a process whose peer is gone, while the host of that peer is too busy to say so."""
-    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 60.0)
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
     first, second = (ranks.hosts.up[name].path for name in ALL[:2])
     with process(second, "the cause", KILL) as dead, process(first, "the victim", ABORT) as victim:
         going_on = ranks.hosts.freeze("algo-2")

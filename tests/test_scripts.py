@@ -365,7 +365,8 @@ def test_the_launcher_imports_only_boto3_and_the_standard_library():
     import ast
 
     allowed = sys.stdlib_module_names | {"boto3", "botocore", "launcher"}
-    contract = {"sagemaker_lightning.contract.hyperparameters", "sagemaker_lightning.contract.atomic_files"}
+    names = ("hyperparameters", "atomic_files", "deadlines", "s3_address")
+    contract = {f"sagemaker_lightning.contract.{name}" for name in names}
     rows = {f"sagemaker_lightning.rows.{name}" for name in ("archives", "manifests", "merge", "parts")}
     paths = {path: contract for path in (ROOT / "launcher").glob("*.py")}
     paths |= {ROOT / f"{name.replace('.', '/')}.py": contract | rows | {"numpy"} for name in rows - {"parts"}}

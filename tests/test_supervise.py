@@ -23,7 +23,7 @@ def living(mark: str) -> list[list[str]]:
     "how", ["", "setsid "], ids=["in its group", "in a session of its own, as torchrun's ranks are"]
 )
 def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, how):
-    monkeypatch.setattr(supervise, "REST_SECONDS", 0.5)
+    monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.5)
     mark = f"rest-{uuid.uuid4().hex}"
     left = f"{how}{sys.executable} -c 'import time; time.sleep(300)' {mark} & exit 3"
     ended = Supervisor().run(["sh", "-c", left], cwd=tmp_path)
@@ -47,7 +47,7 @@ def test_the_end_may_come_before_the_start(tmp_path):
 
 
 def test_other_peoples_processes_are_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervise, "REST_SECONDS", 0.5)
+    monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.5)
     mark = f"other-{uuid.uuid4().hex}"
     other = subprocess.Popen(["sh", "-c", f"{sys.executable} -c 'import time; time.sleep(300)' {mark}; true"])
     try:

@@ -33,6 +33,7 @@ def test_nothing_given_trains_on_the_default_data(job: Job, epochs: str, least: 
     assert described["class_path"] == "torchvision.models.resnet.ResNet"
     assert described["module_class_path"] == "app.model.ResNet18" and described["revision"] == "abc123"
     assert described["num_classes"] == 10 and described["input_shape"] == [3, 32, 32]
+    assert described["input_range"] == [0.0, 1.0]
     assert described["versions"]["torch"] == torch.__version__
 
     # What a user does with it: nothing but torchvision and the two files.
@@ -136,7 +137,10 @@ def test_other_peoples_model_and_data(tmp_path):
     assert run.returncode == 0, run.stdout
     state = torch.load(tmp_path / "output/model/model.pt", weights_only=True)
     assert state["layers.0.weight"].shape == (3, 4)
-    assert json.loads((tmp_path / "output/model/model.json").read_text())["module_class_path"] == "foreign.Model"
+    described = json.loads((tmp_path / "output/model/model.json").read_text())
+    assert described["module_class_path"] == "foreign.Model"
+    # Nobody has said how its input looks: a text's, for one, has no range.
+    assert {described[key] for key in ("input_range", "input_shape", "normalization")} == {None}
 
 
 MISTAKES = {

@@ -28,7 +28,7 @@ DEAD = f"{WORDLESS}: it was killed, or it crashed"
 AFTER = f"{WORDLESS} after another process of its host: with it, or it was killed or crashed"
 LOST = "error: lost a peer, or never reached it: ..."
 ENOUGH = 30.0  # seconds for what comes within one
-NEVER = 0.45  # seconds in which what must not come would have come: more than LAST_WORDS in these tests
+NEVER = 0.45  # seconds in which what must not come would have come: more than ENDS_BY_ITSELF in these tests
 
 
 def watched(hosts: tuple[str, ...] = ("algo-2",), **settings) -> Watch:
@@ -44,7 +44,7 @@ def watched(hosts: tuple[str, ...] = ("algo-2",), **settings) -> Watch:
 @pytest.fixture
 def watch(monkeypatch) -> Iterator[Watch]:
     """A watch on the only host of a job."""
-    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 0.2)
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.2)
     with watched() as made:
         yield made
 
@@ -135,7 +135,7 @@ ENDS = {
     "a crash": ("os.kill(os.getpid(), signal.SIGSEGV)", f"{WORDLESS}: it was killed by SIGSEGV", 0),
     "aborted, as by NCCL": ("os.abort()", f"{WORDLESS}: it was killed by SIGABRT", 1),
     "left": ("os._exit(3)", f"{WORDLESS}: its exit status was 3", 1),
-    "left as if all were well": ("os._exit(0)", DEAD, 1),
+    "left as if all were well": ("os._exit(0)", f"{WORDLESS}: its exit status was 0", 1),
     "a line that is closed": ("line.close(); signal.pause()", DEAD, 1),
 }
 
@@ -234,7 +234,7 @@ def test_an_exception_after_a_rank_has_died(watch, code, expected):
 @pytest.mark.slow
 def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(monkeypatch):
     """It knows the reason, and gets time to tell."""
-    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 0.5)
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.5)
     with watched(("algo-1", "algo-2")) as watch:
         first, second = rank(watch, OTHER), rank(watch)
         first.failed(LOST)
@@ -247,7 +247,7 @@ def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(mon
 
 def test_that_time_is_within_the_wait_for_a_verdict(monkeypatch):
     """Who waits hears of the dead rank before giving up, however long the last words may take."""
-    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 0.4)
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.4)
     with watched(("algo-1", "algo-2"), silence=0.5) as watch:
         watch.ended = True
         rank(watch).failed(LOST)
@@ -258,7 +258,7 @@ def test_that_time_is_within_the_wait_for_a_verdict(monkeypatch):
 
 
 def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
-    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 60.0)
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
     with watched() as watch:
         line = rank(watch)
         line.failed(LOST)
@@ -272,7 +272,7 @@ def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
 
 def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
     """No other reason can be better: who asks need not wait."""
-    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 60.0)
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
     with watched(("algo-1", "algo-2")) as watch, process(watch.path, RANK, ENDS["killed"][0]) as started:
         may(started)
         assert watch.wait_for_verdict().why == ENDS["killed"][1]
@@ -281,7 +281,7 @@ def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
 @pytest.mark.slow
 def test_a_launcher_whose_rank_is_dead_is_left_time_to_end_by_itself(monkeypatch):
     """The others are told at once; the program here is ended only if its launcher does not."""
-    monkeypatch.setattr("sagemaker_lightning.nodes.watchdog.LAST_WORDS", 1.0)
+    monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
     with watched(("algo-1", "algo-2")) as watch:
         rank(watch).failed("error: boom")
         assert comes(lambda: "failed" in watch.peers.last)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sagemaker_lightning.contract.atomic_files import whole
+from sagemaker_lightning.contract.atomic_files import atomic_write
 
 SAME = ("gpu", "driver", "versions", "commit", "miniature")
 """What has to be alike for a run to go on with an earlier one's file."""
@@ -61,7 +61,7 @@ class Results:
 
     def write(self) -> None:
         """Write the file."""
-        with whole(self.path) as file:
+        with atomic_write(self.path) as file:
             file.write(json.dumps({"about": self.about, "parts": self.parts}, indent=1).encode() + b"\n")
 
 

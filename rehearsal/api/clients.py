@@ -12,6 +12,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from rehearsal.api.access_keys import Key
+from sagemaker_lightning.contract.s3_address import bucket_and_key
 
 REGION = "us-east-1"
 # Objects are moved in one piece, as far as S3 allows it: for each part that is asked for, moto
@@ -102,13 +103,8 @@ def variables(endpoint: str, key: Key) -> dict[str, str]:
 
 
 def split(uri: str) -> tuple[str, str]:
-    """Return bucket and key of an s3:// address, or of an https:// one of S3."""
-    # No urlsplit, because ? and # may be in a key.
-    scheme, _, rest = uri.partition("://")
-    # https://s3.REGION.amazonaws.com/BUCKET/KEY
-    if scheme == "https":
-        rest = rest.partition("/")[2]
-    bucket, _, key = rest.partition("/")
+    """Return bucket and key of an address of S3; the key starts with no slash."""
+    bucket, key = bucket_and_key(uri)
     return bucket, key.lstrip("/")
 
 

@@ -112,7 +112,7 @@ def groups(request: dict) -> list[dict]:
     resources = request["ResourceConfig"]
     if resources.get("InstanceGroups"):
         return resources["InstanceGroups"]
-    # The name that a job without groups shows in its resourceconfig.json (contract, 1.2).
+    # SageMaker gives the only group of a job without groups this name in resourceconfig.json.
     return [
         {
             "InstanceGroupName": "homogeneousCluster",

@@ -35,13 +35,18 @@ class Handler(sockets.Handler, MotoRequestHandler):
 
 
 class Endpoint:
-    """The WSGI application of the endpoint."""
+    """The WSGI application of the endpoint.
 
-    def __init__(self, service: Service, keys: Keys) -> None:
+    Args:
+        service: Answers SageMaker's operations.
+        keys: The keys that are valid.
+        account: Makes what an account has before anybody asks for it.
+    """
+
+    def __init__(self, service: Service, keys: Keys, account: Account) -> None:
         self.service = service
         self.keys = keys
-        # Set when the endpoint's address is known, because the account's clients need it.
-        self.account: Account
+        self.account = account
         self.moto = {}
         self.making = threading.Lock()
         # moto fails if two requests reach the same object at once, for example if two hosts upload

@@ -13,7 +13,7 @@ from rehearsal.api.validation import input_shape, validate
 from rehearsal.jobs import channels, layout
 from rehearsal.jobs.job import Job, Place
 from rehearsal.jobs.metrics import Metrics
-from rehearsal.jobs.record import ENDED, Record
+from rehearsal.jobs.record import ENDED, Record, Secondary
 from rehearsal.jobs.schedule import Due, ordered
 from rehearsal.settings import Settings
 
@@ -180,7 +180,7 @@ class Service:
             )
         if not job.record.spot:
             raise ValueError(f"{name} is not a spot job; create it with EnableManagedSpotTraining")
-        if job.record.secondary != "Training":
+        if job.record.secondary != Secondary.TRAINING:
             raise ValueError(
                 f"{name} is {job.record.secondary}; an interruption is for a job in Training"
             )

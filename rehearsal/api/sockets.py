@@ -88,6 +88,13 @@ class Server(ThreadedWSGIServer):
         super().__init__(*arguments, **keywords)
         self.free = threading.BoundedSemaphore(AT_ONCE)
 
+    def serve(self, application: Callable) -> None:
+        """Answer by a WSGI application from now on, in a thread, until `shutdown`."""
+        self.app = application
+        threading.Thread(
+            target=self.serve_forever, name=f"endpoint {self.host}", daemon=True
+        ).start()
+
     def process_request(self, request, client_address) -> None:
         """Answer in a thread of its own, if one is free within QUEUE seconds."""
         if self.free.acquire(timeout=QUEUE):
@@ -105,26 +112,32 @@ class Server(ThreadedWSGIServer):
 
 @contextlib.contextmanager
 def served(
-    application: Callable, port: int, addresses: list[str], handler: type[Handler] = Handler
+    make: Callable[[int], Callable],
+    port: int,
+    addresses: list[str],
+    handler: type[Handler] = Handler,
 ) -> Iterator[int]:
     """Serve at each address while the block runs; yield the port.
 
     Args:
-        application: The WSGI application.
+        make: Returns the WSGI application, given the port.
         port: The port; 0 for a free one.
         addresses: The addresses to listen at.
         handler: The class of the request handlers.
     """
     servers: list[Server] = []
+    serving: list[Server] = []
     try:
         for address in addresses:
-            servers.append(Server(address, port, application, handler))
+            servers.append(Server(address, port, None, handler))
             port = servers[0].port
-            threading.Thread(
-                target=servers[-1].serve_forever, name=f"endpoint {address}", daemon=True
-            ).start()
+        application = make(port)
+        for server in servers:
+            server.serve(application)
+            serving.append(server)
         yield port
     finally:
-        for server in servers:
+        for server in serving:  # for any other one, `shutdown` would wait for ever
             server.shutdown()
+        for server in servers:
             server.server_close()

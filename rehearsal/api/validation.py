@@ -12,6 +12,7 @@ from functools import cache
 import botocore.session
 from botocore.model import Shape, StructureShape
 
+from launcher.shapes import parts
 from rehearsal.api.errors import Refused, invalid
 
 PYTHON_TYPES = {
@@ -75,16 +76,8 @@ def check_types(value, shape: Shape) -> None:
         type_name in BITS and not -(2 ** BITS[type_name]) <= value < 2 ** BITS[type_name]
     ):
         raise Refused("SerializationException", mismatch(value, type_name))
-    if type_name == "structure":
-        for name, member in shape.members.items():
-            if value.get(name) is not None:
-                check_types(value[name], member)
-    elif type_name == "list":
-        for item in value:
-            check_types(item, shape.member)
-    elif type_name == "map":
-        for item in value.values():
-            check_types(item, shape.value)
+    for _, part, part_shape in parts(value, shape):
+        check_types(part, part_shape)
 
 
 def mismatch(value, type_name: str) -> str:
@@ -109,10 +102,11 @@ def violations(value, shape: Shape, path: str) -> Iterator[str]:
     """Yield the service's message for each limit of `shape` that `value` breaks."""
     type_name = shape.type_name
     if type_name == "structure":
-        for name, member in shape.members.items():
+        fields = {name: (part, part_shape) for name, part, part_shape in parts(value, shape)}
+        for name in shape.members:
             inner = f"{path}.{name[0].lower()}{name[1:]}".lstrip(".")
-            if value.get(name) is not None:
-                yield from violations(value[name], member, inner)
+            if name in fields:
+                yield from violations(*fields[name], inner)
             elif name in shape.required_members:
                 yield (
                     f"Value null at '{inner}' failed to satisfy constraint: Member must not be null"
@@ -121,15 +115,15 @@ def violations(value, shape: Shape, path: str) -> Iterator[str]:
     for broken in constraints(value, shape):
         yield f"Value {quoted(value)} at '{path}' failed to satisfy constraint: {broken}"
     if type_name == "list" and shape.member.type_name == "structure":
-        for number, item in enumerate(value, start=1):
-            yield from violations(item, shape.member, f"{path}.{number}.member")
+        for number, item, item_shape in parts(value, shape):
+            yield from violations(item, item_shape, f"{path}.{number + 1}.member")
         return
-    parts = [("Member", shape.member, value)] if type_name == "list" else []
+    groups = [("Member", shape.member, value)] if type_name == "list" else []
     if type_name == "map":
-        parts = [("Map key", shape.key, value.keys()), ("Map value", shape.value, value.values())]
-    for word, part, items in parts:
-        if broken := {constraint for item in items for constraint in constraints(item, part)}:
-            rules = ", ".join([*all_constraints(part), *(broken & {WRITABLE})])
+        groups = [("Map key", shape.key, value.keys()), ("Map value", shape.value, value.values())]
+    for word, group_shape, items in groups:
+        if broken := {rule for item in items for rule in constraints(item, group_shape)}:
+            rules = ", ".join([*all_constraints(group_shape), *(broken & {WRITABLE})])
             broken = f"{word} must satisfy constraint: [{rules}]"
             yield f"Value {quoted(value)} at '{path}' failed to satisfy constraint: {broken}"
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rehearsal.jobs import channels, checkpoint_sync, folders, layout, record
 from rehearsal.jobs.layout import Layout
+from rehearsal.jobs.record import Secondary
 from rehearsal.jobs.schedule import Due
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ PATIENCE = 60.0
 class Ended(Exception):
     """The job must stop: somebody asked for it, or its time is over."""
 
-    def __init__(self, status: str) -> None:
+    def __init__(self, status: Secondary) -> None:
         super().__init__(status)
         self.status = status
 
@@ -29,8 +30,7 @@ class Ended(Exception):
 class Outcome:
     """How an attempt ended, and whether the job is started again."""
 
-    # The final secondary status.
-    status: str = "Completed"
+    status: Secondary = Secondary.COMPLETED
     failure: str | None = None
     # The interruption after which the job is started again; None if it has ended.
     again: Due | None = None
@@ -82,14 +82,14 @@ class Attempt:
         job = self.job
         s3 = job.place.clients("s3")
         job.check()
-        job.changed("Starting", "Preparing the instances for training")
+        job.changed(Secondary.STARTING, "Preparing the instances for training")
         isolated = bool(self.request.get("EnableNetworkIsolation"))
         self.network = self.engine.network(job.record.name, len(job.hosts), isolated)
         for host, host_layout in self.layouts.items():
             self.kept.instances.append(record.Instance(host.name, host.instance_type, time.time()))
             host_layout.make()
             layout.write_config(host_layout, self.request, host, job.hosts, self.network.interface)
-        job.changed("Downloading", "Downloading input data")
+        job.changed(Secondary.DOWNLOADING, "Downloading input data")
         channels.deliver(
             s3, self.request, self.layouts, self.work / "shared", job.settings.allow, job.check
         )
@@ -102,7 +102,7 @@ class Attempt:
                 folders.copy(self.work / "checkpoints", host_layout.folder / "checkpoints")
                 instance.restored_files, instance.restored_bytes = restored
             folders.remove(self.work / "checkpoints")
-        job.changed("Downloading", "Downloading the training image")
+        job.changed(Secondary.DOWNLOADING, "Downloading the training image")
         image = self.engine.image(self.request["AlgorithmSpecification"]["TrainingImage"])
         job.check()
         for number, instance in enumerate(self.kept.instances):
@@ -120,15 +120,15 @@ class Attempt:
             failed = [running_host for running_host in self.running.values() if running_host.status]
             if failed:
                 self._end_hosts([*self.running], warned=True)
-                return Outcome("Failed", self._failure_reason(failed[0]))
+                return Outcome(Secondary.FAILED, self._failure_reason(failed[0]))
             if all(running_host.status == 0 for running_host in self.running.values()):
                 return Outcome()
             try:
                 job.check()
                 if time.time() >= until:
-                    raise Ended("MaxRuntimeExceeded")
+                    raise Ended(Secondary.MAX_RUNTIME_EXCEEDED)
             except Ended as ended:
-                job.changed("Stopping", "Stopping the training job")
+                job.changed(Secondary.STOPPING, "Stopping the training job")
                 self._end_hosts([*self.running], warned=True)
                 return Outcome(ended.status)
             if due := schedule.due(

@@ -1,7 +1,7 @@
 """Restores checkpoints from S3 before the start, then uploads the folder to S3.
 
-The upload can go wrong in all the ways that users have met in the service (contract, 1.5; each is a
-field of settings.Sync).
+The upload can go wrong in all the ways that users have met in the service; each is a field of
+settings.Sync.
 """
 
 import os

@@ -20,7 +20,7 @@ from rehearsal.jobs.attempt import Attempt, Ended, Outcome
 from rehearsal.jobs.channels import JobFailed
 from rehearsal.jobs.logs import Logs, set_aside
 from rehearsal.jobs.metrics import Metrics
-from rehearsal.jobs.record import Interruption, Record, Transition
+from rehearsal.jobs.record import ENDED, Interruption, Record, Secondary, Status, Transition
 from rehearsal.jobs.schedule import Due, Rule, Schedule, named
 from rehearsal.settings import Settings
 
@@ -28,12 +28,15 @@ UPLOADING = "Uploading generated training model"
 # Notes of a job, at most.
 NOTES = 200
 FINAL = {
-    "Completed": ("Completed", "Training job completed"),
-    "Failed": ("Failed", "Training job failed"),
-    "Stopped": ("Stopped", "Training job stopped"),
-    "MaxRuntimeExceeded": ("Stopped", "Training job runtime exceeded MaxRuntimeInSeconds provided"),
-    "MaxWaitTimeExceeded": (
-        "Stopped",
+    Secondary.COMPLETED: (Status.COMPLETED, "Training job completed"),
+    Secondary.FAILED: (Status.FAILED, "Training job failed"),
+    Secondary.STOPPED: (Status.STOPPED, "Training job stopped"),
+    Secondary.MAX_RUNTIME_EXCEEDED: (
+        Status.STOPPED,
+        "Training job runtime exceeded MaxRuntimeInSeconds provided",
+    ),
+    Secondary.MAX_WAIT_TIME_EXCEEDED: (
+        Status.STOPPED,
         "Training job wait time exceeded MaxWaitTimeInSeconds provided",
     ),
 }
@@ -101,7 +104,7 @@ class Job(threading.Thread):
         self.longest = rules.longest(self.request)
         wait = (self.request.get("StoppingCondition") or {}).get("MaxWaitTimeInSeconds")
         self.latest = record.created + wait if wait else None
-        self.changed("Starting", "Starting the training job")
+        self.changed(Secondary.STARTING, "Starting the training job")
 
     def start(self) -> None:
         """Start the job; if this machine has no thread left for it, the job fails."""
@@ -119,7 +122,7 @@ class Job(threading.Thread):
             outcome = _internal_error(error)
         self._finish(*outcome)
 
-    def _finish(self, status: str, failure: str | None) -> None:
+    def _finish(self, status: Secondary, failure: str | None) -> None:
         """Write the record and the report, and remove everything else."""
         self.record.training_end = time.time() if self.record.training_start else None
         self.record.failure = failure and failure[:1024]
@@ -183,10 +186,10 @@ class Job(threading.Thread):
             Transition(status, message, moment, moment if status in FINAL else None)
         )
         self.record.modified = moment
-        if status == "Stopping":
-            self.record.status = "Stopping"
+        if status == Secondary.STOPPING:
+            self.record.status = Status.STOPPING
 
-    def _run_attempts(self) -> tuple[str, str | None]:
+    def _run_attempts(self) -> tuple[Secondary, str | None]:
         """Run attempts until the job ends; return its final status and the failure."""
         try:
             while True:
@@ -195,17 +198,17 @@ class Job(threading.Thread):
                     return outcome.status, outcome.failure
                 self._wait_for_capacity(outcome.again)
         except Ended as ended:
-            self.changed("Stopping", "Stopping the training job")
+            self.changed(Secondary.STOPPING, "Stopping the training job")
             return ended.status, None
         except JobFailed as failed:
-            return "Failed", str(failed)[:1024]
+            return Secondary.FAILED, str(failed)[:1024]
 
     def check(self) -> None:
         """Raise Ended if the job must stop, or has waited for its longest time."""
         if self.wishes.stop:
-            raise Ended("Stopped")
+            raise Ended(Secondary.STOPPED)
         if self.latest is not None and time.time() >= self.latest:
-            raise Ended("MaxWaitTimeExceeded")
+            raise Ended(Secondary.MAX_WAIT_TIME_EXCEEDED)
 
     def _wait_for_capacity(self, due: Due) -> None:
         """Wait until there is capacity again."""
@@ -218,7 +221,9 @@ class Job(threading.Thread):
         attempt = Attempt(self, len(self.record.attempts) + 1)
         try:
             attempt.prepare()
-            self.changed("Training", "Training image download completed. Training in progress.")
+            self.changed(
+                Secondary.TRAINING, "Training image download completed. Training in progress."
+            )
             self.record.training_start = self.record.training_start or time.time()
             began = time.time()
             outcome = attempt.watch(until=began + self.longest - self.trained)
@@ -235,7 +240,7 @@ class Job(threading.Thread):
     def _repair(self, outcome: Outcome) -> Outcome:
         """Return a new start instead of a failure that a GPU may have caused (--repairs)."""
         gpus = any(host.instance_type.startswith(("ml.p", "ml.g")) for host in self.hosts)
-        if outcome.status != "Failed" or not gpus or self.repairs >= self.settings.repairs:
+        if outcome.status != Secondary.FAILED or not gpus or self.repairs >= self.settings.repairs:
             return outcome
         self.repairs += 1
         hosts = [host.name for host in self.hosts]
@@ -249,7 +254,7 @@ class Job(threading.Thread):
         if largest is None or len(self.record.interruptions) <= largest:
             return outcome
         explanation = f"instances were lost {largest + 1} times, MaximumRetryAttempts is {largest}"
-        return Outcome("Failed", f"InternalServerError: {explanation}")
+        return Outcome(Secondary.FAILED, f"InternalServerError: {explanation}")
 
     def interrupted(self, due: Due) -> None:
         """Record an interruption that begins; the hosts' program may go on for a while."""
@@ -257,26 +262,28 @@ class Job(threading.Thread):
             Interruption(time.time(), due.hosts, due.warned, due.why, due.gap, self.record.step)
         )
         if due.why.startswith("repair"):
-            self.changed("Restarting", "Restarting the training job")
+            self.changed(Secondary.RESTARTING, "Restarting the training job")
         else:
-            self.changed("Interrupted", "Training job interrupted")
+            self.changed(Secondary.INTERRUPTED, "Training job interrupted")
 
     def _upload_artifacts(self, outcome: Outcome, attempt: Attempt) -> Outcome:
         """Upload the artifacts; if that fails, a completed job has failed."""
-        self.changed("Uploading", UPLOADING)
+        self.changed(Secondary.UPLOADING, UPLOADING)
         try:
             self.record.artifacts = artifacts.upload(
                 self.place.clients("s3"), self.request, attempt.folders, self.work, self.note
             )
         except (ClientError, BotoCoreError, Boto3Error, OSError) as error:
-            if outcome.status == "Completed":
-                return Outcome("Failed", f"ClientError: Artifact upload failed: {error}"[:1024])
+            if outcome.status == Secondary.COMPLETED:
+                return Outcome(
+                    Secondary.FAILED, f"ClientError: Artifact upload failed: {error}"[:1024]
+                )
             self.note(f"the artefacts could not be uploaded: {error}")
         return outcome
 
     def _send(self) -> None:
         """Send log lines repeatedly, until the job has ended."""
-        while self.record.status in ("InProgress", "Stopping"):
+        while self.record.status not in ENDED:
             time.sleep(0.3)
             self._send_all()
 
@@ -288,10 +295,13 @@ class Job(threading.Thread):
             self.note(f"log lines were lost: {type(error).__name__}: {error}")
 
 
-def _internal_error(error: Exception) -> tuple[str, str]:
+def _internal_error(error: Exception) -> tuple[Secondary, str]:
     """Return the end of a job that failed by an error of the rehearsal itself.
 
     The error is reported as one of the service.
     """
     traceback.print_exception(error)
-    return "Failed", f"InternalServerError: the rehearsal failed: {type(error).__name__}: {error}"
+    return (
+        Secondary.FAILED,
+        f"InternalServerError: the rehearsal failed: {type(error).__name__}: {error}",
+    )

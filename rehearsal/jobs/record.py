@@ -7,10 +7,39 @@ since the epoch, as `time.time()` gives them.
 import re
 import time
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 
 from rehearsal.jobs.masking import Mask
 
-ENDED = ("Completed", "Failed", "Stopped")
+
+class Status(StrEnum):
+    """TrainingJobStatus."""
+
+    IN_PROGRESS = "InProgress"
+    STOPPING = "Stopping"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+
+
+class Secondary(StrEnum):
+    """SecondaryStatus, those that a job here can have."""
+
+    STARTING = "Starting"
+    DOWNLOADING = "Downloading"
+    TRAINING = "Training"
+    UPLOADING = "Uploading"
+    INTERRUPTED = "Interrupted"
+    RESTARTING = "Restarting"
+    STOPPING = "Stopping"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    STOPPED = "Stopped"
+    MAX_RUNTIME_EXCEEDED = "MaxRuntimeExceeded"
+    MAX_WAIT_TIME_EXCEEDED = "MaxWaitTimeExceeded"
+
+
+ENDED = (Status.COMPLETED, Status.FAILED, Status.STOPPED)
 
 # A progress line has `step=`; each of its name=value pairs is a point of that name's curve.
 RESUMED = re.compile(r"\bresuming from step (\d{1,15})(?!\d)")
@@ -91,7 +120,7 @@ class Interruption:
 class Transition:
     """One of SecondaryStatusTransitions."""
 
-    status: str
+    status: Secondary
     message: str
     start: float
     end: float | None = None
@@ -105,8 +134,7 @@ class Record:
     # The request of CreateTrainingJob.
     request: dict
     created: float
-    # TrainingJobStatus.
-    status: str = "InProgress"
+    status: Status = Status.IN_PROGRESS
     transitions: list[Transition] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     interruptions: list[Interruption] = field(default_factory=list)
@@ -121,8 +149,8 @@ class Record:
     modified: float = 0.0
 
     @property
-    def secondary(self) -> str:
-        """SecondaryStatus."""
+    def secondary(self) -> Secondary:
+        """The job's secondary status now."""
         return self.transitions[-1].status
 
     @property

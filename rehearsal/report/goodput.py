@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rehearsal.jobs.record import ENDED, Attempt, Instance, Record
+from rehearsal.jobs.record import ENDED, Attempt, Instance, Record, Status
 
 PHASES = ("start-up", "kept", "lost", "ending")
 
@@ -82,14 +82,14 @@ class Goodput:
     @property
     def caveat(self) -> str | None:
         """What to know before one quotes the figures; None if the job completed."""
-        if self.status == "Completed":
+        if self.status == Status.COMPLETED:
             return None
-        if self.status == "Failed":
+        if self.status == Status.FAILED:
             return (
                 "The job failed: nothing came of it. “Kept” is what a new job could go on from, at "
                 "best."
             )
-        if self.status == "Stopped":
+        if self.status == Status.STOPPED:
             return "The job was stopped. “Kept” is all until its last line of progress."
         return "The job still runs: these are the figures so far."
 
@@ -236,5 +236,5 @@ def _compute_cost(
     """Return the costs of the billed seconds, and of a run without interruptions."""
     on_demand = uninterrupted / 3600 * price
     spot = None if spot_price is None else billed / 3600 * spot_price
-    comparable = record.status == "Completed" and spot is not None and on_demand > 0
+    comparable = record.status == Status.COMPLETED and spot is not None and on_demand > 0
     return Cost(on_demand, spot, 100 * (1 - spot / on_demand) if comparable else None)

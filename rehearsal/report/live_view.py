@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rehearsal.jobs.masking import Mask
-from rehearsal.jobs.record import ENDED, Instance, Interruption, Record
+from rehearsal.jobs.record import ENDED, Instance, Interruption, Record, Status
 from rehearsal.report.goodput import moment
 from rehearsal.report.markup import clock
 
@@ -26,7 +26,7 @@ NEWEST_ENDED = 5
 # Lines of a job's log, its title included. Without room for them, the log is not shown.
 LEAST_LINES = 4
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
-STYLES = {"Completed": "green", "Failed": "red", "Stopped": "yellow"}
+STYLES = {Status.COMPLETED: "green", Status.FAILED: "red", Status.STOPPED: "yellow"}
 
 Jobs = Callable[[], Sequence[tuple[Record, Mapping[str, Sequence[str]]]]]
 """Returns each job's record and its last log lines by host, which do not change any more."""
@@ -148,7 +148,7 @@ def _make_table(records: Sequence[Record]) -> Table:
     for record in records:
         status = (
             record.secondary
-            if record.status == "InProgress" and record.transitions
+            if record.status == Status.IN_PROGRESS and record.transitions
             else record.status
         )
         message = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
 
-from rehearsal.jobs.record import Record
+from rehearsal.jobs.record import Record, Status
 from rehearsal.report.charts import Chart, Line, figure
 from rehearsal.report.goodput import PHASES, Goodput, measure, moment
 from rehearsal.report.markup import clock, node, utc
@@ -95,14 +95,14 @@ def _make_figures(record: Record, goodput: Goodput, now: float) -> Element:
     """Return the most important figures."""
     share = "–" if goodput.share is None else f"{goodput.share:.1%}"
     description = "goodput: instance time that became kept training"
-    if goodput.status == "Failed":
+    if goodput.status == Status.FAILED:
         share = "failed"
         description = f"{goodput.share or 0:.0%} of the instance time was training to go on from"
     figures = [
         (share, description),
         (
             clock(now - record.created),
-            "from creation to " + ("end" if goodput.status != "InProgress" else "now"),
+            "from creation to " + ("end" if goodput.status != Status.IN_PROGRESS else "now"),
         ),
         (clock(goodput.instance_seconds), "instance time, all hosts"),
         ("–" if goodput.steps is None else f"{goodput.steps:,}", "steps reached"),

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.gather import gather
 
 EVERY = 50  # number of losses kept on a GPU before they are read, all at once
 
@@ -125,11 +126,7 @@ class Divergence(Callback):
             if self.copied:
                 self.copied[-1].synchronize()
                 self._finish_copy()
-        problems = [self._problem(trainer)]
-        if trainer.world_size > 1:
-            problems = [None] * trainer.world_size
-            distributed.all_gather_object(problems, self._problem(trainer))
-        if problems := [problem for problem in problems if problem]:
+        if problems := [problem for problem in gather(self._problem(trainer)) if problem]:
             raise UserError(min(problems)[1])
 
     def _start_copy(self) -> None:

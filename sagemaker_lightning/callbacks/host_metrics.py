@@ -8,8 +8,6 @@ import psutil
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from sagemaker_lightning.compat import overhead
-
 
 class HostMetrics(Callback):
     """Writes every few seconds of training how busy this host is.
@@ -39,7 +37,7 @@ class HostMetrics(Callback):
         if trainer.local_rank:
             return
         if save_dir := getattr(trainer.logger, "save_dir", None):
-            overhead.import_tensorboard()  # here: it takes 0.2 s, which only a logger needs
+            # Imported here: it takes 0.2 s, which only a logger needs.
             from torch.utils.tensorboard import SummaryWriter
 
             run = f"version_{version}" if isinstance(version, int) else version

@@ -11,7 +11,6 @@ length (4 bytes), the event, a checksum of the event (tensorflow/core/lib/io/rec
 
 import csv
 import io
-import os
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,9 +20,9 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
-from pytorch_lightning.loggers.logger import rank_zero_experiment
 
-from sagemaker_lightning.compat import lightning_loggers, overhead
+from sagemaker_lightning.compat import lightning_loggers
+from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.errors import UserError
 
 HEAD = struct.Struct("<QI")
@@ -58,14 +57,6 @@ class Logger(TensorBoardLogger):
         )
         self.every = flush_secs
         self.due = 0.0
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> Any:
-        """TensorBoard's writer, imported when it is first used."""
-        if "://" not in str(self.save_dir):
-            overhead.import_tensorboard()
-        return super().experiment
 
     def save(self) -> None:
         """Write the logged values, every `flush_secs` seconds.
@@ -300,9 +291,8 @@ def _replace_file(files: AbstractFileSystem, path: str, content: bytes) -> None:
     if "file" not in files.protocol:
         files.pipe_file(path, content)  # an object is replaced as a whole
         return
-    aside = Path(f"{path}.aside")
-    aside.write_bytes(content)
-    os.replace(aside, path)
+    with atomic_write(Path(path)) as file:
+        file.write(content)
 
 
 def events(content: bytes) -> Iterator[tuple[str, int, Any]]:

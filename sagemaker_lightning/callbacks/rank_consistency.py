@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
@@ -19,7 +18,9 @@ from sagemaker_lightning.compat.torch_modules import LAST_RATES, inner_scheduler
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.job_summary import masked
+from sagemaker_lightning.contract.settings import differences
 from sagemaker_lightning.data.deterministic import divided
+from sagemaker_lightning.data.gather import gather
 
 # Every learning rate that an optimizer's group or a scheduler of torch.optim keeps, CyclicLR and
 # SWALR included.
@@ -57,6 +58,8 @@ class RankConsistency(Callback):
         other_rate: Whether a resumed run takes its learning rate from its flags, not from the
             checkpoint.
     """
+
+    state_key = "sagemaker_lightning.rank_consistency"  # its name in checkpoints, for ever
 
     def __init__(
         self,
@@ -183,15 +186,13 @@ class RankConsistency(Callback):
 
     def _agree(self, settings: dict[str, object]) -> None:
         """Compare settings over all ranks; raise UserError if two contradict."""
-        answers: list = [None] * torch.distributed.get_world_size()
         # Text only: hosts may have other versions of our classes.
         own_answer = (
             self.environment.current_host,
             _places(self.environment),
             {key: str(settings[key]) for key in settings},
         )
-        torch.distributed.all_gather_object(answers, own_answer)
-        compare(answers)
+        compare(gather(own_answer))
 
     def _settings_to_compare(self, trainer: Trainer) -> dict[str, object]:
         """Return all that the ranks must agree on, by the user's name for it."""
@@ -229,12 +230,8 @@ def compare(answers: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
     """
     first_host, reference_places, reference = answers[0]
     for rank, (host, places, settings) in enumerate(answers):
-        for key in reference | settings:
-            reference_value = reference.get(key, "nothing")
-            value = settings.get(key, "nothing")
-            if reference_value != value and _without_places(
-                reference_places, reference_value
-            ) != _without_places(places, value):
+        for key, reference_value, value in differences(reference, settings, missing="nothing"):
+            if _without_places(reference_places, reference_value) != _without_places(places, value):
                 raise UserError(
                     f"{key}: {first_host} (rank 0) has {masked(key, reference_value)}, {host} "
                     f"(rank {rank}) has {masked(key, value)}; "

@@ -1,10 +1,9 @@
 """Tests the best model and writes it to the model directory, as a whole."""
 
 import json
-import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +13,11 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import nn
 
 from sagemaker_lightning.cli.lightning_cli import CommandLine
-from sagemaker_lightning.contract.atomic_files import json_text
+from sagemaker_lightning.contract.atomic_files import (
+    atomic_writes,
+    json_text,
+    remove_leftovers,
+)
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.resume import journal
 
@@ -43,7 +46,6 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
             metrics |= test_metrics
     uploaded = uploaded_checkpoints(cli, environment)
     if cli.trainer.is_global_zero:
-        config = cli.parser.dump(cli.config, skip_none=False)
         config = cli.parser.dump(cli.config, skip_none=False)
         path = save(
             environment.model_dir,
@@ -129,7 +131,8 @@ def save(
             (resume/verification.py).
 
     model.json describes the model and its input: class path, the module's hyperparameters, classes,
-    input shape, normalization, metrics, versions, revision, `best` and `resumes`.
+    input shape, range and normalization, metrics, versions, revision, `best` and `resumes`. What
+    the data module does not say of itself is null.
     """
     network = getattr(model, "network", model)
     network = network if isinstance(network, nn.Module) else model
@@ -144,7 +147,7 @@ def save(
         "num_classes": getattr(datamodule, "num_classes", None),
         "classes": list(classes) if classes else None,
         "input_shape": list(getattr(datamodule, "dims", None) or []) or None,
-        "input_range": [0.0, 1.0],
+        "input_range": list(getattr(datamodule, "input_range", None) or []) or None,
         "normalization": {key: list(getattr(datamodule, key)) for key in ("mean", "std")}
         if is_normalized and hasattr(datamodule, "mean")
         else None,
@@ -159,37 +162,15 @@ def save(
         "revision": revision,
         "resumes": list(resumes),
     }
-    _write_together(
-        {
-            model_dir / "model.pt": lambda file: torch.save(network_state, file),
-            model_dir / "config.yaml": lambda file: file.write(config.encode()),
-            model_dir / "model.json": lambda file: file.write(
-                json_text(description, indent=2).encode() + b"\n"
-            ),
-        }
-    )
+    names = ("model.pt", "config.yaml", "model.json")
+    for name in names:
+        remove_leftovers(model_dir, name)  # SageMaker would pack them with the model
+    with atomic_writes([model_dir / name for name in names]) as (weights, flags, about):
+        torch.save(network_state, weights)
+        flags.write(config.encode())
+        about.write(json_text(description, indent=2).encode() + b"\n")
     return model_dir / "model.pt"
 
 
 def _class_path(instance: object) -> str:
     return f"{type(instance).__module__}.{type(instance).__qualname__}"
-
-
-def _write_together(files: Mapping[Path, Callable]) -> None:
-    """Write files beside their targets, sync them to the disk, then rename them all.
-
-    Args:
-        files: A function for each path; it writes the content to a binary file.
-    """
-    temporary = {path: path.with_name(f".{path.name}.tmp") for path in files}
-    try:
-        for path, write in files.items():
-            with temporary[path].open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-        for path in files:
-            os.replace(temporary[path], path)
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)

@@ -190,7 +190,7 @@ class CommandLine(LightningCLI):
 
         Devices of -1 means all, on a CPU, too.
         """
-        settings_check.check(self.config, self.environment)
+        settings_check.check(self.config, self.environment, self.application)
         if self.environment.drill:
             drilled_run.redirect(self.config, self.environment)
         name = self.config.model.class_path

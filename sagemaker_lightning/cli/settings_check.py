@@ -3,6 +3,7 @@
 import torch
 from jsonargparse import Namespace
 
+from sagemaker_lightning.cli.application import Application, class_path
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process.threads import usable_cpus
@@ -25,7 +26,7 @@ WORKERS_PER_CPU = 8
 WORKERS = 64
 
 
-def check(config: Namespace, environment: SageMakerEnvironment) -> None:
+def check(config: Namespace, environment: SageMakerEnvironment, application: Application) -> None:
     """Raise UserError for an impossible setting; set the number of nodes to the job's."""
     for key, smallest in LEAST.items():
         value = config.get(key)
@@ -53,9 +54,15 @@ def check(config: Namespace, environment: SageMakerEnvironment) -> None:
             "and auto; or start it where there is a GPU"
         )
     channels = environment.channels
+    reads_channel = application.channel_data and class_path(application.channel_data)
     chosen = config.data
-    is_cifar = chosen is not None and chosen.class_path.endswith("CIFAR10DataModule")
-    if len(channels) > 1 and is_cifar and not chosen.init_args.data_dir:
+    # One of several channels is nobody's guess. A data module of the user's may know their names.
+    if (
+        len(channels) > 1
+        and chosen is not None
+        and chosen.class_path == reads_channel
+        and not chosen.init_args.get("data_dir", "unknown")
+    ):
         raise UserError(
             f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the "
             "training data `training`, or give its folder"

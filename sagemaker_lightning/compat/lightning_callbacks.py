@@ -133,5 +133,7 @@ def average_counts(callback: StochasticWeightAveraging, epoch: int) -> Iterator[
     """Keep `on_train_epoch_start` from averaging the weights of an epoch again."""
     epoch_before = callback._latest_update_epoch
     callback._latest_update_epoch = epoch
-    yield
-    callback._latest_update_epoch = epoch_before
+    try:
+        yield
+    finally:
+        callback._latest_update_epoch = epoch_before

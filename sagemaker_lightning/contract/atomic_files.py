@@ -4,8 +4,8 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,29 +19,66 @@ AWS's XGBoost container uses this ending while it writes its checkpoints.
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """Yield a file to write, which becomes `path` when the block ends well.
 
     After an error, `path` is what it was before. After success, all of it is on the disk. The
     folder is created if it does not exist. Raises OSError if the file cannot be written.
+
+    Args:
+        path: The file.
+        sync: Whether to wait until it is on the disk. Without that, a crash of the machine may lose
+            it; a crash of the process does not.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The temporary file is in the same folder, because a rename is atomic only within one file
-    # system. Hosts may share the folder, so each uses a name of its own.
-    descriptor, temporary = tempfile.mkstemp(
-        prefix=f"{path.name}.", suffix=IGNORED, dir=path.parent
-    )
+    with atomic_writes([path], sync) as (file,):
+        yield file
+
+
+@contextmanager
+def atomic_writes(paths: Sequence[Path], sync: bool = True) -> Iterator[list[BinaryIO]]:
+    """Yield a file to write for each path, as `atomic_write` does for one.
+
+    They get their names one after another, in this order, once all of them are on the disk.
+    """
+    temporary: list[str] = []
     try:
-        os.fchmod(descriptor, 0o644)  # mkstemp sets 600, which is for secrets
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        with ExitStack() as stack:
+            files = []
+            for path in paths:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                # The temporary file is in the same folder, because a rename is atomic only within
+                # one file system. Hosts may share the folder, so each uses a name of its own.
+                descriptor, name = tempfile.mkstemp(
+                    prefix=f"{path.name}.", suffix=IGNORED, dir=path.parent
+                )
+                temporary.append(name)
+                files.append(stack.enter_context(os.fdopen(descriptor, "wb")))
+                os.fchmod(descriptor, 0o644)  # mkstemp sets 600, which is for secrets
+            yield files
+            for file in files:
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+        for name, path in zip(temporary, paths, strict=True):
+            os.replace(name, path)
+        for folder in dict.fromkeys(path.parent for path in paths) if sync else ():
+            _sync_folder(folder)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        for name in temporary:
+            Path(name).unlink(missing_ok=True)
         raise
+
+
+def remove_leftovers(folder: Path, names: str) -> None:
+    """Remove what processes that were killed while they wrote have left in a folder.
+
+    Args:
+        folder: The folder; nobody else may be writing to it.
+        names: A pattern, as of glob, of the names that the files would have got.
+    """
+    for path in folder.glob(f"{names}.*{IGNORED}"):
+        with suppress(OSError):
+            path.unlink()
 
 
 def check_writable(folder: Path, what: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sagemaker_lightning.contract import job_config
+from sagemaker_lightning.contract import deadlines, job_config
 from sagemaker_lightning.contract.errors import UserError
 
 # SDK 3's ModelTrainer sends the job's source and its own drivers as channels. They are no training
@@ -70,9 +70,9 @@ class SageMakerEnvironment:
     """
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     """The job's hyperparameters as they were sent."""
-    rendezvous_timeout: float = 50.0
+    rendezvous_timeout: float = deadlines.HOST_APPEARS
     """Seconds that a host may take until its name resolves and it answers."""
-    peer_timeout: float = 60.0
+    peer_timeout: float = deadlines.LOST_HOST_ENDS_JOB
     """Seconds within which all ranks end after one is lost."""
     torchrun: tuple[int, int] | None = None
     """Number of ranks of this node, and of all nodes.
@@ -202,6 +202,14 @@ def watch(variables: Mapping[str, str] = os.environ) -> Path | None:
         if "SAGEMAKER_LIGHTNING_WATCH" in variables
         else None
     )
+
+
+def trims(variables: Mapping[str, str] = os.environ) -> bool:
+    """Return whether needless work of libraries is left out (compat/overhead.py).
+
+    SAGEMAKER_LIGHTNING_TRIM=0 leaves the libraries as they are.
+    """
+    return variables.get("SAGEMAKER_LIGHTNING_TRIM") != "0"
 
 
 def drilled(variables: Mapping[str, str], base: Path, asked: Mapping) -> dict[str, str]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
+from sagemaker_lightning.contract.deadlines import LONGEST_PAUSE
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 
@@ -123,11 +124,11 @@ def forget_absent_interface(
 
 
 def pauses() -> Iterator[float]:
-    """Yield the seconds to wait before each next try: from 0.1 up to 5.
+    """Yield the seconds to wait before each next try: from 0.1 up to LONGEST_PAUSE.
 
     They grow, because a name that does not resolve now may take a while.
     """
-    return (min(0.1 * 1.5 ** min(n, 10), 5.0) for n in itertools.count())
+    return (min(0.1 * 1.5 ** min(n, 10), LONGEST_PAUSE) for n in itertools.count())
 
 
 def wait_for_names(hosts: tuple[str, ...], limit: float) -> None:

@@ -22,13 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
+from sagemaker_lightning.contract import deadlines
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Seconds from the signal to the end of a process that reaches no batch's end, for example because
-# another rank hangs. Twice the time of its last batch counts instead, if that is longer.
-WAIT = 25.0
-# Seconds from the signal to the end of a process that is writing its checkpoint. The launchers
-# kill after 100, the toolkit's hook after 110, SageMaker after 120.
-WAIT_FOR_WRITING = 90.0
+WAIT = deadlines.BATCH_ENDS
+WAIT_FOR_WRITING = deadlines.CHECKPOINT_IS_WRITTEN
 NAME = re.compile(r"step-(\d{9,})\.ckpt")
 """The name of a checkpoint to resume from."""
 

@@ -13,6 +13,7 @@ from torch import distributed
 
 from sagemaker_lightning.contract.environment import place
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.data.gather import gather
 from sagemaker_lightning.data.partition import Division
 
 
@@ -40,7 +41,7 @@ def agree(read: Callable[[], tuple[int, int]], node: int) -> list[Shard]:
     Raises UserError, on every rank, if `read` raises UserError or OSError on one of them, or if a
     rank would have no image.
     """
-    answers = _gather((node, _current_host(), *_read_or_problem(read)))
+    answers = gather((node, _current_host(), *_read_or_problem(read)))
     needed = "; with ShardedByS3Key, each host needs training files of its own"
     _raise_first_problem(
         (host, f"{problem}{needed if missing else ''}") for _, host, _, problem, missing in answers
@@ -71,7 +72,7 @@ def share(read: Callable[[], tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray
     UserError or another OSError on one of them.
     """
     arrays, problem, missing = _read_or_problem(read)
-    answers = _gather((_current_host(), problem, missing))
+    answers = gather((_current_host(), problem, missing))
     owners = [rank for rank, (_, problem, _) in enumerate(answers) if not problem]
     _raise_first_problem(
         (host, problem) for host, problem, missing in answers if not missing or not owners
@@ -150,13 +151,6 @@ def _raise_first_problem(problems: Iterable[tuple[str, str]]) -> None:
     for host, problem in problems:
         if problem:
             raise UserError(f"{problem} (on {host})")
-
-
-def _gather(answer: tuple) -> list[tuple]:
-    """Return the answer of each rank of the job."""
-    answers = [None] * distributed.get_world_size()
-    distributed.all_gather_object(answers, answer)
-    return answers
 
 
 def _current_host() -> str:

@@ -44,6 +44,7 @@ from signal import SIGKILL, SIGTERM
 import psutil
 
 from sagemaker_lightning.contract import failures
+from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
 from sagemaker_lightning.contract.environment import drilled
 from sagemaker_lightning.contract.shutdown import newest_step
 from sagemaker_lightning.drill import comparison
@@ -51,8 +52,6 @@ from sagemaker_lightning.process.supervisor import adopt_orphans, living
 
 # The folder that holds this package, and entrypoint.sh.
 HOME = Path(__file__).resolve().parents[2]
-# Seconds from SIGTERM to the end of a job; after them SageMaker kills it.
-GRACE = 120.0
 VERDICT = re.compile(r"(warning: )?resumed at step \d+: ")
 # Bytes of one file, and of all files together, that are copied; larger ones are linked.
 COPIED = 2**26, 2**28
@@ -264,7 +263,7 @@ class Bench:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, interruption.number)
                 reached.unlink()
-                deadline = time.monotonic() + min(GRACE, self.timeout)
+                deadline = time.monotonic() + min(SAGEMAKER_KILLS, self.timeout)
             time.sleep(0.02)
         return status, interrupted
 
@@ -465,7 +464,8 @@ class Drill:
                 f"interrupted, but {reason}"
             )
         if interruption.number == SIGTERM and ended.status is None:
-            return f"HUNG: {min(GRACE, self.bench.timeout):.0f} s after SIGTERM it had not ended"
+            seconds = min(SAGEMAKER_KILLS, self.bench.timeout)
+            return f"HUNG: {seconds:.0f} s after SIGTERM it had not ended"
         if interruption.number == SIGTERM and not ended.status:
             return (
                 "NOT STOPPED: in spite of SIGTERM it went on to its end; SageMaker would have "

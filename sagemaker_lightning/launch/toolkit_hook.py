@@ -21,14 +21,20 @@ from signal import Signals
 
 from sagemaker_training import environment, errors, files
 
-from sagemaker_lightning.contract import failures, job_summary, rendezvous, shutdown
+from sagemaker_lightning.contract import (
+    deadlines,
+    failures,
+    job_summary,
+    rendezvous,
+    shutdown,
+)
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.launch import requirements, torchrun_command, user_program
 from sagemaker_lightning.nodes.mesh import Verdict
 from sagemaker_lightning.nodes.watchdog import Watch
 from sagemaker_lightning.process import start_notice, threads
-from sagemaker_lightning.process.supervisor import STOP_SECONDS, Ended, Stopped, Supervisor
+from sagemaker_lightning.process.supervisor import Ended, Stopped, Supervisor
 
 # Exit statuses of a program that something other than this process told to stop, each with the
 # signal that it used.
@@ -140,7 +146,7 @@ def _run_program(
     cwd = user_program.CODE if user_program.CODE.is_dir() else user_program.HOME
     files_before = user_program.written(here.model_dir)
     ended = supervisor.run(command, cwd=cwd, variables=variables)
-    watch.ended = True
+    watch.program_ended()
     if supervisor.grace is None or ended.asked:
         print(f"{name}: {_describe_end(ended.status, ended.asked)}", flush=True)
     else:  # this process ended the program, for a reason that something else has given
@@ -188,7 +194,11 @@ def _watch(here: SageMakerEnvironment, hyperparameters: dict, supervisor: Superv
     }
 
     def end_program(verdict: Verdict) -> None:
-        supervisor.end(STOP_SECONDS if verdict.stopped else here.peer_timeout / 6)
+        supervisor.end(
+            deadlines.HOOK_KILLS
+            if verdict.stopped
+            else deadlines.ends_after_loss(here.peer_timeout)
+        )
 
     return Watch(
         here.current_host,
@@ -196,7 +206,7 @@ def _watch(here: SageMakerEnvironment, hyperparameters: dict, supervisor: Superv
         settings,
         port=rendezvous.main_port(os.environ) + 1,
         appear=here.rendezvous_timeout,
-        silence=here.peer_timeout / 2,
+        silence=deadlines.silence(here.peer_timeout),
         on_verdict=end_program,
     )
 

@@ -5,16 +5,15 @@ import os
 import sys
 from pathlib import Path
 
-from sagemaker_lightning.contract import rendezvous
+from sagemaker_lightning.contract import deadlines, rendezvous
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.process import start_notice, threads
 
 VARIABLES = {
-    # Seconds that torchrun leaves its ranks after SIGTERM. SageMaker kills after 120, and torchrun
-    # itself has to end before that, too.
-    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "100",
+    # Seconds that torchrun leaves its ranks after SIGTERM.
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": f"{deadlines.TORCHRUN_KILLS:.0f}",
     # Make torchrun open a new store each time that it starts the ranks. In the store that torch
     # 2.15 shares between these starts, ranks that are started again find the addresses of dead
     # ones, and gloo is refused or waits for ever (dynamic_rendezvous.py, next_rendezvous).

@@ -23,13 +23,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from sagemaker_lightning.contract.deadlines import ENDS_BY_ITSELF, status_interval
 from sagemaker_lightning.contract.rendezvous import pauses
+from sagemaker_lightning.contract.settings import differences
 
 # Most bytes of a message. 100 hyperparameters of 2,500 characters need a quarter of it.
 LINE = 2**20
-# Seconds that we give something that ends by itself: a launcher whose rank is dead, or a connection
-# after its last message.
-LAST_WORDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,7 @@ class Peers:
     async def leave(self) -> None:
         """Close the connections, and wait until the others have read everything.
 
-        It waits for at most LAST_WORDS seconds. A container's network disappears with the
+        It waits for at most ENDS_BY_ITSELF seconds. A container's network disappears with the
         container.
         """
         self.server.close()
@@ -142,7 +141,7 @@ class Peers:
                 peer.writer.write_eof()
         waits = [peer.gone.wait() for peer in connected]
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*waits), LAST_WORDS)
+            await asyncio.wait_for(asyncio.gather(*waits), ENDS_BY_ITSELF)
 
     async def _report_missing_hosts(self) -> None:
         """After `appear` seconds, decide that the job ends if a host has not connected."""
@@ -169,14 +168,14 @@ class Peers:
     async def _send_status_repeatedly(self) -> None:
         while True:
             self.tell({"status": self.status})
-            await asyncio.sleep(min(2.0, self.silence / 5))
+            await asyncio.sleep(status_interval(self.silence))
 
     async def _call(self, name: str) -> None:
         """Call a host until it answers; resolve its name again for each call."""
         for pause in pauses():
             try:
                 opening = asyncio.open_connection(await _resolve(name), self.port, limit=LINE)
-                reader, writer = await asyncio.wait_for(opening, LAST_WORDS)
+                reader, writer = await asyncio.wait_for(opening, ENDS_BY_ITSELF)
                 _send(writer, {"host": self.host, "told": self.told, "calls": name})
                 if await self._converse(name, reader, writer):
                     return
@@ -255,24 +254,19 @@ class Peers:
 
     def _compare_settings(self, name: str, their_settings: Mapping[str, str]) -> None:
         """End the job if the settings of host `name` differ from this host's."""
-        differing = [
-            key
-            for key in sorted(self.told.keys() | their_settings.keys())
-            if self.told.get(key) != their_settings.get(key)
-        ]
-        if differing:
-            # In the order of their names, so that both hosts write the same line.
-            first, second = sorted([(self.host, self.told), (name, their_settings)])
-            first_host, first_settings = first
-            second_host, second_settings = second
-            parts = (
-                f"{key} is {str(first_settings.get(key, '(none)'))[:80]} and "
-                f"{str(second_settings.get(key, '(none)'))[:80]}"
-                for key in differing
+        # In the order of their names, so that both hosts write the same line.
+        settings = {self.host: self.told, name: their_settings}
+        hosts = sorted(settings)
+        parts = [
+            f"{key} is {str(first)[:80]} and {str(second)[:80]}"
+            for key, first, second in sorted(
+                differences(*(settings[host] for host in hosts), missing="(none)")
             )
+        ]
+        if parts:
             why = (
-                f"hosts {first_host} and {second_host} were told different things: "
-                f"{'; '.join(parts)}; start all with the same"
+                f"hosts {' and '.join(hosts)} were told different things: {'; '.join(parts)}; "
+                "start all with the same"
             )
             self.decide(Verdict(why, here=False))
 
@@ -299,7 +293,8 @@ class Peers:
 async def _resolve(name: str) -> str:
     """Return a host's IP address from the resolver.
 
-    Raises OSError if the host has none, and TimeoutError if no name server answers in LAST_WORDS.
+    Raises OSError if the host has none, and TimeoutError if no name server answers within
+    ENDS_BY_ITSELF seconds.
 
     It uses a thread of its own: at its exit, Python waits for the threads of asyncio's getaddrinfo,
     which takes half a minute if the name server does not answer.
@@ -316,7 +311,7 @@ async def _resolve(name: str) -> str:
             loop.call_soon_threadsafe(lambda: answer.done() or answer.set_result(result))
 
     threading.Thread(target=ask, daemon=True).start()
-    result = await asyncio.wait_for(answer, LAST_WORDS)
+    result = await asyncio.wait_for(answer, ENDS_BY_ITSELF)
     if isinstance(result, OSError):
         raise result
     return result

@@ -25,16 +25,17 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sagemaker_lightning.contract import shutdown
+from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import LOST, OUT_OF_MEMORY
-from sagemaker_lightning.nodes.mesh import LAST_WORDS, LINE, Peers, Verdict
+from sagemaker_lightning.nodes.mesh import LINE, Peers, Verdict
 from sagemaker_lightning.process.parent_process import process_stat
 
 # Signals that end a rank for a reason of its own, whatever happened to other ranks. SIGABRT is not
 # one of them: NCCL and gloo abort where a peer is gone.
 OF_ITS_OWN = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 TOLD_TO_STOP = {sign for number in shutdown.SIGNALS for sign in (-number, shutdown.status(number))}
+PF_EXITING = 0x4  # flag of a process that ends, or has ended (Linux, include/linux/sched.h)
 MOMENT = 0.02  # seconds in which the event loop handles all that had arrived before
 
 
@@ -68,7 +69,7 @@ class Watch:
         self.dead: Verdict | None = None  # the suspicion on a rank of this host
         self.due = False  # whether the time for a better reason than `dead` is over
         self.bereft = False  # whether a rank of this host has said that it lost a peer
-        self.ended = False  # whether this host's program has ended; set by the toolkit's hook
+        self.ended = False  # whether this host's program has ended
         self.peers = Peers(
             host, hosts, told, decide=self._decide, suspect=self.suspected.append, **settings
         )
@@ -125,7 +126,7 @@ class Watch:
         """
         self._wait_until(
             lambda: self.due or self._certain_suspicion() or not self.peers.others,
-            limit=self.silence + LAST_WORDS,
+            limit=deadlines.any_reason(self.silence),
         )
         return self.verdict or self._likeliest_suspicion()
 
@@ -133,6 +134,10 @@ class Watch:
     def known(self) -> Verdict | None:
         """The verdict, or the suspicion without doubt, which will become the verdict."""
         return self.verdict or self._certain_suspicion()
+
+    def program_ended(self) -> None:
+        """Note that this host's program has ended: its ranks' ends are no reason any more."""
+        self.ended = True
 
     def fail(self, why: str, stopped: bool) -> None:
         """Tell the other hosts why this one fails, unless there is a verdict.
@@ -243,7 +248,9 @@ class Watch:
         # The rank's launcher knows more: how the rank died. If a peer was lost, the node of that
         # peer knows why, and gets time to tell: less than `wait_for_verdict` waits.
         await asyncio.sleep(
-            min(3 * LAST_WORDS, self.silence) if doubt == 2 and self.peers.others else LAST_WORDS
+            deadlines.better_reason(self.silence)
+            if doubt == 2 and self.peers.others
+            else deadlines.ENDS_BY_ITSELF
         )
         self.due = True
         if not self.ended:
@@ -273,7 +280,9 @@ class Watch:
         self.verdict = verdict
         self.peers.tell({"stopped" if verdict.stopped else "failed": verdict.why})
         # If a rank of this node failed, its launcher ends by itself, and gets time for that.
-        self.loop.call_later(LAST_WORDS if verdict.here else 0, lambda: self.on_verdict(verdict))
+        self.loop.call_later(
+            deadlines.ENDS_BY_ITSELF if verdict.here else 0, lambda: self.on_verdict(verdict)
+        )
 
 
 def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
@@ -291,11 +300,14 @@ def _rank_and_launcher(connection: socket.socket) -> tuple[int, int]:
 def _exit_status(pid: int) -> int | None:
     """Return the exit status of a process that has closed its files, -N for signal N.
 
-    None if it is 0 or unknown: the kernel forgets it as soon as the launcher has read it.
+    None if it is unknown: it still runs, or the launcher has read the status, which the kernel then
+    forgets.
     """
     stat = process_stat(pid)
-    code = int(stat[49]) if stat else 0
-    return (-(code & 0x7F) or code >> 8) if code else None
+    if not stat or not int(stat[6]) & PF_EXITING:
+        return None
+    code = int(stat[49])
+    return -(code & 0x7F) or code >> 8
 
 
 def _is_running(launcher_pid: int) -> bool:

@@ -19,7 +19,7 @@ def import_lightning() -> None:
     These times are of a CPU whose cores no other process used. Two things save time. Python does
     not collect garbage during the import, which makes hundreds of thousands of objects that stay;
     nor does it look through them later, which took 0.2 s each time. And scipy.signal, which
-    torchmetrics imports in vain, is imported only when it is used.
+    torchmetrics imports in vain, is left out (compat/overhead.py).
 
     Exits with status 1, and prints one line, if the installed version of Lightning is not
     supported: a job may have installed another one. torchvision may be absent.
@@ -29,11 +29,11 @@ def import_lightning() -> None:
     threads.prepare()
     gc.disable()
     try:
-        with overhead.signal_on_demand():
-            import pytorch_lightning  # noqa: F401
+        overhead.skip_signal()
+        import pytorch_lightning  # noqa: F401
 
-            if find_spec("torchvision"):
-                import torchvision  # noqa: F401
+        if find_spec("torchvision"):
+            import torchvision  # noqa: F401
     finally:
         gc.freeze()
         # At exit, nanobind (in Triton) would report the frozen objects as left over.

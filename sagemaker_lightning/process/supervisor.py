@@ -21,13 +21,11 @@ from pathlib import Path
 
 import psutil
 
+from sagemaker_lightning.contract.deadlines import HOOK_KILLS, REST_IS_KILLED, STDERR_IS_READ
+
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 KEPT = 64 * 2**10  # bytes of stderr that are kept: enough for a traceback of each of a few ranks
-# Seconds that a program has after it was told to stop. SageMaker kills everything after 120 (API
-# reference, StopTrainingJob); the toolkit's hook uses the rest to report the stop.
-STOP_SECONDS = 110.0
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
-REST_SECONDS = 5.0  # for what a program that was not told to stop leaves behind
 
 
 class Stopped(BaseException):
@@ -97,18 +95,18 @@ class Supervisor:
         )
         reader.start()
         if self.asked:  # the signal came before there was a program to pass it on to
-            self._stop(self.asked, STOP_SECONDS)
+            self._stop(self.asked, HOOK_KILLS)
         elif self.grace is not None:
             self.end(self.grace)
         status = self.child.wait()
         if not self.kill_timers and self._living_processes():
-            self._stop(signal.SIGTERM, REST_SECONDS)
+            self._stop(signal.SIGTERM, REST_IS_KILLED)
         # A shell dies of the signal at once, but a program that it has started may be saving.
         while self._living_processes():
             time.sleep(0.1)
         for timer in self.kill_timers:
             timer.cancel()
-        reader.join(timeout=2)
+        reader.join(timeout=STDERR_IS_READ)
         return Ended(status, self.asked, bytes(stderr_end).decode(errors="replace"))
 
     def end(self, grace: float) -> None:
@@ -125,7 +123,7 @@ class Supervisor:
     def _pass_on(self, number: int, frame) -> None:
         self.asked = number
         if self.child:
-            self._stop(number, STOP_SECONDS)
+            self._stop(number, HOOK_KILLS)
         elif not self.starting:
             raise Stopped(f"{signal.Signals(number).name} came before the program was started")
 

@@ -3,12 +3,13 @@
 They use a process group of their own, with gloo, so that no GPU waits for it.
 """
 
-import io
 from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
 from torch import distributed
+
+from sagemaker_lightning.data.gather import gather
 
 # How the comparison of a resumed run with the interrupted one stands.
 SAME = 0  # all recorded steps were repeated identically
@@ -41,15 +42,7 @@ class Agreement:
         Args:
             told: The value of this rank.
         """
-        values = [told]
-        if self.group:
-            # torch.save, because pickle alone cannot read back tensors of uint16, uint32 or uint64.
-            buffer = io.BytesIO()
-            values = [b""] * self.world_size
-            torch.save(told, buffer)
-            distributed.all_gather_object(values, buffer.getvalue(), group=self.group)
-            values = [torch.load(io.BytesIO(content), weights_only=False) for content in values]
-        return values
+        return gather(told, self.group) if self.group else [told]
 
     def agree(
         self, asked: int, due: bool, diverged: bool = False, now: bool = False, doubt: int = 0

@@ -27,6 +27,11 @@ class BestModel(BestCheckpoint):
     retired: Mapping[str, int] = {}  # noqa: RUF012  never changed in place
     """Files that were the best, and how many checkpoints to resume from were saved since."""
 
+    @property
+    def state_key(self) -> str:
+        """The name of its state in checkpoints, for ever, whatever the class is called."""
+        return f"sagemaker_lightning.best_model monitor={self.monitor} mode={self.mode}"
+
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state and the files that are still to be removed."""
         return super().state_dict() | {"retired": dict(self.retired)}

@@ -12,10 +12,17 @@ from typing import Any
 
 import torch
 
-from sagemaker_lightning.contract.atomic_files import IGNORED
-from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.atomic_files import IGNORED, remove_leftovers
 from sagemaker_lightning.contract.shutdown import NAME
-from sagemaker_lightning.resume.checkpoint_file import KEY, examine, footer, write
+from sagemaker_lightning.resume.checkpoint_file import (
+    KEY,
+    examine,
+    footer,
+    other_format,
+    save_of,
+    write,
+)
+from sagemaker_lightning.resume.selection import HostCheckpoints, Save, newest_common
 
 # The uploader creates these empty files beside each file that it uploads.
 UPLOADING = ".sagemaker-uploading"
@@ -117,32 +124,6 @@ class Folder:
                 return torch.load(path, weights_only=True, mmap=True)[KEY]["loggers"]
         return []
 
-    def newest(
-        self, limit: float, say: Callable[[str], None], lacks: Callable[[Path], str]
-    ) -> tuple[int, int, Path] | None:
-        """Return the newest intact checkpoint up to a step.
-
-        Args:
-            limit: The step.
-            say: Is called with each problem of a checkpoint that is skipped.
-            lacks: Returns which file belongs to a checkpoint and is missing or damaged; "" if none
-                is.
-
-        Returns:
-            Step, number of the save and path of the checkpoint; None if there is none.
-        """
-        for step, path in self.named():
-            if step > limit:
-                continue
-            step_and_save = examine(path)
-            if isinstance(step_and_save, str):
-                say(f"checkpoint {path} {step_and_save}; it is skipped")
-            elif step_and_save[0] <= limit and (problem := lacks(path)):
-                say(f"checkpoint {path} goes with {problem}; it is skipped")
-            elif step_and_save[0] <= limit:
-                return *step_and_save, path
-        return None
-
     def add(self, checkpoint: dict[str, Any], step: int, number: int) -> None:
         """Write a checkpoint, link it as last.ckpt, and remove those that are too old.
 
@@ -168,9 +149,8 @@ class Folder:
 
     def clean(self) -> None:
         """Remove what earlier processes of this host left when killed while writing."""
-        for path in self.path.glob(f"*.ckpt.*{IGNORED}"):
-            with suppress(OSError):
-                path.unlink()
+        for names in ("*.ckpt", "journal-*.bin"):
+            remove_leftovers(self.path, names)
 
     def _is_uploading(self, file: Path) -> bool:
         """Return whether an uploader is uploading a file now."""
@@ -267,90 +247,97 @@ def choose(
 ) -> Path | None:
     """Return the newest checkpoint that every host has intact; None without any.
 
-    All ranks call it. Every host must have the same checkpoint. A checkpoint that lacks the file
-    that belongs to it (see Folder.newest) is used only if the hosts have no other one in common: a
-    copy of the folder, such as SageMaker's to S3, may have a checkpoint and not yet that file.
+    All ranks call it. selection.py decides; here the hosts read the files that it asks for.
 
     Args:
         folder: The folder of the checkpoints.
         host: Name of this host.
         gather: Returns the values of all ranks, by rank.
         examines: Whether this rank looks at the files; one rank of each host does.
-        lacks: See Folder.newest.
+        lacks: Returns which file belongs to a checkpoint and is missing or damaged; "" if none is.
 
     Raises:
-        UserError: There are checkpoints, but none that every host has intact. All ranks raise it.
+        UserError: See selection.newest_common. All ranks raise it.
     """
-    problems: list[str] = []
-    strict = True  # whether a checkpoint counts only if `lacks` finds nothing missing
-    lacking = False  # whether `lacks` has found something missing on this host
-
-    def say(problem: str) -> None:
-        # A file's name may have any characters.
-        problem = " ".join(problem.encode(errors="replace").decode().split())
-        if problem not in problems:
-            problems.append(problem)
-            print(f"warning: {problem}", flush=True)
-
-    def lacked(path: Path) -> str:
-        nonlocal lacking
-        problem = lacks(path) if strict else ""
-        lacking = lacking or bool(problem)
-        return problem
-
     if examines:
         folder.clean()
-        for path, problem in folder.foreign():
-            say(f"checkpoint {path} {problem}; it is skipped")
-    limit = float("inf")
-    first_answers = None
+    own = _Survey(folder, host) if examines else None
     while True:
-        newest = folder.newest(limit, say, lacked) if examines else None
-        answer = (host, newest and newest[:2], newest and newest[2].name, problems, lacking)
-        answers = [
-            rank_answer for rank_answer in gather(answer if examines else None) if rank_answer
-        ]
-        saves = [save for _, save, *_ in answers]
-        first_answers = first_answers or answers
-        if None in saves and strict and any(lacks_some for *_, lacks_some in answers):
-            strict = False
-            limit = float("inf")
-            continue
-        if None in saves:
+        hosts = [known for known in gather(own.known() if own else None) if known]
+        save = newest_common(hosts, folder.label)
+        if save is None:
+            return None
+        if all(save in known.intact for known in hosts):
             break
-        if len(set(saves)) == 1:
-            folder.whole = sorted({step for step, _ in folder.named() if 0 <= step <= saves[0][0]})
-            return folder.path / next(
-                name for answering_host, _, name, *_ in answers if answering_host == host
-            )
-        steps = {step for step, _ in saves}
-        limit = min(steps) if len(steps) > 1 else min(steps) - 1
-    if (
-        limit == float("inf")
-        and not any(saves)
-        and not any(problems for *_, problems, _ in answers)
-    ):
-        return None
-    raise _no_common_checkpoint(folder, first_answers, answers)
+        if own:
+            own.check(save, lacks)
+    folder.whole = sorted({step for step, _ in folder.named() if 0 <= step <= save.step})
+    return folder.path / next(known.intact[save] for known in hosts if known.host == host)
 
 
-def _no_common_checkpoint(
-    folder: Folder, first_answers: list[tuple], answers: list[tuple]
-) -> UserError:
-    """Return the error that says what each host has and what is wrong with it.
+class _Survey:
+    """What this host learns of its checkpoints, file by file.
+
+    It prints each problem once.
 
     Args:
         folder: The folder of the checkpoints.
-        first_answers: What each host answered at first.
-        answers: What each host answered at last.
+        host: Name of this host.
     """
-    found_by_host = "; ".join(
-        f"{host} has {f'step {save[0]}' if save else 'none'}" for host, save, *_ in first_answers
-    )
-    problems_found = [problem for *_, problems, _ in answers for problem in problems]
-    return UserError(
-        f"{folder.label}: found checkpoints, but none that is whole and the same "
-        "on all hosts "
-        f"({found_by_host}{'; ' if problems_found else ''}{'; '.join(problems_found[:3])}); bring "
-        "one back, or move them away to start anew"
-    )
+
+    def __init__(self, folder: Folder, host: str) -> None:
+        self.folder = folder
+        self.host = host
+        self.files: dict[Save, list[Path]] = {}  # the files of each checkpoint, newest first
+        self.intact: dict[Save, str] = {}  # the name of the file that was found intact
+        self.incomplete: set[Save] = set()
+        self.problems: list[str] = []
+        self.other_formats: list[tuple[str, int]] = []
+        for path, problem in folder.foreign():
+            self._skip(path, problem)
+        for _, path in folder.named():
+            if version := other_format(path):
+                self.other_formats.append((path.name, version))
+            elif isinstance(save := save_of(path), str):
+                self._skip(path, save)
+            else:
+                self.files.setdefault(Save(*save), []).append(path)
+
+    def known(self) -> HostCheckpoints:
+        """Return what this host knows now."""
+        return HostCheckpoints(
+            self.host,
+            tuple(self.files),
+            dict(self.intact),
+            frozenset(self.incomplete),
+            tuple(self.problems),
+            tuple(self.other_formats),
+        )
+
+    def check(self, save: Save, lacks: Callable[[Path], str]) -> None:
+        """Read the files of a checkpoint until one is intact.
+
+        Args:
+            save: The checkpoint.
+            lacks: See `choose`.
+        """
+        if save in self.intact:
+            return
+        for path in self.files[save]:
+            if isinstance(problem := examine(path), str):
+                self._skip(path, problem)
+                continue
+            self.intact[save] = path.name
+            if problem := lacks(path):
+                self.incomplete.add(save)
+                self._skip(path, f"goes with {problem}")
+            return
+        del self.files[save]
+
+    def _skip(self, path: Path, problem: str) -> None:
+        """Print that a file is skipped, and why."""
+        # A file's name may have any characters.
+        text = f"checkpoint {path} {problem}; it is skipped"
+        text = " ".join(text.encode(errors="replace").decode().split())
+        self.problems.append(text)
+        print(f"warning: {text}", flush=True)

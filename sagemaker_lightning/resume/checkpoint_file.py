@@ -1,10 +1,10 @@
 """Checkpoint files that are intact or absent, each with a checksum.
 
-A file is what torch.save writes, followed by a footer: MARK, the optimizer step, the number of the
-save, and the SHA-256 of everything before. torch.load and Lightning read it like any other. torch's
-own format notices a file that is cut off; of files with one bit changed it loaded every one (a
-trial with 200). A checksum is no signature: weights_only=True is what keeps a file from running
-code.
+A file is what torch.save writes, followed by a footer: a mark with the format's version, the
+optimizer step, the number of the save, and the SHA-256 of everything before. torch.load and
+Lightning read it like any other. torch's own format notices a file that is cut off; of files with
+one bit changed it loaded every one (a trial with 200). A checksum is no signature:
+weights_only=True is what keeps a file from running code.
 """
 
 import hashlib
@@ -20,14 +20,22 @@ import torch
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from sagemaker_lightning.contract.atomic_files import whole
+from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.shutdown import NAME
 from sagemaker_lightning.state.encoding import plain
 
 KEY = "sagemaker_lightning"
 """The key of this package's entries in a checkpoint."""
-MARK = b"\0sagemaker-lightning 1\0"
+FORMAT = 2
+"""The version of the format: of the footer, and of what the entries of this package mean.
+
+Raise it with each change after which an older checkpoint would be read wrongly, such as another
+`state_key` of a callback. A checkpoint of another format is refused.
+"""
+MARK = f"\0sagemaker-lightning {FORMAT}\0".encode()
 FOOTER = struct.Struct(f"<{len(MARK)}sQQ32s")
+# The end of a file of any format. All that follows the mark has the same length in all of them.
+ANY_MARK = re.compile(rb"\0sagemaker-lightning (\d+)\0.{48}\Z", re.DOTALL)
 FOREIGN = "is cut off, or no checkpoint of this program"
 
 
@@ -58,7 +66,7 @@ def write(path: Path, checkpoint: dict[str, Any], step: int = 0, number: int = 0
     Raises:
         OSError: It could not be written.
     """
-    with whole(path) as file:
+    with atomic_write(path) as file:
         hashing = _HashingFile(file)
         try:
             torch.save(checkpoint, hashing)
@@ -77,18 +85,57 @@ def read(path: Path) -> dict[str, Any]:
 def footer(path: Path) -> tuple[int, int, bytes] | str:
     """Return step, number of the save and checksum at the end of a file.
 
-    If the file is no checkpoint, return a text that says why.
+    If the file is no checkpoint of this format, return a text that says why.
+    """
+    end = _end(path)
+    if isinstance(end, str):
+        return end
+    mark, step, number, digest = FOOTER.unpack(end.rjust(FOOTER.size)[-FOOTER.size :])
+    return (step, number, digest) if mark == MARK else FOREIGN
+
+
+def other_format(path: Path) -> int | None:
+    """Return the format of a checkpoint that another version of this program wrote.
+
+    None for all other files: a checkpoint of this format, or no checkpoint.
+    """
+    end = _end(path)
+    match = None if isinstance(end, str) else ANY_MARK.search(end)
+    return int(match[1]) if match and int(match[1]) != FORMAT else None
+
+
+def _end(path: Path) -> bytes | str:
+    """Return the last bytes of a file, more than a footer has.
+
+    If it cannot be read, return a text that says why.
     """
     try:
         # Opening a pipe would block, and a link may lead anywhere.
         if not stat.S_ISREG(path.lstat().st_mode):
             return "is not a plain file"
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - FOOTER.size))
-            mark, step, number, digest = FOOTER.unpack(file.read().rjust(FOOTER.size))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * FOOTER.size))
+            return file.read()
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return (step, number, digest) if mark == MARK else FOREIGN
+
+
+def save_of(path: Path) -> tuple[int, int] | str:
+    """Return step and number of the save of a checkpoint, as its footer and its name say.
+
+    If the file is no checkpoint to resume from, return a text that says why. Its checksum is not
+    compared, which would take reading all of it.
+    """
+    footer_or_problem = footer(path)
+    if isinstance(footer_or_problem, str):
+        return footer_or_problem
+    step, number, _ = footer_or_problem
+    name_match = NAME.fullmatch(path.name)
+    if not number:
+        return "is none to resume from: Lightning's ModelCheckpoint wrote it"
+    if name_match and int(name_match[1]) != step:
+        return f"has another one's name: it is of step {step}"
+    return step, number
 
 
 def examine(path: Path) -> tuple[int, int] | str:
@@ -96,16 +143,8 @@ def examine(path: Path) -> tuple[int, int] | str:
 
     If the file is no intact checkpoint to resume from, return a text that says why.
     """
-    footer_or_problem = footer(path)
-    if isinstance(footer_or_problem, str):
-        return footer_or_problem
-    step, number, digest = footer_or_problem
-    name_match = NAME.fullmatch(path.name)
-    if not number:
-        return "is none to resume from: Lightning's ModelCheckpoint wrote it"
-    if name_match and int(name_match[1]) != step:
-        return f"has another one's name: it is of step {step}"
-    return _checksum_problem(path, digest) or (step, number)
+    step_and_number = save_of(path)
+    return step_and_number if isinstance(step_and_number, str) else damage(path) or step_and_number
 
 
 def damage(path: Path) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sagemaker_lightning.contract.atomic_files import IGNORED
+from sagemaker_lightning.contract.atomic_files import atomic_write
 
 MARK = b"\0sagemaker-lightning journal 1\0"
 HEADER = struct.Struct(f"<{len(MARK)}s16sII400sI")
@@ -128,18 +128,15 @@ class Journal:
 
     def _replace_file(self) -> None:
         """Replace the file by one with all records."""
-        temporary = self.path.with_name(f"{self.path.name}{IGNORED}")
         try:
             if self.descriptor >= 0:
                 os.close(self.descriptor)
                 self.descriptor = -1
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-            temporary.unlink(missing_ok=True)
-            self.descriptor = os.open(
-                temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644
-            )
-            os.write(self.descriptor, self.head + b"".join(self.records.values()))
-            os.replace(temporary, self.path)
+            # Training does not wait for the disk: a record that a crash of the machine loses is one
+            # that is not compared.
+            with atomic_write(self.path, sync=False) as file:
+                file.write(self.head + b"".join(self.records.values()))
+            self.descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             self._give_up(error)
         self.unwritten.clear()

@@ -14,6 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sagemaker_lightning.contract.s3_address import SCHEME, bucket_and_key
+
 # Bytes of an archive between two files: tarfile reads long names and other headers into memory.
 HEADER_BYTES = 2**20
 # The largest number of files in one MODEL.
@@ -139,7 +141,7 @@ def opened(name: str, folder: Path) -> Model:
 
     Raises ValueError if there is no such file, or if it cannot be downloaded.
     """
-    if not name.startswith("s3://"):
+    if not name.startswith(SCHEME):
         try:
             exists = Path(name).is_dir() or Path(name).is_file()
         # The name is too long, or has NUL in it.
@@ -160,7 +162,7 @@ def opened(name: str, folder: Path) -> Model:
             f"{name}: {sys.executable} has no boto3; pip install boto3, or give a file"
         ) from None
 
-    bucket, _, key = name.removeprefix("s3://").partition("/")
+    bucket, key = bucket_and_key(name)
     path = folder / f"{len(list(folder.iterdir()))}.tar.gz"
     try:
         region = os.environ.get("AWS_REGION") or boto3.Session().region_name or "us-east-1"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sagemaker_lightning.contract.atomic_files import whole
+from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.rows import partition, parts
 
@@ -39,7 +39,7 @@ class Blocks:
 
     def commit(self, rows: range, arrays: Arrays) -> None:
         """Write a block to the disk, atomically."""
-        with whole(self._path(rows)) as file:
+        with atomic_write(self._path(rows)) as file:
             np.savez(file, **arrays)
 
     def named(self) -> list[range]:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from sagemaker_lightning.contract.atomic_files import json_text, whole
+from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
 from sagemaker_lightning.rows.archives import Model, opened
 from sagemaker_lightning.rows.manifests import LARGEST, manifests, ordered, title
 from sagemaker_lightning.rows.parts import HEADER, header
@@ -80,11 +80,11 @@ def _merge_models(models: list[Model], output: Path) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         stack.push(partial(_remove_unless_complete, [output / f"{name}.npy" for name in plan]))
         # The manifest gets its name last.
-        manifest_file = stack.enter_context(whole(output / "manifest.json"))
+        manifest_file = stack.enter_context(atomic_write(output / "manifest.json"))
         manifest_file.write(json_text(manifest_content, indent=1).encode())
         files = {}
         for name, (kind, _) in plan.items():
-            files[name] = stack.enter_context(whole(output / f"{name}.npy"))
+            files[name] = stack.enter_context(atomic_write(output / f"{name}.npy"))
             files[name].write(header(np.dtype(kind["dtype"]), tuple(kind["shape"])))
         for model in models:
             for file_name, content in model.files():

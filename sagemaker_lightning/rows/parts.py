@@ -7,7 +7,6 @@ manifest-000000000000000-000000000020000.json       source, settings, hosts, che
 import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from sagemaker_lightning.contract.atomic_files import json_text, whole
+from sagemaker_lightning.contract.atomic_files import atomic_write, json_text, remove_leftovers
 from sagemaker_lightning.contract.errors import UserError
 
 # Bytes of each file's header. The length is fixed, so that the header can be written after the
@@ -69,25 +68,25 @@ class Stream:
     """A .npy file that is written row by row.
 
     Args:
-        path: The file. Nothing is written to it before `close`, which replaces it.
+        file: An empty file, which is written from its start.
+        name: The name that the file gets, for messages and the manifest.
         like: An array [n, ...] with the dtype and the row shape of the file.
     """
 
-    def __init__(self, path: Path, like: np.ndarray) -> None:
-        self.path = path
-        self.aside = path.with_name(f".{path.name}.tmp")
+    def __init__(self, file: BinaryIO, name: str, like: np.ndarray) -> None:
+        self.file = file
+        self.name = name
         self.dtype = like.dtype
         self.rest = like.shape[1:]
         self.length = 0
         self.digest = hashlib.blake2b(digest_size=16)
-        self.file: BinaryIO = self.aside.open("wb")
         self.file.write(bytes(HEADER))
 
     def add(self, rows: np.ndarray) -> None:
         """Write rows, [n, ...]; UserError if their dtype or shape differs from the file's."""
         if rows.dtype != self.dtype or rows.shape[1:] != self.rest:
             raise UserError(
-                f"{self.path.name}: rows of {rows.dtype} {list(rows.shape[1:])} after rows of "
+                f"{self.name}: rows of {rows.dtype} {list(rows.shape[1:])} after rows of "
                 f"{self.dtype} {list(self.rest)}; a result has one kind of rows"
             )
         rows = np.ascontiguousarray(rows)
@@ -95,8 +94,8 @@ class Stream:
         self.file.write(rows.data.cast("B") if rows.size else b"")
         self.length += len(rows)
 
-    def close(self) -> dict[str, Any]:
-        """Finish the file, rename it to `path`, and return its entry for the manifest.
+    def finish(self) -> dict[str, Any]:
+        """Finish the content, and return its entry for the manifest.
 
         The entry has dtype, shape, file name, and a checksum (BLAKE2b) of the rows without the
         header.
@@ -104,12 +103,8 @@ class Stream:
         shape = (self.length, *self.rest)
         self.file.seek(0)
         self.file.write(header(self.dtype, shape))
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-        os.replace(self.aside, self.path)
         kind = {"dtype": np.lib.format.dtype_to_descr(self.dtype), "shape": list(shape)}
-        return kind | {"file": self.path.name, "blake2b": self.digest.hexdigest()}
+        return kind | {"file": self.name, "blake2b": self.digest.hexdigest()}
 
 
 def write(
@@ -136,23 +131,27 @@ def write(
     if about.get("total") is None:
         span += f"-{about.get('host')}"
     streams: dict[str, Stream] = {}
+    remove_leftovers(folder, f"*-{span}.npy")
     reached = part.start
-    for rows, arrays in blocks:
-        if rows.start != reached or arrays.keys() != (streams or arrays).keys():
-            raise UserError(
-                f"rows {reached} to {rows.start} are missing, or have other arrays than those "
-                "before"
-            )
-        for name, array in arrays.items():
-            if name not in streams:
-                streams[name] = Stream(folder / f"{name}-{span}.npy", array)
-            streams[name].add(array)
-        reached = rows.stop
-    if reached != part.stop:
-        raise ValueError(f"rows {reached} to {part.stop} are missing")
-    arrays = {name: stream.close() for name, stream in streams.items()}
+    with contextlib.ExitStack() as stack:
+        for rows, arrays in blocks:
+            if rows.start != reached or arrays.keys() != (streams or arrays).keys():
+                raise UserError(
+                    f"rows {reached} to {rows.start} are missing, or have other arrays than those "
+                    "before"
+                )
+            for name, array in arrays.items():
+                if name not in streams:
+                    target = folder / f"{name}-{span}.npy"
+                    file = stack.enter_context(atomic_write(target))
+                    streams[name] = Stream(file, target.name, array)
+                streams[name].add(array)
+            reached = rows.stop
+        if reached != part.stop:
+            raise ValueError(f"rows {reached} to {part.stop} are missing")
+        arrays = {name: stream.finish() for name, stream in streams.items()}
     path = folder / f"manifest-{span}.json"
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(
             json_text(
                 {"rows": [part.start, part.stop], "arrays": arrays} | dict(about), indent=1

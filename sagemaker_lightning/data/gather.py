@@ -1,0 +1,26 @@
+"""Gathers a value of every rank."""
+
+import io
+from typing import Any
+
+import torch
+from torch import distributed
+
+
+def gather(value: Any, group: distributed.ProcessGroup | None = None) -> list:
+    """Return the values of all ranks, by rank; all ranks call it.
+
+    A process that is no rank of any group is alone.
+
+    Args:
+        value: The value of this rank: anything that torch.save takes.
+        group: The group of the ranks; the default group if None.
+    """
+    if not distributed.is_initialized():
+        return [value]
+    # torch.save, because pickle alone cannot read back tensors of uint16, uint32 or uint64.
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    contents = [b""] * distributed.get_world_size(group)
+    distributed.all_gather_object(contents, buffer.getvalue(), group=group)
+    return [torch.load(io.BytesIO(content), weights_only=False) for content in contents]

@@ -1,0 +1,81 @@
+"""The decision which checkpoint a job resumes from: the newest that every host has intact."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume.checkpoint_file import FORMAT
+
+
+class Save(NamedTuple):
+    """Identifies a checkpoint: copies of one checkpoint have the same."""
+
+    step: int
+    """Its optimizer step."""
+    number: int
+    """The number of the save, which two runs of the same steps do not share."""
+
+
+@dataclass(frozen=True)
+class HostCheckpoints:
+    """What one host knows of its folder of checkpoints.
+
+    Args:
+        host: Name of the host.
+        saves: Its checkpoints, newest first. One that was read and found damaged is not among them.
+        intact: Those of them that were read and found intact, with the names of their files.
+        incomplete: Those of them that lack a file that belongs to them, such as the best model.
+        problems: What is wrong with other files, and with checkpoints that were left out.
+        other_formats: Name and format of each checkpoint that another version of this program
+            wrote.
+    """
+
+    host: str
+    saves: tuple[Save, ...] = ()
+    intact: Mapping[Save, str] = field(default_factory=dict)
+    incomplete: frozenset[Save] = frozenset()
+    problems: tuple[str, ...] = ()
+    other_formats: tuple[tuple[str, int], ...] = ()
+
+
+def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> Save | None:
+    """Return the newest checkpoint that every host has; None if no host has any file of one.
+
+    A checkpoint that is incomplete on a host is used only if all that the hosts have in common are:
+    a copy of the folder, such as SageMaker's to S3, may have a checkpoint and not yet the file that
+    belongs to it.
+
+    Nobody reads all files: the result may be damaged. The caller has each host read it, and calls
+    this again with what the hosts have learned, until all have found it intact.
+
+    Args:
+        hosts: What each host has, in the same order on all ranks.
+        setting: The setting of the folder and its value, as messages have them.
+
+    Raises:
+        UserError: There are checkpoints, but none that every host has, or one of another format.
+    """
+    for host in hosts:
+        for name, version in host.other_formats:
+            raise UserError(
+                f"{setting}: {name} (on {host.host}) has checkpoint format "
+                f"{version}, this version of the program has format {FORMAT}; go on with the "
+                "version that wrote it, or move the checkpoints away to start anew"
+            )
+    common = [save for save in hosts[0].saves if all(save in host.saves for host in hosts)]
+    complete = [save for save in common if not any(save in host.incomplete for host in hosts)]
+    if common:
+        return (complete or common)[0]
+    problems = [problem for host in hosts for problem in host.problems]
+    if not problems and not any(host.saves for host in hosts):
+        return None
+    found = [
+        f"{host.host} has {f'step {host.saves[0].step}' if host.saves else 'none'}"
+        for host in hosts
+    ]
+    raise UserError(
+        f"{setting}: found checkpoints, but none that is whole and the same on all "
+        f"hosts ({'; '.join([*found, *problems[:3]])}); bring one back, or move them away to start "
+        "anew"
+    )

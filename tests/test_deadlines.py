@@ -1,0 +1,67 @@
+"""Deadlines nest: what must end first has the shorter one."""
+
+import ast
+from itertools import pairwise
+
+import pytest
+from containers import ROOT
+
+from sagemaker_lightning.contract import deadlines, shutdown
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.rendezvous import pauses
+
+
+def test_whoever_waits_for_another_waits_longer():
+    """Each has some seconds more than the one that it waits for: to notice its end, and to do its own part."""
+    order = [
+        deadlines.BATCH_ENDS,
+        deadlines.CHECKPOINT_IS_WRITTEN,
+        deadlines.TORCHRUN_KILLS,
+        deadlines.HOOK_KILLS,
+        deadlines.SAGEMAKER_KILLS,
+    ]
+    assert all(later - earlier >= 5 for earlier, later in pairwise(order))
+    # After the program's end the hook still ends what it left, reads its stderr, and writes the failure file.
+    after_the_program = deadlines.REST_IS_KILLED + deadlines.STDERR_IS_READ
+    assert deadlines.HOOK_KILLS + after_the_program < deadlines.SAGEMAKER_KILLS
+    # A batch of which nobody knows how long it takes is left no more than a checkpoint that is being written.
+    assert shutdown.WAIT < shutdown.WAIT_FOR_WRITING == deadlines.CHECKPOINT_IS_WRITTEN
+
+
+@pytest.mark.parametrize("whole", [6.0, deadlines.LOST_HOST_ENDS_JOB, 600.0])
+def test_the_parts_of_what_a_lost_host_takes(whole: float):
+    silence = deadlines.silence(whole)
+    # Several messages of a host may be late before it counts as lost.
+    assert 5 * deadlines.status_interval(silence) <= silence
+    # Noticed, said to all, ended: on every host within the time that the user has set.
+    assert silence + deadlines.ends_after_loss(whole) < whole
+    # A node that waits for a reason waits until the node that knows it has noticed, and that one waits for less.
+    assert deadlines.better_reason(silence) < deadlines.any_reason(silence)
+    assert silence < deadlines.any_reason(silence)
+
+
+def test_by_default_a_lost_rank_ends_all_in_time_too():
+    """The doubt of a death, the launcher's own end, and what is then killed."""
+    whole = deadlines.LOST_HOST_ENDS_JOB
+    doubt = deadlines.better_reason(deadlines.silence(whole))
+    assert doubt + deadlines.ENDS_BY_ITSELF + deadlines.ends_after_loss(whole) < whole
+    # A job whose hosts never met says so before anybody would take a host for lost.
+    assert whole > deadlines.HOST_APPEARS
+    assert max(pause for pause, _ in zip(pauses(), range(30), strict=False)) == deadlines.LONGEST_PAUSE
+    assert deadlines.HOST_APPEARS > 2 * deadlines.LONGEST_PAUSE
+
+
+def test_the_table_is_what_is_used():
+    from sagemaker_lightning.launch import torchrun_command
+
+    assert float(torchrun_command.VARIABLES["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == deadlines.TORCHRUN_KILLS
+    assert SageMakerEnvironment.rendezvous_timeout == deadlines.HOST_APPEARS
+    assert SageMakerEnvironment.peer_timeout == deadlines.LOST_HOST_ENDS_JOB
+    used = set()
+    for package in ("sagemaker_lightning", "rehearsal", "launcher"):
+        for path in (ROOT / package).rglob("*.py"):
+            if path.name != "deadlines.py":
+                tree = ast.walk(ast.parse(path.read_text()))
+                used |= {getattr(node, "id", getattr(node, "attr", "")) for node in tree}
+    names = {name for name in vars(deadlines) if not name.startswith("_")}
+    assert names == names & used, f"not used: {names - used}"

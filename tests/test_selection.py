@@ -1,0 +1,72 @@
+"""Which checkpoint a job resumes from, decided from what each host has: no file, no process."""
+
+import pytest
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.resume.checkpoint_file import FORMAT
+from sagemaker_lightning.resume.selection import HostCheckpoints, Save, newest_common
+
+TEN, TWENTY, THIRTY = (Save(step, number=7 * step) for step in (10, 20, 30))
+OTHER_TEN = Save(10, number=8)  # of another run, which came to the same step
+
+
+def host(name: str, *saves: Save, incomplete: tuple[Save, ...] = (), **known) -> HostCheckpoints:
+    return HostCheckpoints(name, saves, incomplete=frozenset(incomplete), **known)
+
+
+CHOICES = {
+    "one host": ([host("a", THIRTY, TWENTY)], THIRTY),
+    "all have the newest": ([host("a", THIRTY, TWENTY), host("b", THIRTY, TWENTY)], THIRTY),
+    "one lacks the newest": ([host("a", THIRTY, TWENTY), host("b", TWENTY, TEN)], TWENTY),
+    "each lacks another one": ([host("a", THIRTY, TEN), host("b", TWENTY, TEN)], TEN),
+    "the same step of two runs": ([host("a", TEN, OTHER_TEN), host("b", OTHER_TEN)], OTHER_TEN),
+    "the best model is missing": ([host("a", THIRTY, TWENTY, incomplete=(THIRTY,))], TWENTY),
+    "it is missing on the other host": (
+        [host("a", THIRTY, TWENTY), host("b", THIRTY, TWENTY, incomplete=(THIRTY,))],
+        TWENTY,
+    ),
+    "it is missing for all": ([host("a", THIRTY, TWENTY, incomplete=(THIRTY, TWENTY))], THIRTY),
+    "an incomplete one is all they share": ([host("a", THIRTY, incomplete=(THIRTY,)), host("b", THIRTY, TEN)], THIRTY),
+    "nobody has any": ([host("a"), host("b")], None),
+    "others are damaged": ([host("a", TEN, problems=("step 20 is damaged",))], TEN),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_the_newest_that_all_have(case: str):
+    hosts, expected = CHOICES[case]
+    assert newest_common(hosts, "folder") == expected
+    if case != "the same step of two runs":  # any order of the hosts gives the same
+        assert newest_common(hosts[::-1], "folder") == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "line"),
+    [
+        ([host("a", TEN), host("b")], "(a has step 10; b has none)"),
+        ([host("a", TEN), host("b", OTHER_TEN)], "(a has step 10; b has step 10)"),
+        (
+            [host("a", problems=("one is damaged", "another")), host("b", problems=("third", "4th"))],
+            "(a has none; b has none; one is damaged; another; third)",
+        ),
+    ],
+)
+def test_none_that_all_have_is_no_start_anew(hosts: list, line: str):
+    with pytest.raises(UserError) as raised:
+        newest_common(hosts, "--resume.dirpath=/folder")
+    assert str(raised.value) == (
+        "--resume.dirpath=/folder: found checkpoints, but none that is whole and the same on all hosts "
+        f"{line}; bring one back, or move them away to start anew"
+    )
+
+
+@pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
+def test_another_format_is_refused_on_all_hosts(version: int):
+    """Even where there is a checkpoint of this format: nobody knows which of the two the user means."""
+    hosts = [host("a", TEN), host("b", TEN, other_formats=(("last.ckpt", version),))]
+    with pytest.raises(UserError) as raised:
+        newest_common(hosts, "--resume.dirpath=/folder")
+    assert str(raised.value) == (
+        f"--resume.dirpath=/folder: last.ckpt (on b) has checkpoint format {version}, this version of the program has "
+        f"format {FORMAT}; go on with the version that wrote it, or move the checkpoints away to start anew"
+    )
