@@ -1,0 +1,164 @@
+"""The locks agree with the lists, every package has hashes, and another file of the same name is not installed."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from containers import ROOT
+
+LOCKS = {path.stem: path.read_text() for path in sorted((ROOT / "locks").glob("*.txt")) if path.stem != "never"}
+STANZA = re.compile(r"^([a-z0-9.-]+)==(\S+)(?: ; ([^\\\n]+))? \\\n((?:^    .*\n)+)", re.MULTILINE)
+PIN = r"([\w.-]+)(?:\[.*\])?==(\S+)"
+
+
+def locked(name: str) -> dict[str, set[str]]:
+    """Return the versions of each package of a lock: of some there is one for each range of Pythons."""
+    versions = {}
+    for package, version, _, _ in STANZA.findall(LOCKS[name]):
+        versions.setdefault(package, set()).add(version)
+    return versions
+
+
+def pins(file: str, before: str = "^") -> dict[str, str]:
+    """Return the packages that a list asks for, each with its version."""
+    return {
+        re.sub(r"[-_.]+", "-", name).lower(): version
+        for name, version in re.findall(before + PIN, (ROOT / file).read_text(), re.MULTILINE)
+    }
+
+
+CONDA = pins("environment.yml", "^ +- ")
+TESTS = CONDA | pins("tests/requirements.txt")
+LISTS = {
+    "image": CONDA,
+    "tests": TESTS,
+    "toolkit": {"sagemaker-training": CONDA["sagemaker-training"]},
+    "build": {"setuptools": max(locked("image")["setuptools"])},
+    "bolts": pins("environment.yml", r"^# .*: (?=lightning-bolts)"),
+    "tools": pins("scripts/tools.txt"),
+    "uv": {"uv": pins("scripts/tools.txt")["uv"]},
+} | {path.stem: pins(f"tests/environments/{path.name}") for path in (ROOT / "tests/environments").glob("*.txt")}
+
+
+def wanted(name: str) -> set[str]:
+    """Return the packages of a lock that are there for no other package's sake: uv names in a comment who asks."""
+    return {
+        package
+        for package, _, _, rest in STANZA.findall(LOCKS[name])
+        if "# via" not in rest or re.search(r"#(?: +via)? +-r ", rest)
+    }
+
+
+def test_every_list_has_a_lock():
+    assert LOCKS.keys() == LISTS.keys()
+    assert len(CONDA) == 11 and len(TESTS) == 18
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lock_and_list_agree(name):
+    """If not: `make lock`."""
+    versions = locked(name)
+    assert {package: versions.get(package) for package in LISTS[name]} == {
+        package: {version} for package, version in LISTS[name].items()
+    }
+    assert wanted(name) <= LISTS[name].keys()
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_every_package_has_hashes_and_no_place(name):
+    """No line is anything else than a package, its hashes, and who asks for it; no index is named."""
+    text = LOCKS[name]
+    named = re.findall(r"^[^\s#].*$", text, re.MULTILINE)
+    stanzas = STANZA.findall(text)
+    assert len(named) == len(stanzas) and len(stanzas) >= len(LISTS[name])
+    for package, _, _, rest in stanzas:
+        hashes = [line for line in rest.splitlines() if not line.lstrip().startswith("#")]
+        assert hashes and all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in hashes), package
+    assert "://" not in text
+
+
+def test_the_tests_have_what_the_image_has():
+    tests = locked("tests")
+    assert {package: tests.get(package) for package in locked("image")} == locked("image")
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_no_malicious_release_is_locked(name):
+    never = (ROOT / "locks/never.txt").read_text()
+    assert {"2.6.2", "2.6.3"} == set(re.findall(r"!=([\d.]+)", re.search("^lightning!=.*", never, re.MULTILINE)[0]))
+    assert not {"2.6.2", "2.6.3"} & locked(name).get("lightning", set())
+
+
+def test_this_environment_is_what_is_locked():
+    """Made by `make env`; the packages that `make compat` puts in place of others aside."""
+    installed = {re.sub(r"[-_.]+", "-", package.name).lower(): package.version for package in distributions()}
+    expected = locked("tests") | locked("bolts")
+    if "sagemaker-lightning" in installed or Path(sys.prefix).name.startswith("lightning-"):
+        pytest.skip("an environment of another kind")
+    assert {name for name, version in installed.items() if version not in expected.get(name, ())} == set()
+
+
+# A local index -------------------------------------------------------------------------------------------------------
+
+
+def write_wheel(folder: Path, name: str, version: str) -> Path:
+    """Write a wheel with one module, and return it."""
+    folder.mkdir(exist_ok=True)
+    wheel = folder / f"{name}-{version}-py3-none-any.whl"
+    about = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{name}.py", "")
+        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{about}/RECORD", f"{name}.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
+    return wheel
+
+
+def install(tmp_path: Path, lock: str, index: Path) -> subprocess.CompletedProcess:
+    """Install a lock from a local index into tmp_path/site."""
+    (tmp_path / "lock.txt").write_text(lock)
+    script = ROOT / "scripts/install_locked.sh"
+    local = ["--no-index", "--find-links", index, "--cache-dir", tmp_path / "cache", "--target", tmp_path / "site"]
+    line = [script, sys.executable, "install", *local, tmp_path / "lock.txt"]
+    return subprocess.run(line, capture_output=True, text=True)
+
+
+def test_a_wheel_that_is_not_the_locked_one_is_not_installed(tmp_path):
+    """An index that serves another six: the lock's own stanza refuses it, and one of this very file takes it."""
+    version = max(locked("image")["six"])
+    wheel = write_wheel(tmp_path / "index", "six", version)
+    (stanza,) = (match[0] for match in STANZA.finditer(LOCKS["image"]) if match[1] == "six")
+    refused = install(tmp_path, stanza, tmp_path / "index")
+    assert refused.returncode == 1 and not (tmp_path / "site/six.py").exists()
+    assert "Hash mismatch for `six==" in refused.stderr
+    assert "the index serves another file than the one that was locked, do not install it" in refused.stderr
+    own = f"six=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+    taken = install(tmp_path, own, tmp_path / "index")
+    assert taken.returncode == 0 and (tmp_path / "site/six.py").exists(), taken.stderr
+
+
+def test_a_package_that_no_lock_has_is_not_installed(tmp_path):
+    write_wheel(tmp_path / "index", "six", "9.9")
+    refused = install(tmp_path, "six==9.9\n", tmp_path / "index")
+    assert refused.returncode == 1 and "six==9.9" in refused.stderr and not (tmp_path / "site/six.py").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wish", ["lightning==2.6.2", "lightning==2.6.3", "lightning>=2.6.2"])
+def test_a_jobs_own_requirements_bring_no_malicious_release(tmp_path, wish):
+    """The image sets PIP_CONSTRAINT."""
+    for version in ("2.6.2", "2.6.3"):
+        write_wheel(tmp_path / "index", "lightning", version)
+    line = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", tmp_path / "index",
+            "--target", tmp_path / "site", wish]  # fmt: skip
+    given = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    given |= {"PIP_CONFIG_FILE": os.devnull}
+    done = subprocess.run(line, env=given | {"PIP_CONSTRAINT": str(ROOT / "locks/never.txt")}, capture_output=True)
+    assert done.returncode == 1 and not (tmp_path / "site").exists(), done
+    assert subprocess.run(line, env=given, capture_output=True).returncode == 0
