@@ -34,12 +34,13 @@ export UV_CACHE_DIR=${UV_CACHE_DIR:-$home/.venvs/cache} UV_LINK_MODE=${UV_LINK_M
 export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL-}} SSL_CERT_FILE=${SSL_CERT_FILE:-${PIP_CERT-}}
 [[ -n $UV_DEFAULT_INDEX ]] || unset UV_DEFAULT_INDEX
 [[ -n $SSL_CERT_FILE ]] || unset SSL_CERT_FILE
-arguments=()
+# What has no wheel is built with what locks/build.txt has.
+arguments=(--require-hashes --build-constraints "$home/locks/build.txt" --require-build-hashes)
 for word in "$@"; do
-    [[ $command == install && $word == *.txt && ${arguments[*]: -1} != --build-constraints ]] && arguments+=(--requirement)
+    [[ $command == install && $word == *.txt ]] && arguments+=(--requirement)
     arguments+=("$word")
 done
-"$folder/bin/uv" --quiet pip "$command" --python "$environment" --require-hashes "${arguments[@]}" || {
+"$folder/bin/uv" --quiet pip "$command" --python "$environment" "${arguments[@]}" || {
     echo "error: ${*: -1}: not installed as it is locked, see above; after a change of a list of packages: make lock; with a" \
         "hash that differs: the index serves another file than the one that was locked, do not install it" >&2
     exit 1

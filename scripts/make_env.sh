@@ -25,8 +25,7 @@ locked() { "$home/scripts/install_locked.sh" "$directory/bin/python" "$@"; }
 
 # The toolkit has no wheel, and a C extension (gethostname, a shim for MPI) that is not needed here: `true` for a compiler
 # leaves it out, so that no compiler is asked for, and an empty module takes its place, as the toolkit imports it.
-CC=true LDSHARED=true locked install --no-cache --no-deps --build-constraints "$home/locks/build.txt" --require-build-hashes \
-    "$home/locks/toolkit.txt"
+CC=true LDSHARED=true locked install --no-cache --no-deps "$home/locks/toolkit.txt"
 site=$("$directory/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 rm -f "$site"/gethostname*.so
 echo '"""In place of sagemaker-training'"'"'s C extension, which only MPI calls."""' >"$site/gethostname.py"
