@@ -75,13 +75,13 @@ ARG CONDA_CHANNEL_ALIAS=https://conda.anaconda.org
 ARG PIP_INDEX_URL=
 COPY --from=wheels /wheels /tmp/wheels
 COPY environment.yml ./
-COPY locks locks
-COPY scripts/install_locked.sh scripts/
+COPY locks/image.txt locks/build.txt locks/uv.txt locks/
+COPY scripts/install_locked.sh scripts/uv.sh scripts/
 RUN python=/opt/conda/envs/sagemaker-lightning/bin/python \
  && export UV_FOLDER=/tmp/uv UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
  && sed '/- pip:/,$d' environment.yml >/tmp/conda.yml \
  && conda env create -f /tmp/conda.yml \
- && $python -m pip install --no-deps /tmp/wheels/*.whl \
+ && $python -m pip install --no-deps --no-index --find-links /tmp/wheels sagemaker-training \
  && scripts/install_locked.sh $python sync --compile-bytecode locks/image.txt \
  && conda clean -afy \
  && rm -rf /tmp/wheels /tmp/uv /tmp/conda.yml /root/.cache \
@@ -92,13 +92,16 @@ RUN python=/opt/conda/envs/sagemaker-lightning/bin/python \
 
 # Lightning Bolts' data modules, for those who have used them; LIGHTNING_BOLTS=0 leaves them out.
 ARG LIGHTNING_BOLTS=1
+COPY locks/bolts.txt locks/
 COPY scripts/install_bolts.sh scripts/bolts_old_import.py scripts/
 RUN if [ "$LIGHTNING_BOLTS" != 0 ]; then \
-        UV_FOLDER=/tmp/uv UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore scripts/install_bolts.sh "$(command -v python)" \
+        UV_FOLDER=/tmp/uv UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
+            scripts/install_bolts.sh "$(command -v python)" \
      && rm -rf /tmp/uv; \
     fi
 
 # What is in it: sbom/packages.cdx.json (CycloneDX) and sbom/licenses.txt. pip takes no malicious release for a job, either.
+COPY locks/tools.txt locks/never.txt locks/
 COPY scripts/make_sbom.sh scripts/
 RUN export UV_FOLDER=/tmp/uv UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 TOOLS=/tmp/tools \
  && python -m venv $TOOLS \

@@ -11,7 +11,7 @@ help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 env: $(VENV)/ready  ## make the Python environment in .venv (done by the targets that need it)
-LOCKED := locks/tests.txt locks/toolkit.txt locks/bolts.txt scripts/make_env.sh scripts/install_locked.sh scripts/install_bolts.sh
+LOCKED := locks/tests.txt locks/toolkit.txt locks/bolts.txt scripts/make_env.sh scripts/install_bolts.sh
 $(VENV)/ready: $(LOCKED)
 	PYTHON=$(PYTHON) scripts/make_env.sh $(VENV)
 
@@ -54,8 +54,8 @@ format: $(VENV)/ready  ## put the code into its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: $(VENV)/ready  ## write locks/ anew after a change of a list of packages (FLAGS="--upgrade" takes newer ones, too)
-	scripts/make_lock.sh $(FLAGS)
+lock:  ## write locks/ anew after a change of a list of packages (FLAGS="--upgrade" takes newer ones, too)
+	UV_INSTALLER=$(PYTHON) scripts/make_lock.sh $(FLAGS)
 
 TOOLS := .venvs/tools
 $(TOOLS)/locked.txt: locks/tools.txt
@@ -71,7 +71,8 @@ sbom: $(WHOLE)/ready $(TOOLS)/locked.txt  ## list the image's Python packages an
 	TOOLS=$(TOOLS) scripts/make_sbom.sh output/sbom $(WHOLE)/bin/python
 
 audit: $(TOOLS)/locked.txt  ## look the locked packages up in a database of known vulnerabilities, which must be reachable
-	$(TOOLS)/bin/pip-audit --no-deps --disable-pip --requirement locks/image.txt --requirement locks/bolts.txt $(FLAGS)
+	$(TOOLS)/bin/pip-audit --strict --no-deps --disable-pip --requirement locks/image.txt --requirement locks/bolts.txt $(FLAGS) || \
+		{ echo "error: a package has a known vulnerability, or the database could not be asked: see above"; exit 1; }
 
 build:  ## build the image (IMAGE, BASE_IMAGE, ...: see scripts/build_image.sh)
 	IMAGE=$(IMAGE) scripts/build_image.sh

@@ -8,11 +8,10 @@ set -euo pipefail
 
 cd "$(dirname "$0")/.."
 options=("$@")
-uv=${UV:-.venvs/uv/bin/uv}
 
 # All that a lock may serve: Linux, and any Python from 3.11 on. No index is named: a lock serves a mirror as well.
 lock() {  # NAME LIST-OR-OPTION...
-    "$uv" --quiet pip compile --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
+    scripts/uv.sh pip compile --universal --python-version 3.11 --generate-hashes --custom-compile-command "make lock" \
         --constraints locks/never.txt --output-file "locks/$1.txt" "${options[@]}" "${@:2}"
 }
 
