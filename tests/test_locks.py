@@ -1,16 +1,19 @@
 """The locks agree with the lists, every package has hashes, and another file of the same name is not installed."""
 
 import hashlib
+import json
 import os
 import re
 import subprocess
 import sys
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from containers import ROOT
+from containers import ROOT, copy_checkout
 
 LOCKS = {path.stem: path.read_text() for path in sorted((ROOT / "locks").glob("*.txt")) if path.stem != "never"}
 STANZA = re.compile(r"^([a-z0-9.-]+)==(\S+)(?: ; ([^\\\n]+))? \\\n((?:^    .*\n)+)", re.MULTILINE)
@@ -162,3 +165,90 @@ def test_a_jobs_own_requirements_bring_no_malicious_release(tmp_path, wish):
     done = subprocess.run(line, env=given | {"PIP_CONSTRAINT": str(ROOT / "locks/never.txt")}, capture_output=True)
     assert done.returncode == 1 and not (tmp_path / "site").exists(), done
     assert subprocess.run(line, env=given, capture_output=True).returncode == 0
+
+
+# What says what is in it ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def database():
+    """A stand-in for OSV's database: address, the names that were looked up, and those with a vulnerability."""
+    asked, vulnerable = [], set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            name = query["package"]["name"]
+            asked.append(name)
+            ranges = [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}]}]
+            affected = [{"package": {"name": name, "ecosystem": "PyPI"}, "ranges": ranges}]
+            about = {"id": "PYSEC-0000-1", "details": "x", "modified": "2026-01-01T00:00:00Z", "affected": affected}
+            body = json.dumps({"vulns": [about]} if name in vulnerable else {}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/query", asked, vulnerable
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def make(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(["make", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.slow
+def test_an_audit(database):
+    """Every package is looked up; one that is vulnerable fails it, and so does a database that does not answer."""
+    address, asked, vulnerable = database
+    flags = "FLAGS=--vulnerability-service=osv --osv-url="
+    done = make("audit", flags + address)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert set(asked) == (locked("image").keys() | locked("bolts").keys()) - {"colorama"}  # Windows's
+    vulnerable.add("six")
+    done = make("audit", flags + address)
+    assert done.returncode != 0 and "PYSEC-0000-1" in done.stdout, done.stdout[-3000:]
+    done = make("audit", flags + address.replace("/v1", "/nowhere").replace("127.0.0.1", "127.0.0.2"))
+    assert done.returncode != 0 and "or the database could not be asked" in done.stdout, done.stdout[-3000:]
+
+
+@pytest.mark.slow
+def test_the_sbom_of_an_environment(tmp_path):
+    """`make sbom` lists what is locked, with a licence for nearly all; here of this environment."""
+    said = make("--dry-run", "sbom")
+    assert said.returncode == 0 and "scripts/make_sbom.sh output/sbom .venvs/image/bin/python" in said.stdout
+    assert make(".venvs/tools/locked.txt").returncode == 0
+    line = [ROOT / "scripts/make_sbom.sh", tmp_path, sys.executable]
+    subprocess.run(line, check=True, env=os.environ | {"TOOLS": str(ROOT / ".venvs/tools")})
+    components = json.loads((tmp_path / "packages.cdx.json").read_text())["components"]
+    assert {one["name"].lower() for one in components} == {package.name.lower() for package in distributions()}
+    assert sum("licenses" in one for one in components) > 0.9 * len(components)
+    licences = (tmp_path / "licenses.txt").read_text()
+    assert "Redistribution and use in source and binary forms" in licences
+    assert str(ROOT) not in (tmp_path / "packages.cdx.json").read_text() + licences
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+def test_make_lock_changes_nothing_where_lock_and_list_agree(tmp_path):
+    """And a package that a list asks for in another version gets it, and no other."""
+    copy_checkout(tmp_path)
+    line = [tmp_path / "scripts/make_lock.sh"]
+    variables = os.environ | {"UV_FOLDER": str(ROOT / ".venvs/uv"), "UV_CACHE_DIR": str(ROOT / ".venvs/cache")}
+    subprocess.run(line, check=True, env=variables)
+    written = {path.stem: path.read_text() for path in (tmp_path / "locks").glob("*.txt") if path.stem != "never"}
+    assert written == LOCKS
+    environment = tmp_path / "environment.yml"
+    environment.write_text(environment.read_text().replace(f"psutil=={CONDA['psutil']}", "psutil==7.2.1"))
+    subprocess.run(line, check=True, env=variables)
+    lock = (tmp_path / "locks/image.txt").read_text()
+    old, new = (re.findall(r"^[a-z].*==.*$", text, re.MULTILINE) for text in (LOCKS["image"], lock))
+    assert set(new) - set(old) == {"psutil==7.2.1 \\"}
