@@ -45,15 +45,17 @@ RUN curl -fsSL --retry 3 -o /tmp/miniconda.sh "$MINICONDA_URL" \
 
 FROM base AS wheels
 
-# sagemaker-training comes as source only and has a small C extension. python's own headers are Miniconda's. It is built with
-# the setuptools that is locked. pip reads PIP_INDEX_URL itself and takes empty as its default. No password in it: `docker
-# history` shows it.
+# sagemaker-training comes as source only and has a small C extension. python's own headers are Miniconda's.
+RUN apt-get update \
+ && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends gcc libc6-dev
+
+# Built with the setuptools that is locked. pip reads PIP_INDEX_URL itself and takes empty as its default. No password in it:
+# `docker history` shows it.
 ARG PIP_INDEX_URL=
 COPY locks/build.txt locks/toolkit.txt /tmp/
 RUN /opt/conda/bin/python -m venv /tmp/build \
  && /tmp/build/bin/python -m pip install --require-hashes -r /tmp/build.txt \
  && /tmp/build/bin/python -m pip wheel --require-hashes --no-build-isolation --no-deps --wheel-dir /wheels -r /tmp/toolkit.txt
-
 
 
 # ---- the image ------------------------------------------------------------------------------------------------------
