@@ -70,9 +70,8 @@ ENV PATH=/opt/conda/envs/sagemaker-lightning/bin:/opt/conda/bin:$PATH
 
 # The environment, in one layer with its cleaning. conda makes it (its `python`, `pip` and cuda-compat), and uv installs what
 # environment.yml has under `pip:` as locked, by version and SHA-256. Both read their arguments under the arguments' names.
-# The byte code has checksums in place of times. Removed is what nothing here can use: static libraries (no linker), tests,
-# the multi-GPU cuSOLVER (torch does not link it), NVSHMEM's device bitcode (it takes a compiler), Triton's AMD code
-# generator and its profiler's copies of CUPTI.
+# Removed is what nothing here can use: static libraries (no linker), tests, the multi-GPU cuSOLVER (torch does not link
+# it), NVSHMEM's device bitcode (it takes a compiler), Triton's AMD code generator and its profiler's copies of CUPTI.
 ARG CONDA_CHANNEL_ALIAS=https://conda.anaconda.org
 ARG PIP_INDEX_URL=
 COPY --from=wheels /wheels /tmp/wheels
@@ -86,7 +85,7 @@ RUN python=/opt/conda/envs/sagemaker-lightning/bin/python \
  && $python -m pip install --no-deps --no-index --find-links /tmp/wheels sagemaker-training \
  && scripts/install_locked.sh $python sync --compile-bytecode locks/image.txt \
  && conda clean -afy \
- && rm -rf /tmp/wheels /tmp/uv /tmp/conda.yml /root/.cache \
+ && rm -rf /tmp/wheels /tmp/uv* /tmp/conda.yml /root/.cache \
  && cd /opt/conda/envs/sagemaker-lightning/lib/python3.11/site-packages \
  && find . \( -name '*.a' -o -type d -name tests \) -prune -exec rm -rf {} + \
  && rm -rf nvidia/*/lib/libcusolverMg.so.* nvidia/nvshmem/lib/libnvshmem_device_*.bc \
@@ -99,7 +98,7 @@ COPY scripts/install_bolts.sh scripts/bolts_old_import.py scripts/
 RUN if [ "$LIGHTNING_BOLTS" != 0 ]; then \
         UV_FOLDER=/tmp/uv UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
             scripts/install_bolts.sh "$(command -v python)" \
-     && rm -rf /tmp/uv; \
+     && rm -rf /tmp/uv*; \
     fi
 
 # What is in it: sbom/packages.cdx.json (CycloneDX) and sbom/licenses.txt. pip takes no malicious release for a job, either.
@@ -109,7 +108,7 @@ RUN export UV_FOLDER=/tmp/uv UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 TOOLS=/tmp/tools \
  && python -m venv $TOOLS \
  && scripts/install_locked.sh $TOOLS/bin/python install locks/tools.txt \
  && scripts/make_sbom.sh sbom "$(command -v python)" \
- && rm -rf /tmp/uv $TOOLS
+ && rm -rf /tmp/uv* $TOOLS
 ENV PIP_CONSTRAINT=/opt/sagemaker-lightning/locks/never.txt \
     UV_CONSTRAINT=/opt/sagemaker-lightning/locks/never.txt
 
