@@ -110,8 +110,8 @@ LOGS = {  # as pip 23 and 26 write them
         "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited with 1); correct",
     ),
     "a build of a later pip": (
-        "Processing ./broken\n  Running command Preparing metadata\n  RuntimeError: no luck\n  ERROR: Preparing metadata "
-        "exited with 1\nERROR: metadata generation failed\nException information:\n",
+        "Processing ./broken\n  Running command Preparing metadata\n  RuntimeError: no luck\n  ERROR: Preparing "
+        "metadata exited with 1\nERROR: metadata generation failed\nException information:\n",
         "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited with 1); correct",
     ),
     "no requirement": (
