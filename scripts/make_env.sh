@@ -31,7 +31,7 @@ rm -f "$site"/gethostname*.so
 echo '"""In place of sagemaker-training'"'"'s C extension, which only MPI calls."""' >"$site/gethostname.py"
 locked sync "$home/locks/${LOCK:-tests}.txt" "$home/locks/bolts.txt"
 "$home/scripts/install_bolts.sh" "$directory/bin/python"
-[[ $# -eq 0 ]] || "$directory/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+[[ $# -eq 0 ]] || "$home/scripts/uv.sh" pip install --python "$directory/bin/python" "$@"
 # `sagemaker_lightning` and `app` can be imported from anywhere in this environment.
 echo "$home" >"$site/sagemaker-lightning.pth"
 touch "$directory/ready"

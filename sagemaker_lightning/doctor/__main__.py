@@ -5,6 +5,7 @@
 One finding is a line: `ok`, `note` (training works, perhaps slowly) or `WRONG`, the subject, and
 what was found. The exit status is 1 if anything is wrong, else 0. It needs only the standard
 library; if torch is there, it is asked in a process of its own whether it can use the GPUs.
+SAGEMAKER_LIGHTNING_ROOT names a folder to look at in place of /, as the tests do.
 """
 
 import os
