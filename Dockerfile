@@ -49,12 +49,13 @@ FROM base AS wheels
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends gcc libc6-dev
 
-# Its version is environment.yml's. --use-pep517: setuptools comes fresh from the index, not from Miniconda.
-# pip reads PIP_INDEX_URL itself and takes empty as its default. No password in it: `docker history` shows it.
+# Built with the setuptools that is locked. pip reads PIP_INDEX_URL itself and takes empty as its default. No password in it:
+# `docker history` shows it.
 ARG PIP_INDEX_URL=
-COPY environment.yml /tmp/
-RUN pin=$(sed -n 's/^ *- \(sagemaker-training==[^ ]*\).*/\1/p' /tmp/environment.yml) \
- && /opt/conda/bin/python -m pip wheel --use-pep517 --no-deps --wheel-dir /wheels "$pin"
+COPY locks/build.txt locks/toolkit.txt /tmp/
+RUN /opt/conda/bin/python -m venv /tmp/build \
+ && /tmp/build/bin/python -m pip install --require-hashes -r /tmp/build.txt \
+ && /tmp/build/bin/python -m pip wheel --require-hashes --no-build-isolation --no-deps --wheel-dir /wheels -r /tmp/toolkit.txt
 
 
 # ---- the image ------------------------------------------------------------------------------------------------------
@@ -67,26 +68,49 @@ WORKDIR /opt/sagemaker-lightning
 # Found by a shell that nothing has activated: SageMaker's SDK 3 goes round ENTRYPOINT and asks for bash, python, pip.
 ENV PATH=/opt/conda/envs/sagemaker-lightning/bin:/opt/conda/bin:$PATH
 
-# The environment, in one layer with its cleaning. conda, like pip, reads its argument under the argument's own name.
+# The environment, in one layer with its cleaning. conda makes it (its `python`, `pip` and cuda-compat), and uv installs what
+# environment.yml has under `pip:` as locked, by version and SHA-256. Both read their arguments under the arguments' names.
 # Removed is what nothing here can use: static libraries (no linker), tests, the multi-GPU cuSOLVER (torch does not link
 # it), NVSHMEM's device bitcode (it takes a compiler), Triton's AMD code generator and its profiler's copies of CUPTI.
 ARG CONDA_CHANNEL_ALIAS=https://conda.anaconda.org
 ARG PIP_INDEX_URL=
 COPY --from=wheels /wheels /tmp/wheels
 COPY environment.yml ./
-RUN PIP_FIND_LINKS=/tmp/wheels PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
-        conda env create -f environment.yml \
+COPY locks/image.txt locks/build.txt locks/uv.txt locks/
+COPY scripts/install_locked.sh scripts/uv.sh scripts/
+RUN python=/opt/conda/envs/sagemaker-lightning/bin/python \
+ && export UV_FOLDER=/tmp/uv UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
+ && sed '/- pip:/,$d' environment.yml >/tmp/conda.yml \
+ && conda env create -f /tmp/conda.yml \
+ && $python -m pip install --no-deps --no-index --find-links /tmp/wheels sagemaker-training \
+ && scripts/install_locked.sh $python sync --compile-bytecode locks/image.txt \
  && conda clean -afy \
- && rm -rf /tmp/wheels /root/.cache \
+ && rm -rf /tmp/wheels /tmp/uv* /tmp/conda.yml /root/.cache \
  && cd /opt/conda/envs/sagemaker-lightning/lib/python3.11/site-packages \
  && find . \( -name '*.a' -o -type d -name tests \) -prune -exec rm -rf {} + \
  && rm -rf nvidia/*/lib/libcusolverMg.so.* nvidia/nvshmem/lib/libnvshmem_device_*.bc \
         triton/backends/amd/lib triton/backends/nvidia/lib/cupti*
 
-# Off unless a version is given: Lightning Bolts' data modules.
-ARG LIGHTNING_BOLTS=
-COPY scripts/install_bolts.sh /tmp/
-RUN if [ -n "$LIGHTNING_BOLTS" ]; then PIP_NO_CACHE_DIR=1 /tmp/install_bolts.sh "$LIGHTNING_BOLTS"; fi
+# Lightning Bolts' data modules, for those who have used them; LIGHTNING_BOLTS=0 leaves them out.
+ARG LIGHTNING_BOLTS=1
+COPY locks/bolts.txt locks/
+COPY scripts/install_bolts.sh scripts/bolts_old_import.py scripts/
+RUN if [ "$LIGHTNING_BOLTS" != 0 ]; then \
+        UV_FOLDER=/tmp/uv UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
+            scripts/install_bolts.sh "$(command -v python)" \
+     && rm -rf /tmp/uv*; \
+    fi
+
+# What is in it: sbom/packages.cdx.json (CycloneDX) and sbom/licenses.txt. pip takes no malicious release for a job, either.
+COPY locks/tools.txt locks/never.txt locks/
+COPY scripts/make_sbom.sh scripts/
+RUN export UV_FOLDER=/tmp/uv UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 TOOLS=/tmp/tools \
+ && python -m venv $TOOLS \
+ && scripts/install_locked.sh $TOOLS/bin/python install locks/tools.txt \
+ && scripts/make_sbom.sh sbom "$(command -v python)" \
+ && rm -rf /tmp/uv* $TOOLS
+ENV PIP_CONSTRAINT=/opt/sagemaker-lightning/locks/never.txt \
+    UV_CONSTRAINT=/opt/sagemaker-lightning/locks/never.txt
 
 # Off unless it is set: a C++ compiler, which torch.compile takes (--model.compile); 250 MB. Python's headers are there.
 ARG COMPILER=
@@ -123,11 +147,13 @@ ENV SAGEMAKER_PROGRAM=$SAGEMAKER_PROGRAM \
 # What was built, for `docker inspect` and for the program.
 ARG VERSION=
 ARG REVISION=
+ARG SOURCE=
 ENV SAGEMAKER_LIGHTNING_VERSION=$VERSION \
     SAGEMAKER_LIGHTNING_REVISION=$REVISION
 LABEL org.opencontainers.image.title="sagemaker-lightning" \
       org.opencontainers.image.description="Runs a PyTorch Lightning app under the SageMaker training toolkit" \
       org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="$SOURCE" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION"
 

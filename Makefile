@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-fast compat soak mutants zoo lint format build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-fast compat soak mutants zoo lint format lock sbom audit build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -11,7 +11,8 @@ help:  ## print this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 env: $(VENV)/ready  ## make the Python environment in .venv (done by the targets that need it)
-$(VENV)/ready: environment.yml tests/requirements.txt scripts/make_env.sh
+LOCKED := locks/tests.txt locks/toolkit.txt locks/bolts.txt scripts/make_env.sh scripts/install_bolts.sh
+$(VENV)/ready: $(LOCKED)
 	PYTHON=$(PYTHON) scripts/make_env.sh $(VENV)
 
 train: $(VENV)/ready  ## train on the embedded data, by the SageMaker toolkit, without Docker; files go to output/ml
@@ -28,7 +29,7 @@ test-fast: $(VENV)/ready  ## run the tests that take no process, no container an
 LIGHTNING ?= 2.5.2
 PACKAGE ?= pytorch-lightning
 COMPAT := .venvs/$(PACKAGE)-$(LIGHTNING)
-$(COMPAT)/ready: environment.yml tests/requirements.txt scripts/make_env.sh
+$(COMPAT)/ready: $(LOCKED)
 	PYTHON=$(PYTHON) scripts/make_env.sh $(COMPAT) $(PACKAGE)==$(LIGHTNING)
 
 compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with another one (LIGHTNING=2.5.2, the oldest; PACKAGE=lightning)
@@ -54,6 +55,26 @@ format: $(VENV)/ready  ## put the code into its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+lock:  ## write locks/ anew after a change of a list of packages (FLAGS="--upgrade" takes newer ones, too)
+	UV_INSTALLER=$(PYTHON) scripts/make_lock.sh $(FLAGS)
+
+TOOLS := .venvs/tools
+$(TOOLS)/locked.txt: locks/tools.txt
+	$(PYTHON) -m venv $(TOOLS)
+	scripts/install_locked.sh $(TOOLS)/bin/python install $<
+	cp $< $@
+
+WHOLE := .venvs/image
+$(WHOLE)/ready: $(LOCKED) locks/image.txt
+	PYTHON=$(PYTHON) LOCK=image scripts/make_env.sh $(WHOLE)
+
+sbom: $(WHOLE)/ready $(TOOLS)/locked.txt  ## list the image's Python packages and their licences, as files in output/sbom
+	TOOLS=$(TOOLS) scripts/make_sbom.sh output/sbom $(WHOLE)/bin/python
+
+audit: $(TOOLS)/locked.txt  ## look the locked packages up in a database of known vulnerabilities, which must be reachable
+	$(TOOLS)/bin/pip-audit --strict --no-deps --disable-pip --requirement locks/image.txt --requirement locks/bolts.txt $(FLAGS) || \
+		{ echo "error: a package has a known vulnerability, or the database could not be asked: see above"; exit 1; }
+
 build:  ## build the image (IMAGE, BASE_IMAGE, ...: see scripts/build_image.sh)
 	IMAGE=$(IMAGE) scripts/build_image.sh
 
@@ -66,12 +87,12 @@ push:  ## push the image to REPOSITORY: NAME in your Amazon ECR registry, or HOS
 	IMAGE=$(IMAGE) scripts/push_image.sh $(REPOSITORY)
 
 REHEARSAL := .venvs/rehearsal
-$(REHEARSAL)/requirements.txt: rehearsal/requirements.txt
+$(REHEARSAL)/locked.txt: locks/rehearsal.txt
 	$(PYTHON) -m venv $(REHEARSAL)
-	$(REHEARSAL)/bin/python -m pip install --quiet --no-compile -r $<
+	scripts/install_locked.sh $(REHEARSAL)/bin/python install $<
 	cp $< $@
 
-rehearsal: $(REHEARSAL)/requirements.txt  ## a SageMaker on this machine, spot interruptions included (FLAGS="--help" lists its flags)
+rehearsal: $(REHEARSAL)/locked.txt  ## a SageMaker on this machine, spot interruptions included (FLAGS="--help" lists its flags)
 	$(REHEARSAL)/bin/python -m rehearsal $(FLAGS)
 
 benchmark: $(VENV)/ready  ## measure, as ratios in one run: images/s against bare PyTorch and the original's recipe, start-up

@@ -30,6 +30,14 @@ activate() {
     set -u
 }
 
+# Where the host's GPU driver is older than torch needs, NVIDIA's own libraries may help: doctor/gpu_driver.py decides.
+help_an_older_driver() {
+    [[ -r ${SAGEMAKER_LIGHTNING_ROOT-}/proc/driver/nvidia/version ]] || return 0
+    local folder
+    folder=$(python -I "$home/sagemaker_lightning/doctor/gpu_driver.py" "${CONDA_PREFIX:-/nowhere}/cuda-compat") || return 0
+    [[ -z $folder ]] || export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+}
+
 # glibc gives the memory of every large tensor back to the system and asks for it again in the next step: on a CPU, page
 # faults were a third of the training time. Now it keeps up to 1 GiB. What the user has set stays.
 export MALLOC_TRIM_THRESHOLD_=${MALLOC_TRIM_THRESHOLD_:-1073741824} MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-1073741824}
@@ -105,6 +113,7 @@ trap 'exit 130' INT
 temporary=
 settle
 activate
+help_an_older_driver
 if [[ ${1-} == train ]]; then
     (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
     prepare

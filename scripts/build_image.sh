@@ -18,10 +18,10 @@
 #   CONDA_CHANNEL_ALIAS   a server of conda channels in Anaconda's place
 #   EXTRA_CA_CERTIFICATE  PEM text of certificates to trust as well, in the build and in the image
 #   SAGEMAKER_PROGRAM     what `train` runs, e.g. app/train_torchrun.py
-#   LIGHTNING_BOLTS       a version of Lightning Bolts to add, e.g. 0.7.0
+#   LIGHTNING_BOLTS       0: without Lightning Bolts
 #   COMPILER              1: a C++ compiler, for torch.compile
 #
-# The image's version and revision come from git.
+# The image's version and revision, and the address of its source, come from git.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -40,6 +40,7 @@ done
 arguments+=(
     --build-arg "VERSION=$(git describe --tags --always --dirty 2>/dev/null || echo unknown)"
     --build-arg "REVISION=$(git rev-parse --verify HEAD 2>/dev/null || echo unknown)"
+    --build-arg "SOURCE=$(git remote get-url origin 2>/dev/null | sed 's#//[^@/]*@#//#' || echo unknown)" # no password
 )
 
 exec "$docker" build "${arguments[@]}" "$@" .

@@ -4,6 +4,7 @@
 """
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -13,20 +14,22 @@ from containers import ROOT
 
 
 def python_of(name: str) -> Path:
-    """Return the python of .venvs/NAME, made on first use, and again when tests/environments/NAME.txt has changed."""
-    requirements = ROOT / "tests/environments" / f"{name}.txt"
+    """Return the python of .venvs/NAME, made on first use, and again when locks/NAME.txt has changed."""
+    locked = ROOT / "locks" / f"{name}.txt"
     folder = ROOT / ".venvs" / name
-    python, stamp = folder / "bin/python", folder / "requirements.txt"
+    python, stamp = folder / "bin/python", folder / "locked.txt"
     folder.parent.mkdir(exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not stamp.exists() or stamp.read_text() != requirements.read_text():
+        if not stamp.exists() or stamp.read_text() != locked.read_text():
             shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
             # uv links what it has unpacked once, for .venv or another environment, into the new one.
-            uv = [sys.executable, "-m", "uv", "--quiet", "--cache-dir", folder.parent / "cache"]
-            subprocess.run([*uv, "venv", "--python", sys.executable, folder], check=True)
-            subprocess.run([*uv, "pip", "install", "--python", python, "--requirements", requirements], check=True)
-            shutil.copy(requirements, stamp)
+            script = ROOT / "scripts/install_locked.sh"
+            subprocess.run(
+                [script, python, "sync", locked], check=True, env=os.environ | {"UV_INSTALLER": sys.executable}
+            )
+            shutil.copy(locked, stamp)
     return python
 
 

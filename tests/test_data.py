@@ -1,8 +1,6 @@
 """The data path: a pure function of (seed, epoch, position), and the same split as Lightning Bolts' class."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -281,17 +279,6 @@ def test_no_data_dir_says_what_to_do():
 # Lightning Bolts itself -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def bolts(tmp_path_factory):
-    """A folder with the real lightning-bolts 0.7.0, installed as the image installs it."""
-    target = tmp_path_factory.mktemp("bolts")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    subprocess.run([ROOT / "scripts/install_bolts.sh", "0.7.0", target], check=True, env=os.environ | {"PATH": path})
-    yield target
-    alias = Path(sys.modules["pytorch_lightning"].__file__).parent / "utilities/apply_func.py"
-    alias.unlink()
-
-
 # In a process of its own: here, the name CIFAR10DataModule would from then on mean two classes.
 BOLTS_SPLIT = """
 import sys
@@ -309,9 +296,9 @@ np.savez(result, images=train.dataset.data, labels=train.dataset.targets, train=
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("val_split", "seed"), [(20, 0), (70, 42), (0.2, 42), (0.33, 0)])
-def test_the_split_is_that_of_lightning_bolts(bolts, cifar, tmp_path, val_split, seed):
+def test_the_split_is_that_of_lightning_bolts(cifar, tmp_path, val_split, seed):
     arguments = [str(cifar), str(val_split), str(seed), str(tmp_path / "split.npz")]
-    run = warm.run(["python", "-c", BOLTS_SPLIT, *arguments], tmp_path, os.environ | {"PYTHONPATH": str(bolts)})
+    run = warm.run(["python", "-c", BOLTS_SPLIT, *arguments], tmp_path)
     assert run.returncode == 0, run.stdout
     theirs = np.load(tmp_path / "split.npz")
     ours = CIFAR10DataModule(str(cifar), val_split=val_split, seed=seed)
@@ -323,7 +310,7 @@ def test_the_split_is_that_of_lightning_bolts(bolts, cifar, tmp_path, val_split,
 
 
 @pytest.mark.slow
-def test_the_class_of_lightning_bolts_trains(bolts, tmp_path):
+def test_the_class_of_lightning_bolts_trains(tmp_path):
     write_cifar(tmp_path)
     program = (
         "from torchvision.datasets import cifar; cifar.check_integrity = lambda path, md5: True;"  # as above
@@ -331,7 +318,7 @@ def test_the_class_of_lightning_bolts_trains(bolts, tmp_path):
     )
     flags = ["--data=pl_bolts.datamodules.CIFAR10DataModule", f"--data.data_dir={tmp_path}", "--data.val_split=40"]
     line = ["python", "-c", program, *flags, "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
-    run = warm.run(line, tmp_path, os.environ | {"PYTHONPATH": f"{bolts}:{ROOT}"})
+    run = warm.run(line, tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
     assert run.returncode == 0, run.stdout
     assert "test_acc=" in run.stdout
     assert (tmp_path / "output/model/model.pt").is_file()

@@ -109,6 +109,11 @@ LOGS = {  # as pip 23 and 26 write them
         "failed\n",
         "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited with 1); correct",
     ),
+    "a build of a later pip": (
+        "Processing ./broken\n  Running command Preparing metadata\n  RuntimeError: no luck\n  ERROR: Preparing "
+        "metadata exited with 1\nERROR: metadata generation failed\nException information:\n",
+        "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited with 1); correct",
+    ),
     "no requirement": (
         "ERROR: Invalid requirement: './no': Expected package name\n    ./no\n    ^ (from line 1 of x.txt)\n",
         "pip could not install './no': it is neither a requirement nor a file of the source; correct",

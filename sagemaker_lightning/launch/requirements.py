@@ -15,6 +15,8 @@ STAMP = re.compile(r"^\d{4}-\d\d-\d\dT[\d:,.]+ ")  # in front of each line of pi
 PACKAGE = re.compile(r"\s*(?:Collecting|Processing|Obtaining|Building wheel for) (\S+)")
 NO_MATCH = re.compile(r"No matching distribution found for (.+)")
 CONFLICT = re.compile(r"Cannot install (.+?) because (.+)")
+# A program that pip ran; pip marked such lines with "[present-rich]" before 26.
+PROGRAM_FAILED = re.compile(r"\[present-rich\] (.+)|(.+ exited with -?\d+)$")
 INVALID = re.compile(r"Invalid requirement: ('.*?')")
 NOT_REACHED = re.compile(
     r"connection broken by|Max retries exceeded|Could not fetch URL|Failed to connect"
@@ -99,11 +101,11 @@ def explain(log: str, status: str = "1") -> str:
             package = match[1]
             why = "it is neither a requirement nor a file of the source"
         # A program that pip has run failed; the last line that it wrote says more than pip.
-        elif text.startswith("[present-rich]"):
+        elif match := PROGRAM_FAILED.match(text):
             last_line = next(
                 (previous.strip() for previous in reversed(lines[:number]) if previous.strip()), ""
             )
-            why = why or f"{last_line} ({text.removeprefix('[present-rich] ')})"
+            why = why or f"{last_line} ({match[1] or match[2]})"
         # The traceback follows, and at its end the exception.
         elif text == "Exception:":
             why = next((candidate for candidate in reversed(lines) if RAISED.match(candidate)), "")

@@ -30,6 +30,7 @@ from sagemaker_lightning.contract import (
 )
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.doctor import checks
 from sagemaker_lightning.launch import requirements, torchrun_command, user_program
 from sagemaker_lightning.nodes.mesh import Verdict
 from sagemaker_lightning.nodes.watchdog import Watch
@@ -129,6 +130,8 @@ def _run_program(
     requirements.install(user_program.CODE, name, own=folder == user_program.CODE)
     command, launcher, processes = user_program.command(job, here, folder, name, hyperparameters)
     for line in job_summary.lines(here, f"{folder / name}, {launcher}", hyperparameters):
+        print(line, flush=True)
+    for line in checks.summary(checks.Machine(interface=here.network_interface)):
         print(line, flush=True)
     if len(here.hosts) > 1:
         start_notice.begin("waiting for the other hosts")

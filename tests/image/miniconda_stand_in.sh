@@ -8,7 +8,8 @@
 # Dockerfile under test is the real one. PREFIX becomes a venv of the system's python3 with a bin/conda that knows
 # exactly the calls that the Dockerfile makes and fails on any other:
 #
-#   conda env create -f FILE     a venv in PREFIX/envs/<name>, with the file's `pip:` list installed by its own pip
+#   conda env create -f FILE     a venv in PREFIX/envs/<name>, with files in the place of cuda-compat's libraries; FILE has
+#                                no `pip:` list
 #   conda clean -afy             nothing to do
 #   conda --version
 #
@@ -31,15 +32,14 @@ python3 -m venv "$prefix"
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-KNOWN_WITHOUT_CONDA = {"pip"}  # every venv has it
+KNOWN_WITHOUT_CONDA = {"pip", "cuda-compat=13.2"}  # every venv has the first; of the second, its names are enough
 
 
-def read_environment(file: Path) -> tuple[str, list[str], list[str], list[str]]:
-    """`file`'s name, channels, conda packages and pip packages; an error for any line of another shape."""
-    name, items, section = "", {"channels": [], "dependencies": [], "pip": []}, ""
+def read_environment(file: Path) -> tuple[str, list[str], list[str]]:
+    """`file`'s name, channels and conda packages; an error for any line of another shape."""
+    name, items, section = "", {"channels": [], "dependencies": []}, ""
     for number, line in enumerate(file.read_text().splitlines(), start=1):
         line = re.sub(r"(^|\s)#.*", "", line).rstrip()
         if not line:
@@ -48,18 +48,16 @@ def read_environment(file: Path) -> tuple[str, list[str], list[str], list[str]]:
             name = match[1]
         elif match := re.fullmatch(r"(channels|dependencies):", line):
             section = match[1]
-        elif section == "dependencies" and line == "  - pip:":
-            section = "pip"
-        elif section and (match := re.fullmatch(("      " if section == "pip" else "  ") + r"- (\S+)", line)):
+        elif section and (match := re.fullmatch(r"  - (\S+)", line)):
             items[section].append(match[1])
         else:
             sys.exit(f"conda (stand-in): {file}:{number}: not understood: {line!r}")
-    return name, items["channels"], items["dependencies"], items["pip"]
+    return name, items["channels"], items["dependencies"]
 
 
 def create(file: Path) -> None:
     """`conda env create -f file`."""
-    name, channels, packages, pip_packages = read_environment(file)
+    name, channels, packages = read_environment(file)
     if not name or channels != ["conda-forge", "nodefaults"]:
         sys.exit(f"conda (stand-in): {file}: needs a name, and conda-forge and nodefaults for channels: {channels}")
     here = f"python={sys.version_info.major}.{sys.version_info.minor}"
@@ -69,12 +67,10 @@ def create(file: Path) -> None:
     if prefix.exists():
         sys.exit(f"conda (stand-in): prefix already exists: {prefix}")
     subprocess.run(["/usr/bin/python3", "-m", "venv", prefix], check=True)
-    pip = [prefix / "bin/python", "-m", "pip", "install", "--progress-bar=off", "-U"]
-    subprocess.run([*pip, "pip"], check=True)  # conda-forge's is as new
-    with tempfile.NamedTemporaryFile("w", suffix=".requirements.txt") as requirements:
-        requirements.write("\n".join(pip_packages))
-        requirements.flush()
-        subprocess.run([*pip, "-r", requirements.name, "--exists-action=b"], check=True)  # conda's own call
+    libraries = prefix / "cuda-compat"
+    libraries.mkdir()
+    (libraries / "libcuda.so.595.45.04").touch()
+    (libraries / "libcuda.so.1").symlink_to("libcuda.so.595.45.04")
 
 
 match sys.argv[1:]:

@@ -1,0 +1,1 @@
+"""Says what a container has, and what is wrong with it. Standard library only."""

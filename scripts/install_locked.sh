@@ -1,0 +1,27 @@
+#!/bin/bash
+# Installs lock files into a Python environment: each package by version and SHA-256, and nothing that they do not name.
+#
+#   scripts/install_locked.sh PYTHON install [OPTION OF uv pip install]... LOCK...
+#   scripts/install_locked.sh PYTHON sync [OPTION OF uv pip sync]... LOCK...         and removes what they do not name
+#
+# PYTHON is the environment's. A LOCK is a file of locks/, whose name ends in .txt. uv (uv.sh) unpacks each package once, below
+# .venvs, and links it into every environment that has it.
+set -euo pipefail
+
+home=$(dirname "$(dirname "$(readlink -f "$0")")")
+usage="usage: install_locked.sh PYTHON install|sync [OPTION]... LOCK..."
+environment=${1:?$usage} command=${2:?$usage}
+shift 2
+
+# What has no wheel is built with what locks/build.txt has.
+arguments=(--require-hashes --build-constraints "$home/locks/build.txt" --require-build-hashes)
+for word in "$@"; do
+    [[ $command == install && $word == *.txt ]] && arguments+=(--requirement)
+    arguments+=("$word")
+done
+export UV_INSTALLER=${UV_INSTALLER:-$environment}
+"$home/scripts/uv.sh" pip "$command" --python "$environment" "${arguments[@]}" || {
+    echo "error: ${*: -1}: not installed as it is locked, see above; after a change of a list of packages: make lock; with a" \
+        "hash that differs: the index serves another file than the one that was locked, do not install it" >&2
+    exit 1
+}

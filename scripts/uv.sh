@@ -1,0 +1,30 @@
+#!/bin/bash
+# Runs uv, which pip installs first, by its lock.
+#
+#   scripts/uv.sh ARGUMENT OF uv...
+#
+# From the environment:
+#
+#   UV_INSTALLER    a python with pip, to install uv      (default: python3)
+#   UV_FOLDER       where uv is, or goes                  (default: .venvs/uv)
+#   UV_CACHE_DIR, UV_LINK_MODE, UV_DEFAULT_INDEX, SSL_CERT_FILE, ...  uv's own
+set -euo pipefail
+
+home=$(dirname "$(dirname "$(readlink -f "$0")")")
+folder=${UV_FOLDER:-$home/.venvs/uv}
+if ! cmp -s "$home/locks/uv.txt" "$folder/lock.txt"; then
+    mkdir -p "$(dirname "$folder")"
+    made=$(mktemp -d "$folder.XXXXXX")
+    "${UV_INSTALLER:-python3}" -m pip install --quiet --disable-pip-version-check --target "$made" \
+        --require-hashes --requirement "$home/locks/uv.txt"
+    cp "$home/locks/uv.txt" "$made/lock.txt"
+    rm -rf "$folder"
+    mv "$made" "$folder"
+fi
+
+# uv does not read pip's settings: the index and the certificates of a closed network are handed on.
+export UV_CACHE_DIR=${UV_CACHE_DIR:-$home/.venvs/cache} UV_LINK_MODE=${UV_LINK_MODE:-hardlink}
+export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL-}} SSL_CERT_FILE=${SSL_CERT_FILE:-${PIP_CERT-}}
+[[ -n $UV_DEFAULT_INDEX ]] || unset UV_DEFAULT_INDEX
+[[ -n $SSL_CERT_FILE ]] || unset SSL_CERT_FILE
+exec "$folder/bin/uv" --quiet "$@"
