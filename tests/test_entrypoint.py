@@ -38,6 +38,7 @@ def test_a_jobs_own_program_wins_over_the_images(code: Job):
     assert run.returncode == 0, run.stdout
     assert 'ARGS ["-a", "x y", "-b", "1.5"]' in run.stdout
     assert f"{code.base}/code" in run.stdout
+    assert "\nGPU: " in run.stdout  # what the doctor says in short
 
 
 def test_a_jobs_source_archive_is_what_runs(code: Job, tmp_path: Path):
