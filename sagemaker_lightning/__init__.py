@@ -34,8 +34,19 @@ __all__ = [*PUBLIC, "__version__"]  # noqa: PLE0604  (names alone)
 def __getattr__(name: str) -> object:
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not PUBLIC[name].startswith("contract."):  # the others may import Lightning
+        _check_version()
     value = globals()[name] = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
     return value
+
+
+def _check_version() -> None:
+    """Raise UserError if the installed version of Lightning is not supported."""
+    from sagemaker_lightning.compat import versions
+    from sagemaker_lightning.contract.errors import UserError
+
+    if problem := versions.unsupported(versions.installed()):
+        raise UserError(problem)
 
 
 def __dir__() -> list[str]:

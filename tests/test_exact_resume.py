@@ -16,7 +16,9 @@ from own_trainer import Classifier
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+import sagemaker_lightning
 from sagemaker_lightning import ExactResume, RankConsistency, UserError, make_deterministic, report_failures
+from sagemaker_lightning.compat import versions
 
 PROGRAM = ROOT / "tests/own_trainer.py"
 LIMIT = 90  # seconds; what takes longer hangs
@@ -239,6 +241,13 @@ def test_processes_that_are_copies_of_this_one_are_refused(tmp_path: Path):
     trainer = short(tmp_path / "a", devices=2, strategy="ddp_spawn")
     error = resume._unsupported(trainer.strategy)
     assert "DDPStrategy, which copies this process, whose runs cannot be resumed; allowed are one device" in str(error)
+
+
+def test_a_version_of_lightning_that_is_not_supported_is_one_line(monkeypatch):
+    monkeypatch.setattr(versions, "version", lambda name: "3.0.0")
+    monkeypatch.delitem(vars(sagemaker_lightning), "ExactResume")
+    with pytest.raises(UserError, match="found pytorch-lightning 3.0.0, expected 2.5.2 or later"):
+        sagemaker_lightning.ExactResume  # noqa: B018
 
 
 def test_fast_dev_run_saves_nothing(tmp_path: Path):
