@@ -231,6 +231,7 @@ class TrainingStop(Stop):
         return self.number != signal.SIGINT
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = self.number or number  # the thread may come later than the end of a batch
         if number != signal.SIGINT:
             return
         self.interrupts += 1

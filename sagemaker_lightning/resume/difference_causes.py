@@ -56,6 +56,7 @@ HARMLESS = (
     "functools",
     "weakref",
     "pytorch_lightning",
+    "lightning",
     "torch.utils.tensorboard",
 )
 

@@ -83,7 +83,9 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
         "callbacks": {callback.state_key: callback.state_dict() for callback in trainer.callbacks},
     }
     for callback in trainer.callbacks:
-        if type(callback).on_save_checkpoint.__module__.startswith("pytorch_lightning."):
+        if type(callback).on_save_checkpoint.__module__.startswith(
+            ("pytorch_lightning.", "lightning.")
+        ):
             callback.on_save_checkpoint(trainer, model, state)
     return state
 
