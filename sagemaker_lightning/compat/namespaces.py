@@ -185,9 +185,9 @@ def _second_name_spec(name: str) -> ModuleSpec | None:
     real_name = first_name(name)
     if real_name == name:
         return None
-    root = sys.modules.get(LIGHTNING)
-    if name.startswith(f"{LIGHTNING}.") and getattr(root, "__file__", None) != ROOT:
-        return None  # the root is a package of the user's own
+    root = getattr(sys.modules.get(LIGHTNING), "__file__", None) or ""
+    if name.startswith(f"{LIGHTNING}.") and os.path.basename(root) != os.path.basename(ROOT):  # noqa: PTH119
+        return None  # the root is a package of the user's own, and no copy of ours
     if name in (package for packages in PACKAGES.values() for package in packages):
         # It is there; to look at it would import `lightning`.
         return ModuleSpec(name, _SecondName(real_name), is_package=True)
