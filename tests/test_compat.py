@@ -165,7 +165,8 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
             theirs = {name for base in bases for name in (*vars(base), *stored(base))}
             ours = {name for name in getattr(kind, "__dict__", ()) if name[0] != "_"} if bases else set()
             taken += [f"{kind.__name__}.{name}" for name in ours & theirs]
-    assert taken == ["WriterLogger.experiment"]  # which it overrides on purpose
+    # Which they override on purpose: get_code is importlib's documented way to change what is run.
+    assert sorted(taken) == ["WriterLogger.experiment", "_WithoutSignal.get_code"]
 
 
 def test_nobody_goes_around_the_seam():

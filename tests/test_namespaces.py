@@ -200,8 +200,8 @@ def test_both_before_the_runtime_are_one_line(tmp_path: Path):
     """And nothing is said until what needs Lightning is asked for."""
     for distribution in MODULES:
         install(tmp_path, distribution)
-    code = "import lightning, pytorch_lightning\nfrom sagemaker_lightning import Environment, UserError\n"
-    said = run(tmp_path, code, "from sagemaker_lightning import Resume", status=1)
+    code = "import lightning, pytorch_lightning\nfrom sagemaker_lightning import SageMakerEnvironment, UserError\n"
+    said = run(tmp_path, code, "from sagemaker_lightning import ExactResume", status=1)
     assert said.splitlines()[-1] == (
         "sagemaker_lightning.contract.errors.UserError: import lightning, import pytorch_lightning: found both before "
         "import sagemaker_lightning, which makes them one; put import sagemaker_lightning above them"
@@ -209,7 +209,7 @@ def test_both_before_the_runtime_are_one_line(tmp_path: Path):
 
 
 def test_neither_is_one_line(tmp_path: Path):
-    said = run(tmp_path, "from sagemaker_lightning import Resume", status=1)
+    said = run(tmp_path, "from sagemaker_lightning import ExactResume", status=1)
     assert "UserError: Lightning: not installed in " in said.splitlines()[-1]
     assert "No module named 'lightning'" in run(tmp_path, "import sagemaker_lightning, lightning", status=1)
     said = run(tmp_path, "import sagemaker_lightning, pytorch_lightning", status=1)
@@ -217,7 +217,7 @@ def test_neither_is_one_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize("others", [[], ["pytorch-lightning"]], ids=["alone", "beside pytorch-lightning"])
-@pytest.mark.parametrize("code", ["import lightning.pytorch", "from sagemaker_lightning import Resume"])
+@pytest.mark.parametrize("code", ["import lightning.pytorch", "from sagemaker_lightning import ExactResume"])
 def test_a_malicious_release_is_not_run(tmp_path: Path, others: list[str], code: str):
     for other in others:
         install(tmp_path, other)

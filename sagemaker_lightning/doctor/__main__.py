@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sagemaker_lightning.contract.environment import Environment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.doctor import checks, gpu_driver
 from sagemaker_lightning.doctor.checks import Finding, Level
@@ -53,7 +53,7 @@ def main() -> int:
     root = Path(os.environ.get("SAGEMAKER_LIGHTNING_ROOT", "/"))
     wrong = 0
     try:
-        interface = Environment.read().network_interface
+        interface = SageMakerEnvironment.read().network_interface
     except UserError as error:
         interface = None
         print(Finding("job", str(error), Level.WRONG))

@@ -1,5 +1,6 @@
 """The folder of a job's checkpoints: which to resume from, which to remove."""
 
+import math
 import os
 import threading
 import traceback
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from sagemaker_lightning.contract.atomic_files import IGNORED, remove_leftovers
+from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.shutdown import NAME
 from sagemaker_lightning.resume.checkpoint_file import (
     KEY,
@@ -264,21 +266,26 @@ def choose(
     own = _Survey(folder, host) if examines else None
     while True:
         hosts = [known for known in gather(own.known() if own else None) if known]
-        save = newest_common(hosts, folder.label)
+        try:
+            save = newest_common(hosts, folder.label)
+        except UserError:
+            if own:
+                own.report()
+            raise
         if save is None:
             return None
         if all(save in known.intact for known in hosts):
             break
         if own:
             own.check(save, lacks)
+    if own:
+        own.report(since=save.step)
     folder.whole = sorted({step for step, _ in folder.named() if 0 <= step <= save.step})
     return folder.path / next(known.intact[save] for known in hosts if known.host == host)
 
 
 class _Survey:
     """What this host learns of its checkpoints, file by file.
-
-    It prints each problem once.
 
     Args:
         folder: The folder of the checkpoints.
@@ -291,15 +298,15 @@ class _Survey:
         self.files: dict[Save, list[Path]] = {}  # the files of each checkpoint, newest first
         self.intact: dict[Save, str] = {}  # the name of the file that was found intact
         self.incomplete: set[Save] = set()
-        self.problems: list[str] = []
+        self.problems: list[tuple[float, str]] = []  # each with the step that the file claims
         self.other_formats: list[tuple[str, int]] = []
         for path, problem in folder.foreign():
-            self._skip(path, problem)
-        for _, path in folder.named():
+            self._skip(math.inf, path, problem)
+        for step, path in folder.named():
             if version := other_format(path):
                 self.other_formats.append((path.name, version))
             elif isinstance(save := save_of(path), str):
-                self._skip(path, save)
+                self._skip(step, path, save)
             else:
                 self.files.setdefault(Save(*save), []).append(path)
 
@@ -310,7 +317,7 @@ class _Survey:
             tuple(self.files),
             dict(self.intact),
             frozenset(self.incomplete),
-            tuple(self.problems),
+            tuple(problem for _, problem in self.problems),
             tuple(self.other_formats),
         )
 
@@ -325,19 +332,23 @@ class _Survey:
             return
         for path in self.files[save]:
             if isinstance(problem := examine(path), str):
-                self._skip(path, problem)
+                self._skip(save.step, path, problem)
                 continue
             self.intact[save] = path.name
             if problem := lacks(path):
                 self.incomplete.add(save)
-                self._skip(path, f"goes with {problem}")
+                self._skip(save.step, path, f"goes with {problem}")
             return
         del self.files[save]
 
-    def _skip(self, path: Path, problem: str) -> None:
-        """Print that a file is skipped, and why."""
+    def report(self, since: float = -math.inf) -> None:
+        """Print which files are skipped, and why: those of a step or later."""
+        for step, problem in self.problems:
+            if step >= since:
+                print(f"warning: {problem}", flush=True)
+
+    def _skip(self, step: float, path: Path, problem: str) -> None:
+        """Note that a file is skipped, and why."""
         # A file's name may have any characters.
         text = f"checkpoint {path} {problem}; it is skipped"
-        text = " ".join(text.encode(errors="replace").decode().split())
-        self.problems.append(text)
-        print(f"warning: {text}", flush=True)
+        self.problems.append((step, " ".join(text.encode(errors="replace").decode().split())))
