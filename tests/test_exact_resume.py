@@ -39,9 +39,6 @@ def results(said: str) -> list[str]:
     return lines
 
 
-ENDS = {signal.SIGTERM: 143, signal.SIGKILL: -9}
-
-
 def check(folder: Path, case: str, *interruptions: dict[str, str]) -> list[str]:
     """Compare a run left alone with one that is interrupted so, and return what each run of that one said."""
     status, alone = run(folder / "alone", case)
