@@ -100,6 +100,11 @@ RUN if [ -n "$COMPILER" ]; then \
 # /opt/ml/code stays empty: only then does the toolkit unpack a job's own source there.
 RUN mkdir -p /opt/ml/input/config /opt/ml/input/data /opt/ml/model /opt/ml/output/data /opt/ml/code
 
+# Run whenever this python starts: `import lightning as L` works in a script that knows nothing of ours, by the classes of
+# pytorch-lightning (sagemaker_lightning/compat/namespaces.py).
+RUN printf '%s\n' /opt/sagemaker-lightning "import sagemaker_lightning" \
+    >/opt/conda/envs/sagemaker-lightning/lib/python3.11/site-packages/sagemaker-lightning.pth
+
 # The code comes last: a change of it adds kilobytes.
 COPY entrypoint.sh ./
 COPY sagemaker_lightning sagemaker_lightning

@@ -26,12 +26,13 @@ test-fast: $(VENV)/ready  ## run the tests that take no process, no container an
 	$(BIN)/python -m pytest -n 2 -m "not slow and not docker" $(FLAGS)
 
 LIGHTNING ?= 2.5.2
-COMPAT := .venvs/lightning-$(LIGHTNING)
+PACKAGE ?= pytorch-lightning
+COMPAT := .venvs/$(PACKAGE)-$(LIGHTNING)
 $(COMPAT)/ready: environment.yml tests/requirements.txt scripts/make_env.sh
-	PYTHON=$(PYTHON) scripts/make_env.sh $(COMPAT) pytorch-lightning==$(LIGHTNING)
+	PYTHON=$(PYTHON) scripts/make_env.sh $(COMPAT) $(PACKAGE)==$(LIGHTNING)
 
-compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with another version of it (LIGHTNING=2.5.2, the oldest)
-	$(COMPAT)/bin/python -m pytest -n 2 -m "not docker and not soak" tests/test_compat.py tests/test_exact.py \
+compat: $(COMPAT)/ready  ## run the tests of what is ours and Lightning's with another one (LIGHTNING=2.5.2, the oldest; PACKAGE=lightning)
+	$(COMPAT)/bin/python -m pytest -n 2 -m "not docker and not soak" tests/test_compat.py tests/test_namespaces.py tests/test_exact.py \
 		tests/test_placed.py tests/test_interruptions.py tests/test_strangers.py tests/test_loggers.py $(FLAGS)
 
 soak: $(VENV)/ready  ## run hundreds of random interruptions, damaged folders and mutated jobs: an hour

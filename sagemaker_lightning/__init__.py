@@ -1,10 +1,15 @@
 """Runs a PyTorch Lightning application on SageMaker to its end, whatever interrupts it.
 
 The names below are imported when they are first used: `import sagemaker_lightning` imports neither
-torch nor Lightning.
+torch nor Lightning. From then on, `lightning.pytorch` and `pytorch_lightning` are two names of the
+same modules (compat/namespaces.py).
 """
 
 from importlib import import_module
+
+from sagemaker_lightning.compat import namespaces
+
+namespaces.register()
 
 __version__ = "0.1.0"
 
@@ -34,6 +39,8 @@ __all__ = [*PUBLIC, "__version__"]  # noqa: PLE0604  (names alone)
 def __getattr__(name: str) -> object:
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not PUBLIC[name].startswith("contract."):  # all others need Lightning
+        import_module(f"{__name__}.compat.versions").check()
     value = globals()[name] = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
     return value
 

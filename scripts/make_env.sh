@@ -3,7 +3,8 @@
 #
 #   [PYTHON=python3.12] scripts/make_env.sh DIR [PACKAGE==VERSION ...]
 #
-# Python 3.11 or later; nothing else is needed. PACKAGEs are installed in place of the versions that environment.yml names.
+# Python 3.11 or later; nothing else is needed. PACKAGEs are installed in place of the versions that environment.yml names;
+# lightning==VERSION in place of pytorch-lightning.
 set -euo pipefail
 
 home=$(dirname "$(dirname "$(readlink -f "$0")")")
@@ -38,7 +39,13 @@ rm -f "$site"/gethostname*.so
 echo '"""In place of sagemaker-training'"'"'s C extension, which only MPI calls."""' >"$site/gethostname.py"
 # shellcheck disable=SC2086
 uv $packages --requirements "$home/tests/requirements.txt"
-[[ $# -eq 0 ]] || uv "$@"
-# `sagemaker_lightning` and `app` can be imported from anywhere in this environment.
-echo "$home" >"$site/sagemaker-lightning.pth"
+if [[ $* == lightning==* ]]; then # alone: it asks for pytorch-lightning besides
+    uv --no-deps "$@"
+    "$directory/bin/python" -m uv --quiet pip uninstall --python "$directory/bin/python" pytorch-lightning
+elif [[ $# -gt 0 ]]; then
+    uv "$@"
+fi
+# `sagemaker_lightning` and `app` can be imported from anywhere in this environment. The second line is run whenever its
+# python starts: `import lightning` works in a script that knows nothing of ours (sagemaker_lightning/compat/namespaces.py).
+printf '%s\n' "$home" "import sagemaker_lightning" >"$site/sagemaker-lightning.pth"
 touch "$directory/ready"

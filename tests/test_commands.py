@@ -30,6 +30,7 @@ BETWEEN_THE_LINES = {
     "pip install .": "test_package.py::test_a_wheel_installs_into_an_empty_environment",
     "make compat": "test_commands.py::test_what_make_runs_for_developers",
     "make compat LIGHTNING=2.5.2": "test_commands.py::test_what_make_runs_for_developers",
+    "make compat PACKAGE=lightning LIGHTNING=2.6.6": "test_commands.py::test_what_make_runs_for_developers",
     "make test": "test_commands.py::test_what_continuous_integration_runs",
     "make lint": "test_commands.py::test_what_continuous_integration_runs",
     "COMPILER=1 make build": "test_container.py::test_a_compiler_is_a_build_argument",
@@ -162,6 +163,7 @@ def test_what_continuous_integration_runs():
         ("test-fast", "tests/test_files.py", r"\d+ passed"),
         ("soak", "tests/test_commands.py -k mutants", r"no tests ran|\d+ deselected"),
         ("compat", "-k test_no_private_name_has_moved", r"1 passed"),
+        ("compat PACKAGE=lightning LIGHTNING=2.6.6", "-k test_no_private_name_has_moved", r"1 passed"),
         (
             "mutants",
             "--n 1 --only sagemaker_lightning/compat/jsonargparse_types.py",
@@ -170,6 +172,6 @@ def test_what_continuous_integration_runs():
     ],
 )
 def test_what_make_runs_for_developers(target, flags, says):
-    line = ["make", target, f"FLAGS={flags}"]
+    line = ["make", *target.split(), f"FLAGS={flags}"]
     done = subprocess.run(line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert re.search(says, done.stdout), done.stdout[-3000:]

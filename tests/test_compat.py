@@ -18,7 +18,7 @@ import pytorch_lightning
 import torch
 from containers import ROOT
 
-from sagemaker_lightning.compat import names, versions
+from sagemaker_lightning.compat import names, namespaces, versions
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process import lightning_import
 
@@ -26,7 +26,7 @@ APP, RUNTIME = ROOT / "app", ROOT / "sagemaker_lightning"
 COMPAT = sorted(path for path in (RUNTIME / "compat").glob("*.py") if path.stem != "names")
 OTHERS = sorted(path for path in (*APP.rglob("*.py"), *RUNTIME.rglob("*.py")) if path.parent.name != "compat")
 PACKAGES = {"torch", "torchvision", "torchmetrics", "pytorch_lightning", "lightning_fabric", "lightning_utilities"}
-PACKAGES |= {"jsonargparse", "sagemaker_training", "fsspec"}
+PACKAGES |= {"jsonargparse", "sagemaker_training", "fsspec", "lightning"}
 PRIVATE = re.compile(r"(?!_fields$)_[A-Za-z]\w*")  # `_fields` of a named tuple is Python's, and public
 TOOLKIT = {"user_program", "requirements", "train_command", "toolkit_hook", "__main__"}
 """Modules that import the toolkit, which reads where its folders are when it is imported. No class there is derived."""
@@ -188,29 +188,38 @@ def test_nobody_goes_around_the_seam():
 
 
 def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
-    """And none is said of the others, nor where Lightning is missing: its import says that."""
+    """And none is said of the others, nor where a package has no metadata."""
+    has = {}
+    monkeypatch.setattr(versions, "version", lambda name: has.get(name, ""))
+    name = namespaces.distribution()
     for found in ("", "2.5.2", "2.5.10", "2.6", "2.6.0.post0", "2.6.7rc1"):
-        monkeypatch.setattr(versions, "version", lambda name, found=found: found)
+        has[name] = found
         lightning_import.check_version()
     for found in ("1.9.5", "2.5.1.post0", "2.7.0", "2.10.1", "3.0.0"):
-        monkeypatch.setattr(versions, "version", lambda name, found=found: found)
-        with pytest.raises(
-            UserError, match=f"^requirements.txt: found pytorch-lightning {found}, expected 2.5.2 or later"
-        ):
+        has[name] = found
+        with pytest.raises(UserError, match=f"^requirements.txt: found {name} {found}, expected 2.5.2 or later"):
             lightning_import.check_version()
-    assert not versions.unsupported(pytorch_lightning.__version__)
+    has[name] = "2.6.6"
+    for found in ("2.11.0", "2.15.0+cu130", "3.0"):
+        has["torch"] = found
+        lightning_import.check_version()
+    has["torch"] = "2.9.1"
+    with pytest.raises(UserError, match="^torch: found 2.9.1, expected 2.11 or later"):
+        lightning_import.check_version()
+    assert not versions.unsupported(name, pytorch_lightning.__version__)
 
 
 @pytest.mark.parametrize("program", ["train.py", "train_multi_node.py"])
 def test_a_job_that_has_installed_another_version_ends_with_that_line(tmp_path: Path, program):
     """Before Lightning is imported, which may fail, and as the job's FailureReason."""
-    installed = tmp_path / "installed/pytorch_lightning-2.4.0.dist-info"
+    name = namespaces.distribution()
+    installed = tmp_path / f"installed/{name.replace('-', '_')}-2.4.0.dist-info"
     installed.mkdir(parents=True)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: pytorch-lightning\nVersion: 2.4.0\n")
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.4.0\n")
     variables = os.environ | {"PYTHONPATH": f"{installed.parent}:{ROOT}", "SM_OUTPUT_DIR": str(tmp_path)}
     line = [sys.executable, str(APP / program)]
     done = subprocess.run(line, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     (said,) = (one for one in done.stderr.splitlines() if not one.startswith("starting: "))  # on a busy machine
-    expected = "error: requirements.txt: found pytorch-lightning 2.4.0, expected 2.5.2 or later and below 2.7; give "
+    expected = f"error: requirements.txt: found {name} 2.4.0, expected 2.5.2 or later and below 2.7; give "
     assert done.returncode == 1 and said.startswith(expected)
     assert (tmp_path / "failure").read_text() == said

@@ -55,6 +55,18 @@ def test_without_data_and_without_a_network(container, image, tmp_path):
     assert described["revision"] == inspect(image)["Config"]["Labels"]["org.opencontainers.image.revision"]
 
 
+def test_a_program_that_says_import_lightning(container, tmp_path):
+    """As Lightning's documentation does; the image has pytorch-lightning alone, and the program nothing of ours."""
+    (tmp_path / "code").mkdir()
+    shutil.copy(ROOT / "tests/autoencoder.py", tmp_path / "code/train.py")
+    (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
+    given = mount(tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro")
+    run = container("train", options=(*given, *mount(tmp_path / "code", "/opt/ml/code", "ro")))
+    assert run.returncode == 0 and "TRAINED 20 " in run.stdout, run.stdout
+    code = "import lightning.pytorch as pl; from sagemaker_lightning import World; print(pl.__name__)"
+    assert container("python", "-c", code).stdout.strip() == "pytorch_lightning"
+
+
 def test_a_user_without_a_name_in_a_container_that_is_read_only(container, tmp_path):
     """As rootless engines and strict clusters run it: what is written is mounted, and nothing else can be written."""
     user = ("--user", "54321", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")

@@ -1,9 +1,12 @@
 """The runtime as a package of its own: installed without the rest, and imported without torch."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import environments
 import pytest
 import pytorch_lightning  # noqa: F401  (it sets a variable when it is imported)
 from containers import ROOT, copy_checkout
@@ -34,29 +37,59 @@ def test_it_is_imported_without_any_package():
     assert subprocess.check_output(line, text=True).strip() == sagemaker_lightning.__version__
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy_checkout(folder / "source")
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, folder / "source"], check=True)
+    (built,) = folder.glob("sagemaker_lightning-*.whl")
+    return built
+
+
+FOREIGN = """
+{imports}
+for name in set(sagemaker_lightning.PUBLIC) - {{"Application", "CLI"}}:
+    assert getattr(sagemaker_lightning, name)
+import autoencoder, lightning.pytorch, pytorch_lightning
+assert pytorch_lightning is lightning.pytorch and pytorch_lightning.__name__ == {name!r}
+assert issubclass(autoencoder.LitAutoEncoder, pytorch_lightning.LightningModule)
+assert "torchvision" not in sys.modules and "jsonargparse" not in sys.modules
+"""
+
+
 @pytest.mark.slow
-def test_a_wheel_installs_into_an_empty_environment(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("imports", "name"),
+    [
+        ("import sys, lightning as L, sagemaker_lightning", "lightning.pytorch"),
+        ("import sys, sagemaker_lightning, lightning as L", "pytorch_lightning"),
+    ],
+    ids=["after Lightning", "before Lightning"],
+)
+def test_all_but_the_command_line_needs_torch_and_lightning_alone(tmp_path: Path, wheel: Path, imports: str, name: str):
+    """In the environment that `pip install lightning` makes, which has both distributions."""
+    target = tmp_path / "target"
+    installed = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target]
+    subprocess.run([*installed, wheel], check=True)
+    shutil.copy(ROOT / "tests/autoencoder.py", target)
+    line = [environments.python_of("bare"), "-c", FOREIGN.format(imports=imports, name=name)]
+    variables = os.environ | {"PYTHONPATH": str(target)}
+    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_a_wheel_installs_into_an_empty_environment(tmp_path: Path, wheel: Path):
     """It has the runtime, the launcher and the rehearsal, and neither the example nor the tests."""
-    copy_checkout(tmp_path / "source")
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        tmp_path,
-    ]
-    subprocess.run([*build, tmp_path / "source"], check=True)
-    (wheel,) = tmp_path.glob("sagemaker_lightning-*.whl")
     assert wheel.name.split("-")[1] == sagemaker_lightning.__version__
     python = tmp_path / "empty/bin/python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "empty"], check=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
     assert subprocess.check_output([python, "-I", "-c", ALONE], text=True).strip() == sagemaker_lightning.__version__
     listed = subprocess.check_output([python, "-m", "pip", "show", "--files", "sagemaker-lightning"], text=True)
+    assert "\nRequires: psutil\n" in listed
     packages = {line.strip().partition("/")[0] for line in listed.partition("Files:")[2].splitlines() if ".py" in line}
     assert packages == {"sagemaker_lightning", "launcher", "rehearsal"}
     assert "rehearsal/report/report.css" in listed

@@ -3,13 +3,13 @@
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-import torchvision
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import nn
 
@@ -153,7 +153,7 @@ def save(
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "torchvision": torchvision.__version__,
+            "torchvision": getattr(sys.modules.get("torchvision"), "__version__", None),
             "pytorch_lightning": pl.__version__,
         },
         "revision": revision,

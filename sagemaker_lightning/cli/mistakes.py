@@ -49,6 +49,7 @@ MISCONFIGURED = (MisconfigurationException,)
 # is theirs, a line without the traceback is enough.
 LIBRARIES = {
     "jsonargparse",
+    "lightning",
     "lightning_fabric",
     "pytorch_lightning",
     "torch",

@@ -1,45 +1,73 @@
-"""The versions of Lightning that this program works with.
+"""The versions of Lightning and torch that this program works with.
 
 Standard library only: it is used before Lightning is imported.
 """
 
 import re
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
-PACKAGE = "pytorch-lightning"
+from sagemaker_lightning.compat import namespaces
+from sagemaker_lightning.contract.errors import UserError
+
 OLDEST = "2.5.2"
 BELOW = "2.7"
-"""The oldest version, and the first one that is too new.
+"""The oldest version of Lightning, and the first one that is too new.
 
 `make compat` runs the tests with any of them.
 
 LightningCLI(load_from_checkpoint_support=...), which cli/lightning_cli.py needs, came with 2.5.2.
 """
+OLDEST_TORCH = "2.11"
 
 
-def installed() -> str:
-    """Return the installed version of Lightning; "" if it is not installed.
+def check() -> None:
+    """Raise UserError if the installed Lightning and torch are not what this program works with.
 
-    It reads a file, and does not import Lightning.
+    It reads files, and imports neither.
     """
-    try:
-        return version(PACKAGE)
-    except PackageNotFoundError:
-        return ""
+    namespaces.refuse_malicious()
+    if len(namespaces.imported()) > 1:
+        raise UserError(
+            "import lightning, import pytorch_lightning: found both before import "
+            "sagemaker_lightning, which makes them one; put import sagemaker_lightning above them"
+        )
+    if not (name := namespaces.distribution()):
+        raise UserError(
+            f"Lightning: not installed in {sys.prefix}; pip install "
+            f'"pytorch-lightning>={OLDEST},<{BELOW}", or lightning in these versions'
+        )
+    if problem := unsupported(name, _installed(name)):
+        raise UserError(problem)
+    torch = _installed("torch")
+    if torch and _numbers(torch) < _numbers(OLDEST_TORCH):
+        raise UserError(f"torch: found {torch}, expected {OLDEST_TORCH} or later; install one")
 
 
-def unsupported(installed_version: str) -> str:
+def unsupported(name: str, installed_version: str) -> str:
     """Return one line that says what is wrong with a version of Lightning.
 
     It is "" if nothing is wrong, or if the version is "".
+
+    Args:
+        name: Its distribution, pytorch-lightning or lightning.
+        installed_version: The version.
     """
     if not installed_version or _numbers(OLDEST) <= _numbers(installed_version) < _numbers(BELOW):
         return ""
     return (
-        f"requirements.txt: found {PACKAGE} {installed_version}, expected {OLDEST} or later and "
-        f"below {BELOW}; give {PACKAGE}>={OLDEST},<{BELOW} there, or leave it out to have the "
+        f"requirements.txt: found {name} {installed_version}, expected {OLDEST} or later and "
+        f"below {BELOW}; give {name}>={OLDEST},<{BELOW} there, or leave it out to have the "
         "image's own"
     )
+
+
+def _installed(name: str) -> str:
+    """Return the version of a distribution; "" if it is not known."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
 
 
 def _numbers(text: str) -> list[int]:

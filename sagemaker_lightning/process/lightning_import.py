@@ -5,10 +5,10 @@ No module that imports any of them may be imported before.
 
 import atexit
 import gc
+from importlib.util import find_spec
 
 from sagemaker_lightning.compat import overhead, versions
 from sagemaker_lightning.contract.environment import failure_file, place
-from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported
 from sagemaker_lightning.process import threads
 
@@ -22,7 +22,7 @@ def import_lightning() -> None:
     torchmetrics imports in vain, is imported only when it is used.
 
     Exits with status 1, and prints one line, if the installed version of Lightning is not
-    supported: a job may have installed another one.
+    supported: a job may have installed another one. torchvision may be absent.
     """
     with reported(failure_file(), place()):
         check_version()
@@ -31,7 +31,9 @@ def import_lightning() -> None:
     try:
         with overhead.signal_on_demand():
             import pytorch_lightning  # noqa: F401
-            import torchvision  # noqa: F401
+
+            if find_spec("torchvision"):
+                import torchvision  # noqa: F401
     finally:
         gc.freeze()
         # At exit, nanobind (in Triton) would report the frozen objects as left over.
@@ -40,9 +42,8 @@ def import_lightning() -> None:
 
 
 def check_version() -> None:
-    """Raise UserError if the installed version of Lightning is not supported.
+    """Raise UserError if the installed Lightning or torch is not supported.
 
-    It does not import Lightning.
+    It imports neither.
     """
-    if problem := versions.unsupported(versions.installed()):
-        raise UserError(problem)
+    versions.check()

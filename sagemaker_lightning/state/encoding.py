@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sagemaker_lightning.compat import namespaces
 from sagemaker_lightning.compat.torch_modules import keep_metadata
 from sagemaker_lightning.contract.errors import UserError
 
@@ -173,8 +174,11 @@ def raised(note: tuple, value: Any) -> Any:
 
 
 def _imported(module: str, name: str) -> Any:
-    """Return the object of that name in a module that is already imported, or None."""
-    object_ = sys.modules.get(module)
+    """Return the object of that name in a module that is already imported, or None.
+
+    A checkpoint may have been written with the other distribution of Lightning.
+    """
+    object_ = sys.modules.get(module) or sys.modules.get(namespaces.first_name(module))
     for part in name.split("."):
         object_ = getattr(object_, part, None)
     return object_
