@@ -1,8 +1,11 @@
 """Order and samples of any DataLoader are functions of (seed, epoch, position), for any workers and ranks."""
 
+import copy
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from interruptible import Noisy
 from pytorch_lightning.trainer.states import RunningStage
@@ -12,6 +15,7 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
+    Subset,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -154,6 +158,31 @@ def test_a_loader_without_batches_is_exact():
 
     assert [len(one) for one in drawn(0, 0)] == [2, 2, 2, 2, 1]
     assert drawn(2, 0) == drawn(0, 0)[2:] == drawn(2, 1)
+
+
+def test_a_loader_may_have_indices_of_its_own():
+    """As scvi-tools' has: the samples that it is for."""
+
+    class Part(DataLoader):
+        def __init__(self, indices, **options) -> None:
+            self.indices = indices
+            super().__init__(Subset(range(40), indices), **options)
+
+    loader, why = exact(Part(list(range(5, 15)), batch_size=5, shuffle=True), 1)
+    assert not why and sorted(torch.cat(list(loader)).tolist()) == loader.indices
+
+
+def test_a_loader_that_was_trained_on_makes_predictions(tmp_path: Path):
+    """Lightning makes another one of the same class for them, with a sampler that notes the indices."""
+
+    class Doubles(pl.LightningModule):
+        def predict_step(self, batch, batch_idx):
+            return batch * 2
+
+    loader, _ = exact(DataLoader(torch.arange(10.0), 4), 1)
+    trainer = pl.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_progress_bar=False)
+    assert torch.cat(trainer.predict(Doubles(), loader)).tolist() == [2.0 * number for number in range(10)]
+    assert type(copy.copy(loader)) is type(loader)
 
 
 def test_a_loader_stays_what_it_is():

@@ -1,5 +1,6 @@
 """ExactResume and the others in programs with a Trainer of their own: stopped, killed, and compared bit by bit."""
 
+import contextlib
 import copy
 import os
 import re
@@ -170,6 +171,50 @@ def test_ctrl_c_twice_stops_at_once(tmp_path: Path):
     with pytest.raises(SystemExit) as stopped:  # Lightning's answer to a KeyboardInterrupt
         short(tmp_path, presses).fit(Classifier())
     assert stopped.value.code == 1 and not (tmp_path / "step-000000004.ckpt").exists()
+
+
+class Scaler:
+    """An object that no checkpoint of ours holds; what it has seen is state."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+
+class WithScaler(Classifier):
+    """Keeps an object in its checkpoints, as pytorch-forecasting and darts do, and takes it from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaler = Scaler()
+
+    def training_step(self, batch, batch_idx):
+        self.scaler.seen += 1
+        return super().training_step(batch, batch_idx) / self.scaler.seen
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["parameters"] = {"scaler": self.scaler, "size": 3}
+
+    def on_load_checkpoint(self, checkpoint):
+        assert checkpoint["parameters"]["size"] == 3
+        self.scaler = checkpoint["parameters"]["scaler"]
+
+
+def test_objects_that_the_model_has_may_be_in_its_checkpoints(tmp_path: Path):
+    """A resumed run has its own object there, with the saved state; the user's files have what Lightning writes."""
+    expected = WithScaler()
+    state = copy.deepcopy(expected.state_dict())
+    short(tmp_path / "alone").fit(expected)
+    for presses in (1, 0):
+        model = WithScaler()
+        model.load_state_dict(state)
+        files = ModelCheckpoint(tmp_path / "own", "last", save_on_train_epoch_end=True)
+        trainer = short(tmp_path / "run", Presses(presses), files, enable_checkpointing=True)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(model)
+    assert all(torch.equal(one, expected.state_dict()[name]) for name, one in model.state_dict().items())
+    assert model.scaler.seen == expected.scaler.seen
+    kept = torch.load(tmp_path / "own/last.ckpt", weights_only=False)["parameters"]
+    assert isinstance(kept["scaler"], Scaler) and kept["scaler"].seen == model.scaler.seen
 
 
 def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):

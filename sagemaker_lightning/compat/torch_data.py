@@ -30,15 +30,18 @@ class MadeIterators(DataLoader):
 
 
 class GivenIndices(MadeIterators):
-    """A DataLoader that iterates over `indices`, as torch's own class does."""
+    """A DataLoader that iterates over `indices_to_draw`, as torch's own class does.
 
-    def indices(self) -> Iterable:
+    The user's class may have attributes of its own, such as `indices`.
+    """
+
+    def indices_to_draw(self) -> Iterable:
         """Return what takes the place of the sampler or batch sampler; to be overridden."""
         raise NotImplementedError
 
     @property
     def _index_sampler(self) -> Iterable:
-        return self.indices()
+        return self.indices_to_draw()
 
     def _get_iterator(self) -> Any:
         return self.make_iterator(lambda: DataLoader._get_iterator(self))

@@ -246,17 +246,29 @@ def plan(loader: Any, turn: int, done: int) -> None:
         )
 
 
+def _of_users_class(cls: type, *arguments: Any, **options: Any) -> Any:
+    """Return a new loader of the user's class, in place of one of `cls`.
+
+    `exact` gives a loader what a class of ours needs. Lightning makes another loader of the same
+    class, with a sampler of its own, if the loader is used for predictions.
+    """
+    if not arguments and not options:  # it is a copy, which gets all that the first one has
+        return DataLoader.__new__(cls)
+    return cls.users_class(*arguments, **options)
+
+
 class Exact(GivenIndices):
     """The base that an exact DataLoader has before its own class. See `exact`."""
 
     exactly: Batches
     planned: Plan
+    __new__ = _of_users_class
 
     def begin_epoch(self, epoch: int, batch: int = 0) -> None:
         """Have the next iteration start at a batch of an epoch."""
         self.exactly.begin(epoch, 0, batch)
 
-    def indices(self) -> Batches:
+    def indices_to_draw(self) -> Batches:
         """Return the batches of keys."""
         return self.exactly
 
@@ -280,6 +292,7 @@ class Streamed(MadeIterators):
     """
 
     planned: Plan
+    __new__ = _of_users_class
 
     def make_iterator(self, make: Callable[[], Any]) -> Any:
         """Return an iterator whose samples are drawn as planned."""
@@ -292,6 +305,6 @@ class Streamed(MadeIterators):
 @functools.cache
 def of_class(mixin: type, cls: type) -> type:
     """Return a class named as `cls` with the methods of `mixin` before its own."""
-    if mixin.__base__ is cls:
-        return type(cls.__name__, (mixin,), {"__module__": cls.__module__, "__doc__": cls.__doc__})
-    return type(cls.__name__, (mixin, cls), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    bases = (mixin,) if mixin.__base__ is cls else (mixin, cls)
+    kept = {"__module__": cls.__module__, "__doc__": cls.__doc__, "users_class": cls}
+    return type(cls.__name__, bases, kept)

@@ -279,7 +279,10 @@ class ExactResume(EarlyCallback):
         self.snapshot = Snapshot(trainer, self.agreement, self.seeding, self.proof)
         fit_loops.install(trainer, self, self.restart)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = checkpoint_file.VerifiedIO()
+            # The command line reads its models without running code. In a program of the user's
+            # own, the files of its ModelCheckpoints are for the program to read.
+            reads = not self.owns_stop or bool(best_model.callbacks(trainer))
+            trainer.strategy.checkpoint_io = checkpoint_file.VerifiedIO(plain_values=reads)
         lightning_checkpoints.load_first(trainer, self._load_newest)
 
     def _unsupported(self, strategy: Any) -> UserError:
@@ -308,7 +311,8 @@ class ExactResume(EarlyCallback):
             return False
         self.loaded = True
         self._refuse_another_model()
-        if not self.restart.load(self.environment.current_host, self.settings_of_run):
+        objects = self.snapshot.held.objects_of_module()
+        if not self.restart.load(self.environment.current_host, self.settings_of_run, objects):
             return False
         if given_path and self.trainer.is_global_zero:
             print(

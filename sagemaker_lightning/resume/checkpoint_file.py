@@ -197,9 +197,17 @@ class VerifiedIO(TorchCheckpointIO):
 
     This applies to files in a folder, not at a URL. A full disk does not end the training: `lost`
     says what could not be written, and the older file stays.
+
+    Args:
+        plain_values: Whether to write what can be read with weights_only=True: text in place of
+            objects, and plain values in place of arrays. If not, a file has what Lightning writes.
     """
 
     lost: str | None = None
+
+    def __init__(self, plain_values: bool) -> None:
+        super().__init__()
+        self.plain_values = plain_values
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path, storage_options: Any | None = None
@@ -209,7 +217,8 @@ class VerifiedIO(TorchCheckpointIO):
             return super().save_checkpoint(checkpoint, path, storage_options)
         try:
             self.lost = None
-            checkpoint = plain(checkpoint, {}, str, copies=False)  # it is read back as plain values
+            if self.plain_values:
+                checkpoint = plain(checkpoint, {}, str, copies=False)
             write(Path(path), checkpoint, checkpoint.get("global_step", 0))
         except OSError as error:
             self.lost = f"{path} could not be written ({error.strerror})"

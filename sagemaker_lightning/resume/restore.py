@@ -71,12 +71,13 @@ class Restart:
         # Whether StochasticWeightAveraging was continued; None before `restore` has tried.
         self.averaging = None
 
-    def load(self, host: str, flags: Mapping[str, object]) -> bool:
+    def load(self, host: str, flags: Mapping[str, object], objects: Mapping[str, Any]) -> bool:
         """Hand Lightning the newest checkpoint, and return whether there is one.
 
         Args:
             host: Name of this host.
             flags: All settings by flag.
+            objects: The objects that the module has, by name.
 
         Raises:
             UserError: The checkpoint is of a run with other `flags`.
@@ -127,6 +128,7 @@ class Restart:
         checkpoint = restored(
             checkpoint | rank_overrides,
             self._rank_state["notes"] if rank_overrides else self.meta["notes"],
+            objects,
         )
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank saved its own
         self.later = model_changes.take_out(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -22,7 +23,7 @@ from sagemaker_lightning.resume import (
 from sagemaker_lightning.resume.agreement import Agreement
 from sagemaker_lightning.resume.user_state import Held
 from sagemaker_lightning.resume.verification import Proof
-from sagemaker_lightning.state.encoding import NotPlain, plain
+from sagemaker_lightning.state.encoding import OWN, NotPlain, plain
 from sagemaker_lightning.state.object_state import digest
 
 COMMON = {
@@ -41,6 +42,8 @@ COMMON = {
     "datamodule_hparams_type",
 }
 """Keys of a Lightning checkpoint that are equal on all ranks, or rank 0's for all."""
+LIGHTNINGS = COMMON | {"callbacks"}
+"""Keys of a checkpoint that Lightning sets; the others are of on_save_checkpoint."""
 HYPER = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "datamodule_hparams")
 LATER = "optimizer_states"
 
@@ -159,7 +162,10 @@ class Snapshot:
         """Return the state of a validation with the optimizers' states copied, too."""
         return state | {
             LATER: plain(
-                state[LATER], state[checkpoint_file.KEY]["notes"], self._replace_or_refuse, (LATER,)
+                state[LATER],
+                notes := state[checkpoint_file.KEY]["notes"],
+                partial(self._replace_or_refuse, notes),
+                (LATER,),
             )
         }
 
@@ -176,7 +182,7 @@ class Snapshot:
         with lightning_callbacks.pruned_as_it_is(self.trainer):
             state = lightning_checkpoints.state_of(self.trainer)
         later = {LATER: state.pop(LATER)} if kind == "validation" else {}
-        return plain(state, notes, self._replace_or_refuse) | later, notes
+        return plain(state, notes, partial(self._replace_or_refuse, notes)) | later, notes
 
     def _warn_of_different_rates(self, rates: Sequence[list[float]]) -> None:
         """Warn, once, if the ranks have different learning rates.
@@ -196,16 +202,25 @@ class Snapshot:
             )
         self.said = self.said or bool(other_rank)
 
-    def _replace_or_refuse(self, error: NotPlain) -> Any:
-        """Return a text in place of a hyperparameter that cannot be saved.
+    def _replace_or_refuse(self, notes: dict[tuple, tuple], error: NotPlain) -> Any:
+        """Return a text in place of an object that cannot be saved and need not be.
 
-        A run does not need its hyperparameters to resume.
+        A run does not need its hyperparameters to resume. An object that the module has, too, such
+        as a loss or a normalizer, is made by the program again; its state is saved with that of all
+        the user's objects (user_state.py).
+
+        Args:
+            notes: Gets the name of the object, for a resumed run.
+            error: Names the object and where it is.
 
         Raises:
-            UserError: It is something else than a hyperparameter.
+            UserError: It is something else.
         """
         name = str(error.path[0])
         if name.startswith(HYPER):
+            return f"({error.kind})"
+        if name not in LIGHTNINGS and (own := self.held.name_in_module(error.value)):
+            notes[error.path] = (OWN, own)
             return f"({error.kind})"
         model_class = type(self.trainer.lightning_module)
         model_name = f"{model_class.__module__}.{model_class.__qualname__}"

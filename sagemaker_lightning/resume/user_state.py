@@ -69,6 +69,16 @@ class Held:
         self.boxes: dict[tuple[str, str], list] = {}
         self.said: set = set()  # what a message was printed for
 
+    def objects_of_module(self) -> dict[str, Any]:
+        """Return the objects that the module has, by name."""
+        model = {"model": self.trainer.lightning_module}
+        return dict(object_graph.walk(model, code=False))
+
+    def name_in_module(self, value: Any) -> str:
+        """Return the name of an object that the module has; "" if it has not got it."""
+        objects = self.objects_of_module().items()
+        return next((name for name, object_ in objects if object_ is value), "")
+
     def mark(self) -> None:
         """Take the present state as the one at the start."""
         self.state.mark()

@@ -13,6 +13,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class NotPlain(TypeError):
     def __init__(self, path: tuple, value: Any) -> None:
         class_ = type(value)
         self.path = path
+        self.value = value
         self.kind = f"{class_.__module__}.{class_.__qualname__}"
         super().__init__(f"{'.'.join(map(str, path))} is a {self.kind}")
 
@@ -345,8 +347,28 @@ def plain(
     return plain(plain_value, notes, otherwise, path, copies)
 
 
-def restored(value: Any, notes: Mapping[tuple, tuple], path: tuple = ()) -> Any:
-    """Return the value that `plain` was given; parts without notes are not copied."""
+OWN = "own"
+"""The kind of the note of an object that this program makes again; with the object's name."""
+
+
+def restored(
+    value: Any,
+    notes: Mapping[tuple, tuple],
+    objects: Mapping[str, Any] = MappingProxyType({}),
+    path: tuple = (),
+) -> Any:
+    """Return the value that `plain` was given; parts without notes are not copied.
+
+    Args:
+        value: What `plain` returned.
+        notes: The notes that it made.
+        objects: The objects that notes of kind OWN name.
+        path: Where the value is.
+    """
+    if notes.get(path, ("",))[0] == OWN:
+        if (name := notes[path][1]) not in objects:
+            raise UserError(f"a checkpoint holds {name}, which this program does not have")
+        return objects[name]
     if not notes:
         return value
     class_ = type(value)
@@ -354,11 +376,11 @@ def restored(value: Any, notes: Mapping[tuple, tuple], path: tuple = ()) -> Any:
         noted_path[: len(path)] == path for noted_path in notes
     ):
         value = class_(
-            (key, restored(element, notes, (*path, key))) for key, element in value.items()
+            (key, restored(element, notes, objects, (*path, key))) for key, element in value.items()
         )
     elif class_ in (list, tuple) and any(noted_path[: len(path)] == path for noted_path in notes):
         value = class_(
-            restored(element, notes, (*path, noted_path))
+            restored(element, notes, objects, (*path, noted_path))
             for noted_path, element in enumerate(value)
         )
     return raised(notes[path], value) if path in notes else value
