@@ -8,8 +8,21 @@ import pytest
 from launcher import contradictions, follower
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:1"
-FLAGS = {"image": IMAGE, "spot": True, "checkpoints": "s3://b/c", "max_run": 100, "keep_alive": None, "subnet": None}
-FLAGS |= {"instance_group": None, "instance_type": None, "instance_count": None, "security_group": None, "drill": False}
+FLAGS = {
+    "image": IMAGE,
+    "spot": True,
+    "checkpoints": "s3://b/c",
+    "max_run": 100,
+    "keep_alive": None,
+    "subnet": None,
+}
+FLAGS |= {
+    "instance_group": None,
+    "instance_type": None,
+    "instance_count": None,
+    "security_group": None,
+    "drill": False,
+}
 FLAGS |= {"drill_data": []}
 
 
@@ -19,7 +32,9 @@ def test_a_wait_as_long_as_the_run_is_allowed(max_wait):
 
 
 def test_a_shorter_wait_is_not():
-    with pytest.raises(ValueError, match=r"--max-wait: found 99, allowed is --max-run \(100\) or more"):
+    with pytest.raises(
+        ValueError, match=r"--max-wait: found 99, allowed is --max-run \(100\) or more"
+    ):
         contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=99))
 
 

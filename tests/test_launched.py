@@ -53,7 +53,8 @@ def test_a_rank_that_begins_when_its_launcher_is_gone():
 
 
 def test_a_rank_whose_launcher_goes_afterwards():
-    go, said, rank, launcher = launched({"SAGEMAKER_LIGHTNING_LAUNCHER": "1"})  # of somebody else, who lives
+    # of somebody else, who lives
+    go, said, rank, launcher = launched({"SAGEMAKER_LIGHTNING_LAUNCHER": "1"})
     os.write(go, b"x")
     assert os.read(said, 100) == b"lives"
     variables = Path(f"/proc/{rank}/environ").read_text().split("\0")

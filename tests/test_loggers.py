@@ -13,8 +13,14 @@ from sagemaker_lightning.callbacks.loggers import Rows
 LOGGERS = [
     {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}},
     {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "logs"}},
-    {"class_path": "CSVLogger", "init_args": {"save_dir": "logs", "name": "mine", "version": "all", "prefix": "x"}},
-    {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "boards", "sub_dir": "a", "log_graph": True}},
+    {
+        "class_path": "CSVLogger",
+        "init_args": {"save_dir": "logs", "name": "mine", "version": "all", "prefix": "x"},
+    },
+    {
+        "class_path": "TensorBoardLogger",
+        "init_args": {"save_dir": "boards", "sub_dir": "a", "log_graph": True},
+    },
 ]
 FLAGS = [
     "--model=strangers.Logging", "--data=strangers.Validated", f"--trainer.logger={json.dumps(LOGGERS)}",
@@ -24,9 +30,16 @@ FLAGS = [
 
 def curves(folder: Path) -> dict:
     """Return what the loggers' files hold, by folder."""
-    found = {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.glob("logs/**/metrics.csv"))}
-    boards = {file.parent for where in ("logs", "boards") for file in folder.glob(f"{where}/**/events.*")}
-    return found | {str(board.relative_to(folder)): sorted(map(str, points(board))) for board in boards}
+    found = {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.glob("logs/**/metrics.csv"))
+    }
+    boards = {
+        file.parent for where in ("logs", "boards") for file in folder.glob(f"{where}/**/events.*")
+    }
+    return found | {
+        str(board.relative_to(folder)): sorted(map(str, points(board))) for board in boards
+    }
 
 
 @pytest.mark.slow
@@ -34,9 +47,18 @@ def test_own_loggers_have_one_curve(tmp_path: Path):
     alone, run = Run(tmp_path / "alone", *FLAGS), Run(tmp_path / "run", *FLAGS)
     alone.finish()
     expected = curves(alone.folder)
-    rows = list(csv.DictReader(expected["logs/lightning_logs/version_0/metrics.csv"].decode().splitlines()))
-    assert all(any(row[name] for row in rows) for name in ("begun", "later", "lr-SGD", "val_loss", "loss_epoch"))
-    assert run.start(KILL_AT="1:2") == -9 and run.start(STOP_AT="1:5") == 143 and run.start(KILL_AT="2:3") == -9
+    rows = list(
+        csv.DictReader(expected["logs/lightning_logs/version_0/metrics.csv"].decode().splitlines())
+    )
+    assert all(
+        any(row[name] for row in rows)
+        for name in ("begun", "later", "lr-SGD", "val_loss", "loss_epoch")
+    )
+    assert (
+        run.start(KILL_AT="1:2") == -9
+        and run.start(STOP_AT="1:5") == 143
+        and run.start(KILL_AT="2:3") == -9
+    )
     run.finish()
     assert curves(run.folder) == expected
     run.finish()  # it is done already
@@ -50,7 +72,9 @@ def test_a_log_that_is_lost_is_said(tmp_path: Path):
     file = tmp_path / "logs/lightning_logs/version_0/metrics.csv"
     file.unlink()
     run.finish()
-    assert "version_0/metrics.csv lacks rows of the interrupted run: the curves have a gap" in run.said
+    assert (
+        "version_0/metrics.csv lacks rows of the interrupted run: the curves have a gap" in run.said
+    )
     assert "later" in file.read_text().splitlines()[0]
 
 

@@ -23,7 +23,10 @@ ROWS, HOSTS = 30, 3
 def write_parts(folder: Path, sharded: bool = False) -> dict[str, np.ndarray]:
     """Write the parts of three hosts into folders of their own, and return what merging them has to give."""
     numbers = np.arange(ROWS)
-    arrays = {"neighbours": (numbers[:, None] + [1, 2]) % ROWS, "scores": numbers.astype(np.float32) / 7}
+    arrays = {
+        "neighbours": (numbers[:, None] + [1, 2]) % ROWS,
+        "scores": numbers.astype(np.float32) / 7,
+    }
     arrays["counts"] = np.ones(ROWS, np.int64)
     hosts = [f"algo-{host + 1}" for host in range(HOSTS)]
     each = ROWS // HOSTS
@@ -32,8 +35,16 @@ def write_parts(folder: Path, sharded: bool = False) -> dict[str, np.ndarray]:
     for host, name in enumerate(hosts):
         rows = range(each * host, each * (host + 1))
         block = {key: array[rows.start : rows.stop] for key, array in arrays.items()}
-        about = {"source": "s" if not sharded else name, "settings": {"k": 2, "numbers": ["neighbours"]}, "host": name}
-        about |= {"total": None if sharded else ROWS, "hosts": hosts, "files": {"a.npy": 20, "b.npy": 10}}
+        about = {
+            "source": "s" if not sharded else name,
+            "settings": {"k": 2, "numbers": ["neighbours"]},
+            "host": name,
+        }
+        about |= {
+            "total": None if sharded else ROWS,
+            "hosts": hosts,
+            "files": {"a.npy": 20, "b.npy": 10},
+        }
         if sharded:
             block["neighbours"] = block["neighbours"] - rows.start
             rows, about["files"] = range(each), {f"{name}.npy": each}
@@ -74,11 +85,17 @@ def arrays_of(folder: Path) -> dict:
 @pytest.mark.parametrize("sharded", [False, True])
 def test_good_parts(tmp_path, sharded):
     wanted = write_parts(tmp_path / "parts", sharded)
-    models = [str(archived(tmp_path / "parts", tmp_path / "model.tar.gz"))], [str(tmp_path / "parts")]
+    models = (
+        [str(archived(tmp_path / "parts", tmp_path / "model.tar.gz"))],
+        [str(tmp_path / "parts")],
+    )
     for number, model in enumerate(models):
         merge.merge(model, tmp_path / f"merged-{number}")
         found = {path.stem: np.load(path) for path in (tmp_path / f"merged-{number}").glob("*.npy")}
-        assert all(np.array_equal(found[name], wanted[name]) for name in wanted) and found.keys() == wanted.keys()
+        assert (
+            all(np.array_equal(found[name], wanted[name]) for name in wanted)
+            and found.keys() == wanted.keys()
+        )
         assert len(list((tmp_path / f"merged-{number}").iterdir())) == len(wanted) + 1
 
 
@@ -108,7 +125,10 @@ def test_an_array_whose_name_is_no_files_name(tmp_path, name):
     edited(tmp_path / "parts", arrays=arrays | {name: arrays.pop("scores")})
     before = sorted(tmp_path.rglob("*"))
     assert "found an array" in refused([tmp_path / "parts"], tmp_path / "merged")
-    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "outside.npy").read_text() == "precious"
+    assert (
+        sorted(tmp_path.rglob("*")) == before
+        and (tmp_path / "outside.npy").read_text() == "precious"
+    )
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
@@ -132,7 +152,9 @@ def test_of_a_merge_that_fails_at_its_very_end_nothing_is_left(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "replace", full)
     (tmp_path / "merged").mkdir()
-    assert "cannot be written (No space left on device)" in refused([tmp_path / "parts"], tmp_path / "merged")
+    assert "cannot be written (No space left on device)" in refused(
+        [tmp_path / "parts"], tmp_path / "merged"
+    )
 
 
 DTYPES = [
@@ -158,7 +180,21 @@ def test_a_dtype_that_is_not_plain(tmp_path, dtype):
     assert "is damaged (scores " in refused([tmp_path / "parts"], tmp_path / "merged")
 
 
-SHAPES = [[], [-1], [10, -1], [True], [10.0], [[10]], [2**70], [2**40, 2**40], [10] + [1] * 200, "10", None, {}, ["10"]]
+SHAPES = [
+    [],
+    [-1],
+    [10, -1],
+    [True],
+    [10.0],
+    [[10]],
+    [2**70],
+    [2**40, 2**40],
+    [10] + [1] * 200,
+    "10",
+    None,
+    {},
+    ["10"],
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -176,7 +212,9 @@ def test_what_would_be_merged_wrongly_is_refused(tmp_path):
     arrays = arrays_of(tmp_path / "parts")
     arrays.pop("scores")
     edited(tmp_path / "parts", arrays=arrays)
-    assert "(rows 10 to 19) has counts, neighbours, scores" in refused([tmp_path / "parts"], tmp_path / "merged")
+    assert "(rows 10 to 19) has counts, neighbours, scores" in refused(
+        [tmp_path / "parts"], tmp_path / "merged"
+    )
     write_parts(tmp_path / "sharded", sharded=True)
     edited(tmp_path / "sharded", hosts=["algo-1"])
     assert "is of another hosts" in refused([tmp_path / "sharded"], tmp_path / "merged")
@@ -184,13 +222,23 @@ def test_what_would_be_merged_wrongly_is_refused(tmp_path):
     about = {"source": "s", "settings": {"numbers": ["n"]}, "total": None, "hosts": ["a", "b"]}
     for host in "ab":
         block = {"n": np.arange(100, dtype=np.int8)}
-        parts.write(tmp_path / "small", rows, [(rows, block)], about | {"host": host, "files": {f"{host}.npy": 100}})
+        parts.write(
+            tmp_path / "small",
+            rows,
+            [(rows, block)],
+            about | {"host": host, "files": {f"{host}.npy": 100}},
+        )
     assert "cannot number 200 rows" in refused([tmp_path / "small"], tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
     "block",
-    [{"a/b": np.zeros(3)}, {"..": np.zeros(3)}, {"x": np.zeros(3, [("a", "<f4")])}, {"x": np.array([{}] * 3, object)}],
+    [
+        {"a/b": np.zeros(3)},
+        {"..": np.zeros(3)},
+        {"x": np.zeros(3, [("a", "<f4")])},
+        {"x": np.array([{}] * 3, object)},
+    ],
     ids=str,
 )
 def test_what_could_not_be_merged_is_refused_in_its_first_block(block):
@@ -278,10 +326,22 @@ def test_a_model_that_is_none(tmp_path, model):
 
 def test_the_command_says_it_in_one_line_and_hands_no_escape_to_the_terminal(tmp_path):
     write_parts(tmp_path / "parts")
-    edited(tmp_path / "parts", host="algo-1\n\x1b[2J", hosts=["algo-1\n\x1b[2J"], source="x\n\x1b]0;" + "y" * 5000)
-    command = [sys.executable, ROOT / "scripts/merge_parts.py", tmp_path / "parts", f"--output={tmp_path / 'merged'}"]
+    edited(
+        tmp_path / "parts",
+        host="algo-1\n\x1b[2J",
+        hosts=["algo-1\n\x1b[2J"],
+        source="x\n\x1b]0;" + "y" * 5000,
+    )
+    command = [
+        sys.executable,
+        ROOT / "scripts/merge_parts.py",
+        tmp_path / "parts",
+        f"--output={tmp_path / 'merged'}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    )
     assert "\x1b" not in done.stderr and len(done.stderr) <= 1010
 
 
@@ -320,7 +380,9 @@ def mutated(value, draw: random.Random):
             if act == 0:
                 del where[key]
             elif act == 1 and type(where) is dict:
-                where[draw.choice(["x", "..", "/x", "counts", "a/b", "", "x" * 300])] = where.pop(key)
+                where[draw.choice(["x", "..", "/x", "counts", "a/b", "", "x" * 300])] = where.pop(
+                    key
+                )
             elif act == 2 and type(where) is list:
                 where.append(where[key])
             else:
@@ -376,7 +438,8 @@ def fuzz(folder: Path, seeds: range) -> dict[str, int]:
         else:
             result = {path.stem: np.load(path, allow_pickle=False) for path in output.glob("*.npy")}
             assert {*about["arrays"]} == {*result}, seed
-            for name in wanted.keys() & result.keys():  # a name may have been another one in all parts
+            # a name may have been another one in all parts
+            for name in wanted.keys() & result.keys():
                 assert np.array_equal(result[name], wanted[name]), (seed, name)
             found["merged"] += 1
             shutil.rmtree(output)

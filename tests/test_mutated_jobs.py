@@ -14,7 +14,11 @@ pytestmark = pytest.mark.slow
 
 N, SEEDS = (400, [1, 2, 3]) if os.environ.get("SOAK") else (40, [11])
 ROUNDS = {seed: list(itertools.islice(mutated_jobs.cases(seed), N)) for seed in SEEDS}
-CASES = [pytest.param(case, id=f"{seed}-{number}") for seed in SEEDS for number, case in enumerate(ROUNDS[seed])]
+CASES = [
+    pytest.param(case, id=f"{seed}-{number}")
+    for seed in SEEDS
+    for number, case in enumerate(ROUNDS[seed])
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +34,14 @@ def test_a_mutated_job_ends_as_it_must(server, tmp_path: Path, case: mutated_job
 
 # What the long rounds have found, mended since.
 FOUND = [
-    mutated_jobs.Case("a long value", {"trainer.strategy": "x" * 2500}, names=("--trainer",), fails=True),
+    mutated_jobs.Case(
+        "a long value", {"trainer.strategy": "x" * 2500}, names=("--trainer",), fails=True
+    ),
     mutated_jobs.Case(
         "a dead link for logs",
         {"logger.save_dir": "here"},
-        lambda folder: (folder / "code/here").symlink_to("/proc/nonexistent/there"),  # which root cannot make either
+        # which root cannot make either
+        lambda folder: (folder / "code/here").symlink_to("/proc/nonexistent/there"),
         names=("code/here: logs cannot be written there",),
         fails=True,
     ),
@@ -61,7 +68,14 @@ def test_what_is_wrong_is_seen(server, tmp_path: Path):
     """A run that should have failed, a line that names something else, and a success without a model."""
     right = mutated_jobs.Case("right", dict(mutated_jobs.BASE), fails=True)
     assert mutated_jobs.check(server, right, tmp_path / "right") == ["it must fail"]
-    other = mutated_jobs.Case("other", mutated_jobs.BASE | {"zzz": "1"}, names=("--yyy",), fails=False)
-    assert mutated_jobs.check(server, other, tmp_path / "other") == ["it must not fail", "none of ('--yyy',) is named"]
-    assert mutated_jobs.faults(right, tmp_path / "nothing", 0)[1].startswith("a success without a model")
+    other = mutated_jobs.Case(
+        "other", mutated_jobs.BASE | {"zzz": "1"}, names=("--yyy",), fails=False
+    )
+    assert mutated_jobs.check(server, other, tmp_path / "other") == [
+        "it must not fail",
+        "none of ('--yyy',) is named",
+    ]
+    assert mutated_jobs.faults(right, tmp_path / "nothing", 0)[1].startswith(
+        "a success without a model"
+    )
     assert mutated_jobs.faults(right, tmp_path / "nothing", None) == ["it hangs"]

@@ -28,14 +28,26 @@ PROBE = {
     "checkpoint.monitor": "null",
     "checkpoint.filename": "null",
 }
-LONG = PROBE | {"trainer.max_epochs": 1000, "data.samples": 4003, "model.sleep": 0.05, "progress.every_n_seconds": 1}
+LONG = PROBE | {
+    "trainer.max_epochs": 1000,
+    "data.samples": 4003,
+    "model.sleep": 0.05,
+    "progress.every_n_seconds": 1,
+}
 SOON = {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12", "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "40"}
 LAUNCHERS = ["app/train_multi_node.py", "app/train_torchrun.py"]
 
 
 def job(image: str, folder: Path, hosts: int, hyperparameters: dict, **more) -> Nodes:
     """Return the nodes algo-1, algo-2, ... of a job."""
-    return Nodes(image, folder, [f"algo-{k}" for k in range(1, hosts + 1)], hyperparameters, code=CODE, **SOON | more)
+    return Nodes(
+        image,
+        folder,
+        [f"algo-{k}" for k in range(1, hosts + 1)],
+        hyperparameters,
+        code=CODE,
+        **SOON | more,
+    )
 
 
 def steps_of(hosts: list[Path], ranks: int) -> list[tuple[list[int], float]]:
@@ -47,7 +59,9 @@ def steps_of(hosts: list[Path], ranks: int) -> list[tuple[list[int], float]]:
     steps = []
     for parts in zip(*ranks, strict=True):
         samples = [sample for numbers, _ in parts for sample in numbers]
-        steps.append((sorted(samples), sum(len(numbers) * loss for numbers, loss in parts) / len(samples)))
+        steps.append(
+            (sorted(samples), sum(len(numbers) * loss for numbers, loss in parts) / len(samples))
+        )
     return steps
 
 
@@ -73,7 +87,11 @@ DATA_GROUP = {
     "current_group_name": "train",
     "instance_groups": [
         {"instance_group_name": "data", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
-        {"instance_group_name": "train", "instance_type": "ml.g5.xlarge", "hosts": ["algo-2", "algo-3"]},
+        {
+            "instance_group_name": "train",
+            "instance_type": "ml.g5.xlarge",
+            "hosts": ["algo-2", "algo-3"],
+        },
     ],
 }
 DISTRIBUTION = {
@@ -86,20 +104,33 @@ DISTRIBUTION = {
     ("hosts", "ranks", "program", "more"),
     [
         pytest.param(["algo-1", "algo-2"], 2, LAUNCHERS[0], {}, marks=pytest.mark.soak),
-        pytest.param(["algo-1", "algo-10", "algo-2", "algo-3"], 1, LAUNCHERS[1], {}, marks=pytest.mark.soak),
+        pytest.param(
+            ["algo-1", "algo-10", "algo-2", "algo-3"], 1, LAUNCHERS[1], {}, marks=pytest.mark.soak
+        ),
         (["algo-1", "algo-2", "algo-3"], 2, LAUNCHERS[0], DISTRIBUTION),
     ],
-    ids=["2 nodes of 2 ranks, Lightning", "4 nodes, torchrun", "a group of 2 nodes of 2 ranks, torchrun"],
+    ids=[
+        "2 nodes of 2 ranks, Lightning",
+        "4 nodes, torchrun",
+        "a group of 2 nodes of 2 ranks, torchrun",
+    ],
 )
-def test_n_ranks_compute_what_one_does(image: str, tmp_path: Path, hosts: list[str], ranks: int, program: str, more):
+def test_n_ranks_compute_what_one_does(
+    image: str, tmp_path: Path, hosts: list[str], ranks: int, program: str, more
+):
     """The samples of each step, its loss, and the weights after two epochs of 185 samples, which no batch divides."""
     given = TWO_EPOCHS | {"trainer.devices": ranks} | more
     resources = DATA_GROUP if more else {}
-    with Nodes(image, tmp_path, hosts, given, resources=resources, code=CODE, SAGEMAKER_PROGRAM=program) as nodes:
+    with Nodes(
+        image, tmp_path, hosts, given, resources=resources, code=CODE, SAGEMAKER_PROGRAM=program
+    ) as nodes:
         nodes.start()
         assert nodes.end() == dict.fromkeys(hosts, 0)
         if more:
-            assert "algo-1 takes no part in the training, which is for algo-2, algo-3" in nodes.said("algo-1")
+            assert (
+                "algo-1 takes no part in the training, which is for algo-2, algo-3"
+                in nodes.said("algo-1")
+            )
     training = hosts[1:] if more else hosts
     steps = steps_of([tmp_path / host for host in training], ranks)
     expected = one_process(tmp_path / "one", batch_size=4 * ranks * len(training))
@@ -110,15 +141,21 @@ def test_n_ranks_compute_what_one_does(image: str, tmp_path: Path, hosts: list[s
         )
     assert [samples for samples, _ in steps] == [samples for samples, _ in expected]
     torch.testing.assert_close(
-        torch.tensor([loss for _, loss in steps]), torch.tensor([loss for _, loss in expected]), **TOLERANCE
+        torch.tensor([loss for _, loss in steps]),
+        torch.tensor([loss for _, loss in expected]),
+        **TOLERANCE,
     )
     weights = torch.load(tmp_path / training[0] / "model/model.pt", weights_only=True)
-    torch.testing.assert_close(weights, torch.load(tmp_path / "one/model/model.pt", weights_only=True), **TOLERANCE)
+    torch.testing.assert_close(
+        weights, torch.load(tmp_path / "one/model/model.pt", weights_only=True), **TOLERANCE
+    )
 
     for host in training:
         files = {path.name for path in (tmp_path / host).rglob("*") if path.is_file()}
-        assert ("model.pt" in files) == (host == training[0]) and "last.ckpt" not in files  # a finished run needs none
-        assert (tmp_path / host / "output/data/prepared").read_text() == "prepared\n"  # once, whatever its ranks
+        # a finished run needs none
+        assert ("model.pt" in files) == (host == training[0]) and "last.ckpt" not in files
+        # once, whatever its ranks
+        assert (tmp_path / host / "output/data/prepared").read_text() == "prepared\n"
 
 
 def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
@@ -145,10 +182,14 @@ def test_the_main_node_is_killed(image: str, tmp_path: Path):
         nodes.wait_for("TRAINING", "algo-1")
         nodes.kill("algo-1")
         assert nodes.end() == {"algo-1": 137, "algo-2": 1}
-        assert nodes.failure("algo-2").startswith("error: lost algo-1: its connection broke off; last heard ")
+        assert nodes.failure("algo-2").startswith(
+            "error: lost algo-1: its connection broke off; last heard "
+        )
 
 
-@pytest.mark.parametrize("program", [LAUNCHERS[0], pytest.param(LAUNCHERS[1], marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "program", [LAUNCHERS[0], pytest.param(LAUNCHERS[1], marks=pytest.mark.soak)]
+)
 def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
     with job(image, tmp_path, 2, LONG | {"trainer.devices": 2}, SAGEMAKER_PROGRAM=program) as nodes:
         nodes.start()
@@ -168,7 +209,9 @@ def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
         nodes.cut("algo-3")
         assert nodes.end() == {"algo-1": 1, "algo-2": 1, "algo-3": 1}
         for host in ("algo-1", "algo-2"):
-            assert nodes.failure(host).startswith("error: lost algo-3: nothing was heard of it any more; last heard ")
+            assert nodes.failure(host).startswith(
+                "error: lost algo-3: nothing was heard of it any more; last heard "
+            )
             assert "epoch" in nodes.failure(host)
         assert "the network of this one (algo-3) is most likely cut" in nodes.failure("algo-3")
 
@@ -184,7 +227,9 @@ def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
         assert "algo-2" in nodes.failure("algo-1")
 
 
-@pytest.mark.parametrize("program", [pytest.param(LAUNCHERS[0], marks=pytest.mark.soak), LAUNCHERS[1]])
+@pytest.mark.parametrize(
+    "program", [pytest.param(LAUNCHERS[0], marks=pytest.mark.soak), LAUNCHERS[1]]
+)
 def test_a_node_is_told_to_stop(image: str, tmp_path: Path, program: str):
     with job(image, tmp_path, 2, LONG, SAGEMAKER_PROGRAM=program) as nodes:
         nodes.start()

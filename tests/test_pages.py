@@ -19,9 +19,16 @@ def anchors(page: str) -> set[str]:
 
 def links(page: str) -> list[tuple[str, str]]:
     """Return where the links of a page lead, within the repository: (path, anchor)."""
-    found = [link.partition("#") for link in LINK.findall(FENCE.sub("", PAGES[page])) if "://" not in link]
+    found = [
+        link.partition("#")
+        for link in LINK.findall(FENCE.sub("", PAGES[page]))
+        if "://" not in link
+    ]
     folder = ROOT / PurePosixPath(page).parent
-    return [(str((folder / path).resolve().relative_to(ROOT)) if path else page, anchor) for path, _, anchor in found]
+    return [
+        (str((folder / path).resolve().relative_to(ROOT)) if path else page, anchor)
+        for path, _, anchor in found
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES)

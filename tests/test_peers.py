@@ -63,7 +63,9 @@ class Hosts:
             self.names.setdefault(name, self.address(name))
             self.ended[name] = []
             settings = {"port": self.port, "appear": 60.0, "silence": SILENCE} | settings
-            watch = self.up[name] = Watch(name, hosts, told, on_verdict=self.ended[name].append, **settings)
+            watch = self.up[name] = Watch(
+                name, hosts, told, on_verdict=self.ended[name].append, **settings
+            )
             if first:
                 watch.loop.call_soon(first)
             watch.__enter__()
@@ -132,7 +134,8 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     hosts.start("algo-3")
     others = [first, hosts.work.submit(hosts.up["algo-3"].wait_until_all_are_ready)]
     assert comes(lambda: hosts.up["algo-2"].peers.others["algo-3"].ready)
-    assert not comes(lambda: any(one.done() for one in others), SILENCE * 1.3)  # nor is who waits taken for lost
+    # nor is who waits taken for lost
+    assert not comes(lambda: any(one.done() for one in others), SILENCE * 1.3)
     assert "does not resolve" not in hosts.up["algo-2"].peers.others["algo-1"].problem
     hosts.start("algo-1")
     assert hosts.up["algo-1"].wait_until_all_are_ready() is None
@@ -148,7 +151,9 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     assert (ended.result(ENOUGH), second.result(ENOUGH)) == (None, None)
     for one in (gone, hosts.leave("algo-1")):
         one.result(ENOUGH)
-    assert all(watch.verdict is None for watch in hosts.up.values()) and not any(hosts.ended.values())
+    assert all(watch.verdict is None for watch in hosts.up.values()) and not any(
+        hosts.ended.values()
+    )
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -179,7 +184,9 @@ def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
     assert f"but it does not answer on port {hosts.port} (" in hosts.verdicts("algo-2")[0]
     hosts.start("algo-1", hosts=("algo-1", "algo-9"), appear=0.1)
     hosts.names["algo-9"] = hosts.address("algo-9")
-    assert "its name is that of 127.77.0.10, but it never called; see" in hosts.verdicts("algo-1")[0]
+    assert (
+        "its name is that of 127.77.0.10, but it never called; see" in hosts.verdicts("algo-1")[0]
+    )
 
 
 @pytest.mark.slow
@@ -208,7 +215,11 @@ def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts,
     hosts.meet()
     assert hosts.up["algo-1"].wait_for_verdict() is None  # and it ends where there is none
     hosts.freeze("algo-2")
-    assert hosts.up["algo-1"].wait_for_verdict().why.startswith("lost algo-2: nothing was heard of it any more")
+    assert (
+        hosts.up["algo-1"]
+        .wait_for_verdict()
+        .why.startswith("lost algo-2: nothing was heard of it any more")
+    )
 
 
 def test_a_connection_that_breaks_off(hosts):
@@ -216,9 +227,13 @@ def test_a_connection_that_breaks_off(hosts):
     hosts.start(*ALL, silence=60.0)
     hosts.meet()
     lost = hosts.up["algo-2"]
-    lost.loop.call_soon_threadsafe(lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()])
+    lost.loop.call_soon_threadsafe(
+        lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()]
+    )
     for why in hosts.verdicts("algo-1", "algo-3"):
-        assert why.startswith("lost algo-2: its connection broke off; last heard 0 s ago: it was preparing its program")
+        assert why.startswith(
+            "lost algo-2: its connection broke off; last heard 0 s ago: it was preparing its program"
+        )
 
 
 CONTRADICTIONS = {
@@ -235,18 +250,26 @@ def test_hosts_that_were_told_different_things(hosts, one, other, says):
     hosts.start("algo-2", told=other, hosts=ALL[:2])
     why = f"hosts algo-1 and algo-2 were told different things: {says}; start all with the same"
     assert hosts.verdicts("algo-1", "algo-2") == [why, why]  # in the same order, whoever says it
-    assert not hosts.up["algo-1"].verdict.here and hosts.up["algo-2"].wait_until_all_are_ready().why == why
+    assert (
+        not hosts.up["algo-1"].verdict.here
+        and hosts.up["algo-2"].wait_until_all_are_ready().why == why
+    )
 
 
 def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
     """All that the job was told, secrets masked; and how long a program that has to end may take."""
-    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))  # which the training toolkit sets where it is not
+    # which the training toolkit sets where it is not
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
     from sagemaker_lightning.launch import toolkit_hook
 
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("SAGEMAKER_PROGRAM", "app/train_torchrun.py")
     here = SageMakerEnvironment(
-        hosts=ALL[:2], current_host="algo-2", revision="1.2", peer_timeout=12.0, rendezvous_timeout=40.0
+        hosts=ALL[:2],
+        current_host="algo-2",
+        revision="1.2",
+        peer_timeout=12.0,
+        rendezvous_timeout=40.0,
     )
     graces: list[float] = []
     given = {"data.batch_size": "4", "api_token": "a"}
@@ -259,12 +282,18 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
         "hyperparameter data.batch_size": "4",
         "hyperparameter api_token": "******",
     }
-    assert (watch.peers.host, set(watch.peers.others), watch.peers.before) == ("algo-2", {"algo-1"}, ("algo-1",))
+    assert (watch.peers.host, set(watch.peers.others), watch.peers.before) == (
+        "algo-2",
+        {"algo-1"},
+        ("algo-1",),
+    )
     assert (watch.peers.port, watch.peers.appear, watch.peers.silence) == (29501, 40.0, 6.0)
     for stopped in (False, True):
         watch.on_verdict(Verdict("why", here=False, stopped=stopped))
     assert graces == [2.0, deadlines.HOOK_KILLS]
-    alone = toolkit_hook._watch(replace(here, current_host="algo-9"), given, SimpleNamespace(end=graces.append))
+    alone = toolkit_hook._watch(
+        replace(here, current_host="algo-9"), given, SimpleNamespace(end=graces.append)
+    )
     alone.loop.close()
     assert alone.peers.others == {}  # it takes no part in the training
 
@@ -330,7 +359,9 @@ class Ranks:
 
     def suspected(self, number: int) -> None:
         """Wait until both hosts have heard of so many suspicions."""
-        assert comes(lambda: all(len(watch.suspected) == number for watch in self.hosts.up.values()))
+        assert comes(
+            lambda: all(len(watch.suspected) == number for watch in self.hosts.up.values())
+        )
 
     def reasons(self) -> list[str]:
         """Return what both hosts say when their programs have ended, and have said that they lost a peer."""
@@ -366,10 +397,15 @@ def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
     ranks.lose("2", 0)
     ranks.die("2", 0)
     found = ranks.reasons() if ended else ranks.hosts.verdicts(*ALL[:2])
-    assert found == ["host algo-2, local rank 1 ended without a word: it was killed, or it crashed"] * 2
+    assert (
+        found
+        == ["host algo-2, local rank 1 ended without a word: it was killed, or it crashed"] * 2
+    )
 
 
-def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_is_heard_of(ranks, monkeypatch):
+def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_is_heard_of(
+    ranks, monkeypatch
+):
     """As NCCL ends a process whose peer is gone, while the host of that peer is too busy to say so."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
     first, second = (ranks.hosts.up[name].path for name in ALL[:2])
@@ -378,10 +414,15 @@ def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_i
         may(dead)
         may(victim)
         assert comes(lambda: ranks.hosts.up["algo-1"].suspected)
-        assert ranks.hosts.up["algo-1"].dead.why == "the victim ended without a word: it was killed by SIGABRT"
+        assert (
+            ranks.hosts.up["algo-1"].dead.why
+            == "the victim ended without a word: it was killed by SIGABRT"
+        )
         going_on.set()
         for why in ranks.reasons():
-            assert why.startswith("the cause ended without a word: it was killed by SIGKILL: most likely")
+            assert why.startswith(
+                "the cause ended without a word: it was killed by SIGKILL: most likely"
+            )
 
 
 def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
@@ -391,7 +432,9 @@ def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
         ranks.suspected(1)
         ranks.lines["1", 0].failed("error: OSError: no space left")
         lost = ranks.hosts.up["algo-2"]
-        lost.loop.call_soon_threadsafe(lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()])
+        lost.loop.call_soon_threadsafe(
+            lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()]
+        )
         for why in ranks.hosts.verdicts(*ALL[:2]):
             assert why.startswith("the dead one ended without a word: it was killed by SIGKILL")
 
@@ -493,7 +536,10 @@ def test_a_name_that_leads_to_another_host_at_first(hosts, caller, reached):
 
 def test_a_port_that_is_taken(hosts):
     says = rf"port {hosts.port}: cannot be listened on .* the one after MASTER_PORT"
-    with socket.create_server((hosts.address("algo-1"), hosts.port)), pytest.raises(ValueError, match=says):
+    with (
+        socket.create_server((hosts.address("algo-1"), hosts.port)),
+        pytest.raises(ValueError, match=says),
+    ):
         hosts.start("algo-1")
 
 
@@ -526,7 +572,9 @@ CLONE_NEWNET = 0x40000000  # sched.h
 
 def _own_network() -> None:
     """Give the thread that calls it a network namespace, which is gone when the thread is."""
-    assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+    assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, os.strerror(
+        ctypes.get_errno()
+    )
 
 
 def _ip(thread: int, *line: str) -> None:
@@ -567,7 +615,19 @@ class Switch(Hosts):
         self.start(*names, first=_own_network)
         for name in names:
             host = self.up[name].thread.native_id
-            _ip(self.bridge, "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(host))
+            _ip(
+                self.bridge,
+                "link",
+                "add",
+                name,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                str(host),
+            )
             _ip(self.bridge, "link", "set", name, "master", "switch", "up")
             _ip(host, "address", "add", f"{self.address(name)}/24", "dev", "eth0")
             _ip(host, "link", "set", "eth0", "up")

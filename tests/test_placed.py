@@ -26,7 +26,11 @@ def begin(make, limit: int = 0) -> tuple[CombinedLoader, _PrefetchDataFetcher]:
     """Set up the loaders of a process."""
     torch.manual_seed(5)
     seeding, trainer = Seeding(7), SimpleNamespace(global_rank=0, world_size=1)
-    both = made if isinstance(made := make(), CombinedLoader) else CombinedLoader(made, "max_size_cycle")
+    both = (
+        made
+        if isinstance(made := make(), CombinedLoader)
+        else CombinedLoader(made, "max_size_cycle")
+    )
     both.flattened = [seeding._exact(trainer, one, RunningStage.TRAINING) for one in both.flattened]
     both.limits = limit or None
     seeding.together(trainer, both, "train")
@@ -84,7 +88,9 @@ KINDS = {
     "few snapshots": made("resumable", **STATE, **TWO, every=4),
     "a state of an iterator": made("walked", **STATE, **TWO),
     "a stateful loader without a state": made("counted", **STATE),
-    "a stateful loader without a state, in workers": made("buffered", **STATE, **TWO, persistent=True),
+    "a stateful loader without a state, in workers": made(
+        "buffered", **STATE, **TWO, persistent=True
+    ),
     "a state of a dataset": made("remembered", **STATE, **TWO, persistent=True),
     "shards in workers": made("sharded", **TWO),
     "a loader of its own": made("steady"),
@@ -108,11 +114,17 @@ FEW = ["a buffer", "a state in workers that stay", "a stateful loader without a 
 
 
 @pytest.mark.parametrize("limit", [0, 3])
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in FEW else pytest.mark.soak) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in FEW else pytest.mark.soak) for kind in KINDS]
+)
 def test_any_batch(kind, limit):
     alone = train(KINDS[kind], limit=limit)
     later = (2, 0) if alone[-1][0] == 2 else (1, 0)
-    for stops in ([(0, 2)], [(1, 0)], [(0, 2), (1, 1), later] if later[0] == 2 else [(0, 2), later]):
+    for stops in (
+        [(0, 2)],
+        [(1, 0)],
+        [(0, 2), (1, 1), later] if later[0] == 2 else [(0, 2), later],
+    ):
         assert train(KINDS[kind], stops, limit) == alone
 
 
@@ -172,7 +184,9 @@ def test_litdata(tmp_path, monkeypatch, workers):
     make = lambda: streams.Streamed(workers).train_dataloader()  # noqa: E731
     for limit in (0, 7):
         alone = train(make, limit=limit)
-        assert len(alone) == 3 * (limit or 10) and len({batch for _, _, batch in alone}) == len(alone)
+        assert len(alone) == 3 * (limit or 10) and len({batch for _, _, batch in alone}) == len(
+            alone
+        )
         assert train(make, [(0, 3), (1, 0), (1, 2), (2, 0)], limit) == alone
 
 
@@ -181,7 +195,14 @@ def test_litdata(tmp_path, monkeypatch, workers):
     "workers", [pytest.param(0, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.soak), 2]
 )
 @pytest.mark.parametrize(
-    "kind", ["all", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("weights", "batches", "parallel"))]
+    "kind",
+    [
+        "all",
+        *(
+            pytest.param(kind, marks=pytest.mark.soak)
+            for kind in ("weights", "batches", "parallel")
+        ),
+    ],
 )
 def test_litdata_of_several_datasets(tmp_path, monkeypatch, workers, kind):
     """Of several datasets, its state is right between epochs only; so an epoch is drawn again."""
@@ -208,7 +229,10 @@ def test_what_is_not_the_same_when_drawn_again_is_told():
 
     assert why(lambda: streams.Unsteady()) == "streams.Unsteady draws other batches each time"
     assert why(lambda: DataLoader(Timed(), 4)).endswith("Timed draws other batches each time")
-    assert why(lambda: [streams.Steady(), streams.Unsteady()]) == "streams.Unsteady draws other batches each time"
+    assert (
+        why(lambda: [streams.Steady(), streams.Unsteady()])
+        == "streams.Unsteady draws other batches each time"
+    )
     for same in (streams.Steady, made("buffered"), made("points"), made("resumable", **STATE)):
         assert why(same) == ""
 
@@ -218,7 +242,9 @@ def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():
         pass
 
     def make():
-        return streams.StatefulDataLoader(streams.Resumable(), 4, collate_fn=lambda samples: Thing())
+        return streams.StatefulDataLoader(
+            streams.Resumable(), 4, collate_fn=lambda samples: Thing()
+        )
 
     both, fetcher = begin(make)
     both.begin(fetcher, 0, 0)
@@ -260,7 +286,12 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
 
     def made() -> list[float]:
         seed_all("sample", 1)
-        makers = (np.random.default_rng, random.Random, np.random.RandomState, np.random.default_rng)
+        makers = (
+            np.random.default_rng,
+            random.Random,
+            np.random.RandomState,
+            np.random.default_rng,
+        )
         return [float(make().random()) for make in makers]
 
     numbers = made()

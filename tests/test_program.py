@@ -27,7 +27,9 @@ def filters(request, monkeypatch) -> bool:
         extractall = tarfile.TarFile.extractall
         monkeypatch.delattr(tarfile, "data_filter", raising=False)
         monkeypatch.setattr(
-            tarfile.TarFile, "extractall", lambda self, path=".", members=None: extractall(self, path, members)
+            tarfile.TarFile,
+            "extractall",
+            lambda self, path=".", members=None: extractall(self, path, members),
         )
     elif not hasattr(tarfile, "data_filter"):
         pytest.skip("this Python's tarfile has no filters")
@@ -55,7 +57,9 @@ def test_a_source_is_unpacked(code, tmp_path, filters):
 
 def test_a_link_stays_a_link_also_when_it_is_there_already(code, tmp_path):
     for _ in range(2):  # the second: a desk, where the folder is used again
-        user_program.unpack(source(tmp_path / "s.tar.gz", **{"deep/all": "..", "deep/train.py": b"1"}))
+        user_program.unpack(
+            source(tmp_path / "s.tar.gz", **{"deep/all": "..", "deep/train.py": b"1"})
+        )
     assert (code / "deep/all").is_symlink() and (code / "deep/all/deep/train.py").read_text() == "1"
 
 
@@ -149,7 +153,10 @@ def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, given)
     if given:
         (tmp_path / "log").write_text("ERROR: No matching distribution found for an-earlier-one\n")
         monkeypatch.setenv("PIP_LOG", str(tmp_path / "log"))
-    with pytest.raises(UserError, match="requirements.txt: pip could not install nosuchpackage-of-ours==1.0: No match"):
+    with pytest.raises(
+        UserError,
+        match="requirements.txt: pip could not install nosuchpackage-of-ours==1.0: No match",
+    ):
         requirements.install(tmp_path, "train.py", own)
     assert ("PIP_LOG" in os.environ) == given
 
@@ -161,4 +168,7 @@ def test_of_a_source_that_is_a_package_setup_py_is_named(job: Job):
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
     assert job.run(PIP_NO_BUILD_ISOLATION="0", PIP_NO_INDEX="1").returncode == 1
     first = job.failure.splitlines()[0]
-    assert first.startswith("error: setup.py: pip could not install") and "RuntimeError: no luck" in first
+    assert (
+        first.startswith("error: setup.py: pip could not install")
+        and "RuntimeError: no luck" in first
+    )

@@ -48,7 +48,9 @@ def test_a_line_after_each_validation(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_line_whenever_the_seconds_are_over(tmp_path, capsys):
-    steps = [re.search(r"step=(\d+)", line)[1] for line in train(tmp_path, capsys, every_n_seconds=0)]
+    steps = [
+        re.search(r"step=(\d+)", line)[1] for line in train(tmp_path, capsys, every_n_seconds=0)
+    ]
     assert steps == ["1", "2", "3", "4", "4", "5", "6", "7", "8", "8"]
 
 
@@ -59,7 +61,8 @@ def test_the_rate_counts_images_and_time_left_counts_steps(tmp_path, capsys, mon
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     lines = train(tmp_path, capsys, every_n_seconds=2)
     for line in lines:
-        images, seconds = 32 * 2, 2  # two steps between two lines, each of which reads the clock once
+        # two steps between two lines, each of which reads the clock once
+        images, seconds = 32 * 2, 2
         if "val_loss" not in line:
             assert f"images/s={images / seconds:.1f}" in line
     # The clock was read at the start (0, 1), the epoch's start (2), after step 1 (3), step 2 (4) and for `left` (5).
@@ -68,7 +71,9 @@ def test_the_rate_counts_images_and_time_left_counts_steps(tmp_path, capsys, mon
 
 def test_the_rate_is_that_of_all_ranks(capsys, monkeypatch):
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 7.0))
-    trainer = SimpleNamespace(world_size=3, current_epoch=0, max_epochs=1, global_step=2, callback_metrics={})
+    trainer = SimpleNamespace(
+        world_size=3, current_epoch=0, max_epochs=1, global_step=2, callback_metrics={}
+    )
     trainer.estimated_stepping_batches, trainer.is_global_zero = 4, True
     log = LogProgress(2.0)
     log.on_train_start(trainer, None)
@@ -99,7 +104,9 @@ def test_without_a_known_end_the_time_left_is_unknown(tmp_path, capsys):
     )
     trainer.fit(ResNet18(num_classes=10), DigitsDataModule())
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")]
-    assert re.fullmatch(r"epoch=1 step=1 train_loss=\S+ train_acc=\S+ images/s=\S+ left=unknown", lines[0])
+    assert re.fullmatch(
+        r"epoch=1 step=1 train_loss=\S+ train_acc=\S+ images/s=\S+ left=unknown", lines[0]
+    )
 
 
 class StopAfter(progress.Callback):

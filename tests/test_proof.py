@@ -37,7 +37,11 @@ class Broken(Run):
     @property
     def verdicts(self) -> list[str]:
         """What it says of itself."""
-        return [line for line in self.said.splitlines() if re.match(r"(warning: |error: .*)?resumed at step ", line)]
+        return [
+            line
+            for line in self.said.splitlines()
+            if re.match(r"(warning: |error: .*)?resumed at step ", line)
+        ]
 
     @property
     def described(self) -> list[dict]:
@@ -53,8 +57,13 @@ def test_what_is_done_again_is_what_was_done(tmp_path: Path):
     line = "resumed at step 10: the next 6 steps are those of the interrupted run, bit for bit"
     assert run.verdicts == [line]
     run.finish()
-    assert run.verdicts == ["resumed at step 20: the next 3 steps are those of the interrupted run, bit for bit"]
-    assert [(one["step"], one["steps"], one["identical"]) for one in run.described] == [(10, 6, True), (20, 3, True)]
+    assert run.verdicts == [
+        "resumed at step 20: the next 3 steps are those of the interrupted run, bit for bit"
+    ]
+    assert [(one["step"], one["steps"], one["identical"]) for one in run.described] == [
+        (10, 6, True),
+        (20, 3, True),
+    ]
     assert run.described[0]["said"] == line.partition(": ")[2]
     run.finish()  # nothing is left to train, and it is told all the same
     assert not run.verdicts and len(run.described) == 2
@@ -71,13 +80,20 @@ def test_a_model_that_is_saved_again_has_the_same_name(tmp_path: Path):
     assert (tmp_path / "mine/epoch=1-step=16.ckpt").exists()
     run.finish()
     assert "resumed at step 12: " in run.said
-    expected = {f"epoch={(step - 1) // 10}-step={step}.ckpt" for step in range(4, 31, 4)} | {"epoch=0-step=4-v1.ckpt"}
+    expected = {f"epoch={(step - 1) // 10}-step={step}.ckpt" for step in range(4, 31, 4)} | {
+        "epoch=0-step=4-v1.ckpt"
+    }
     assert {path.name for path in (tmp_path / "mine").iterdir()} == expected
     assert (tmp_path / "mine/epoch=0-step=4.ckpt").read_text() == "of another run"
 
 
 KILLED = {name: flags for name, flags in CODE.items() if "min_size" not in "".join(flags)}
-FEW = ["the control", "two optimizers, by hand", "accumulated gradients", "an iterable dataset in workers"]
+FEW = [
+    "the control",
+    "two optimizers, by hand",
+    "accumulated gradients",
+    "an iterable dataset in workers",
+]
 
 
 def check_killed(folder: Path, flags: list[str]) -> None:
@@ -86,7 +102,10 @@ def check_killed(folder: Path, flags: list[str]) -> None:
     run.kill("1:3" if "--trainer.overfit_batches=4" in flags else "1:7")
     run.finish()
     (verdict,) = run.verdicts
-    assert re.search(r": the next (\d steps are those|step is that) of the interrupted run, bit for bit$", verdict)
+    assert re.search(
+        r": the next (\d steps are those|step is that) of the interrupted run, bit for bit$",
+        verdict,
+    )
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -102,7 +121,11 @@ def test_code_of_all_kinds(tmp_path: Path, flags):
 
 def test_after_a_stop_in_a_validation(tmp_path: Path):
     """The batch that comes after it is announced, as a step in training would have got it."""
-    flags = ["--data=strangers.Validated", "--model=strangers.Augmenting", "--trainer.val_check_interval=5"]
+    flags = [
+        "--data=strangers.Validated",
+        "--model=strangers.Augmenting",
+        "--trainer.val_check_interval=5",
+    ]
     run = Broken(tmp_path, *flags)
     run.stop("validation 15")
     run.finish()
@@ -121,7 +144,9 @@ def test_at_an_epochs_end_nothing_is_known_of_the_next(tmp_path: Path):
     run.stop("0:9")
     run.finish()
     words = "the state is as it was saved; no step after it is known that could be compared"
-    assert run.verdicts == [f"resumed at step 10: {words}"] and run.described[0]["identical"] is None
+    assert (
+        run.verdicts == [f"resumed at step 10: {words}"] and run.described[0]["identical"] is None
+    )
 
 
 STATE = r"the state is not that of the interrupted run: on rank 0, "
@@ -160,7 +185,11 @@ OF_STATE = [
 def cases(found: list, *few: int) -> list:
     """Return the cases; all but a few are for the soak."""
     return [
-        pytest.param(*one, id=f"{one[0]} {' '.join(one[1][:1])}", marks=[] if number in few else [pytest.mark.soak])
+        pytest.param(
+            *one,
+            id=f"{one[0]} {' '.join(one[1][:1])}",
+            marks=[] if number in few else [pytest.mark.soak],
+        )
         for number, one in enumerate(found)
     ]
 
@@ -196,7 +225,9 @@ def test_state_that_is_not_given_back_is_named(tmp_path: Path, mistake, flags, w
 
 
 @pytest.mark.parametrize(("mistake", "flags", "_"), cases(OF_STATE[:6], 0, 3))
-def test_state_that_is_not_given_back_shows_in_what_is_done_again(tmp_path: Path, mistake, flags, _):
+def test_state_that_is_not_given_back_shows_in_what_is_done_again(
+    tmp_path: Path, mistake, flags, _
+):
     """Were the state not looked at, losses and learning rates would tell."""
     run = Broken(tmp_path, *flags, SAVES)
     run.kill()
@@ -207,9 +238,15 @@ def test_state_that_is_not_given_back_shows_in_what_is_done_again(tmp_path: Path
 
 
 CAUSES = {
-    "an iterator": (["--model=strangers.Cycling"], r"state .* as in strangers\.Cycling\.signs \(a itertools\.cycle\)"),
+    "an iterator": (
+        ["--model=strangers.Cycling"],
+        r"state .* as in strangers\.Cycling\.signs \(a itertools\.cycle\)",
+    ),
     "the clock": (["--data.dataset=timed"], "something in the data that no seed decides: time"),
-    "a worker's counter": (["--data.dataset=growing", WORKERS], r"what strangers\.Growing keeps in its 1 data worker"),
+    "a worker's counter": (
+        ["--data.dataset=growing", WORKERS],
+        r"what strangers\.Growing keeps in its 1 data worker",
+    ),
 }
 
 
@@ -229,7 +266,9 @@ def test_what_came_otherwise_is_what_the_next_one_is_compared_with(tmp_path: Pat
     assert run.start(BREAK="a step is not seeded", KILL_AT="1:3") == -signal.SIGKILL
     assert "warning: resumed at step 10: step 11 is not that" in run.verdicts[0]
     run.finish(BREAK="a step is not seeded")
-    assert run.verdicts == ["resumed at step 10: the next 3 steps are those of the interrupted run, bit for bit"]
+    assert run.verdicts == [
+        "resumed at step 10: the next 3 steps are those of the interrupted run, bit for bit"
+    ]
 
 
 def test_strict_ends_the_job(tmp_path: Path):
@@ -240,7 +279,11 @@ def test_strict_ends_the_job(tmp_path: Path):
     for _ in range(2):
         assert run.start("--resume.strict=true") == 1
         assert "Traceback" not in run.said and sorted(tmp_path.rglob("*.ckpt")) == before
-        assert re.search(r"^error: --resume\.strict: resumed at step \d+: step \d+ is not that of ", run.said, re.M)
+        assert re.search(
+            r"^error: --resume\.strict: resumed at step \d+: step \d+ is not that of ",
+            run.said,
+            re.M,
+        )
     run.finish()
     assert [one["identical"] for one in run.described] == [False]
 
@@ -252,7 +295,9 @@ def test_each_strict_attempt_is_compared_with_the_run_that_was_interrupted(tmp_p
     for _ in range(2):
         assert run.start("--resume.strict=true", BREAK="a step is not seeded") == 1
     run.finish("--resume.strict=true")
-    assert run.verdicts[0].endswith("steps are those of the interrupted run, bit for bit"), run.verdicts
+    assert run.verdicts[0].endswith("steps are those of the interrupted run, bit for bit"), (
+        run.verdicts
+    )
 
 
 def test_what_was_set_otherwise_is_told_as_the_cause(tmp_path: Path):
@@ -260,7 +305,9 @@ def test_what_was_set_otherwise_is_told_as_the_cause(tmp_path: Path):
     run = Broken(tmp_path, SAVES)
     run.kill()
     run.finish("--data.workers=1", OMP_NUM_THREADS="2")
-    cause = "--data.workers, which was 0 and is 1, or threads, which was 1 and is 2; the run may end"
+    cause = (
+        "--data.workers, which was 0 and is 1, or threads, which was 1 and is 2; the run may end"
+    )
     assert f"the loss differs; likely because of {cause}" in run.verdicts[0]
 
 
@@ -269,9 +316,7 @@ def test_a_failure_tells_of_it(tmp_path: Path, monkeypatch):
     run = Broken(tmp_path, "--data.dataset=timed", SAVES)
     run.kill()
     assert run.start(FAIL_AT="2:3") == 1
-    pattern = (
-        r"^error: RuntimeError: as it was told \(resumed at step \d+: step \d+ is not that of the interrupted run: "
-    )
+    pattern = r"^error: RuntimeError: as it was told \(resumed at step \d+: step \d+ is not that of the interrupted run: "
     assert re.search(pattern, run.said, re.M), run.said[-1000:]
 
 
@@ -303,7 +348,9 @@ class Odd(Own):
         return loss * 2 if self.odd and self.global_rank and batch_idx == 6 else loss
 
 
-def train(folder: str, fails: int = -1, odd: bool = False, strict: bool = False, at: int = 2) -> None:
+def train(
+    folder: str, fails: int = -1, odd: bool = False, strict: bool = False, at: int = 2
+) -> None:
     model, resume = Odd(fails), ExactResume(folder, seed=3, every_n_steps=at, strict=strict)
     model.odd = odd
     trainer = ranks.trainer([resume])
@@ -330,9 +377,7 @@ def test_ranks_that_go_on_as_before(tmp_path: Path):
 def test_the_rank_that_does_not_is_named(tmp_path: Path, strict):
     """The second one, by the first; where it is to end the job, all end alike."""
     ended = ranks.run(twice, True, strict, folder=tmp_path)
-    what = (
-        "resumed at step 5: step 7 is not that of the interrupted run: on rank 1, the loss differs; likely because of"
-    )
+    what = "resumed at step 5: step 7 is not that of the interrupted run: on rank 1, the loss differs; likely because of"
     if strict:
         assert all(one.error.startswith(f"UserError: --resume.strict: {what}") for one in ended)
     else:
@@ -362,13 +407,17 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
     """A part that is a tensor stays one until there are some dozens of them."""
     read = []
     monkeypatch.setattr(
-        verification.Proof, "_send", lambda self: (read.append(len(self.waiting)), self.waiting.clear())
+        verification.Proof,
+        "_send",
+        lambda self: (read.append(len(self.waiting)), self.waiting.clear()),
     )
     noted = object.__new__(verification.Proof)
     noted.waiting, noted.copied, noted.since = [], None, 0.0
     import torch
 
     for number in range(2 * verification.EVERY - 1):
-        noted.now = verification.Batch(number, (0, number), [torch.tensor(7)], [1], [torch.tensor(3)])
+        noted.now = verification.Batch(
+            number, (0, number), [torch.tensor(7)], [1], [torch.tensor(3)]
+        )
         noted.end(None)
     assert read == [verification.EVERY]

@@ -33,7 +33,12 @@ SECONDARY = "SecondaryStatusTransitions"
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     """A rehearsal in which nothing is interrupted of its own accord."""
-    flags = ["--grace=5", "--sync-every=0.2", f"--allow={tmp_path_factory.getbasetemp()}", f"--allow={ROOT}"]
+    flags = [
+        "--grace=5",
+        "--sync-every=0.2",
+        f"--allow={tmp_path_factory.getbasetemp()}",
+        f"--allow={ROOT}",
+    ]
     with Rehearsal(tmp_path_factory.mktemp("rehearsal"), *flags) as server:
         yield server
 
@@ -51,7 +56,9 @@ def channel(name: str, uri: str, distribution: str = "FullyReplicated", **more) 
 def statuses(job: dict) -> list[str]:
     """Return the secondary statuses that a job went through."""
     found = [one["Status"] for one in job[SECONDARY]]
-    return [status for status, before in zip(found, [None, *found], strict=False) if status != before]
+    return [
+        status for status, before in zip(found, [None, *found], strict=False) if status != before
+    ]
 
 
 def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
@@ -84,7 +91,9 @@ def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
     assert job["TrainingJobStatus"] == "Completed", job
     said = rehearsal.lines(name)
     config = {
-        line.split(" ")[0][7:]: json.loads(line.partition(" ")[2]) for line in said["algo-2"] if "config/" in line
+        line.split(" ")[0][7:]: json.loads(line.partition(" ")[2])
+        for line in said["algo-2"]
+        if "config/" in line
     }
     assert config["hyperparameters.json"] == {"a.b": "1", "c": '"x"'}
     assert config["checkpointconfig.json"] == {"LocalPath": "/opt/ml/kept"}
@@ -95,14 +104,20 @@ def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
         "hosts": ["algo-1", "algo-2", "algo-3"],
         "instance_groups": [
             {"instance_group_name": "big", "instance_type": "ml.p4d.24xlarge", "hosts": ["algo-1"]},
-            {"instance_group_name": "small", "instance_type": "ml.m5.xlarge", "hosts": ["algo-2", "algo-3"]},
+            {
+                "instance_group_name": "small",
+                "instance_type": "ml.m5.xlarge",
+                "hosts": ["algo-2", "algo-3"],
+            },
         ],
         "network_interface_name": "eth0",
         "topology": None,
     }
     assert config["inputdataconfig.json"]["sharded"]["S3DistributionType"] == "ShardedByS3Key"
     assert set(config["inputdataconfig.json"]) == {"sharded", "fast"}
-    files = {host: [line for line in lines if line.startswith("data/")] for host, lines in said.items()}
+    files = {
+        host: [line for line in lines if line.startswith("data/")] for host, lines in said.items()
+    }
     fast = ["data/fast/a", "data/fast/b", "data/fast/c/d"]
     assert files == {
         "algo-1": [*fast, "data/local/file"],
@@ -121,24 +136,39 @@ def test_outputs_are_gathered_over_hosts(rehearsal, image):
     [[ $host == algo-1 ]] && sleep 2 || true
     """
     name = rehearsal.create(
-        image, script, hosts=2, AlgorithmSpecification={"MetricDefinitions": [{"Name": "x", "Regex": "x"}]}
+        image,
+        script,
+        hosts=2,
+        AlgorithmSpecification={"MetricDefinitions": [{"Name": "x", "Regex": "x"}]},
     )
     job = rehearsal.ended(name)
     assert statuses(job) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
-    assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://rehearsal/output/{name}/output/model.tar.gz"
+    assert (
+        job["ModelArtifacts"]["S3ModelArtifacts"]
+        == f"s3://rehearsal/output/{name}/output/model.tar.gz"
+    )
     assert (
         job["TrainingTimeInSeconds"] >= 2 and job["BillableTimeInSeconds"] >= 2
     )  # a worker that is done is waited for
-    assert rehearsal.archive(name) == {"shared": b"algo-2\n", "algo-1": b"algo-1\n", "algo-2": b"algo-2\n"}
+    assert rehearsal.archive(name) == {
+        "shared": b"algo-2\n",
+        "algo-1": b"algo-1\n",
+        "algo-2": b"algo-2\n",
+    }
     assert set(rehearsal.archive(name, "output")) == {"deep/algo-1", "deep/algo-2"}
     record = json.loads((rehearsal.folder / name / "job.json").read_text())
     assert any("shared of algo-2 replaces that of algo-1" in note for note in record["notes"])
 
 
 def test_metrics_and_logs(rehearsal, image):
-    definitions = [{"Name": "loss", "Regex": "loss=([0-9.]+)"}, {"Name": "none", "Regex": "nothing=(.*)"}]
+    definitions = [
+        {"Name": "loss", "Regex": "loss=([0-9.]+)"},
+        {"Name": "none", "Regex": "nothing=(.*)"},
+    ]
     script = 'for i in 3 2 1; do echo "step=$i loss=0.$i"; done; printf "no end of line"; printf "\\n\\n"; echo "ü"'
-    name = rehearsal.create(image, script, AlgorithmSpecification={"MetricDefinitions": definitions})
+    name = rehearsal.create(
+        image, script, AlgorithmSpecification={"MetricDefinitions": definitions}
+    )
     (metric,) = rehearsal.ended(name)["FinalMetricDataList"]
     assert (metric["MetricName"], round(metric["Value"], 3)) == ("loss", 0.1)
     assert rehearsal.lines(name)["algo-1"][-2:] == ["no end of line", "ü"]
@@ -154,7 +184,10 @@ def test_a_failure_says_why_and_ends_the_others(rehearsal, image):
     """
     name = rehearsal.create(image, script, hosts=2)
     job = rehearsal.ended(name)
-    assert (job["TrainingJobStatus"], job["FailureReason"]) == ("Failed", "AlgorithmError: error: why\n, exit code: 3")
+    assert (job["TrainingJobStatus"], job["FailureReason"]) == (
+        "Failed",
+        "AlgorithmError: error: why\n, exit code: 3",
+    )
     assert rehearsal.lines(name)["algo-1"] == ["stopped"]
     assert rehearsal.archive(name) == {"m": b"m\n"}  # uploaded on a failure, too
 
@@ -173,7 +206,11 @@ FAILURES = {
         f"ClientError: Data download failed: file://{ROOT}/no-such is not a file, nor a folder with files in it",
     ),
     "no image": (
-        {"AlgorithmSpecification": {"TrainingImage": "123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1"}},
+        {
+            "AlgorithmSpecification": {
+                "TrainingImage": "123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1"
+            }
+        },
         "ClientError: Cannot pull image 123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1: there is no local image",
     ),
     "no program": (
@@ -218,7 +255,9 @@ def test_stop(rehearsal, image):
 
 def test_max_runtime_ends_even_who_does_not_listen(rehearsal, image):
     name = rehearsal.create(
-        image, "trap '' TERM; while true; do sleep 1; done", StoppingCondition={"MaxRuntimeInSeconds": 2}
+        image,
+        "trap '' TERM; while true; do sleep 1; done",
+        StoppingCondition={"MaxRuntimeInSeconds": 2},
     )
     job = rehearsal.ended(name)
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
@@ -236,20 +275,36 @@ def test_checkpoints_are_copied_while_it_runs_and_restored(rehearsal, image):
     rehearsal.wait_for_line(name, "synced")
     rehearsal.ended(name)
     assert rehearsal.lines(name)["algo-1"][0] == "old"
-    assert {"1", "1.sagemaker-uploaded", "1.sagemaker-uploading"} <= set(rehearsal.lines(name)["algo-1"])
+    assert {"1", "1.sagemaker-uploaded", "1.sagemaker-uploading"} <= set(
+        rehearsal.lines(name)["algo-1"]
+    )
     assert rehearsal.keys("ck/before/") == ["ck/before/1"]
-    assert rehearsal.s3.get_object(Bucket="rehearsal", Key="ck/before/1")["Body"].read() == b"one\nmore\n"
+    assert (
+        rehearsal.s3.get_object(Bucket="rehearsal", Key="ck/before/1")["Body"].read()
+        == b"one\nmore\n"
+    )
 
 
 def test_an_interruption_by_hand(rehearsal, image):
-    name = rehearsal.create(image, COUNTS, spot=True, hosts=2, Environment={"STEPS": "10"}, **CHECKPOINTS)
+    name = rehearsal.create(
+        image, COUNTS, spot=True, hosts=2, Environment={"STEPS": "10"}, **CHECKPOINTS
+    )
     on_demand = run_command(rehearsal, "interrupt", rehearsal.create(image, "sleep 2"))
     assert on_demand.returncode == 1 and "is not a spot job; create it with" in on_demand.stdout
     rehearsal.wait_for_line(name, "step=3")
     done = run_command(rehearsal, "interrupt", name, "--host=algo-2", "--unwarned", "--gap=1.5")
     assert done.returncode == 0 and "algo-2" in done.stdout, done.stdout
     job = rehearsal.ended(name)
-    chain = ["Starting", "Downloading", "Training", "Interrupted", "Starting", "Downloading", "Training", "Uploading"]
+    chain = [
+        "Starting",
+        "Downloading",
+        "Training",
+        "Interrupted",
+        "Starting",
+        "Downloading",
+        "Training",
+        "Uploading",
+    ]
     assert statuses(job) == [*chain, "Completed"]
     said = rehearsal.lines(name)["algo-1"]
     resumed = [int(line.split()[-1]) for line in said if line.startswith("resuming")]
@@ -258,7 +313,11 @@ def test_an_interruption_by_hand(rehearsal, image):
     first, second = (attempt["instances"][0] for attempt in record["attempts"])
     assert second["started"] - first["released"] >= 1.5  # which is not billed
     (interruption,) = record["interruptions"]
-    assert (interruption["hosts"], interruption["warned"], interruption["why"]) == (["algo-2"], False, "by hand")
+    assert (interruption["hosts"], interruption["warned"], interruption["why"]) == (
+        ["algo-2"],
+        False,
+        "by hand",
+    )
     assert [one["reclaimed"] for one in record["attempts"][0]["instances"]] == [False, True]
     assert "goodput" in (rehearsal.folder / name / "report.html").read_text().lower()
 
@@ -270,13 +329,19 @@ def test_ten_jobs_at_once(rehearsal, image):
         jobs = list(pool.map(rehearsal.ended, names))
     assert [job["TrainingJobStatus"] for job in jobs] == ["Completed"] * 10
     assert all(list(rehearsal.archive(name)) == [name] for name in names)
-    listed = rehearsal.sagemaker.list_training_jobs(MaxResults=100, StatusEquals="Completed")["TrainingJobSummaries"]
+    listed = rehearsal.sagemaker.list_training_jobs(MaxResults=100, StatusEquals="Completed")[
+        "TrainingJobSummaries"
+    ]
     assert set(names) <= {one["TrainingJobName"] for one in listed}
-    first = rehearsal.sagemaker.list_training_jobs(MaxResults=3, SortBy="Name", SortOrder="Ascending")
+    first = rehearsal.sagemaker.list_training_jobs(
+        MaxResults=3, SortBy="Name", SortOrder="Ascending"
+    )
     second = rehearsal.sagemaker.list_training_jobs(
         MaxResults=3, SortBy="Name", SortOrder="Ascending", NextToken=first["NextToken"]
     )
-    pages = [one["TrainingJobName"] for page in (first, second) for one in page["TrainingJobSummaries"]]
+    pages = [
+        one["TrainingJobName"] for page in (first, second) for one in page["TrainingJobSummaries"]
+    ]
     assert len(pages) == 6 and pages == sorted(pages)
 
 
@@ -292,7 +357,9 @@ def test_names_and_tags(rehearsal, image):
     with pytest.raises(ClientError, match="Requested resource not found"):
         rehearsal.describe("no-such-job")
     with pytest.raises(ClientError, match="does not emulate CreateModel"):
-        rehearsal.sagemaker.create_model(ModelName="x", ExecutionRoleArn="arn:aws:iam::123456789012:role/x")
+        rehearsal.sagemaker.create_model(
+            ModelName="x", ExecutionRoleArn="arn:aws:iam::123456789012:role/x"
+        )
     rehearsal.ended(name)
 
 
@@ -303,10 +370,16 @@ def test_network_isolation(rehearsal, image, isolated):
     name = rehearsal.create(image, script, EnableNetworkIsolation=isolated)
     rehearsal.wait_for(name, "Training")
     chosen = f"name=-{name}$"
-    internal = docker("network", "ls", "--filter", chosen, "--format", "{{.Internal}}").stdout.strip()
+    internal = docker(
+        "network", "ls", "--filter", chosen, "--format", "{{.Internal}}"
+    ).stdout.strip()
     rehearsal.ended(name)
     found, endpoint = rehearsal.lines(name)["algo-1"]
-    assert "algo-1" in found and internal == str(isolated).lower() and (endpoint == "endpoint none") == isolated
+    assert (
+        "algo-1" in found
+        and internal == str(isolated).lower()
+        and (endpoint == "endpoint none") == isolated
+    )
 
 
 def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
@@ -314,11 +387,15 @@ def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
     name = rehearsal.create(image, "echo ready; sleep 5")
     rehearsal.wait_for_line(name, "ready")
     (network,) = docker("network", "ls", "--quiet", "--filter", f"name=-{name}$").stdout.split()
-    stranger = docker("run", "--detach", "--network", network, "--entrypoint=sleep", image, "100").stdout.strip()
+    stranger = docker(
+        "run", "--detach", "--network", network, "--entrypoint=sleep", image, "100"
+    ).stdout.strip()
     try:
         assert rehearsal.ended(name)["TrainingJobStatus"] == "Completed"
         assert docker("network", "ls", "--quiet", "--filter", f"name=-{name}$").stdout == ""
-        assert docker("inspect", "--format", "{{.State.Running}}", stranger).stdout.strip() == "true"
+        assert (
+            docker("inspect", "--format", "{{.State.Running}}", stranger).stdout.strip() == "true"
+        )
     finally:
         docker("rm", "--force", stranger)
 
@@ -348,7 +425,9 @@ def test_a_container_that_leaves_a_network_by_itself(tmp_path):
     name = f"rehearsal-test-{tmp_path.name}-{os.getpid()}"
     line = [python_of("rehearsal"), "-c", LEAVES.replace("NAME", repr(name))]
     try:
-        done = subprocess.run(line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+        done = subprocess.run(
+            line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+        )
         assert done.stdout == "True\n"
         assert docker("network", "ls", "--quiet", "--filter", f"name={name}").stdout == ""
     finally:
@@ -386,7 +465,9 @@ def test_what_a_containers_root_has_left_is_removed_by_one_that_sees_nothing_els
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
     line = [python_of("rehearsal"), "-c", EMPTIES, tmp_path / "one"]
-    done = subprocess.run(line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    done = subprocess.run(
+        line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+    )
     assert done.stdout == "[True] ['another', 'file', 'one']\n"
 
 
@@ -400,26 +481,47 @@ def test_what_a_containers_root_has_left_is_removed_by_one_that_sees_nothing_els
     ],
 )
 def test_spot_by_a_rule(tmp_path, image, rule, wanted):
-    flags = [f"--interrupt={rule}", "--sync-every=0.1", "--grace=2", "--price=3.06", "--spot-price=0.92"]
+    flags = [
+        f"--interrupt={rule}",
+        "--sync-every=0.1",
+        "--grace=2",
+        "--price=3.06",
+        "--spot-price=0.92",
+    ]
     with Rehearsal(tmp_path, *flags) as server:
-        limits = {"MaxRuntimeInSeconds": 4, "MaxWaitTimeInSeconds": 6} if wanted[-1] != "Completed" else None
+        limits = (
+            {"MaxRuntimeInSeconds": 4, "MaxWaitTimeInSeconds": 6}
+            if wanted[-1] != "Completed"
+            else None
+        )
         more = {"StoppingCondition": limits} if limits else {}
         name = server.create(image, COUNTS, spot=True, hosts=2, **CHECKPOINTS, **more)
         job = server.ended(name)
-        found = [status for status in statuses(job) if status in ("Interrupted", job["SecondaryStatus"])]
-        assert found[-1] == wanted[-1] and found.count("Interrupted") >= wanted.count("Interrupted"), job
+        found = [
+            status for status in statuses(job) if status in ("Interrupted", job["SecondaryStatus"])
+        ]
+        assert found[-1] == wanted[-1] and found.count("Interrupted") >= wanted.count(
+            "Interrupted"
+        ), job
         if wanted[-1] == "Completed":
             assert found == wanted
-            steps = [line.split()[0] for line in server.lines(name)["algo-1"] if line.startswith("step=")]
+            steps = [
+                line.split()[0] for line in server.lines(name)["algo-1"] if line.startswith("step=")
+            ]
             assert set(steps) == {f"step={step}" for step in range(1, 7)}
             assert "cost on spot" in (server.folder / name / "report.html").read_text()
 
 
 def test_retries_are_spent(tmp_path, image):
     with Rehearsal(tmp_path, "--interrupt=every 0.5s unwarned") as server:
-        name = server.create(image, "sleep 60", spot=True, RetryStrategy={"MaximumRetryAttempts": 1})
+        name = server.create(
+            image, "sleep 60", spot=True, RetryStrategy={"MaximumRetryAttempts": 1}
+        )
         job = server.ended(name)
-        assert job["TrainingJobStatus"] == "Failed" and "MaximumRetryAttempts is 1" in job["FailureReason"]
+        assert (
+            job["TrainingJobStatus"] == "Failed"
+            and "MaximumRetryAttempts is 1" in job["FailureReason"]
+        )
         assert statuses(job).count("Interrupted") == 2
 
 
@@ -452,7 +554,12 @@ def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, imag
         first.start()
         try:
             for server in (first, other):
-                server.create(image, "trap exit TERM; echo up; sleep 600 & wait", hosts=2, TrainingJobName=name)
+                server.create(
+                    image,
+                    "trap exit TERM; echo up; sleep 600 & wait",
+                    hosts=2,
+                    TrainingJobName=name,
+                )
                 server.wait_for_line(name, "up", "algo-2")
         finally:
             first.process.kill()
@@ -472,7 +579,9 @@ def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, imag
 
 def containers(job: str) -> list[str]:
     """Return the containers of the jobs of a name."""
-    return docker("ps", "--all", "--quiet", f"--filter={LABEL}", f"--filter=name=-{job}-").stdout.split()
+    return docker(
+        "ps", "--all", "--quiet", f"--filter={LABEL}", f"--filter=name=-{job}-"
+    ).stdout.split()
 
 
 def test_ctrl_c_ends_the_jobs(tmp_path, image):
@@ -501,7 +610,11 @@ def test_a_client_of_exec_has_nothing_of_the_persons_aws(rehearsal):
         line,
         env=os.environ | {"AWS_PROFILE": "mine", "AWS_ENDPOINT_URL_S3": "x"},
     )
-    assert f"'{rehearsal.endpoint}'" in done.stdout and "mine" not in done.stdout and "URL_S3" not in done.stdout
+    assert (
+        f"'{rehearsal.endpoint}'" in done.stdout
+        and "mine" not in done.stdout
+        and "URL_S3" not in done.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -518,6 +631,8 @@ def test_a_client_is_not_started_without_a_rehearsal(endpoint):
         "echo",
         "started",
     ]
-    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    done = subprocess.run(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+    )
     assert done.returncode == 1 and "started" not in done.stdout
     assert done.stdout.startswith("error: --endpoint: ") and done.stdout.count("\n") == 1

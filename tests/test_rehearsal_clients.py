@@ -18,9 +18,18 @@ from rehearsals import LIMIT, ROLE, Rehearsal
 
 pytestmark = pytest.mark.docker
 
-FAST = {"trainer.accelerator": "cpu", "trainer.devices": "1", "trainer.enable_progress_bar": "false"}
+FAST = {
+    "trainer.accelerator": "cpu",
+    "trainer.devices": "1",
+    "trainer.enable_progress_bar": "false",
+}
 # What the tutorial's run_sagemaker.py sends, on a CPU.
-TUTORIAL = {"data": "CIFAR10DataModule", "data.batch_size": "4", "optimizer": "Adam", "optimizer.lr": "0.001"} | FAST
+TUTORIAL = {
+    "data": "CIFAR10DataModule",
+    "data.batch_size": "4",
+    "optimizer": "Adam",
+    "optimizer.lr": "0.001",
+} | FAST
 TUTORIAL |= {"logger.name": "tutorial", "data.val_split": "0.2"}
 
 
@@ -41,9 +50,13 @@ class Person(Client):
 def rehearsal(tmp_path_factory):
     """A rehearsal that takes one of a spot job's two instances away, once, in its training."""
     folder = tmp_path_factory.mktemp("rehearsal")
-    with Rehearsal(folder, "--interrupt=at step 5 of algo-2 unwarned", "--sync-every=0.2", "--grace=30") as server:
+    with Rehearsal(
+        folder, "--interrupt=at step 5 of algo-2 unwarned", "--sync-every=0.2", "--grace=30"
+    ) as server:
         for path in write_cifar(folder / "data", images=10).iterdir():
-            server.s3.upload_file(str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}")
+            server.s3.upload_file(
+                str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}"
+            )
         yield server
 
 
@@ -80,13 +93,21 @@ def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
         "max_run": 3600,
         "checkpoint_s3_uri": "s3://rehearsal/output/spot/checkpoints",
     }
-    logged = {"logger.save_dir": "s3://rehearsal/output/spot/logger-output", "logger.flush_secs": "10"}
+    logged = {
+        "logger.save_dir": "s3://rehearsal/output/spot/logger-output",
+        "logger.flush_secs": "10",
+    }
     person = Person("sdk2", tmp_path, rehearsal)
     more = {"checkpoint_s3_uri": spot["checkpoint_s3_uri"]}
     jobs = [
-        common | {"job_name": "on-demand", "hyperparameters": TUTORIAL | {"trainer.max_epochs": "3"}},
-        common | spot | {"job_name": "spot", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "2"}},
-        common | more | {"job_name": "more", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "3"}},
+        common
+        | {"job_name": "on-demand", "hyperparameters": TUTORIAL | {"trainer.max_epochs": "3"}},
+        common
+        | spot
+        | {"job_name": "spot", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "2"}},
+        common
+        | more
+        | {"job_name": "more", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "3"}},
     ]
     done = person.run("sdk2_session.py", jobs)
     assert done.returncode == 0, done.stdout[-5000:]
@@ -98,7 +119,9 @@ def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
     assert found.count("Interrupted") == 1 and described["TrainingJobStatus"] == "Completed"
     said = rehearsal.lines("more")["algo-1"]
     assert any(re.search(r"resuming from step \d+", line) for line in said)
-    assert not any("epoch=2/3" in line for line in said) and any("epoch=3/3" in line for line in said)
+    assert not any("epoch=2/3" in line for line in said) and any(
+        "epoch=3/3" in line for line in said
+    )
     assert same(weights(rehearsal, "on-demand"), weights(rehearsal, "more"))
     assert any("tfevents" in key for key in rehearsal.keys("output/spot/logger-output/"))
 
@@ -108,7 +131,11 @@ def test_a_model_trainer_of_sdk_3(rehearsal, image, tmp_path):
         "training_image": image,
         "role": ROLE,
         "base_job_name": "model-trainer",
-        "compute": {"instance_type": "ml.g5.xlarge", "instance_count": 1, "enable_managed_spot_training": True},
+        "compute": {
+            "instance_type": "ml.g5.xlarge",
+            "instance_count": 1,
+            "enable_managed_spot_training": True,
+        },
         "stopping": {"max_runtime_in_seconds": 600, "max_wait_time_in_seconds": 900},
         "output": "s3://rehearsal/output",
         "checkpoints": "s3://rehearsal/checkpoints/sdk3",
@@ -130,8 +157,16 @@ def test_launch(rehearsal, image, tmp_path):
         f"--role={ROLE}",
         "--poll=1",
     ]
-    line += ["--output=s3://rehearsal/output", "--channel=training=s3://rehearsal/cifar10/,mode=FastFile"]
-    line += ["--spot", "--checkpoints=s3://rehearsal/checkpoints/launch", "--max-run=600", "--max-wait=900"]
+    line += [
+        "--output=s3://rehearsal/output",
+        "--channel=training=s3://rehearsal/cifar10/,mode=FastFile",
+    ]
+    line += [
+        "--spot",
+        "--checkpoints=s3://rehearsal/checkpoints/launch",
+        "--max-run=600",
+        "--max-wait=900",
+    ]
     settings = [f"{name}={value}" for name, value in (TUTORIAL | {"trainer.max_epochs": 1}).items()]
     done = subprocess.run(
         [*map(str, line), *settings],
@@ -142,7 +177,10 @@ def test_launch(rehearsal, image, tmp_path):
         timeout=LIMIT,
     )
     assert done.returncode == 0, done.stdout[-5000:]
-    assert "Uploading: Uploading generated training model" in done.stdout and "algo-1: epoch=1/1" in done.stdout
+    assert (
+        "Uploading: Uploading generated training model" in done.stdout
+        and "algo-1: epoch=1/1" in done.stdout
+    )
     assert ": Completed" in done.stdout
 
 
@@ -176,22 +214,36 @@ def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tm
             }
         ],
         "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output/"},
-        "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 10, "VolumeSizeInGB": 50},
+        "ResourceConfig": {
+            "InstanceType": "ml.m5.xlarge",
+            "InstanceCount": 10,
+            "VolumeSizeInGB": 50,
+        },
         "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
     }
     (tmp_path / "request.json").write_text(json.dumps(request))
     rows = [str(row) for row in range(100)]
-    rehearsal.s3.put_object(Bucket="rehearsal", Key="my-input-data/rows", Body="\n".join([*rows, ""]).encode())
+    rehearsal.s3.put_object(
+        Bucket="rehearsal", Key="my-input-data/rows", Body="\n".join([*rows, ""]).encode()
+    )
     aws = python_of("cli").with_name("aws")
     environment = Person("aws", tmp_path / "aws", rehearsal).variables
     try:
-        line = [aws, "sagemaker", "create-training-job", "--cli-input-json", f"file://{tmp_path}/request.json"]
+        line = [
+            aws,
+            "sagemaker",
+            "create-training-job",
+            "--cli-input-json",
+            f"file://{tmp_path}/request.json",
+        ]
         done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, done.stderr
         rehearsal.ended("do-it-yourself")
         assert rehearsal.describe("do-it-yourself")["TrainingJobStatus"] == "Completed"
         parts = rehearsal.archive("do-it-yourself")
-        assert len(parts) == 10 and sorted(b"".join(parts.values()).split(), key=int) == [row.encode() for row in rows]
+        assert len(parts) == 10 and sorted(b"".join(parts.values()).split(), key=int) == [
+            row.encode() for row in rows
+        ]
     finally:
         docker("image", "rm", "rehearsal-diy")
 
@@ -199,19 +251,29 @@ def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tm
 def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
     """Three instances of its ten compare all rows; their parts are merged from S3."""
     request = json.loads((ROOT / "examples/similarity.json").read_text())
-    text = json.dumps(request).replace("my-bucket", "rehearsal").replace('"sagemaker-lightning"', f'"{image}"')
+    text = (
+        json.dumps(request)
+        .replace("my-bucket", "rehearsal")
+        .replace('"sagemaker-lightning"', f'"{image}"')
+    )
     assert text.count('"InstanceCount": 10') == 1
     request = json.loads(text.replace('"InstanceCount": 10', '"InstanceCount": 3'))
     request |= {"StoppingCondition": {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 900}}
     rows = np.random.default_rng(0).standard_normal((300, 16)).astype(np.float32)
     content = io.BytesIO()
     np.save(content, rows)
-    rehearsal.s3.put_object(Bucket="rehearsal", Key="my-input-data/rows.npy", Body=content.getvalue())
+    rehearsal.s3.put_object(
+        Bucket="rehearsal", Key="my-input-data/rows.npy", Body=content.getvalue()
+    )
     name = request["TrainingJobName"]
     rehearsal.sagemaker.create_training_job(**request)
     job = rehearsal.ended(name)
     assert job["TrainingJobStatus"] == "Completed", (job, rehearsal.lines(name))
-    line = [sys.executable, ROOT / "scripts/merge_parts.py", f"s3://rehearsal/jobs/{name}/output/model.tar.gz"]
+    line = [
+        sys.executable,
+        ROOT / "scripts/merge_parts.py",
+        f"s3://rehearsal/jobs/{name}/output/model.tar.gz",
+    ]
     done = subprocess.run(
         [*line, f"--output={tmp_path / 'merged'}"],
         env=Person("aws", tmp_path / "aws", rehearsal).variables,
@@ -223,4 +285,6 @@ def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
     unit = rows.astype(np.float64) / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     scores = unit @ unit.T
     np.fill_diagonal(scores, -1)
-    assert np.allclose(np.load(tmp_path / "merged/scores.npy"), np.sort(scores, axis=1)[:, ::-1][:, :10], atol=1e-6)
+    assert np.allclose(
+        np.load(tmp_path / "merged/scores.npy"), np.sort(scores, axis=1)[:, ::-1][:, :10], atol=1e-6
+    )

@@ -26,7 +26,8 @@ from test_rehearsal_clients import Person
 
 pytestmark = pytest.mark.slow
 
-LOOPBACK, BRIDGE = "127.0.0.1", "127.0.0.2"  # the latter's place is taken by an address of the loopback, too
+# the latter's place is taken by an address of the loopback, too
+LOOPBACK, BRIDGE = "127.0.0.1", "127.0.0.2"
 CREATE = "SageMaker.CreateTrainingJob"
 
 
@@ -71,13 +72,23 @@ def sent(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[i
 
 def text(line: str, headers: dict, body: bytes = b"") -> bytes:
     """Return a request as it is sent."""
-    lines = [line, *(f"{name}: {value}" for name, value in headers.items()), f"Content-Length: {len(body)}", "", ""]
+    lines = [
+        line,
+        *(f"{name}: {value}" for name, value in headers.items()),
+        f"Content-Length: {len(body)}",
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode() + body
 
 
-def signed(key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", when=None) -> dict:
+def signed(
+    key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", when=None
+) -> dict:
     """Return the headers of a request with a signature that is good for the host."""
-    request = AWSRequest(method, f"http://{host}{target}", data=body, headers={"Host": host} | dict(headers))
+    request = AWSRequest(
+        method, f"http://{host}{target}", data=body, headers={"Host": host} | dict(headers)
+    )
     signer = auth.S3SigV4Auth if service == "s3" else auth.SigV4Auth
     found = signer(Credentials(*key), service, "us-east-1")
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=when or 0)
@@ -87,12 +98,16 @@ def signed(key, target="/", *, host, method="GET", service="s3", headers=(), bod
     return dict(request.headers.items())
 
 
-def ask(endpoint: Endpoint, key, operation: str, content: dict | bytes, **more) -> tuple[int, str, str]:
+def ask(
+    endpoint: Endpoint, key, operation: str, content: dict | bytes, **more
+) -> tuple[int, str, str]:
     """Ask SageMaker for something, with a signature."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     host = endpoint.host
     given = {"X-Amz-Target": f"SageMaker.{operation}", "Content-Type": "application/x-amz-json-1.1"}
-    headers = signed(key, host=host, method="POST", service="sagemaker", headers=given, body=body, **more)
+    headers = signed(
+        key, host=host, method="POST", service="sagemaker", headers=given, body=body, **more
+    )
     return sent(endpoint, text("POST / HTTP/1.1", headers, body))
 
 
@@ -111,7 +126,11 @@ def job(**more) -> dict:
 def nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
     """Check that an answer tells nothing to whoever has no key."""
     assert answer[0] == status, answer
-    assert "access-control-" not in answer[1] and "server: rehearsal\r\n" in answer[1] and answer[2].count("\n") <= 1
+    assert (
+        "access-control-" not in answer[1]
+        and "server: rehearsal\r\n" in answer[1]
+        and answer[2].count("\n") <= 1
+    )
     for word in ("werkzeug", "python/", "moto", "bucket", "treasure", "job-", "<html", "traceback"):
         assert word not in (answer[1] + answer[2]).lower(), answer
 
@@ -164,10 +183,14 @@ STRANGERS = {
 @pytest.mark.parametrize("what", STRANGERS)
 def test_a_stranger_gets_nothing(endpoint, what, address):
     line, headers = STRANGERS[what]
-    nothing_told(sent(endpoint, text(line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"), address))
+    nothing_told(
+        sent(endpoint, text(line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"), address)
+    )
 
 
-@pytest.mark.parametrize("line", ["", "GET", "GET /", "GET / HTTP/9.9", "GET / HTTP/1.1\r\nno header", "\x16\x03\x01"])
+@pytest.mark.parametrize(
+    "line", ["", "GET", "GET /", "GET / HTTP/9.9", "GET / HTTP/1.1\r\nno header", "\x16\x03\x01"]
+)
 def test_what_is_no_request_gets_no_version(endpoint, line):
     with socket.create_connection((LOOPBACK, endpoint.port), timeout=30) as connection:
         connection.sendall(f"{line}\r\n\r\n".encode())
@@ -197,13 +220,17 @@ HOSTS = {
 @pytest.mark.parametrize("host", HOSTS)
 def test_another_host_is_refused_whatever_its_signature(endpoint, host):
     """DNS that changes its mind: the page's host is the name of somebody else, at our address."""
-    headers = signed(endpoint.key, host=endpoint.host) | {"Host": HOSTS[host].format(port=endpoint.port)}
+    headers = signed(endpoint.key, host=endpoint.host) | {
+        "Host": HOSTS[host].format(port=endpoint.port)
+    }
     if "@" not in headers["Host"]:
         headers = signed(endpoint.key, host=headers["Host"]) | {"Host": headers["Host"]}
     nothing_told(sent(endpoint, text("GET / HTTP/1.1", headers)))
 
 
-@pytest.mark.parametrize("case", ["two", "two, the other way", "none", "none in HTTP/1.0", "in the target", "in both"])
+@pytest.mark.parametrize(
+    "case", ["two", "two, the other way", "none", "none in HTTP/1.0", "in the target", "in both"]
+)
 def test_a_host_is_said_once_and_in_its_header(endpoint, case):
     headers = signed(endpoint.key, host=endpoint.host)
     lines = [f"{name}: {value}" for name, value in headers.items() if name != "Host"]
@@ -260,7 +287,11 @@ def test_no_page_may_read_even_what_a_bucket_allows(endpoint):
     own = {"Host": endpoint.host}
     nothing_told(sent(endpoint, text("GET /open-to-all/x HTTP/1.1", own)))
     status, head, body = sent(
-        endpoint, text("GET /open-to-all/x HTTP/1.1", signed(endpoint.key, "/open-to-all/x", host=endpoint.host))
+        endpoint,
+        text(
+            "GET /open-to-all/x HTTP/1.1",
+            signed(endpoint.key, "/open-to-all/x", host=endpoint.host),
+        ),
     )
     assert (status, body) == (200, "treasure") and "access-control-" not in head
 
@@ -291,7 +322,9 @@ def test_a_signature_is_of_one_order(endpoint, forged):
     """Somebody who has seen a request of ours cannot make another one of it."""
     host, target = endpoint.host, {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
     given = {} if forged == "unsigned target" else target
-    headers = signed(endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=b"{}")
+    headers = signed(
+        endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=b"{}"
+    )
     body = json.dumps(job()).encode() if forged == "body" else b"{}"
     headers |= {"X-Amz-Target": CREATE} if "target" in forged else {}
     headers |= {"X-Amz-Date": "20260101T000000Z"} if forged == "date" else {}
@@ -308,7 +341,11 @@ def test_a_signature_for_one_service_is_for_no_other(endpoint):
 
 @pytest.mark.parametrize("service", ["lambda", "batch", "ssm", "secretsmanager", "codebuild"])
 def test_what_runs_programs_in_moto_is_not_there(endpoint, service):
-    calls = {"lambda": "list_functions", "ssm": "describe_parameters", "secretsmanager": "list_secrets"}
+    calls = {
+        "lambda": "list_functions",
+        "ssm": "describe_parameters",
+        "secretsmanager": "list_secrets",
+    }
     calls |= {"batch": "describe_job_queues", "codebuild": "list_projects"}
     with pytest.raises(ClientError, match=f"does not emulate {service}"):
         getattr(client(service, endpoint.endpoint, key=endpoint.key), calls[service])()
@@ -318,13 +355,17 @@ def test_what_runs_programs_in_moto_is_not_there(endpoint, service):
     "path", ["/moto-api/data.json", "//moto-api/data.json", "/%6doto-api/data.json", "/favicon.ico"]
 )
 def test_motos_own_page_is_closed_even_to_the_person(endpoint, path):
-    status, _, body = sent(endpoint, text(f"GET {path} HTTP/1.1", signed(endpoint.key, path, host=endpoint.host)))
+    status, _, body = sent(
+        endpoint, text(f"GET {path} HTTP/1.1", signed(endpoint.key, path, host=endpoint.host))
+    )
     assert status in (403, 404) and ("NoSuch" in body or "Signature" in body), body
 
 
 def test_a_presigned_address(endpoint):
     s3 = client("s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3v4"))
-    url = s3.generate_presigned_url("get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=60)
+    url = s3.generate_presigned_url(
+        "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=60
+    )
     own, target = {"Host": endpoint.host}, url.partition(str(endpoint.port))[2]
     assert sent(endpoint, text(f"GET {target} HTTP/1.1", own))[2] == "treasure"
     for other in (
@@ -337,14 +378,24 @@ def test_a_presigned_address(endpoint):
     ):
         nothing_told(sent(endpoint, text(f"GET {other} HTTP/1.1", own)))
     nothing_told(sent(endpoint, text(f"DELETE {target} HTTP/1.1", own)))
-    nothing_told(sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"Origin": "http://evil.com"})))
+    nothing_told(
+        sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"Origin": "http://evil.com"}))
+    )
     nothing_told(sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"x-amz-date": "x"})))
-    old = s3.generate_presigned_url("get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=0)
+    old = s3.generate_presigned_url(
+        "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=0
+    )
     time.sleep(1.1)
     nothing_told(sent(endpoint, text(f"GET {old.partition(str(endpoint.port))[2]} HTTP/1.1", own)))
-    second = client("s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3"))
-    url = second.generate_presigned_url("get_object", Params={"Bucket": "rehearsal", "Key": "secret"})
-    status, _, body = sent(endpoint, text(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", own))
+    second = client(
+        "s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3")
+    )
+    url = second.generate_presigned_url(
+        "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}
+    )
+    status, _, body = sent(
+        endpoint, text(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", own)
+    )
     assert status == 403 and "signature_version='s3v4'" in body
 
 
@@ -362,10 +413,17 @@ def test_what_a_client_signs(endpoint):
         "=;,",
     ):
         metadata = {"my_key": "a   b", "other-key": " c "}
-        endpoint.s3.put_object(Bucket="rehearsal", Key=f"odd/{name}", Body=name.encode(), Metadata=metadata)
+        endpoint.s3.put_object(
+            Bucket="rehearsal", Key=f"odd/{name}", Body=name.encode(), Metadata=metadata
+        )
         found = endpoint.s3.get_object(Bucket="rehearsal", Key=f"odd/{name}")
-        assert found["Body"].read() == name.encode() and set(found["Metadata"]) == {"my_key", "other-key"}
-        assert endpoint.s3.list_objects_v2(Bucket="rehearsal", Prefix=f"odd/{name}")["KeyCount"] == 1
+        assert found["Body"].read() == name.encode() and set(found["Metadata"]) == {
+            "my_key",
+            "other-key",
+        }
+        assert (
+            endpoint.s3.list_objects_v2(Bucket="rehearsal", Prefix=f"odd/{name}")["KeyCount"] == 1
+        )
     content = bytes(20 * 2**20)
     endpoint.s3.upload_fileobj(io.BytesIO(content), "rehearsal", "big")
     assert endpoint.s3.head_object(Bucket="rehearsal", Key="big")["ContentLength"] == len(content)
@@ -415,13 +473,19 @@ def test_what_a_job_may_do(endpoint):
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
     order = json.dumps({"name": name, "hosts": [], "warned": False, "gap": 0}).encode()
     nothing_but = signed(
-        key, "/Rehearsal/interrupt", host=endpoint.host, method="POST", service="rehearsal", body=order
+        key,
+        "/Rehearsal/interrupt",
+        host=endpoint.host,
+        method="POST",
+        service="rehearsal",
+        body=order,
     )
     assert sent(endpoint, text("POST /Rehearsal/interrupt HTTP/1.1", nothing_but, order))[0] == 403
     assert endpoint.describe(name)["TrainingJobStatus"] == "InProgress"
     endpoint.sagemaker.stop_training_job(TrainingJobName=name)
     endpoint.ended(name)
-    with pytest.raises(ClientError, match="is not this rehearsal's"):  # it is good as long as the job is
+    # it is good as long as the job is
+    with pytest.raises(ClientError, match="is not this rehearsal's"):
         s3.list_buckets()
     kept = "".join(path.read_text() for path in (endpoint.folder / name).glob("*.*"))
     assert name in kept and not any(part in kept for part in (*key, *endpoint.key))
@@ -431,14 +495,20 @@ def test_what_a_job_may_do(endpoint):
 
 ORDER = {"name": "no-such-job", "hosts": [], "warned": True, "gap": 0}
 NO_ORDERS = [{}, [], "x", None, {"name": "x"}, ORDER, ORDER | {"more": 1}, ORDER | {"name": 1}]
-NO_ORDERS += [ORDER | {"hosts": hosts} for hosts in ("algo-1", [[]], None)] + [ORDER | {"warned": "no"}]
+NO_ORDERS += [ORDER | {"hosts": hosts} for hosts in ("algo-1", [[]], None)] + [
+    ORDER | {"warned": "no"}
+]
 NO_ORDERS += [ORDER | {"gap": gap} for gap in ("1", True, -1, float("inf"), float("nan"), None)]
 
 
-@pytest.mark.parametrize("content", [*(json.dumps(order).encode() for order in NO_ORDERS), b"[" * 100000, b"{", b""])
+@pytest.mark.parametrize(
+    "content", [*(json.dumps(order).encode() for order in NO_ORDERS), b"[" * 100000, b"{", b""]
+)
 def test_what_is_no_interruption(endpoint, content):
     path = "/Rehearsal/interrupt"
-    headers = signed(endpoint.key, path, host=endpoint.host, method="POST", service="rehearsal", body=content)
+    headers = signed(
+        endpoint.key, path, host=endpoint.host, method="POST", service="rehearsal", body=content
+    )
     status, _, answer = sent(endpoint, text(f"POST {path} HTTP/1.1", headers, content))
     assert status == 409 and answer.startswith('{"error": '), answer
 
@@ -446,7 +516,9 @@ def test_what_is_no_interruption(endpoint, content):
 def channel(uri: str) -> dict:
     """Return a channel of a job."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri}
-    return {"InputDataConfig": [{"ChannelName": "training", "DataSource": {"S3DataSource": source}}]}
+    return {
+        "InputDataConfig": [{"ChannelName": "training", "DataSource": {"S3DataSource": source}}]
+    }
 
 
 @pytest.mark.parametrize(
@@ -460,7 +532,8 @@ def test_a_channel_of_a_folder_that_is_not_allowed(endpoint, folder, path):
     (folder / "round").unlink(missing_ok=True)
     (folder / "round").symlink_to("round")
     with pytest.raises(
-        ClientError, match=r"channel training: found file://.*, allowed is what is below .* --allow=FOLDER"
+        ClientError,
+        match=r"channel training: found file://.*, allowed is what is below .* --allow=FOLDER",
     ):
         endpoint.create("image", **channel(f"file://{path.format(folder)}"))
 
@@ -475,7 +548,10 @@ def test_a_link_out_of_an_allowed_folder(endpoint, folder, tmp_path):
     (folder / "data/file").symlink_to(tmp_path / "secret")
     failed = endpoint.ended(endpoint.create("image", **channel(f"file://{folder}/data")))
     assert failed["TrainingJobStatus"] == "Failed"
-    assert re.search(r"found \S+/data/file, a link out of it, allowed is .* --allow=FOLDER", failed["FailureReason"])
+    assert re.search(
+        r"found \S+/data/file, a link out of it, allowed is .* --allow=FOLDER",
+        failed["FailureReason"],
+    )
 
 
 # Limits
@@ -486,11 +562,20 @@ def test_a_request_that_is_too_large(endpoint, way):
     body = b'{"NameContains": "' + b"x" * 2**20 + b'"}'
     host = endpoint.host
     if way == "control":
-        headers = signed(endpoint.key, "/Rehearsal/interrupt", host=host, method="POST", service="rehearsal", body=body)
+        headers = signed(
+            endpoint.key,
+            "/Rehearsal/interrupt",
+            host=host,
+            method="POST",
+            service="rehearsal",
+            body=body,
+        )
         assert sent(endpoint, text("POST /Rehearsal/interrupt HTTP/1.1", headers, body))[0] == 413
         return
     given = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
-    headers = signed(endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=body)
+    headers = signed(
+        endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=body
+    )
     request = text("POST / HTTP/1.1", headers, body)
     if way == "chunks":
         lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
@@ -519,7 +604,9 @@ def test_a_strangers_upload_is_not_waited_for(endpoint):
     assert is_closed(endpoint, head.replace(b"Content-Length: 0", b"Content-Length: 1000000000000"))
 
 
-@pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+@pytest.mark.parametrize(
+    "begin", [b"", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "]
+)
 def test_a_slow_stranger_is_sent_away(endpoint, begin):
     assert is_closed(endpoint, begin)
 
@@ -578,15 +665,19 @@ SDK_3 = {
 def test_an_sdk(endpoint, tmp_path, sdk):
     job = [SDK_2] if sdk == "sdk2" else SDK_3
     done = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", job)
-    assert done.returncode == 0 and re.search("model: s3://rehearsal/output/.*/output/model.tar.gz", done.stdout), (
-        done.stdout
-    )
+    assert done.returncode == 0 and re.search(
+        "model: s3://rehearsal/output/.*/output/model.tar.gz", done.stdout
+    ), done.stdout
     if sdk == "sdk2":  # the other one may look when the job is over, and shows no log then
         assert "AWS_ENDPOINT_URL=" in done.stdout
 
 
 def test_launch(endpoint, tmp_path):
-    line = [sys.executable, ROOT / "scripts/launch.py", "--image=123456789012.dkr.ecr.us-east-1.amazonaws.com/image:1"]
+    line = [
+        sys.executable,
+        ROOT / "scripts/launch.py",
+        "--image=123456789012.dkr.ecr.us-east-1.amazonaws.com/image:1",
+    ]
     line += [
         f"--role={ROLE}",
         "--poll=1",
@@ -606,14 +697,18 @@ def test_launch(endpoint, tmp_path):
 
 def test_the_aws_cli(endpoint, tmp_path):
     aws, person = python_of("cli").with_name("aws"), Person("aws", tmp_path, endpoint)
-    (tmp_path / "request.json").write_text(json.dumps(job(TrainingJobName="by-the-cli", Environment={"LEAVE": "1"})))
+    (tmp_path / "request.json").write_text(
+        json.dumps(job(TrainingJobName="by-the-cli", Environment={"LEAVE": "1"}))
+    )
     for line in (
         ["sagemaker", "create-training-job", "--cli-input-json", f"file://{tmp_path}/request.json"],
         ["s3", "cp", "--recursive", str(ROOT / "examples"), "s3://rehearsal/examples"],
         ["s3", "ls", "s3://rehearsal/examples/"],
         ["sts", "get-caller-identity"],
     ):
-        done = subprocess.run([aws, *line], env=person.variables, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run(
+            [aws, *line], env=person.variables, capture_output=True, text=True, timeout=LIMIT
+        )
         assert done.returncode == 0, done.stderr
     assert endpoint.ended("by-the-cli")["TrainingJobStatus"] == "Completed"
 
@@ -623,7 +718,10 @@ def test_the_aws_cli(endpoint, tmp_path):
 
 def test_the_key_of_a_rehearsal(endpoint, tmp_path):
     (file,) = endpoint.cache.glob("*/*/key")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(file.stat().st_mode) == 0o600
+        and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    )
     assert len(endpoint.key[1]) >= 40 and endpoint.key[1] in file.read_text()
     line = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], os.environ['AWS_SECRET_ACCESS_KEY'])"
     done = run(endpoint, python_of("rehearsal"), "-c", line)

@@ -100,7 +100,14 @@ def state(folder: Path) -> dict[str, tuple]:
 
 def uploader(store: Store, folder: Path, **given) -> checkpoint_sync.Uploader:
     """Return the copy of a checkpoint folder; `notes` are what it has said."""
-    plain = {"every": 0.01, "lag": 0.0, "settle": 0.0, "stall_after": None, "markers": True, "markers_uploaded": False}
+    plain = {
+        "every": 0.01,
+        "lag": 0.0,
+        "settle": 0.0,
+        "stall_after": None,
+        "markers": True,
+        "markers_uploaded": False,
+    }
     notes: list[str] = []
     kept = settings.Sync(**plain | {"deletions": True, "flush": False} | given)
     found = checkpoint_sync.Uploader(store, "s3://bucket/run", folder, kept, notes.append)
@@ -323,8 +330,11 @@ def test_an_archive_can_be_unpacked_and_makes_nobody_root(host, outside, tmp_pat
         assert not any(member.mode & 0o7000 for member in tar)
         tar.extractall(tmp_path / "unpacked", filter="data")
     there = tmp_path / "unpacked"
-    assert [(there / name).read_text() for name in ("program", "twice", "good", "sub/good")] == ["x"] * 4
-    assert "model: inner of algo-1 is left out: the link leads out of the folder" in notes  # or may: sub may be a link
+    assert [(there / name).read_text() for name in ("program", "twice", "good", "sub/good")] == [
+        "x"
+    ] * 4
+    # or may: sub may be a link
+    assert "model: inner of algo-1 is left out: the link leads out of the folder" in notes
     assert store.content["out/job/output/model/sub/good"] == b"x"
 
 
@@ -355,7 +365,9 @@ def test_folders_deeper_than_pythons_stack(host, small_stack):
         deep(host / place, 300)
         (host / place / "file").write_text(place)
     store, _, notes = taken(host)
-    assert store.content["run/file"] == b"checkpoints" and any("S3 takes no such name" in note for note in notes)
+    assert store.content["run/file"] == b"checkpoints" and any(
+        "S3 takes no such name" in note for note in notes
+    )
     folders.remove(host)
     assert not host.exists()
 
@@ -373,7 +385,10 @@ def test_names_that_s3_does_not_take(host):
         (host / place / "\udcff\udcfe").write_text("x")
         (host / place / "ü").write_text(place)
     store, _, notes = taken(host)
-    assert store.content["run/ü"] == b"checkpoints" and store.content["out/job/output/model/ü"] == b"model"
+    assert (
+        store.content["run/ü"] == b"checkpoints"
+        and store.content["out/job/output/model/ü"] == b"model"
+    )
     assert sum("S3 takes no such name" in note for note in notes) == 8
 
 
@@ -384,7 +399,9 @@ def test_checkpoints_in_deep_folders_are_restored(tmp_path, small_stack):
     (tmp_path / "from/link").symlink_to("/etc/passwd")
     (tmp_path / "to").mkdir()
     folders.copy(tmp_path / "from", tmp_path / "to")
-    assert (tmp_path / "to" / name).read_text() == "x" and [path.name for path in (tmp_path / "to").iterdir()] == ["a"]
+    assert (tmp_path / "to" / name).read_text() == "x" and [
+        path.name for path in (tmp_path / "to").iterdir()
+    ] == ["a"]
 
 
 def test_a_failure_of_a_terabyte(host):

@@ -142,7 +142,11 @@ class Rehearsed:
             folder=self.folder / "reports", interrupt=[], seed=0, grace=LIMIT, repairs=0, sync=SYNC, allow=[]
         )  # fmt: skip
         place = Place(
-            self.engine, lambda _: self.client, self.folder / "work", {}, lambda *given: self.reported(*given)
+            self.engine,
+            lambda _: self.client,
+            self.folder / "work",
+            {},
+            lambda *given: self.reported(*given),
         )
         record = Record(name, request, time.time())
         found = Job(record, place, kept, Metrics(metrics or []))
@@ -238,11 +242,16 @@ def test_a_job_whose_own_thread_cannot_start(rehearsed, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", refuse)
     record = rehearsed.job().record
     assert (record.status, record.secondary, reported) == ("Failed", "Failed", ["Failed"])
-    assert record.failure == "InternalServerError: the rehearsal failed: RuntimeError: can't start new thread"
+    assert (
+        record.failure
+        == "InternalServerError: the rehearsal failed: RuntimeError: can't start new thread"
+    )
     assert not (rehearsed.folder / "work/job").exists()
 
 
-@pytest.mark.parametrize("line", ["resuming from step " + "1" * 5000, "step=" + "9" * 5000, "a=" + "1" * 100_000 + "x"])
+@pytest.mark.parametrize(
+    "line", ["resuming from step " + "1" * 5000, "step=" + "9" * 5000, "a=" + "1" * 100_000 + "x"]
+)
 def test_a_line_that_is_no_progress(rehearsed, line):
     job = rehearsed.job()
     rehearsed.container().said.put(f" {line}")
@@ -256,12 +265,18 @@ def test_notes_without_end(rehearsed):
         job.note(f"note {number}")
     rehearsed.container().end(0)
     notes = ended(job).notes
-    assert len(notes) == NOTES + 1 and notes[-2:] == [f"note {NOTES - 1}", "more notes are left out"]
+    assert len(notes) == NOTES + 1 and notes[-2:] == [
+        f"note {NOTES - 1}",
+        "more notes are left out",
+    ]
 
 
 # Interruptions
 
-SPOT = {"EnableManagedSpotTraining": True, "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60}}
+SPOT = {
+    "EnableManagedSpotTraining": True,
+    "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60},
+}
 
 
 def by_hand(job: Job, **order) -> str:
@@ -281,8 +296,14 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
     assert by_hand(job, gap=0.25) == "algo-1 of job taken away, warned"
     until(lambda: first.signals == ["SIGTERM"])
     (one,) = job.record.interruptions
-    assert before <= one.time <= time.time() and (one.hosts, one.warned, one.gap) == (["algo-1"], True, 0.25)
-    assert job.record.secondary == "Interrupted" and job.record.attempts[0].instances[0].ended is None
+    assert before <= one.time <= time.time() and (one.hosts, one.warned, one.gap) == (
+        ["algo-1"],
+        True,
+        0.25,
+    )
+    assert (
+        job.record.secondary == "Interrupted" and job.record.attempts[0].instances[0].ended is None
+    )
     first.end(0)
     rehearsed.container(1).end(0)
     record = ended(job)
@@ -314,7 +335,9 @@ def test_a_wrong_order_is_refused(rehearsed, wrong):
     assert ended(job).interruptions == []
 
 
-@pytest.mark.parametrize("text", ["at 1s gap 99999999999h", "at 99999999999h", "every 9999999999999h"])
+@pytest.mark.parametrize(
+    "text", ["at 1s gap 99999999999h", "at 99999999999h", "every 9999999999999h"]
+)
 def test_a_rule_of_a_time_that_never_comes(text):
     with pytest.raises(ValueError, match="--interrupt: found .*, allowed are times up to 672h"):
         schedule.parse(text)
@@ -329,21 +352,33 @@ def test_a_stop_after_a_time_that_no_timer_has(rehearsed):
 # Metrics
 
 
-SLOW = {"(a+)+$": "a" * 40 + "!", r"^(.*?,){25}P": ",".join(map(str, range(60))), "(?:a?){60}a{60}": "a" * 60}
+SLOW = {
+    "(a+)+$": "a" * 40 + "!",
+    r"^(.*?,){25}P": ",".join(map(str, range(60))),
+    "(?:a?){60}a{60}": "a" * 60,
+}
 
 
 @pytest.mark.parametrize("regex", SLOW)
 def test_a_metric_that_stalls(rehearsed, regex):
     """It is left out and told; the log and the other metrics go on."""
-    one, other = {"Name": "loss", "Regex": r"loss=(\S+)"}, {"Name": "epoch", "Regex": r"epoch=(\S+)"}
+    one, other = (
+        {"Name": "loss", "Regex": r"loss=(\S+)"},
+        {"Name": "epoch", "Regex": r"epoch=(\S+)"},
+    )
     job = rehearsed.job(metrics=[one, {"Name": "slow", "Regex": regex}, other])
     container = rehearsed.container()
     for line in ("loss=1", SLOW[regex], "step=7 loss=0.5 epoch=3"):
         container.said.put(line)
     container.end(0)
     record = ended(job)
-    assert {name: one["Value"] for name, one in job.metrics.found.items()} == {"loss": 0.5, "epoch": 3.0}
-    assert record.notes == ["MetricDefinitions: the Regex of slow is too slow for this log, and used no more"]
+    assert {name: one["Value"] for name, one in job.metrics.found.items()} == {
+        "loss": 0.5,
+        "epoch": 3.0,
+    }
+    assert record.notes == [
+        "MetricDefinitions: the Regex of slow is too slow for this log, and used no more"
+    ]
     assert (job.folder / "logs/algo-1.log").read_text().splitlines()[2] == "step=7 loss=0.5 epoch=3"
     assert job.metrics.matcher.poll() is not None  # nothing is left of it
 
@@ -397,7 +432,16 @@ def test_logs_of_two_jobs_of_one_name(tmp_path):
 PASSWORD = "hunter2-hunter2"
 TOKEN = "hf_" + "x1Y2" * 8
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKC\n-----END RSA PRIVATE KEY-----"
-SECRETS = [PASSWORD, TOKEN, "MIIEpAIBAAKC", "of-a-tag", "after-a-flag", "AKIAABCDEFGHIJKLMNOP", "user:pass", "of-more"]
+SECRETS = [
+    PASSWORD,
+    TOKEN,
+    "MIIEpAIBAAKC",
+    "of-a-tag",
+    "after-a-flag",
+    "AKIAABCDEFGHIJKLMNOP",
+    "user:pass",
+    "of-more",
+]
 CLEAR = "learning-rate-0.1"
 
 
@@ -405,13 +449,33 @@ def secret_record() -> Record:
     """Return a record with secrets wherever a user may put them."""
     request = {
         "TrainingJobName": "job",
-        "HyperParameters": {"db_password": f'"{PASSWORD}"', "hub": TOKEN, "lr": CLEAR, "max_tokens": "3"},
-        "Environment": {"API_KEY": "of-more", "PEM": PEM, "URL": "https://user:pass@host/x", "PLAIN": CLEAR},
+        "HyperParameters": {
+            "db_password": f'"{PASSWORD}"',
+            "hub": TOKEN,
+            "lr": CLEAR,
+            "max_tokens": "3",
+        },
+        "Environment": {
+            "API_KEY": "of-more",
+            "PEM": PEM,
+            "URL": "https://user:pass@host/x",
+            "PLAIN": CLEAR,
+        },
         "Tags": [{"Key": "secret", "Value": "of-a-tag"}, {"Key": "plain", "Value": CLEAR}],
         "AlgorithmSpecification": {
             "TrainingImage": "image:0123456789012345678901234567890123456789",
-            "ContainerEntrypoint": ["bash", "-c", f"export TOKEN={TOKEN}; ./run --key AKIAABCDEFGHIJKLMNOP"],
-            "ContainerArguments": ["--api_key", "after-a-flag", f"--password={PASSWORD}", f"--lr={CLEAR}", "--token"],
+            "ContainerEntrypoint": [
+                "bash",
+                "-c",
+                f"export TOKEN={TOKEN}; ./run --key AKIAABCDEFGHIJKLMNOP",
+            ],
+            "ContainerArguments": [
+                "--api_key",
+                "after-a-flag",
+                f"--password={PASSWORD}",
+                f"--lr={CLEAR}",
+                "--token",
+            ],
         },
         "NotInTheModel": {"Password": "of-more"},
     }
@@ -451,7 +515,11 @@ def started(monkeypatch) -> Iterator[Callable]:
     engine, made = Processes(Path(sys.executable), "owner", lambda _: None), []
 
     def start(*line: str) -> Process:
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
         made.append(Process(subprocess.Popen([*engine.unshare, *line], **pipes)))
         return made[-1]
 
@@ -473,7 +541,9 @@ def test_the_exit_status_of_a_process(started, status):
 @needs_namespaces
 def test_a_process_that_is_killed(started):
     """Its status is a shell's for SIGKILL, and nobody writes of it into its log."""
-    process = started("bash", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done")
+    process = started(
+        "bash", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"
+    )
     lines = process.lines()
     assert next(lines) == "ready"
     process.signal("SIGTERM")

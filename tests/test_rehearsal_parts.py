@@ -51,7 +51,9 @@ def s3(s3_client):
     s3_client.create_bucket(Bucket="bucket")
     yield s3_client
     if left := keys(s3_client):
-        s3_client.delete_objects(Bucket="bucket", Delete={"Objects": [{"Key": key} for key in left]})
+        s3_client.delete_objects(
+            Bucket="bucket", Delete={"Objects": [{"Key": key} for key in left]}
+        )
 
 
 def put(s3, *names: str) -> None:
@@ -73,7 +75,11 @@ def content(s3, key: str) -> bytes:
 
 def files(folder: Path) -> dict[str, str]:
     """Return the files in a folder."""
-    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def write(folder: Path, *names: str) -> None:
@@ -100,13 +106,26 @@ RULES = {
     "at step 3 of any": {"step": 3, "hosts": "any"},
     "every 1s of all unwarned": {"every": 1.0, "times": None, "warned": "unwarned"},
     "every 1s either": {"every": 1.0, "times": None, "warned": "either"},
-    "every 1s 2 times of any warned gap 0.5h": {"every": 1.0, "times": 2, "hosts": "any", "gap": 1800.0},
+    "every 1s 2 times of any warned gap 0.5h": {
+        "every": 1.0,
+        "times": 2,
+        "hosts": "any",
+        "gap": 1800.0,
+    },
 }
 
 
 @pytest.mark.parametrize("text", RULES)
 def test_the_rule_that_a_text_is(text):
-    plain = {"at": None, "step": None, "every": None, "about": False, "times": 1, "hosts": "all", "warned": "warned"}
+    plain = {
+        "at": None,
+        "step": None,
+        "every": None,
+        "about": False,
+        "times": 1,
+        "hosts": "all",
+        "warned": "warned",
+    }
     assert parse(text) == Rule(text=" ".join(text.split()), **plain | {"gap": 0.0} | RULES[text])
 
 
@@ -197,7 +216,9 @@ def test_what_is_drawn_comes_from_the_seed():
 
 
 def test_a_host_that_the_job_has_not():
-    with pytest.raises(ValueError, match=r"'at 1s of algo-9,algo-1' is of algo-9; the job has algo-1, algo-2"):
+    with pytest.raises(
+        ValueError, match=r"'at 1s of algo-9,algo-1' is of algo-9; the job has algo-1, algo-2"
+    ):
         scheduled("at 1s of algo-9,algo-1", hosts=["algo-1", "algo-2"])
 
 
@@ -213,15 +234,30 @@ def flags(*given: str) -> settings.Settings:
 
 def test_settings_by_default_and_by_flags(tmp_path):
     found = flags()
-    assert (found.port, found.engine, found.grace, found.interrupt, found.seed) == (4571, "auto", 120.0, [], 0)
+    assert (found.port, found.engine, found.grace, found.interrupt, found.seed) == (
+        4571,
+        "auto",
+        120.0,
+        [],
+        0,
+    )
     assert found.sync == settings.Sync(1.0, 0.0, 0.0, None, True, False, True, False)
     assert found.folder.is_absolute()
     given = "--port=0 --interrupt=every~5m --grace=0 --repairs=2 --price=3 --spot-price=1 --sync-every=0.1 --sync-lag=2"
     given += " --sync-settle=3 --sync-stall-after=0 --sync-no-markers --sync-markers-uploaded --sync-keep-deleted"
     given = given.replace("every~5m", "every\u00a0~5m").split(" ")
     found = flags(*given, "--sync-flush", "--interrupt=at 3s", f"--folder={tmp_path}")
-    assert (found.port, found.grace, found.repairs, found.price, found.spot_price) == (0, 0.0, 2, 3.0, 1.0)
-    assert [rule.text for rule in found.interrupt] == ["every ~5m", "at 3s"] and found.folder == tmp_path
+    assert (found.port, found.grace, found.repairs, found.price, found.spot_price) == (
+        0,
+        0.0,
+        2,
+        3.0,
+        1.0,
+    )
+    assert [rule.text for rule in found.interrupt] == [
+        "every ~5m",
+        "at 3s",
+    ] and found.folder == tmp_path
     assert found.sync == settings.Sync(0.1, 2.0, 3.0, 0.0, False, True, False, True)
 
 
@@ -248,7 +284,9 @@ def test_the_folders_of_channels(tmp_path, monkeypatch):
     assert flags("--allow=/usr", "--allow=.").allow == [Path("/usr"), tmp_path]
 
 
-@pytest.mark.parametrize("flag", ["--port=x", "--grace=long", "--engine=podman", "--repairs=1.5", "--seed=x"])
+@pytest.mark.parametrize(
+    "flag", ["--port=x", "--grace=long", "--engine=podman", "--repairs=1.5", "--seed=x"]
+)
 def test_a_flag_of_the_wrong_type_is_named(flag):
     with pytest.raises(argparse.ArgumentError, match=flag.partition("=")[0]):
         flags(flag)
@@ -262,9 +300,13 @@ def group(name: str, count: int, kind: str = "ml.m5.xlarge") -> dict:
     return {"InstanceGroupName": name, "InstanceType": kind, "InstanceCount": count}
 
 
-def channel(name: str, uri: str, *, sharded: bool = False, groups: list[str] | None = None, **more) -> dict:
+def channel(
+    name: str, uri: str, *, sharded: bool = False, groups: list[str] | None = None, **more
+) -> dict:
     """Return one of InputDataConfig."""
-    source = {"S3DataType": "S3Prefix", "S3Uri": uri} | ({"InstanceGroupNames": groups} if groups else {})
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri} | (
+        {"InstanceGroupNames": groups} if groups else {}
+    )
     source |= {"S3DataDistributionType": "ShardedByS3Key"} if sharded else {}
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}} | more
 
@@ -294,7 +336,14 @@ def made(request: dict, folder: Path) -> dict[layout.Host, layout.Layout]:
 def test_hosts_are_numbered_over_the_groups(tmp_path):
     request = job(
         channel("all", "s3://bucket/a", groups=["big", "small"]),
-        channel("some", "s3://bucket/b", groups=["big"], sharded=True, InputMode="FastFile", ContentType="text/csv"),
+        channel(
+            "some",
+            "s3://bucket/b",
+            groups=["big"],
+            sharded=True,
+            InputMode="FastFile",
+            ContentType="text/csv",
+        ),
         groups=[group("small", 2), group("big", 9, "ml.p4d.24xlarge")],
         HyperParameters={"a": "1"},
     )
@@ -314,16 +363,31 @@ def test_hosts_are_numbered_over_the_groups(tmp_path):
         "current_instance_type": "ml.p4d.24xlarge",
         "hosts": ["algo-1", "algo-10", "algo-11", *(f"algo-{number}" for number in range(2, 10))],
         "instance_groups": [
-            {"instance_group_name": "small", "instance_type": "ml.m5.xlarge", "hosts": ["algo-1", "algo-2"]},
+            {
+                "instance_group_name": "small",
+                "instance_type": "ml.m5.xlarge",
+                "hosts": ["algo-1", "algo-2"],
+            },
             {"instance_group_name": "big", "instance_type": "ml.p4d.24xlarge", "hosts": big},
         ],
         "network_interface_name": "eth0",
         "topology": None,
     }
-    plain = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
-    sharded = {"TrainingInputMode": "FastFile", "S3DistributionType": "ShardedByS3Key", "RecordWrapperType": "None"}
+    plain = {
+        "TrainingInputMode": "File",
+        "S3DistributionType": "FullyReplicated",
+        "RecordWrapperType": "None",
+    }
+    sharded = {
+        "TrainingInputMode": "FastFile",
+        "S3DistributionType": "ShardedByS3Key",
+        "RecordWrapperType": "None",
+    }
     assert config["algo-1"]["inputdataconfig"] == {"all": plain}
-    assert config["algo-11"]["inputdataconfig"] == {"all": plain, "some": sharded | {"ContentType": "text/csv"}}
+    assert config["algo-11"]["inputdataconfig"] == {
+        "all": plain,
+        "some": sharded | {"ContentType": "text/csv"},
+    }
     assert config["algo-1"]["hyperparameters"] == {"a": "1"}
     assert set(config["algo-1"]) == {"hyperparameters", "resourceconfig", "inputdataconfig"}
 
@@ -340,11 +404,21 @@ def test_a_host_without_groups(tmp_path, config, path):
     request = job(CheckpointConfig=config, DebugHookConfig={"S3OutputPath": "s3://bucket/d"})
     ((host, folders),) = made(request, tmp_path).items()
     assert (host.name, host.group) == ("algo-1", "homogeneousCluster")
-    assert set(folders.mounts.values()) == {"/opt/ml/input", "/opt/ml/model", "/opt/ml/output", path} - {None}
+    assert set(folders.mounts.values()) == {
+        "/opt/ml/input",
+        "/opt/ml/model",
+        "/opt/ml/output",
+        path,
+    } - {None}
     layout.write_config(folders, request, host, [host], "lo")
-    found = {one.stem: json.loads(one.read_text()) for one in (folders.folder / "input/config").iterdir()}
+    found = {
+        one.stem: json.loads(one.read_text()) for one in (folders.folder / "input/config").iterdir()
+    }
     assert found.get("checkpointconfig") == ({"LocalPath": path} if path else None)
-    assert found["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"} and "profilerconfig" not in found
+    assert (
+        found["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"}
+        and "profilerconfig" not in found
+    )
     assert found["inputdataconfig"] == {} == found["hyperparameters"]
 
 
@@ -391,7 +465,9 @@ def test_a_name_that_leads_out_of_the_channel(tmp_path, name):
 
 def fetched(s3, uri: str, folder: Path) -> dict[str, str]:
     """Return the files that an address stands for."""
-    names = channels.fetch(s3, {"S3Uri": uri}, folder, ROLE, [folder.parent, Path("/no")], lambda: None)
+    names = channels.fetch(
+        s3, {"S3Uri": uri}, folder, ROLE, [folder.parent, Path("/no")], lambda: None
+    )
     found = files(folder)
     assert sorted(names) == sorted(found)
     return found
@@ -406,7 +482,9 @@ def test_what_an_address_stands_for(s3, tmp_path):
     assert fetched(s3, "s3://bucket/data/a", tmp_path / "4") == {"a": "data/a"}
     assert fetched(s3, "s3://bucket/run#1/", tmp_path / "5") == {"e?f": "run#1/e?f"}
     assert fetched(s3, "s3://bucket/run#1/e?f", tmp_path / "6") == {"e?f": "run#1/e?f"}
-    assert fetched(s3, "https://s3.us-east-1.amazonaws.com/bucket/other", tmp_path / "7") == {"other": "other"}
+    assert fetched(s3, "https://s3.us-east-1.amazonaws.com/bucket/other", tmp_path / "7") == {
+        "other": "other"
+    }
     with pytest.raises(JobFailed, match="Data download failed: s3://bucket: File exists"):
         fetched(s3, "s3://bucket", tmp_path / "8")  # `data` is a file, and a folder
     s3.delete_object(Bucket="bucket", Key="data")
@@ -416,11 +494,23 @@ def test_what_an_address_stands_for(s3, tmp_path):
 @pytest.mark.parametrize(
     ("uri", "reason"),
     [
-        ("s3://bucket/none", rf'No S3 objects found under S3 URL "s3://bucket/none" .* the role "{ROLE}" has "s3:List'),
-        ("s3://no-such-bucket/x", r' on bucket "no-such-bucket"\. Error message from S3: NoSuchBucket: '),
-        ("s3://No Bucket!/x", r'on bucket "No Bucket!"\. Error message from S3: Parameter validation failed'),
+        (
+            "s3://bucket/none",
+            rf'No S3 objects found under S3 URL "s3://bucket/none" .* the role "{ROLE}" has "s3:List',
+        ),
+        (
+            "s3://no-such-bucket/x",
+            r' on bucket "no-such-bucket"\. Error message from S3: NoSuchBucket: ',
+        ),
+        (
+            "s3://No Bucket!/x",
+            r'on bucket "No Bucket!"\. Error message from S3: Parameter validation failed',
+        ),
         ("s3://[x/y", r'on bucket "\[x"\. Error message from S3: Parameter validation failed'),
-        ("file:///no/such/folder", "file:///no/such/folder is not a file, nor a folder with files in it"),
+        (
+            "file:///no/such/folder",
+            "file:///no/such/folder is not a file, nor a folder with files in it",
+        ),
     ],
 )
 def test_an_address_with_nothing_at_it(s3, tmp_path, uri, reason):
@@ -451,7 +541,9 @@ def test_a_file_that_cannot_be_read_fails_the_job(s3, tmp_path, monkeypatch):
 
     write(tmp_path / "from", "a")
     monkeypatch.setattr(channels.shutil, "copyfile", refused)
-    with pytest.raises(JobFailed, match=r"^ClientError: Data download failed: file:///\S+/from: Permission denied$"):
+    with pytest.raises(
+        JobFailed, match=r"^ClientError: Data download failed: file:///\S+/from: Permission denied$"
+    ):
         fetched(s3, f"file://{tmp_path}/from", tmp_path / "channel")
 
 
@@ -467,7 +559,9 @@ def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
         found = made(request, tmp_path / f"{hosts}")
         stops = []
         shared = tmp_path / f"{hosts}/shared"
-        channels.deliver(s3, request, found, shared, [tmp_path], lambda stops=stops: stops.append(1))
+        channels.deliver(
+            s3, request, found, shared, [tmp_path], lambda stops=stops: stops.append(1)
+        )
         shards = [sorted(files(one.channel("a")).values()) for one in found.values()]
         assert sorted(sum(shards, [])) == names
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
@@ -488,7 +582,9 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
     channels.deliver(s3, request, found, tmp_path / "shared", [tmp_path], lambda: None)
     first, second, third = found.values()
     assert [path.name for path in (first.folder / "input/data").iterdir()] == ["all"]
-    assert files(second.channel("some")) == {"x": "x"} and files(third.channel("some")) == {"y/z": "y/z"}
+    assert files(second.channel("some")) == {"x": "x"} and files(third.channel("some")) == {
+        "y/z": "y/z"
+    }
     (first.channel("all") / "x").write_text("changed")
     assert (second.channel("all") / "x").read_text() == "x"
     assert (second.channel("fast") / "x").samefile(third.channel("fast") / "x")  # one copy for all
@@ -527,7 +623,15 @@ def until(condition, *, what: str = "it") -> None:
 
 def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
     found = uploader(s3, tmp_path / "a")
-    write(found.folder.root, "1", "sub/deep/2", ".hidden", "with space", "x.sagemaker-ignore", "sub/y.sagemaker-ignore")
+    write(
+        found.folder.root,
+        "1",
+        "sub/deep/2",
+        ".hidden",
+        "with space",
+        "x.sagemaker-ignore",
+        "sub/y.sagemaker-ignore",
+    )
     (found.folder.root / "link").symlink_to("1")
     (found.folder.root / "nowhere").symlink_to("/no/such/file")
     (found.folder.root / "folder").symlink_to("sub")
@@ -557,7 +661,10 @@ def counted(found: checkpoint_sync.Uploader) -> list[str]:
 
 def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
     put(s3, "run/old", "run/sub/older", "run-2/x", "run")
-    assert checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path) == (2, len("run/old" + "run/sub/older"))
+    assert checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path) == (
+        2,
+        len("run/old" + "run/sub/older"),
+    )
     assert files(tmp_path) == {"old": "run/old", "sub/older": "run/sub/older"}
     found = uploader(s3, tmp_path)
     said = counted(found)
@@ -583,14 +690,18 @@ def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
     assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path) == (0, 0)
     put(s3, *(f"run/{number}" for number in range(PAGE + 1)))
     assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path)[0] == PAGE + 1
-    with pytest.raises(JobFailed, match="Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"):
+    with pytest.raises(
+        JobFailed, match="Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"
+    ):
         checkpoint_sync.restore(s3, "s3://no-such-bucket/x", tmp_path)
     put(s3, "run/../../x")
     with pytest.raises(JobFailed, match="is no name of a file"):
         checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path / "a")
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/run", "s3://bucket/run/", "s3://bucket", "s3://bucket/"])
+@pytest.mark.parametrize(
+    "uri", ["s3://bucket/run", "s3://bucket/run/", "s3://bucket", "s3://bucket/"]
+)
 def test_a_copy_and_its_restoration_are_one(s3, tmp_path, clock, uri):
     found = uploader(s3, tmp_path / "a", uri)
     write(found.folder.root, "1", "b/2")
@@ -743,7 +854,9 @@ def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypa
         with monkeypatch.context() as patch:
             failing(found, patch, refused)
             found._look()
-        assert found.notes == ["a checkpoint is not copied to S3: a container's root has written it for itself only"]
+        assert found.notes == [
+            "a checkpoint is not copied to S3: a container's root has written it for itself only"
+        ]
     found.bucket = "bucket"
     found._look()
     assert keys(s3) == ["run/a"]
@@ -805,7 +918,9 @@ def test_many_small_files(s3, tmp_path):
     found = uploader(s3, tmp_path, markers=True)
     found.start()
     write(tmp_path, *(f"{number % 7}/{number}" for number in range(200)))
-    until(lambda: len(found.seen) == 200 and all(seen.uploaded for seen in list(found.seen.values())))
+    until(
+        lambda: len(found.seen) == 200 and all(seen.uploaded for seen in list(found.seen.values()))
+    )
     found.finish()
     assert keys(s3) == sorted(f"run/{number % 7}/{number}" for number in range(200))
     assert found.notes == []
@@ -826,7 +941,9 @@ def archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
     """Extract an archive, and return what is in it."""
     folder.mkdir(exist_ok=True)
     # By tar, which is safe as it is: Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
-    subprocess.run(["tar", "--extract", "--gzip", "--directory", folder], input=content(s3, key), check=True)
+    subprocess.run(
+        ["tar", "--extract", "--gzip", "--directory", folder], input=content(s3, key), check=True
+    )
     with tarfile.open(fileobj=io.BytesIO(content(s3, key))) as tar:
         return {one.name: one for one in tar}
 
@@ -845,11 +962,29 @@ def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
     assert address == "s3://bucket/output/job/output/model.tar.gz"
     assert keys(s3) == ["output/job/output/model.tar.gz", "output/job/output/output.tar.gz"]
     found = archive(s3, keys(s3)[0], tmp_path / "model")
-    assert set(found) >= {"a b", "deep/c", "empty", "same", "ü", "link", "nowhere", "to-folder", "twice", "empty-2/x"}
+    assert set(found) >= {
+        "a b",
+        "deep/c",
+        "empty",
+        "same",
+        "ü",
+        "link",
+        "nowhere",
+        "to-folder",
+        "twice",
+        "empty-2/x",
+    }
     assert found["empty"].isdir() and found["nowhere"].issym() and found["to-folder"].issym()
     there = files(tmp_path / "model")
-    assert (there["same"], there["link"], there["twice"], there["a b"]) == ("of algo-2", "a b", "a b", "a b")
-    assert notes == ["model: same of algo-2 replaces that of algo-1; give each host names of its own"]
+    assert (there["same"], there["link"], there["twice"], there["a b"]) == (
+        "of algo-2",
+        "a b",
+        "a b",
+        "a b",
+    )
+    assert notes == [
+        "model: same of algo-2 replaces that of algo-1; give each host names of its own"
+    ]
     assert list(archive(s3, keys(s3)[1], tmp_path / "output")) == ["log"]
 
 
@@ -858,19 +993,26 @@ def test_uncompressed_artefacts(s3, tmp_path):
     (tmp_path / "algo-1/model/link").symlink_to("a b")
     (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
     request = job(OutputDataConfig={"S3OutputPath": "s3://bucket", "CompressionType": "NONE"})
-    assert artifacts.upload(s3, request, hosts, tmp_path, lambda _: None) == "s3://bucket/job/output/model/"
+    assert (
+        artifacts.upload(s3, request, hosts, tmp_path, lambda _: None)
+        == "s3://bucket/job/output/model/"
+    )
     assert keys(s3) == [f"job/output/model/{name}" for name in ("a b", "d", "deep/c", "link")]
     assert content(s3, "job/output/model/link") == b"a b"
 
 
-@pytest.mark.parametrize("hosts", [{"algo-1": ["x"], "algo-2": ["x/y"]}, {"algo-1": ["x/y"], "algo-2": ["x"]}])
+@pytest.mark.parametrize(
+    "hosts", [{"algo-1": ["x"], "algo-2": ["x/y"]}, {"algo-1": ["x/y"], "algo-2": ["x"]}]
+)
 def test_a_file_where_another_host_has_a_folder(s3, tmp_path, hosts):
     """The archive can be extracted."""
     notes = []
     artifacts.upload(s3, job(), outputs(tmp_path, hosts), tmp_path, notes.append)
     archive(s3, keys(s3)[0], tmp_path / "model")
     assert files(tmp_path / "model") == {"x": "x"}
-    assert len(notes) == 1 and notes[0].startswith("model: x/y of algo-") and "is left out" in notes[0]
+    assert (
+        len(notes) == 1 and notes[0].startswith("model: x/y of algo-") and "is left out" in notes[0]
+    )
 
 
 def test_nothing_is_an_empty_archive(s3, tmp_path):
@@ -941,7 +1083,11 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
     monkeypatch.setenv("KEPT", "1")
     found = clients.variables("http://127.0.0.1:4571", KEY)
     assert found["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4571"
-    assert (found["AWS_REGION"], found["AWS_DEFAULT_REGION"], found["KEPT"]) == ("eu-west-1", "eu-west-1", "1")
+    assert (found["AWS_REGION"], found["AWS_DEFAULT_REGION"], found["KEPT"]) == (
+        "eu-west-1",
+        "eu-west-1",
+        "1",
+    )
     assert found["AWS_ACCESS_KEY_ID"] == "id" and found["AWS_CONFIG_FILE"] == os.devnull
     assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(found)
 
@@ -963,12 +1109,17 @@ BRIDGES = {
 def test_the_address_on_dockers_bridge(case):
     """What a fresh Debian 12 says of it (docker.io 20.10.24), which has no Gateway, and others."""
     config, options, address = BRIDGES[case]
-    assert bridge.of_docker({"IPAM": {"Driver": "default", "Config": config}, "Options": options}) == address
+    assert (
+        bridge.of_docker({"IPAM": {"Driver": "default", "Config": config}, "Options": options})
+        == address
+    )
 
 
 def test_no_address_on_dockers_bridge():
     with pytest.raises(ValueError, match="found no address of no-such"):
-        bridge.of_docker({"IPAM": {"Config": []}, "Options": {"com.docker.network.bridge.name": "no-such"}})
+        bridge.of_docker(
+            {"IPAM": {"Config": []}, "Options": {"com.docker.network.bridge.name": "no-such"}}
+        )
 
 
 # Metrics and logs
@@ -983,10 +1134,20 @@ def test_metrics_of_log_lines():
     found = metrics.Metrics(definitions)
     for line in ("loss=0.5 loss=0.25", "loss=nan", "loss=inf", "loss=", "loss=none", "x"):
         found.line(line)
-    assert {name: one["Value"] for name, one in found.found.items()} == {"loss": 0.25, "count": 25.0}
+    assert {name: one["Value"] for name, one in found.found.items()} == {
+        "loss": 0.25,
+        "count": 25.0,
+    }
     found.line("7 x3")
-    assert {name: one["Value"] for name, one in found.found.items()} == {"loss": 0.25, "count": 3.0, "maybe": 3.0}
-    assert found.found["loss"]["MetricName"] == "loss" and abs(found.found["loss"]["Timestamp"] - time.time()) < LIMIT
+    assert {name: one["Value"] for name, one in found.found.items()} == {
+        "loss": 0.25,
+        "count": 3.0,
+        "maybe": 3.0,
+    }
+    assert (
+        found.found["loss"]["MetricName"] == "loss"
+        and abs(found.found["loss"]["Timestamp"] - time.time()) < LIMIT
+    )
 
 
 @pytest.mark.parametrize("regex", ["(", "a{9999999999}", "[z-a]"])
@@ -1018,7 +1179,9 @@ def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
         found.line("algo-1", f"line {number}")
     found.send()
     found.send()
-    streams = client.describe_log_streams(logGroupName=logs.GROUP, logStreamNamePrefix="job/")["logStreams"]
+    streams = client.describe_log_streams(logGroupName=logs.GROUP, logStreamNamePrefix="job/")[
+        "logStreams"
+    ]
     first, second = (stream["logStreamName"] for stream in streams)
     assert first == f"job/algo-1-{found.made}"
     lines = [f"line {number}" for number in range(logs.BATCH + 1)]

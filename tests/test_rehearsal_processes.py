@@ -29,7 +29,9 @@ def rehearsal(tmp_path_factory):
         with Rehearsal(folder, "--engine=processes", "--sync-every=0.2") as server:
             assert "no Docker engine" in server.said
             for path in write_cifar(folder / "data", images=10).iterdir():
-                server.s3.upload_file(str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}")
+                server.s3.upload_file(
+                    str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}"
+                )
             yield server
     finally:
         del os.environ["REHEARSAL_PYTHON"]
@@ -42,7 +44,11 @@ def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
         "Environment": {"OMP_NUM_THREADS": "1"},
         "hosts": 2,
         "InputDataConfig": [
-            {"ChannelName": "training", "InputMode": "FastFile", "DataSource": {"S3DataSource": source}}
+            {
+                "ChannelName": "training",
+                "InputMode": "FastFile",
+                "DataSource": {"S3DataSource": source},
+            }
         ],
     }
     checkpoints = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
@@ -53,9 +59,14 @@ def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     while not any(key.endswith(".ckpt") for key in rehearsal.keys("checkpoints/run/")):
         assert time.monotonic() < end, rehearsal.lines(names[1])
         time.sleep(0.05)
-    assert run_command(rehearsal, "interrupt", names[1], "--host=algo-2", "--unwarned").returncode == 0
+    assert (
+        run_command(rehearsal, "interrupt", names[1], "--host=algo-2", "--unwarned").returncode == 0
+    )
     interrupted = rehearsal.ended(names[1])
-    assert whole["TrainingJobStatus"] == interrupted["TrainingJobStatus"] == "Completed", (whole, interrupted)
+    assert whole["TrainingJobStatus"] == interrupted["TrainingJobStatus"] == "Completed", (
+        whole,
+        interrupted,
+    )
     statuses = [one["Status"] for one in interrupted["SecondaryStatusTransitions"]]
     assert statuses.count("Interrupted") == 1
     assert any("resuming from step" in line for line in rehearsal.lines(names[1])["algo-1"])
@@ -74,7 +85,10 @@ def test_a_stop_reaches_the_program(rehearsal):
 
 @pytest.mark.parametrize(
     ("fields", "refused"),
-    [({"EnableNetworkIsolation": True}, "EnableNetworkIsolation"), ({"script": "true"}, "ContainerEntrypoint")],
+    [
+        ({"EnableNetworkIsolation": True}, "EnableNetworkIsolation"),
+        ({"script": "true"}, "ContainerEntrypoint"),
+    ],
 )
 def test_what_needs_containers_is_refused(rehearsal, fields, refused):
     with pytest.raises(ClientError, match=refused):
@@ -90,7 +104,8 @@ def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
     assert f"rh{owner[:8]}-switch" in subprocess.check_output(["ip", "netns", "list"], text=True)
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
-    mine = ["pgrep", "--full", str(first.cache)]  # the folders of its jobs are in their command lines
+    # the folders of its jobs are in their command lines
+    mine = ["pgrep", "--full", str(first.cache)]
     assert subprocess.run(mine, capture_output=True).stdout
     next_one = Rehearsal(tmp_path, "--engine=processes")
     with next_one:
@@ -105,7 +120,9 @@ def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
     trap, root = tmp_path / "trap", tmp_path / "root"
     for folder in (trap, root, tmp_path / "host/input/data/fast"):
         folder.mkdir(parents=True)
-    (root / "entrypoint.sh").write_text("[[ $1 == train && -z $(/bin/cat) ]] && exec /usr/bin/env --null\n")
+    (root / "entrypoint.sh").write_text(
+        "[[ $1 == train && -z $(/bin/cat) ]] && exec /usr/bin/env --null\n"
+    )
     sprung = tmp_path / "sprung"
     (trap / "commands").write_text(f"echo $0 >>{sprung}\n")
     for name in ("unshare", "nsenter", "mount", "bash", "python", "python3", "env"):
@@ -122,7 +139,9 @@ def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
     engine = processes.Processes(Path(sys.executable), "test", lambda number: None)
     network = engine.network("job", 1, False)
     try:
-        started = network.start("algo-1", 0, "", {}, Layout(tmp_path / "host", None), ["fast"], hostile)
+        started = network.start(
+            "algo-1", 0, "", {}, Layout(tmp_path / "host", None), ["fast"], hostile
+        )
         line = f"/proc/{started.outer.pid}/cmdline"
         assert "evil.com" not in Path(line).read_text()  # others may read it
         said = "\n".join(started.lines())

@@ -28,8 +28,18 @@ def test_goodput_of_an_interruption(hosts: int):
     """Attempt 1 began at 10 s (the pace is a step a second), was at step 30 at 40 s, and did 10 steps for nothing."""
     found = goodput.measure(interrupted(hosts), now=999.0)
     first, second = found.rows
-    assert first.seconds == {"start-up": 10 * hosts, "kept": 30 * hosts, "lost": 10 * hosts, "ending": 10 * hosts}
-    assert second.seconds == {"start-up": 10 * hosts, "kept": 40 * hosts, "lost": 0, "ending": 10 * hosts}
+    assert first.seconds == {
+        "start-up": 10 * hosts,
+        "kept": 30 * hosts,
+        "lost": 10 * hosts,
+        "ending": 10 * hosts,
+    }
+    assert second.seconds == {
+        "start-up": 10 * hosts,
+        "kept": 40 * hosts,
+        "lost": 0,
+        "ending": 10 * hosts,
+    }
     assert (first.first_step, first.last_step, first.kept_step) == (0, 40, 30)
     assert (second.first_step, second.last_step, second.kept_step) == (30, 70, 70)
     assert (found.steps, found.steps_lost, found.steps_redone) == (70, 10, 10)
@@ -63,7 +73,8 @@ def test_goodput_of_an_attempt_that_another_one_undoes():
     record.attempts.append(attempt(3, 200, 300, points((210, 30), (290, 110)), resumed=20))
     found = goodput.measure(record, now=0.0)
     assert [row.kept_step for row in found.rows] == [20, 20, 110]
-    assert [row.seconds["kept"] for row in found.rows] == [20, 0, 85]  # the container of the third runs from 205 s
+    # the container of the third runs from 205 s
+    assert [row.seconds["kept"] for row in found.rows] == [20, 0, 85]
     assert found.steps_lost == 20 + 40
     assert found.steps_redone == 10 + 50  # 31 to 40, then 21 to 70
     assert found.steps == 110
@@ -73,7 +84,8 @@ def test_steps_done_again_over_attempts():
     """Each step counts each time but the first, in whichever order the attempts did them."""
     for spans, again in (
         ([(0, 40), (10, 30), (20, 50)], 20 + 20),
-        ([(0, 40), (10, 20), (15, 60)], 10 + 25),  # 16 to 20 for the third time, up to 40 for the second
+        # 16 to 20 for the third time, up to 40 for the second
+        ([(0, 40), (10, 20), (15, 60)], 10 + 25),
         ([(20, 50), (0, 40)], 20),
         ([(0, 10), (20, 30), (20, 30)], 10),  # a gap is nothing done again
         ([(0, 10), (10, 20), (20, 30)], 0),
@@ -94,7 +106,9 @@ def test_the_host_that_is_there_longest_is_billed(left: int):
 
 def test_goodput_of_an_attempt_without_progress():
     """An attempt that was over before its first line is a start-up, and takes nothing from the one before."""
-    record = job(attempt(1, 0, 60, points((20, 10), (50, 40))), attempt(2, 100, 130, []), modified=130.0)
+    record = job(
+        attempt(1, 0, 60, points((20, 10), (50, 40))), attempt(2, 100, 130, []), modified=130.0
+    )
     found = goodput.measure(record, now=0.0)
     assert found.rows[1].seconds == {"start-up": 30, "kept": 0, "lost": 0, "ending": 0}
     assert (found.rows[1].first_step, found.rows[1].bounds) == (None, None)
@@ -146,9 +160,13 @@ def test_phases_add_up(hosts: int):
         for instance in one.instances:
             spans = goodput.phases(row, instance, 0.0)
             assert (spans[0][1], spans[-1][2]) == (instance.started, instance.released)
-            assert all(before[2] == after[1] for before, after in zip(spans, spans[1:], strict=False))
+            assert all(
+                before[2] == after[1] for before, after in zip(spans, spans[1:], strict=False)
+            )
     assert found.instance_seconds == sum(
-        instance.released - instance.started for one in record.attempts for instance in one.instances
+        instance.released - instance.started
+        for one in record.attempts
+        for instance in one.instances
     )
 
 
@@ -184,7 +202,11 @@ class Page(HTMLParser):
 
     def having(self, tag: str, kind: str = "") -> list[dict]:
         """Return the attributes of the elements with a tag and a class."""
-        return [found for name, found in self.elements if name == tag and kind in (found.get("class") or "").split(" ")]
+        return [
+            found
+            for name, found in self.elements
+            if name == tag and kind in (found.get("class") or "").split(" ")
+        ]
 
 
 def page(record: Record, folder: Path, **prices: float) -> Page:
@@ -222,13 +244,20 @@ def test_page_is_accessible(tmp_path: Path):
 def test_text_of_jobs_is_escaped(tmp_path: Path):
     """Whatever holds text of a job shows it as it is, and it makes no element."""
     record = interrupted()
-    record.name, record.failure, record.notes = f"name {HOSTILE}", f"failure {HOSTILE}", [f"note {HOSTILE}"]
+    record.name, record.failure, record.notes = (
+        f"name {HOSTILE}",
+        f"failure {HOSTILE}",
+        [f"note {HOSTILE}"],
+    )
     record.request["HyperParameters"] = {"x": f"request {HOSTILE}"}
     record.transitions[0].message = f"message {HOSTILE}"
     record.interruptions[0].why = f"why {HOSTILE}"
     for one in record.attempts:
         one.instances[0].host, one.proved = f"host {HOSTILE}", f"proved {HOSTILE}"
-        one.points = [replace(point, values={f"loss {HOSTILE}": 1.0, f"{HOSTILE}/s": 2.0}) for point in one.points]
+        one.points = [
+            replace(point, values={f"loss {HOSTILE}": 1.0, f"{HOSTILE}/s": 2.0})
+            for point in one.points
+        ]
     found = page(record, tmp_path)
     assert not all_having(found, "img") + all_having(found, "script")
     for place in ("name", "failure", "note", "request", "message", "why", "host", "loss", "proved"):
@@ -237,7 +266,10 @@ def test_text_of_jobs_is_escaped(tmp_path: Path):
 
 def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
     """As its log says it (resume/verification.py); of a program that says nothing, there is no column."""
-    record, said = interrupted(), "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."
+    record, said = (
+        interrupted(),
+        "warning: resumed at step 30: step 33 is not that of the interrupted run: ...",
+    )
     assert "went on" not in page(record, tmp_path).text
     record.attempts[1].proved = PROVED.search(said)[1]
     text = page(record, tmp_path).text
@@ -247,15 +279,28 @@ def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
 def test_charts_by_name(tmp_path: Path):
     """Losses share a chart, accuracies share one, rates run over time, step and epoch are none."""
     record = interrupted()
-    values = {"epoch": 1.0, "train_loss": 2.0, "val_loss": 1.0, "test_acc": 0.5, "lr": 0.1, "images/s": 500.0}
+    values = {
+        "epoch": 1.0,
+        "train_loss": 2.0,
+        "val_loss": 1.0,
+        "test_acc": 0.5,
+        "lr": 0.1,
+        "images/s": 500.0,
+    }
     for one in record.attempts:
         one.points = [replace(point, values=point.values | values) for point in one.points]
     found = page(record, tmp_path)
     assert len(all_having(found, "figcaption")) == 4
-    assert all(words in found.text for words in ("Loss", "Accuracy", "lr", "images/s", "time since creation"))
+    assert all(
+        words in found.text
+        for words in ("Loss", "Accuracy", "lr", "images/s", "time since creation")
+    )
     assert "epoch ends" not in found.text and "step ends" not in found.text
     for one in record.attempts:
-        one.points = [replace(point, values=point.values | {f"user{k}": 1.0 for k in range(9)}) for point in one.points]
+        one.points = [
+            replace(point, values=point.values | {f"user{k}": 1.0 for k in range(9)})
+            for point in one.points
+        ]
     found = page(record, tmp_path)
     assert len(all_having(found, "figcaption")) == 3
     assert "Not drawn: lr, user0" in found.text
@@ -274,7 +319,9 @@ def test_redone_steps_are_drawn_as_such(tmp_path: Path):
     assert [float(one["x1"]) for one in restarts] == [pytest.approx(1000 * 30 / 70, abs=0.1)]
 
 
-@pytest.mark.parametrize(("kept", "drawn", "lost"), [(30, 3, []), (29, 2, [2]), (math.inf, 3, []), (0, 0, [3])])
+@pytest.mark.parametrize(
+    ("kept", "drawn", "lost"), [(30, 3, []), (29, 2, [2]), (math.inf, 3, []), (0, 0, [3])]
+)
 def test_the_border_of_kept_and_lost(kept, drawn, lost):
     """The point at which a later attempt went on was kept; what was lost begins there, so that no gap is seen."""
     line = charts.Line([(10, 1.0), (20, 2.0), (30, 3.0)], kept=kept)
@@ -303,7 +350,8 @@ def test_timeline(tmp_path: Path):
     assert near["gap"] == [(60, 40)] * 2
     assert near["lost"] == [(40, 10)] * 2
     assert near["kept"] == [(10, 30), (110, 40)] * 2
-    assert len(found.having("line", "unwarned")) == 2 and not found.having("line", "warned")  # one and its host
+    # one and its host
+    assert len(found.having("line", "unwarned")) == 2 and not found.having("line", "warned")
     assert len(found.having("path", "restored")) == 1
 
 
@@ -319,7 +367,16 @@ def test_timeline(tmp_path: Path):
         job(attempt(1, 0, 10, points((7, 3), (8, 4), loss=math.nan)), modified=10.0),
         replace(job(), name="name-" * 50, notes=["\udc80 is no letter"], modified=1.0),
     ],
-    ids=["many", "failed at start", "in progress", "no progress", "one line", "steps back", "no number", "name"],
+    ids=[
+        "many",
+        "failed at start",
+        "in progress",
+        "no progress",
+        "one line",
+        "steps back",
+        "no number",
+        "name",
+    ],
 )
 def test_edges(record: Record, tmp_path: Path):
     """No job is too odd for a page, and no number of its drawings is none."""
@@ -349,7 +406,14 @@ def test_failed_job_shows_no_goodput(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "0 s"), (3.24, "3.2 s"), (59.94, "59.9 s"), (59.96, "1:00"), (62, "1:02"), (3602, "1:00:02")],
+    [
+        (0, "0 s"),
+        (3.24, "3.2 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1:00"),
+        (62, "1:02"),
+        (3602, "1:00:02"),
+    ],
 )
 def test_clock(seconds: float, words: str):
     assert markup.clock(seconds) == words
@@ -361,7 +425,12 @@ def test_clock(seconds: float, words: str):
         (0, 100, {}, [0, 20, 40, 60, 80, 100]),
         (0.13, 0.58, {}, [0.2, 0.3, 0.4, 0.5]),
         (0, 650, {"as_time": True}, [0, 120, 240, 360, 480, 600]),
-        (0, 10 * 86400, {"as_time": True}, [0, 2 * 86400, 4 * 86400, 6 * 86400, 8 * 86400, 10 * 86400]),
+        (
+            0,
+            10 * 86400,
+            {"as_time": True},
+            [0, 2 * 86400, 4 * 86400, 6 * 86400, 8 * 86400, 10 * 86400],
+        ),
         (9, 11, {"at_least": 1.0}, [9, 10, 11]),
     ],
 )
@@ -380,5 +449,7 @@ LIVE = (ROOT / "tests/rehearsal_live.py").read_text()
 def test_terminal(name: str):
     line = [python_of("rehearsal"), "tests/rehearsal_live.py", name]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr

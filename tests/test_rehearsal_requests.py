@@ -77,7 +77,9 @@ def refusal(request, operation: str = "CreateTrainingJob") -> tuple[str, str] | 
 
 def matches(pattern: str, text: str) -> bool:
     """Return whether a text satisfies one of the model's patterns, which are Java's."""
-    python = pattern.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(r"[\p{L}\p{Z}\p{N}", "[a-zA-Z0-9äé ")
+    python = pattern.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(
+        r"[\p{L}\p{Z}\p{N}", "[a-zA-Z0-9äé "
+    )
     return re.fullmatch(python, text) is not None
 
 
@@ -101,7 +103,9 @@ def sample(shape: Shape):
     if kind == "map":
         return {sample(shape.key): sample(shape.value)}
     if kind == "string":
-        return next(text for text in [*shape.metadata.get("enum", []), *STRINGS] if satisfied(text, shape))
+        return next(
+            text for text in [*shape.metadata.get("enum", []), *STRINGS] if satisfied(text, shape)
+        )
     return True if kind == "boolean" else max(1, shape.metadata.get("min", 1))
 
 
@@ -136,7 +140,10 @@ def changed(request: dict, path: tuple, value) -> dict:
 
 def told(path: tuple) -> str:
     """Return a path as the service writes it."""
-    steps = [f"{step + 1}.member" if isinstance(step, int) else step[0].lower() + step[1:] for step in path]
+    steps = [
+        f"{step + 1}.member" if isinstance(step, int) else step[0].lower() + step[1:]
+        for step in path
+    ]
     return ".".join(steps)
 
 
@@ -151,9 +158,16 @@ def parent(path: tuple) -> Shape:
 def lengths(shape: Shape, size: int) -> str:
     """Return a string of a size, one that satisfies the pattern if there is an obvious one."""
     text = sample(shape)
-    candidates = [text + "a" * (size - len(text)), text + "0" * (size - len(text)), "1" * (size - len(text)) + text]
+    candidates = [
+        text + "a" * (size - len(text)),
+        text + "0" * (size - len(text)),
+        "1" * (size - len(text)) + text,
+    ]
     candidates = [found[:size] for found in candidates]
-    return next((found for found in candidates if matches(shape.metadata.get("pattern", ".*"), found)), candidates[0])
+    return next(
+        (found for found in candidates if matches(shape.metadata.get("pattern", ".*"), found)),
+        candidates[0],
+    )
 
 
 def limits(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
@@ -170,12 +184,21 @@ def limits(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
         if shape.metadata.get("enum") is None:
             yield value, f"Member must have length less than or equal to {most}"
     if least:
-        yield sized(path, shape, least - 1), f"Member must have length greater than or equal to {least}"
+        yield (
+            sized(path, shape, least - 1),
+            f"Member must have length greater than or equal to {least}",
+        )
     if "enum" in shape.metadata:
-        yield "nonsense", f"Member must satisfy enum value set: [{', '.join(shape.metadata['enum'])}]"
+        yield (
+            "nonsense",
+            f"Member must satisfy enum value set: [{', '.join(shape.metadata['enum'])}]",
+        )
     pattern = shape.metadata.get("pattern")
     if pattern and "enum" not in shape.metadata and not matches(pattern, "\n" * max(1, least or 1)):
-        yield "\n" * max(1, least or 1), f"Member must satisfy regular expression pattern: {pattern}"
+        yield (
+            "\n" * max(1, least or 1),
+            f"Member must satisfy regular expression pattern: {pattern}",
+        )
 
 
 def sized(path: tuple, shape: Shape, size: int):
@@ -220,7 +243,12 @@ def cases() -> Iterator[tuple[dict, str]]:
         for value, words in limits(path, shape):
             request = changed(FULL, path, value)
             if holder.type_name == "list" and shape.type_name != "structure":
-                yield request, broken([value], path[:-1], f"Member must satisfy constraint: {constraints(shape)}")
+                yield (
+                    request,
+                    broken(
+                        [value], path[:-1], f"Member must satisfy constraint: {constraints(shape)}"
+                    ),
+                )
             elif holder.type_name == "map":
                 words = f"Map value must satisfy constraint: {constraints(shape)}"
                 yield request, broken({path[-1]: value}, path[:-1], words)
@@ -236,7 +264,11 @@ def broken_limits(value, shape: Shape) -> bool:
     """Return whether a value breaks a limit that botocore does not look at: a greatest size, an enum, a pattern."""
     kind, most = shape.type_name, shape.metadata.get("max")
     if kind == "structure":
-        return any(broken_limits(value[name], member) for name, member in shape.members.items() if name in value)
+        return any(
+            broken_limits(value[name], member)
+            for name, member in shape.members.items()
+            if name in value
+        )
     if kind == "string":
         return not satisfied(value, shape)
     if kind in ("integer", "long"):
@@ -246,13 +278,16 @@ def broken_limits(value, shape: Shape) -> bool:
     if kind == "list":
         return any(broken_limits(item, shape.member) for item in value)
     return kind == "map" and any(
-        broken_limits(key, shape.key) or broken_limits(item, shape.value) for key, item in value.items()
+        broken_limits(key, shape.key) or broken_limits(item, shape.value)
+        for key, item in value.items()
     )
 
 
 def allowed(request: dict) -> bool:
     """Return whether the model allows a request, as botocore and `broken_limits` see it."""
-    return not ParamValidator().validate(request, CREATE).has_errors() and not broken_limits(request, CREATE)
+    return not ParamValidator().validate(request, CREATE).has_errors() and not broken_limits(
+        request, CREATE
+    )
 
 
 def test_a_request_with_all_fields_is_allowed():
@@ -269,7 +304,12 @@ def test_each_limit_that_is_broken_is_told():
         head, _, told = message.partition(" detected: ")
         count = len(re.findall(r"failed to satisfy constraint", message))
         expected = f"{count} validation error{'s' if count > 1 else ''}"
-        if allowed(request) or code != "ValidationException" or words not in told.split("; ") or head != expected:
+        if (
+            allowed(request)
+            or code != "ValidationException"
+            or words not in told.split("; ")
+            or head != expected
+        ):
             wrong.append((words, message))
     assert wrong == []
 
@@ -279,11 +319,17 @@ def test_each_bound_may_be_reached():
     for path, shape in SITES.items():
         for bound in ("min", "max"):
             size = shape.metadata.get(bound)
-            if size is None or "enum" in shape.metadata or path[-1:] == (0,) and parent(path).type_name != "list":
+            if (
+                size is None
+                or "enum" in shape.metadata
+                or path[-1:] == (0,)
+                and parent(path).type_name != "list"
+            ):
                 continue
             number = shape.type_name in ("integer", "long")
             request = changed(FULL, path, size if number else sized(path, shape, size))
-            if allowed(request):  # all but the strings whose pattern nothing obvious of that length satisfies
+            # all but the strings whose pattern nothing obvious of that length satisfies
+            if allowed(request):
                 reached += 1
                 assert refusal(request) is None, (path, size)
     assert reached > 150
@@ -305,7 +351,10 @@ def test_a_value_of_the_wrong_type_is_refused():
         for value in WRONG_TYPES[shape.type_name]:
             code, message = refusal(changed(FULL, path, value)) or ("accepted", "")
             assert code == "SerializationException", (path, value, message)
-            assert re.fullmatch(r"\w+_VALUE can not be converted to an? \w+|Start of .*|Expected .* or null", message)
+            assert re.fullmatch(
+                r"\w+_VALUE can not be converted to an? \w+|Start of .*|Expected .* or null",
+                message,
+            )
     for body in ("x", 1, 1.5, True, [], [JOB], None):
         assert refusal(body)[0] == "SerializationException"
 
@@ -315,7 +364,9 @@ def test_null_is_as_good_as_absent():
         if parent(path).type_name == "structure":
             assert refusal(changed(FULL, path, None)) == refusal(changed(FULL, path, ABSENT)), path
     request = JOB | {
-        "InputDataConfig": [channel("a", CompressionType=None, RecordWrapperType=None, InputMode=None)],
+        "InputDataConfig": [
+            channel("a", CompressionType=None, RecordWrapperType=None, InputMode=None)
+        ],
         "StoppingCondition": {"MaxRuntimeInSeconds": None, "MaxWaitTimeInSeconds": 100000},
         "EnableManagedSpotTraining": True,
         "CheckpointConfig": None,
@@ -330,7 +381,10 @@ def test_null_is_as_good_as_absent():
 
 WORDS = [
     (
-        {"ResourceConfig": {"InstanceType": "ml.m5", "InstanceCount": -1}, "TrainingJobName": "a_b"},
+        {
+            "ResourceConfig": {"InstanceType": "ml.m5", "InstanceCount": -1},
+            "TrainingJobName": "a_b",
+        },
         r"3 validation errors detected: Value 'a_b' at 'trainingJobName' failed to satisfy constraint: Member must "
         r"satisfy regular expression pattern: \[a-zA-Z0-9\]\(-\*\[a-zA-Z0-9\]\)\{0,62\}; Value 'ml.m5' at "
         r"'resourceConfig.instanceType' failed to satisfy constraint: Member must satisfy enum value set: "
@@ -338,7 +392,11 @@ WORDS = [
         r"must have value greater than or equal to 0",
     ),
     (
-        {"InputDataConfig": [{"DataSource": {"S3DataSource": {"S3Uri": "s3://b/x"}}, "ChannelName": ""}]},
+        {
+            "InputDataConfig": [
+                {"DataSource": {"S3DataSource": {"S3Uri": "s3://b/x"}}, "ChannelName": ""}
+            ]
+        },
         r"3 validation errors detected: Value '' at 'inputDataConfig.1.member.channelName' failed to satisfy "
         r"constraint: Member must have length greater than or equal to 1; Value '' at .*pattern.*; Value null at "
         r"'inputDataConfig.1.member.dataSource.s3DataSource.s3DataType' failed to satisfy constraint: Member must not "
@@ -362,7 +420,10 @@ WORDS = [
         r"\[.*, Member must be text without NUL characters and lone surrogates\]",
     ),
     (
-        {"AlgorithmSpecification": JOB["AlgorithmSpecification"] | {"ContainerArguments": ["train", "\0"]}},
+        {
+            "AlgorithmSpecification": JOB["AlgorithmSpecification"]
+            | {"ContainerArguments": ["train", "\0"]}
+        },
         r"1 validation error detected: Value '\[train, \\u0000\]' at 'algorithmSpecification.containerArguments' "
         r"failed to satisfy constraint: Member must satisfy constraint: \[.*, Member must be text without NUL .*\]",
     ),
@@ -464,19 +525,25 @@ def with_field(listed: str) -> dict:
 
 @pytest.mark.parametrize("listed", REFUSED)
 def test_a_field_that_is_not_emulated_is_refused(listed):
-    with pytest.raises(Refused, match=f"The rehearsal does not emulate {re.escape(listed)}; leave it out"):
+    with pytest.raises(
+        Refused, match=f"The rehearsal does not emulate {re.escape(listed)}; leave it out"
+    ):
         answer(with_field(listed))
 
 
 @pytest.mark.parametrize("listed", rules.WITHOUT_EFFECT)
 def test_a_field_without_effect_is_noted(listed):
-    assert answer(with_field(listed)) == [f"{listed} has no effect here: {rules.WITHOUT_EFFECT[listed]}"]
+    assert answer(with_field(listed)) == [
+        f"{listed} has no effect here: {rules.WITHOUT_EFFECT[listed]}"
+    ]
 
 
 def test_a_field_that_the_model_does_not_have_is_noted():
     request = changed(JOB | {"News": 1, "Empty": []}, ("ResourceConfig", "Colour"), "blue")
     notes = ["ResourceConfig.Colour", "News"]
-    assert answer(request) == [f"{name} has no effect here: the service's model does not have it" for name in notes]
+    assert answer(request) == [
+        f"{name} has no effect here: the service's model does not have it" for name in notes
+    ]
 
 
 def channel(name: str, groups: list[str] | None = None, source: dict | None = None, **more) -> dict:
@@ -509,7 +576,9 @@ def stopping(spot: bool, longest: int | None, wait: int | None) -> dict:
     return {"EnableManagedSpotTraining": spot, "StoppingCondition": limits}
 
 
-WAIT = "MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+WAIT = (
+    "MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+)
 TOGETHER = {
     "no image": ({"AlgorithmSpecification": {"TrainingInputMode": "File"}}, "TrainingImage or AlgorithmName"),
     "no algorithm": ({"AlgorithmSpecification": None}, "TrainingImage or AlgorithmName"),
@@ -564,8 +633,15 @@ TOGETHER = {
         "for all channels of InputDataConfig, or for none",
     ),
 }  # fmt: skip
-PATHS = {"/opt/ml/checkpoints": True, "/opt/ml/checkpoints/": True, "/opt/ml/a/b": True, "/opt/ml/inputs": True}
-PATHS |= dict.fromkeys(["/tmp/a", "/opt/ml", "/opt/ml/", "/opt/ml/.", "/opt/ml/model", "/opt/ml/input/", ""], False)
+PATHS = {
+    "/opt/ml/checkpoints": True,
+    "/opt/ml/checkpoints/": True,
+    "/opt/ml/a/b": True,
+    "/opt/ml/inputs": True,
+}
+PATHS |= dict.fromkeys(
+    ["/tmp/a", "/opt/ml", "/opt/ml/", "/opt/ml/.", "/opt/ml/model", "/opt/ml/input/", ""], False
+)
 USED = [
     "input/config",
     "input/data/a",
@@ -576,8 +652,12 @@ USED = [
     "code",
     "./input/a",
 ]
-PATHS |= dict.fromkeys([*(f"/opt/ml/{name}" for name in USED), "/opt/ml//model", "//opt/ml/a", "/"], False)
-PATHS |= dict.fromkeys(["/opt/ml/../a", "/opt/ml/a/../../../etc", "/opt/ml/a:ro", "/opt/mlx/a", "a"], False)
+PATHS |= dict.fromkeys(
+    [*(f"/opt/ml/{name}" for name in USED), "/opt/ml//model", "//opt/ml/a", "/"], False
+)
+PATHS |= dict.fromkeys(
+    ["/opt/ml/../a", "/opt/ml/a/../../../etc", "/opt/ml/a:ro", "/opt/mlx/a", "a"], False
+)
 
 
 @pytest.mark.parametrize("case", TOGETHER)
@@ -602,19 +682,61 @@ def test_where_checkpoints_may_be(path):
 
 def anything(draw: random.Random, depth: int = 0):
     """Return a JSON value."""
-    scalars = ["", "x", ".", "..", "s3://", "s3://[", "file:///", "a" * 70, "1", "\n", "ml.m5.xlarge", "Pipe", "\ud800"]
-    scalars += [None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 1.5, float("nan"), float("inf"), [], {}]
+    scalars = [
+        "",
+        "x",
+        ".",
+        "..",
+        "s3://",
+        "s3://[",
+        "file:///",
+        "a" * 70,
+        "1",
+        "\n",
+        "ml.m5.xlarge",
+        "Pipe",
+        "\ud800",
+    ]
+    scalars += [
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        2**31,
+        2**63,
+        10**400,
+        1.5,
+        float("nan"),
+        float("inf"),
+        [],
+        {},
+    ]
     if depth > 2 or draw.random() < 0.7:
         return draw.choice(scalars)
     items = [anything(draw, depth + 1) for _ in range(draw.randrange(4))]
-    return items if draw.random() < 0.5 else {draw.choice(["S3Uri", "ChannelName", "x", ""]): item for item in items}
+    return (
+        items
+        if draw.random() < 0.5
+        else {draw.choice(["S3Uri", "ChannelName", "x", ""]): item for item in items}
+    )
 
 
 def test_no_request_makes_the_service_stumble():
     draw = random.Random(0)
-    groups = resources(group("g"), group("h", 2)) | {"InputDataConfig": [channel("a", ["g"]), channel("b", ["h"])]}
-    more = stopping(True, 10, 20) | {"CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/c"}, "Tags": []}
-    bases = [JOB | more | {"InputDataConfig": [channel("a")], "HyperParameters": {"a": "1"}}, JOB | groups, FULL]
+    groups = resources(group("g"), group("h", 2)) | {
+        "InputDataConfig": [channel("a", ["g"]), channel("b", ["h"])]
+    }
+    more = stopping(True, 10, 20) | {
+        "CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/c"},
+        "Tags": [],
+    }
+    bases = [
+        JOB | more | {"InputDataConfig": [channel("a")], "HyperParameters": {"a": "1"}},
+        JOB | groups,
+        FULL,
+    ]
     accepted = refused = 0
     for _ in range(2000):
         request = copy.deepcopy(draw.choice(bases))
@@ -676,7 +798,13 @@ def service() -> Service:
     found = Checked(None, None)
     status = ["InProgress", "Completed", "Failed"]
     for number in range(26):
-        record = Record(f"job-{number * 7 % 26:02}", {}, 1000.0 + number, status[number % 3], modified=2000.0 + number)
+        record = Record(
+            f"job-{number * 7 % 26:02}",
+            {},
+            1000.0 + number,
+            status[number % 3],
+            modified=2000.0 + number,
+        )
         record.transitions.append(Transition("Training", "", 0.0))
         region = "us-east-1" if number < 25 else "eu-west-1"
         arn = f"arn:aws:sagemaker:{region}:123456789012:training-job/{record.name}"
@@ -703,7 +831,9 @@ def test_lists_of_jobs(service):
     assert listed(service) == names[::-1] == listed(service, MaxResults=5, NameContains=None)
     assert listed(service, MaxResults=100, SortOrder="Ascending") == names
     for size in (1, 5, 7, 24, 25, 26):
-        assert listed(service, MaxResults=size, SortBy="Name", SortOrder="Ascending") == sorted(names)
+        assert listed(service, MaxResults=size, SortBy="Name", SortOrder="Ascending") == sorted(
+            names
+        )
     page = service.answer("ListTrainingJobs", {"MaxResults": 25}, "us-east-1")
     assert len(page["TrainingJobSummaries"]) == 25 and "NextToken" not in page  # no page is empty
     assert listed(service, SortBy="Name") == sorted(names, reverse=True)
@@ -711,9 +841,14 @@ def test_lists_of_jobs(service):
     assert listed(service, StatusEquals="Failed", SortOrder="Ascending") == failed
     order = [record.status for record in records]
     by_status = {record.name: record.status for record in records}
-    assert [by_status[name] for name in listed(service, SortBy="Status", SortOrder="Ascending")] == sorted(order)
+    assert [
+        by_status[name] for name in listed(service, SortBy="Status", SortOrder="Ascending")
+    ] == sorted(order)
     tens = [name for name in sorted(names) if "-1" in name]
-    assert listed(service, NameContains="-1", SortBy="Name", SortOrder="Ascending") == tens and len(tens) > 5
+    assert (
+        listed(service, NameContains="-1", SortBy="Name", SortOrder="Ascending") == tens
+        and len(tens) > 5
+    )
     assert listed(service, CreationTimeAfter=1003, CreationTimeBefore=1005.5) == names[3:6][::-1]
     assert listed(service, LastModifiedTimeAfter=2024) == names[24:]
     assert listed(service, CreationTimeAfter=5000) == []

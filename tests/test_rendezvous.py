@@ -27,7 +27,12 @@ def test_the_first_host_as_sagemaker_sorts_them_is_the_main_one():
 
 
 def test_a_host_that_takes_no_part_has_no_rank():
-    assert rendezvous.torch_distributed(SageMakerEnvironment(hosts=("algo-2", "algo-3"), current_host="algo-1")) == {}
+    assert (
+        rendezvous.torch_distributed(
+            SageMakerEnvironment(hosts=("algo-2", "algo-3"), current_host="algo-1")
+        )
+        == {}
+    )
 
 
 @pytest.mark.parametrize("port", ["", "http", "-1", "0", "65535"])
@@ -40,9 +45,13 @@ def test_the_port_that_the_user_set(port):
 
 @pytest.mark.parametrize(("named", "expected"), [(THERE, THERE), ("ethwe", None), (None, None)])
 def test_only_an_interface_that_this_machine_has_is_named(tmp_path, named, expected):
-    environment = SageMakerEnvironment(hosts=TWO.hosts, current_host="algo-2", network_interface=named)
+    environment = SageMakerEnvironment(
+        hosts=TWO.hosts, current_host="algo-2", network_interface=named
+    )
     found = rendezvous.network(environment, devices=tmp_path)
-    assert found == (dict.fromkeys(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"], expected) if expected else {})
+    assert found == (
+        dict.fromkeys(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"], expected) if expected else {}
+    )
 
 
 @pytest.mark.parametrize("provider", [True, False])
@@ -56,7 +65,9 @@ def test_efa_is_where_its_device_and_its_provider_are(tmp_path, monkeypatch, cap
     assert rendezvous.network(TWO, devices=tmp_path / "infiniband") == {}
     (tmp_path / "infiniband").mkdir()
     (tmp_path / "infiniband/uverbs0").touch()
-    assert rendezvous.network(TWO, devices=tmp_path / "infiniband") == ({"FI_PROVIDER": "efa"} if provider else {})
+    assert rendezvous.network(TWO, devices=tmp_path / "infiniband") == (
+        {"FI_PROVIDER": "efa"} if provider else {}
+    )
     assert ("warning: this host has EFA devices" in capsys.readouterr().out) == (not provider)
 
 
@@ -71,14 +82,18 @@ def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
 def test_an_interface_that_is_there_or_that_the_user_named_stays():
     for interface, variable in ((THERE, THERE), ("ethwe", "ib0"), (None, "ethwe")):
         variables = {"NCCL_SOCKET_IFNAME": variable}
-        rendezvous.forget_absent_interface(SageMakerEnvironment(network_interface=interface), variables)
+        rendezvous.forget_absent_interface(
+            SageMakerEnvironment(network_interface=interface), variables
+        )
         assert variables == {"NCCL_SOCKET_IFNAME": variable}
 
 
 @pytest.mark.slow
 def test_a_name_that_never_resolves_is_named():
     # .invalid never resolves (RFC 6761); the first host does.
-    with pytest.raises(UserError, match=r"host algo-2.invalid: its name did not resolve within [123] s \(.*TIMEOUT"):
+    with pytest.raises(
+        UserError, match=r"host algo-2.invalid: its name did not resolve within [123] s \(.*TIMEOUT"
+    ):
         rendezvous.wait_for_names(("localhost", "algo-2.invalid"), limit=1)
 
 
@@ -106,7 +121,11 @@ def test_the_wait_for_names_ends_with_its_limit(monkeypatch):
 def test_a_name_that_resolves_later_is_waited_for(monkeypatch):
     """The resolver is real, and is asked for another name the first three times; tests/test_nodes.py has a real one."""
     asked, real = [], socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: asked.append(host) or real(_late(host, asked), port))
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, port: asked.append(host) or real(_late(host, asked), port),
+    )
     rendezvous.wait_for_names(("algo-2",), limit=30)
     assert len(asked) == 4
 

@@ -14,7 +14,12 @@ from sagemaker_lightning.contract.errors import UserError
 
 from app.train import APPLICATION
 
-SMALL = ["--data=ranks.Numbered", "--data.size=44", "--data.batch_size=8", "--model=ranks.Regression"]
+SMALL = [
+    "--data=ranks.Numbered",
+    "--data.size=44",
+    "--data.batch_size=8",
+    "--model=ranks.Regression",
+]
 SMALL += ["--checkpoint.monitor=null"]
 
 
@@ -45,7 +50,9 @@ def test_a_warmup_that_is_no_share(warmup):
 
 def test_a_checkpoint_keeps_no_number_of_steps():
     """A run that goes on for more epochs has another one."""
-    schedulers = [Triangle(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)) for _ in range(2)]
+    schedulers = [
+        Triangle(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)) for _ in range(2)
+    ]
     schedulers[0].steps, schedulers[1].steps = 10, 20
     schedulers[1].load_state_dict(schedulers[0].state_dict())
     assert schedulers[1].steps == 20
@@ -66,7 +73,13 @@ def rates(tmp_path, *flags: str) -> list[float]:
     environment = SageMakerEnvironment(
         model_dir=tmp_path / "m", output_data_dir=tmp_path, checkpoint_dir=tmp_path / "c"
     )
-    given = ["--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--optimizer=SGD", "--optimizer.lr=2.0", *flags]
+    given = [
+        "--trainer.max_epochs=2",
+        "--trainer.accelerator=cpu",
+        "--optimizer=SGD",
+        "--optimizer.lr=2.0",
+        *flags,
+    ]
     cli = CommandLine(environment, [*SMALL, *given], APPLICATION)
     cli.trainer.callbacks.append(seen := Rates())
     cli.trainer.fit(cli.model, cli.datamodule)
@@ -81,13 +94,19 @@ def test_it_is_stepped_after_each_batch(tmp_path):
 def test_a_cycle_that_is_shorter_than_the_run_is_refused_at_its_start(tmp_path):
     flags = ["--lr_scheduler=OneCycleLR", "--lr_scheduler.max_lr=2", "--lr_scheduler.total_steps=9"]
     with pytest.raises(
-        UserError, match=r"^--lr_scheduler: OneCycleLR has 9 steps, and the run 10; allowed is .* more$"
+        UserError,
+        match=r"^--lr_scheduler: OneCycleLR has 9 steps, and the run 10; allowed is .* more$",
     ):
         rates(tmp_path, *flags)
 
 
 def test_so_is_torchs_one_cycle(tmp_path):
-    found = rates(tmp_path, "--lr_scheduler=OneCycleLR", "--lr_scheduler.max_lr=2", "--lr_scheduler.total_steps=10")
+    found = rates(
+        tmp_path,
+        "--lr_scheduler=OneCycleLR",
+        "--lr_scheduler.max_lr=2",
+        "--lr_scheduler.total_steps=10",
+    )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
     scheduler, wanted = OneCycleLR(optimizer, 2, total_steps=10), []
     for _ in range(10):

@@ -26,7 +26,10 @@ CHOICES = {
         TWENTY,
     ),
     "it is missing for all": ([host("a", THIRTY, TWENTY, incomplete=(THIRTY, TWENTY))], THIRTY),
-    "an incomplete one is all they share": ([host("a", THIRTY, incomplete=(THIRTY,)), host("b", THIRTY, TEN)], THIRTY),
+    "an incomplete one is all they share": (
+        [host("a", THIRTY, incomplete=(THIRTY,)), host("b", THIRTY, TEN)],
+        THIRTY,
+    ),
     "nobody has any": ([host("a"), host("b")], None),
     "others are damaged": ([host("a", TEN, problems=("step 20 is damaged",))], TEN),
 }
@@ -46,7 +49,10 @@ def test_the_newest_that_all_have(case: str):
         ([host("a", TEN), host("b")], "(a has step 10; b has none)"),
         ([host("a", TEN), host("b", OTHER_TEN)], "(a has step 10; b has step 10)"),
         (
-            [host("a", problems=("one is damaged", "another")), host("b", problems=("third", "4th"))],
+            [
+                host("a", problems=("one is damaged", "another")),
+                host("b", problems=("third", "4th")),
+            ],
             "(a has none; b has none; one is damaged; another; third)",
         ),
     ],

@@ -38,7 +38,11 @@ class Part(ranks.Numbered):
 
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         node = self.trainer.node_rank
-        images = np.random.RandomState(node).randint(0, 256, (self.sizes[node], 3, 8, 8)).astype(np.uint8)
+        images = (
+            np.random.RandomState(node)
+            .randint(0, 256, (self.sizes[node], 3, 8, 8))
+            .astype(np.uint8)
+        )
         return images, 100 * node + np.arange(self.sizes[node])
 
 
@@ -75,10 +79,17 @@ def test_all_ranks_make_the_same_steps(tmp_path: Path, nodes, sizes, options, st
     ended = ranks.run(fit, sizes, {"batch_size": 5} | options, nodes=nodes, folder=tmp_path)
     assert not any(rank.error for rank in ended), [rank.error for rank in ended]
     assert {len(rank.value["seen"]) for rank in ended} == {2 * steps}
-    assert f"an epoch of {steps} steps" in ended[0].said and f"leaves out {left_out}" in ended[0].said
+    assert (
+        f"an epoch of {steps} steps" in ended[0].said and f"leaves out {left_out}" in ended[0].said
+    )
     assert not any("shards" in rank.said for rank in ended[1:])
     epochs = [
-        [number for rank in ended for part in rank.value["seen"][first : first + steps] for number in part]
+        [
+            number
+            for rank in ended
+            for part in rank.value["seen"][first : first + steps]
+            for number in part
+        ]
         for first in (0, steps)
     ]
     for numbers in epochs:
@@ -87,7 +98,9 @@ def test_all_ranks_make_the_same_steps(tmp_path: Path, nodes, sizes, options, st
     assert not validated[0] & set(epochs[0])
     owners = [node for node, count in enumerate(nodes) for _ in range(count)]
     for node, rank in zip(owners, ended, strict=True):
-        assert {number // 100 for part in rank.value["seen"] + rank.value["val"] for number in part} == {node}
+        assert {
+            number // 100 for part in rank.value["seen"] + rank.value["val"] for number in part
+        } == {node}
     if int(left_out.split()[0]) > 2:
         assert set(epochs[0]) != set(epochs[1])  # others are left out
 
@@ -102,7 +115,9 @@ class Keeper(ranks.Regression):
 
 def fit_and_keep(sizes: list[int]):
     model = Keeper()
-    ranks.trainer([RankConsistency(SageMakerEnvironment(), {})], max_epochs=1).fit(model, Part(sizes, batch_size=5))
+    ranks.trainer([RankConsistency(SageMakerEnvironment(), {})], max_epochs=1).fit(
+        model, Part(sizes, batch_size=5)
+    )
     return model.batches, model.gradients
 
 
@@ -111,7 +126,12 @@ def test_the_gradient_is_that_of_one_process_on_the_samples_of_all_nodes(tmp_pat
     """19 and 30 images, on two ranks each: the second batch has 5 + 4 and 5 + 5."""
     ended = ranks.run(fit_and_keep, [21, 32], nodes=[2, 2], folder=tmp_path)
     assert not ended[0].error, ended[0].said
-    assert [[len(part[1]) for part in rank.value[0]] for rank in ended] == [[5, 5], [5, 4], [5, 5], [5, 5]]
+    assert [[len(part[1]) for part in rank.value[0]] for rank in ended] == [
+        [5, 5],
+        [5, 4],
+        [5, 5],
+        [5, 5],
+    ]
     model = ranks.Regression()
     optimizer = model.configure_optimizers()
     for batch in range(2):
@@ -161,7 +181,9 @@ def test_augmentation_and_order_differ_between_nodes():
     options = [host_shards.ranks(have, "train", rank, 42) for rank in range(3)]
     assert [(each["rank"], each["world_size"]) for each in options] == [(0, 2), (1, 2), (0, 1)]
     assert options[0]["seed"] == options[1]["seed"] != options[2]["seed"]
-    assert options[0]["shards"] == [(40, 2), (40, 1)] and host_shards.ranks([], "train", 2, 42) == {}
+    assert (
+        options[0]["shards"] == [(40, 2), (40, 1)] and host_shards.ranks([], "train", 2, 42) == {}
+    )
 
 
 # The program ----------------------------------------------------------------------------------------------------------
@@ -188,11 +210,20 @@ def toolkit(folders: list[Path], **variables: str):
 
 
 def program(*flags: str) -> None:
-    train.main([*flags, "--trainer.accelerator=cpu", "--data.batch_size=16", "--trainer.max_epochs=1"])
+    train.main(
+        [*flags, "--trainer.accelerator=cpu", "--data.batch_size=16", "--trainer.max_epochs=1"]
+    )
 
 
-ONE_STEP = ["--data.val_split=10", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1"]
-FOUR = ["data_batch_1", "data_batch_3"], ["data_batch_2", "data_batch_4", "data_batch_5", "test_batch"]
+ONE_STEP = [
+    "--data.val_split=10",
+    "--trainer.limit_train_batches=1",
+    "--trainer.limit_val_batches=1",
+]
+FOUR = (
+    ["data_batch_1", "data_batch_3"],
+    ["data_batch_2", "data_batch_4", "data_batch_5", "test_batch"],
+)
 
 
 @pytest.mark.slow
@@ -210,7 +241,10 @@ def test_a_job_with_a_sharded_channel(tmp_path: Path, nodes):
     )
     assert "leaves out" in ended[0].said and "dataset fingerprint" not in ended[0].said
     written = json.loads((tmp_path / "node-0/output/model/model.json").read_text())
-    assert "test_acc" in written["metrics"] and not (tmp_path / "node-1/output/model/model.json").exists()
+    assert (
+        "test_acc" in written["metrics"]
+        and not (tmp_path / "node-1/output/model/model.json").exists()
+    )
 
 
 LACKING = {
@@ -242,7 +276,8 @@ def test_a_damaged_test_file_on_one_of_two_hosts_that_have_it(tmp_path: Path):
     (folders[1] / "cifar-10-batches-py/test_batch").write_bytes(b"nothing")
     ended = ranks.run(program, *ONE_STEP, nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
     assert all(
-        re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\(on host algo-2\)", rank.said) for rank in ended
+        re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\(on host algo-2\)", rank.said)
+        for rank in ended
     )
 
 
@@ -256,14 +291,25 @@ def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
     flags = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp"]
     made = CommandLine(sharded, [*given, *flags], APPLICATION).datamodule
     assert type(made) is CIFAR10DataModule and made.sharded is True and made.data_dir == "/channel"
-    assert CommandLine(sharded, [*given, "--data.sharded=false", *flags], APPLICATION).datamodule.sharded is False
-    assert CommandLine(SageMakerEnvironment(**two), [*given, *flags], APPLICATION).datamodule.sharded is False
+    assert (
+        CommandLine(
+            sharded, [*given, "--data.sharded=false", *flags], APPLICATION
+        ).datamodule.sharded
+        is False
+    )
+    assert (
+        CommandLine(SageMakerEnvironment(**two), [*given, *flags], APPLICATION).datamodule.sharded
+        is False
+    )
     if not given:  # classes without such a parameter
         assert CommandLine(
-            sharded, ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags], APPLICATION
+            sharded,
+            ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags],
+            APPLICATION,
         ).datamodule.size
         assert (
-            type(CommandLine(sharded, ["--data=DigitsDataModule", *flags], APPLICATION).datamodule) is DigitsDataModule
+            type(CommandLine(sharded, ["--data=DigitsDataModule", *flags], APPLICATION).datamodule)
+            is DigitsDataModule
         )
 
 

@@ -40,7 +40,9 @@ class Elsewhere(torch.Tensor):
 @pytest.fixture
 def meta(monkeypatch):
     """Have the machine's accelerator be of the kind "meta"."""
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("meta"))
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("meta")
+    )
 
 
 def again(value):
@@ -61,8 +63,12 @@ def test_a_long_list_of_steps_becomes_few_arrays(kind):
     found, size = again(given)
     assert type(found) is deque and found.maxlen == 6000 and len(found) == 5000 and size < 200_000
     for one, other in zip(given, found, strict=True):
-        assert type(one) is type(other) and [type(part) for part in one] == [type(part) for part in other]
-        assert one[0].dtype == other[0].dtype and (one[0] == other[0]).all() and one[1:] == other[1:]
+        assert type(one) is type(other) and [type(part) for part in one] == [
+            type(part) for part in other
+        ]
+        assert (
+            one[0].dtype == other[0].dtype and (one[0] == other[0]).all() and one[1:] == other[1:]
+        )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +88,11 @@ def test_a_long_list_of_steps_becomes_few_arrays(kind):
 )
 def test_long_lists_come_back_as_they_were(given):
     found, _ = again(given)
-    assert type(found) is type(given) and str(found) == str(given) and list(map(type, found)) == list(map(type, given))
+    assert (
+        type(found) is type(given)
+        and str(found) == str(given)
+        and list(map(type, found)) == list(map(type, given))
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +168,9 @@ def test_on_a_machine_without_that_device_they_are_on_the_cpu():
 
 def test_a_tensor_that_is_the_same_elsewhere_is_the_same():
     held = {"a": [torch.ones(2)], "b": (1, None)}
-    assert str(without_devices(encoded({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(encoded(held))
+    assert str(without_devices(encoded({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(
+        encoded(held)
+    )
 
 
 def test_what_a_hook_has_gathered_elsewhere_is_there_again(meta):
@@ -185,7 +197,9 @@ def test_a_metric_stays_on_its_device():
         def __init__(self):
             self.mean = MeanMetric()
 
-    trainer = Trainer(accelerator="cpu", callbacks=[Watching()], logger=False, enable_checkpointing=False)
+    trainer = Trainer(
+        accelerator="cpu", callbacks=[Watching()], logger=False, enable_checkpointing=False
+    )
     trainer.strategy.connect(LightningModule())
     trainer.strategy._root_device = torch.device("meta")
     ((name, metric),) = epoch_state._of_kinds(trainer, MeanMetric)

@@ -37,7 +37,10 @@ class Run:
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | variables
         with log.open("a") as output:
             process = warm.start(
-                ["python", self.program, *self.flags, *more], self.folder, environment, output.fileno()
+                ["python", self.program, *self.flags, *more],
+                self.folder,
+                environment,
+                output.fileno(),
             )
         try:
             return process.wait(LIMIT)
@@ -53,7 +56,9 @@ class Run:
 
 def same(one: dict, other: dict) -> list[str]:
     """Return the names of the weights that differ."""
-    return [name for name in one if not torch.equal(*(each[name].to_dense() for each in (one, other)))]
+    return [
+        name for name in one if not torch.equal(*(each[name].to_dense() for each in (one, other)))
+    ]
 
 
 def check(folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
@@ -131,7 +136,9 @@ SOAK = ["a RandomState", "a random.Random", "a counter in a dataset", "a numpy g
         "loaders up to the longest", "loaders up to the shortest", "accumulated gradients"]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.soak if kind in SOAK else ()) for kind in CODE])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.soak if kind in SOAK else ()) for kind in CODE]
+)
 def test_within_an_epoch(tmp_path: Path, kind):
     flags = CODE[kind]
     given = "".join(flags)
@@ -168,7 +175,9 @@ def rows(run: Run) -> str:
 
 def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
     """As one run to them all; started again with no more of them, it ends as it did."""
-    alone, run = (Run(tmp_path / name, *ALONE, "--trainer.max_epochs=-1") for name in ("alone", "run"))
+    alone, run = (
+        Run(tmp_path / name, *ALONE, "--trainer.max_epochs=-1") for name in ("alone", "run")
+    )
     alone.flags.append("--trainer.max_steps=33")
     expected = alone.finish()
     run.flags.append("--trainer.max_steps=15")
@@ -176,7 +185,10 @@ def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
     curve = rows(run)
     described = (run.folder / "output/model/model.json").read_text()
     (run.folder / "output/model/model.json").unlink()
-    assert not same(short, run.finish()) and "nothing is left to train: step 15 was the last one" in run.said
+    assert (
+        not same(short, run.finish())
+        and "nothing is left to train: step 15 was the last one" in run.said
+    )
     assert rows(run) == curve and (run.folder / "output/model/model.json").read_text() == described
     run.flags[-1] = "--trainer.max_steps=33"
     assert not same(expected, run.finish()) and "resuming from step 15: " in run.said
@@ -190,18 +202,28 @@ def test_the_last_validation_of_a_number_of_steps(tmp_path: Path, steps):
              "--checkpoint.monitor=val_loss"]  # fmt: skip
     alone, run = Run(tmp_path / "alone", *flags), Run(tmp_path / "run", *flags)
     expected = alone.finish()
-    assert run.start(STOP_AT=f"validation {steps}") == 143 and f"resume from step {steps}: SIGTERM" in run.said
+    assert (
+        run.start(STOP_AT=f"validation {steps}") == 143
+        and f"resume from step {steps}: SIGTERM" in run.said
+    )
     assert not same(expected, run.finish())
     assert rows(run) == rows(alone)
-    assert [file.name for file in alone.folder.rglob("best-*")] == [file.name for file in run.folder.rglob("best-*")]
+    assert [file.name for file in alone.folder.rglob("best-*")] == [
+        file.name for file in run.folder.rglob("best-*")
+    ]
 
 
 def test_steps_are_logged_as_lightning_does(tmp_path: Path):
     """Also in a run with a limit of steps, which Lightning's own loops take for one that is resumed."""
     flags = [*ALONE, "--trainer.max_steps=25", "--trainer.max_epochs=-1", "--data.dataset=numpy"]
-    exact, plain = Run(tmp_path / "exact", *flags), Run(tmp_path / "plain", *flags, "--resume.exact=false")
+    exact, plain = (
+        Run(tmp_path / "exact", *flags),
+        Run(tmp_path / "plain", *flags, "--resume.exact=false"),
+    )
     exact.finish(), plain.finish()
-    steps = [[row["step"] for row in csv.DictReader(rows(run).splitlines())] for run in (exact, plain)]
+    steps = [
+        [row["step"] for row in csv.DictReader(rows(run).splitlines())] for run in (exact, plain)
+    ]
     assert steps[0] == steps[1]
 
 
@@ -214,7 +236,8 @@ def test_before_the_first_step(tmp_path: Path):
         alone, run = Run(tmp_path / name / "alone", *flags), Run(tmp_path / name / "run", *flags)
         assert run.start(STOP_AT="0:1") == 143
         assert (
-            "interrupted, resume from step 0: SIGTERM; output/data/checkpoints/step-000000000.ckpt is whole" in run.said
+            "interrupted, resume from step 0: SIGTERM; output/data/checkpoints/step-000000000.ckpt is whole"
+            in run.said
         )
         assert not same(alone.finish(), run.finish()) and "resuming from step 0: " in run.said
 
@@ -257,17 +280,25 @@ def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
     run = Run(tmp_path / "spawn", *flags, "--trainer.strategy=ddp_spawn")
     assert run.start(STOP_AT="1:2") == 143
     assert not same(expected, run.finish())
-    assert run.said.count("--trainer.strategy=ddp_spawn: runs as ddp, which computes the same\n") == 1
+    assert (
+        run.said.count("--trainer.strategy=ddp_spawn: runs as ddp, which computes the same\n") == 1
+    )
     given = {"class_path": "DDPStrategy", "init_args": {"start_method": "fork"}}
-    assert not same(expected, Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(given)}").finish())
+    assert not same(
+        expected,
+        Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(given)}").finish(),
+    )
 
 
 def test_ranks_that_do_not_train_one_model_are_told_so(tmp_path: Path):
-    run = Run(tmp_path, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.callbacks=strangers.OwnRates")
-    run.finish()
-    said = (
-        "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so that the ranks have other weights, too"
+    run = Run(
+        tmp_path,
+        "--trainer.devices=2",
+        "--trainer.strategy=ddp",
+        "--trainer.callbacks=strangers.OwnRates",
     )
+    run.finish()
+    said = "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so that the ranks have other weights, too"
     assert run.said.count(said) == 1
 
 
@@ -291,5 +322,10 @@ def test_not_exact_is_as_lightning_does(tmp_path: Path):
     """It says so, and leaves no checkpoint to resume from."""
     run = Run(tmp_path, "--resume.exact=false", "--data.dataset=numpy")
     run.finish()
-    assert run.said.count("this run is trained and saved as Lightning does; interrupted, it begins anew\n") == 1
+    assert (
+        run.said.count(
+            "this run is trained and saved as Lightning does; interrupted, it begins anew\n"
+        )
+        == 1
+    )
     assert not list(tmp_path.rglob("step-*.ckpt")) and list(tmp_path.rglob("best-*.ckpt"))

@@ -15,7 +15,9 @@ from sagemaker_lightning.process.supervisor import Supervisor
 
 def living(mark: str) -> list[list[str]]:
     """Return the command lines of the processes that have `mark` in them."""
-    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline", "status"])]
+    lines = [
+        process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline", "status"])
+    ]
     return [line for line in lines if any(mark in part for part in line)]
 
 
@@ -43,13 +45,18 @@ def test_a_program_that_does_not_listen_is_killed(tmp_path):
 def test_the_end_may_come_before_the_start(tmp_path):
     supervisor = Supervisor()
     supervisor.end(grace=1)
-    assert supervisor.run([sys.executable, "-c", "import time; time.sleep(300)"], cwd=tmp_path).status == -15
+    assert (
+        supervisor.run([sys.executable, "-c", "import time; time.sleep(300)"], cwd=tmp_path).status
+        == -15
+    )
 
 
 def test_other_peoples_processes_are_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.5)
     mark = f"other-{uuid.uuid4().hex}"
-    other = subprocess.Popen(["sh", "-c", f"{sys.executable} -c 'import time; time.sleep(300)' {mark}; true"])
+    other = subprocess.Popen(
+        ["sh", "-c", f"{sys.executable} -c 'import time; time.sleep(300)' {mark}; true"]
+    )
     try:
         _wait_for(mark)
         assert Supervisor().run(["true"], cwd=tmp_path).status == 0

@@ -22,9 +22,15 @@ MANY = 64  # CPUs of the machine that the quotas below are of
 
 def run(code: str, *path: Path, **variables: str) -> subprocess.CompletedProcess:
     """Run Python code in a process that has no OpenMP variables but the given ones."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MKL_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMP_", "GOMP_", "MKL_"))
+    }
     kept |= {"PYTHONPATH": ":".join(map(str, (*path, ROOT)))} | variables
-    done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done
 
@@ -40,18 +46,42 @@ V1, HYBRID = "4:memory:/job\n2:cpu,cpuacct:/job\n", "2:cpu:/\n0::/job\n"
 TREES = {
     "none": ("0::/job\n", {}, MANY),
     "version 2": ("0::/job\n", {"job": {"cpu_max": "300000 100000"}}, 3),
-    "of a parent": ("0::/pod/job\n", {"pod": {"cpu_max": "200000 100000"}, "pod/job": {"cpu_max": "max 100000"}}, 2),
-    "of the parent and less": ("0::/pod/job\n", {"pod": {"cpu_max": "4 1"}, "pod/job": {"cpu_max": "3 1"}}, 3),
+    "of a parent": (
+        "0::/pod/job\n",
+        {"pod": {"cpu_max": "200000 100000"}, "pod/job": {"cpu_max": "max 100000"}},
+        2,
+    ),
+    "of the parent and less": (
+        "0::/pod/job\n",
+        {"pod": {"cpu_max": "4 1"}, "pod/job": {"cpu_max": "3 1"}},
+        3,
+    ),
     "no quota": ("0::/job\n", {"job": {"cpu_max": "max 100000"}}, MANY),
     "half a CPU": ("0::/job\n", {"job": {"cpu_max": "50000 100000"}}, 1),
     "nearly two": ("0::/job\n", {"job": {"cpu_max": "190000 100000"}}, 2),
     "the host's path": ("0::/docker/0a1b\n", {".": {"cpu_max": "500000 100000"}}, 5),
     "a path upwards": ("0::/../../other\n", {".": {"cpu_max": "500000 100000"}}, 5),
     "damaged": ("0::/job\n", {"job": {"cpu_max": "?"}}, MANY),
-    "version 1": (V1, {"cpu,cpuacct/job": {"cpu_cfs_quota_us": "200000", "cpu_cfs_period_us": "100000"}}, 2),
-    "version 1, linked": (V1, {"cpu": {"cpu_cfs_quota_us": "200000", "cpu_cfs_period_us": "100000"}}, 2),
-    "version 1, no quota": (V1, {"cpu/job": {"cpu_cfs_quota_us": "-1", "cpu_cfs_period_us": "100000"}}, MANY),
-    "both versions": (HYBRID, {"unified/job": {"cpu_max": "4 1"}, "cpu": {"cpu_cfs_quota_us": "-1"}}, 4),
+    "version 1": (
+        V1,
+        {"cpu,cpuacct/job": {"cpu_cfs_quota_us": "200000", "cpu_cfs_period_us": "100000"}},
+        2,
+    ),
+    "version 1, linked": (
+        V1,
+        {"cpu": {"cpu_cfs_quota_us": "200000", "cpu_cfs_period_us": "100000"}},
+        2,
+    ),
+    "version 1, no quota": (
+        V1,
+        {"cpu/job": {"cpu_cfs_quota_us": "-1", "cpu_cfs_period_us": "100000"}},
+        MANY,
+    ),
+    "both versions": (
+        HYBRID,
+        {"unified/job": {"cpu_max": "4 1"}, "cpu": {"cpu_cfs_quota_us": "-1"}},
+        4,
+    ),
 }
 
 
@@ -96,7 +126,9 @@ def test_what_the_user_has_set_stays(monkeypatch, name):
 )
 def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
     for package in ("pytorch_lightning", "torchvision"):
-        (tmp_path / f"{package}.py").write_text("import os; print(os.environ.get('OMP_NUM_THREADS'))")
+        (tmp_path / f"{package}.py").write_text(
+            "import os; print(os.environ.get('OMP_NUM_THREADS'))"
+        )
     code = "from sagemaker_lightning.process import lightning_import, threads\nthreads.usable_cpus = lambda: 1\n"
     code += "lightning_import.import_lightning()"
     if len(os.sched_getaffinity(0)) == 1 and not own:
@@ -132,7 +164,9 @@ def test_too_many_processes_are_refused(monkeypatch):
     with pytest.raises(UserError, match=says):
         threads.share(64)
     with pytest.raises(UserError, match=says):
-        torchrun_command.command(SageMakerEnvironment(), ["--trainer.devices=64"], 0, Path("train.py"))
+        torchrun_command.command(
+            SageMakerEnvironment(), ["--trainer.devices=64"], 0, Path("train.py")
+        )
     threads.check(8)
     monkeypatch.setattr(threads, "usable_cpus", lambda: 16)
     threads.check(64)

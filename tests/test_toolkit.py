@@ -34,7 +34,10 @@ time.sleep(60)
 def program(job: Job, source: str, **hyperparameters) -> Job:
     """Give the job a program of its own, train.py."""
     job.write("code/train.py", source)
-    job.write("input/config/hyperparameters.json", json.dumps({"sagemaker_program": "train.py"} | hyperparameters))
+    job.write(
+        "input/config/hyperparameters.json",
+        json.dumps({"sagemaker_program": "train.py"} | hyperparameters),
+    )
     return job
 
 
@@ -98,7 +101,11 @@ time.sleep(60)
 """
     line = ["unshare", "--pid", "--fork", "--mount-proc", str(ROOT / "entrypoint.sh"), "train"]
     variables = program(job, source).variables
-    started = ready(subprocess.Popen(line, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    started = ready(
+        subprocess.Popen(
+            line, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    )
     children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True).split()
     os.kill(int(children[0]), signal.SIGTERM)
     said, _ = started.communicate(timeout=60)
@@ -111,7 +118,9 @@ def test_as_pid_1_a_signal_is_heard_from_the_start(job: Job, seconds):
     """A first process without a handler would not hear it, and train to its end."""
     program(job, "import time\nprint('READY', flush=True)\ntime.sleep(20)\n")
     namespace = ["unshare", "--pid", "--fork", "--mount-proc", str(ROOT / "entrypoint.sh"), "train"]
-    started = subprocess.Popen(namespace, env=job.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    started = subprocess.Popen(
+        namespace, env=job.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     time.sleep(seconds)
     children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True).split()
     os.kill(int(children[0]), signal.SIGTERM)
@@ -129,12 +138,18 @@ def test_a_stop_before_the_program_is_started(job: Job):
         env=job.variables | {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    while "program:" not in (line := process.stdout.readline()) and line and not (job.base / "installing").exists():
+    while (
+        "program:" not in (line := process.stdout.readline())
+        and line
+        and not (job.base / "installing").exists()
+    ):
         time.sleep(0.1)
     process.terminate()
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 143 and "RAN" not in said
-    assert job.failure.startswith("interrupted, resume from step 0: SIGTERM came before the program was started")
+    assert job.failure.startswith(
+        "interrupted, resume from step 0: SIGTERM came before the program was started"
+    )
 
 
 def test_a_source_archive_runs_even_where_there_is_code_already(job: Job, tmp_path: Path):
@@ -144,8 +159,14 @@ def test_a_source_archive_runs_even_where_there_is_code_already(job: Job, tmp_pa
     (tmp_path / "train.py").write_text("import left_over\nprint('THE RIGHT ONE')")
     with tarfile.open(tmp_path / "sourcedir.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "train.py", "train.py")
-    given = {"sagemaker_program": "train.py", "sagemaker_submit_directory": str(tmp_path / "sourcedir.tar.gz")}
-    job.write("input/config/hyperparameters.json", json.dumps({key: json.dumps(value) for key, value in given.items()}))
+    given = {
+        "sagemaker_program": "train.py",
+        "sagemaker_submit_directory": str(tmp_path / "sourcedir.tar.gz"),
+    }
+    job.write(
+        "input/config/hyperparameters.json",
+        json.dumps({key: json.dumps(value) for key, value in given.items()}),
+    )
     run = job.run()
     assert run.returncode == 0, run.stdout
     assert "THE RIGHT ONE" in run.stdout and "THE WRONG ONE" not in run.stdout
@@ -158,7 +179,9 @@ def test_our_program_finds_the_jobs_modules(job: Job):
     job.write("input/config/hyperparameters.json", '{"model": "mine.Model"}')
     run = job.run()
     assert run.returncode == 1
-    says = "--model: found 'mine.Model' (RuntimeError: IMPORTED, mine.py line 1), allowed are ResNet18"
+    says = (
+        "--model: found 'mine.Model' (RuntimeError: IMPORTED, mine.py line 1), allowed are ResNet18"
+    )
     assert says in job.failure
 
 
@@ -188,18 +211,31 @@ def test_a_distribution_runs_as_torchrun(job: Job, option, warns):
     assert ("AWS has published no SMDDP build since PyTorch 2.5" in run.stdout) == warns
 
 
-@pytest.mark.parametrize(("own", "found"), [({}, str(max(1, usable_cpus() // 2))), ({"OMP_NUM_THREADS": "7"}, "7")])
+@pytest.mark.parametrize(
+    ("own", "found"), [({}, str(max(1, usable_cpus() // 2))), ({"OMP_NUM_THREADS": "7"}, "7")]
+)
 def test_the_ranks_of_a_jobs_own_program_share_the_cpus(job: Job, own, found):
     """torchrun by itself would warn, and leave each of them one thread."""
     given = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_instance_type": '"local"'}
-    program(job, "import os\nprint('THREADS', os.environ['OMP_NUM_THREADS'])", **given, **{"trainer.devices": "2"})
+    program(
+        job,
+        "import os\nprint('THREADS', os.environ['OMP_NUM_THREADS'])",
+        **given,
+        **{"trainer.devices": "2"},
+    )
     run = job.run(**own)
     assert run.returncode == 0, run.stdout
-    assert run.stdout.count(f"THREADS {found}\n") == 2 and "Setting OMP_NUM_THREADS" not in run.stdout
+    assert (
+        run.stdout.count(f"THREADS {found}\n") == 2 and "Setting OMP_NUM_THREADS" not in run.stdout
+    )
 
 
 def test_torchrun_for_our_own_program(job: Job):
-    given = {"sagemaker_torch_distributed_enabled": "true", "trainer.devices": "2", "trainer.accelerator": "cpu"}
+    given = {
+        "sagemaker_torch_distributed_enabled": "true",
+        "trainer.devices": "2",
+        "trainer.accelerator": "cpu",
+    }
     given |= {"trainer.max_steps": "2", "data.batch_size": "32"}
     job.write("input/config/hyperparameters.json", json.dumps(given))
     run = job.run()
@@ -230,7 +266,11 @@ def test_the_summary_masks_what_looks_like_a_credential(job: Job):
     job.write("input/data/training/file", "x" * 1000)
     run = job.run(MY_OWN_VARIABLE="not for the log")
     assert run.returncode == 0, run.stdout
-    assert not [value for value in ("k1", "k2", "k3", "k4", "K5K5", "not for the log") if value in run.stdout]
+    assert not [
+        value
+        for value in ("k1", "k2", "k3", "k4", "K5K5", "not for the log")
+        if value in run.stdout
+    ]
     for line in (
         "hosts: localhost (this one)",
         f"channel training: {job.base}/input/data/training, 1 files, 1000 bytes",
@@ -291,7 +331,10 @@ def test_a_failure_file_of_the_programs_own_stays_unless_it_is_empty(job: Job, t
 
 
 def test_of_several_ranks_the_cause_is_told(job: Job):
-    source = RANKS + "if dist.get_rank() == 1:\n    raise ValueError('the cause')\ndist.all_reduce(total)\n"
+    source = (
+        RANKS
+        + "if dist.get_rank() == 1:\n    raise ValueError('the cause')\ndist.all_reduce(total)\n"
+    )
     program(job, source, sagemaker_torch_distributed_enabled="true", **{"trainer.devices": "2"})
     run = job.run()
     assert run.returncode == 1
@@ -341,10 +384,15 @@ def test_torchrun_starts_all_ranks_again_if_it_may(job: Job, restarts):
 def test_max_restarts_is_a_number(job: Job):
     job.write("input/config/hyperparameters.json", '{"max_restarts": "often"}')
     assert job.run(SAGEMAKER_PROGRAM="app/train_torchrun.py").returncode == 1
-    assert job.failure.startswith("error: --max_restarts: found 'often', allowed is a number, 0 or more")
+    assert job.failure.startswith(
+        "error: --max_restarts: found 'often', allowed is a number, 0 or more"
+    )
 
 
 def test_a_program_gets_what_its_job_set(job: Job):
     """Nothing that the user set is overwritten, and nothing is added where there is one host."""
-    program(job, "import os\nprint([os.environ.get(name) for name in ('MASTER_PORT', 'FI_PROVIDER', 'NODE_RANK')])")
+    program(
+        job,
+        "import os\nprint([os.environ.get(name) for name in ('MASTER_PORT', 'FI_PROVIDER', 'NODE_RANK')])",
+    )
     assert "['1234', 'tcp', None]" in job.run(MASTER_PORT="1234", FI_PROVIDER="tcp").stdout

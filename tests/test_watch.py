@@ -28,14 +28,19 @@ DEAD = f"{WORDLESS}: it was killed, or it crashed"
 AFTER = f"{WORDLESS} after another process of its host: with it, or it was killed or crashed"
 LOST = "error: lost a peer, or never reached it: ..."
 ENOUGH = 30.0  # seconds for what comes within one
-NEVER = 0.45  # seconds in which what must not come would have come: more than ENDS_BY_ITSELF in these tests
+# seconds in which what must not come would have come: more than ENDS_BY_ITSELF in these tests
+NEVER = 0.45
 
 
 def watched(hosts: tuple[str, ...] = ("algo-2",), **settings) -> Watch:
     """Return a watch on algo-2 that has little patience; `told` are the verdicts that ended its program."""
     told: list[Verdict] = []
     made = Watch(
-        "algo-2", hosts, {}, on_verdict=told.append, **{"port": free_port(), "appear": 90.0, "silence": 90.0} | settings
+        "algo-2",
+        hosts,
+        {},
+        on_verdict=told.append,
+        **{"port": free_port(), "appear": 90.0, "silence": 90.0} | settings,
     )
     made.told = told
     return made
@@ -121,7 +126,9 @@ def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
             os.close(descriptor)
 
 
-@pytest.mark.parametrize("act", [lambda line: line.done(), lambda line: line.failed(LOST)], ids=["done", "lost a peer"])
+@pytest.mark.parametrize(
+    "act", [lambda line: line.done(), lambda line: line.failed(LOST)], ids=["done", "lost a peer"]
+)
 def test_no_reason_to_end(watch, act):
     """A rank that lost another one knows nothing: who does will say so."""
     line = rank(watch)
@@ -131,7 +138,11 @@ def test_no_reason_to_end(watch, act):
 
 
 ENDS = {
-    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", f"{WORDLESS}: it was killed by SIGKILL: {OUT_OF_MEMORY}", 0),
+    "killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        f"{WORDLESS}: it was killed by SIGKILL: {OUT_OF_MEMORY}",
+        0,
+    ),
     "a crash": ("os.kill(os.getpid(), signal.SIGSEGV)", f"{WORDLESS}: it was killed by SIGSEGV", 0),
     "aborted, as by NCCL": ("os.abort()", f"{WORDLESS}: it was killed by SIGABRT", 1),
     "left": ("os._exit(3)", f"{WORDLESS}: its exit status was 3", 1),
@@ -148,7 +159,9 @@ def test_how_a_rank_ended(watch, code, why, doubt):
         assert watch.verdict == Verdict(why, here=True, doubt=doubt)
 
 
-@pytest.mark.parametrize("code", ["os.kill(os.getpid(), signal.SIGTERM)", "os._exit(143)", "os._exit(130)"])
+@pytest.mark.parametrize(
+    "code", ["os.kill(os.getpid(), signal.SIGTERM)", "os._exit(143)", "os._exit(130)"]
+)
 def test_a_rank_that_was_told_to_stop_before_it_could_say_so_is_no_reason(watch, code):
     with process(watch.path, RANK, code) as started:
         may(started)
@@ -162,7 +175,8 @@ def test_a_rank_that_its_launcher_takes_with_it(watch, end):
     code = f"launch({RANK!r})\ninput()\n{holds_the_line}{end}"
     with process(watch.path, OTHER, code) as started:
         may(started)
-        assert comes(lambda: watch.peers.status == f"{RANK} is there")  # the loop has seen which launcher it has
+        # the loop has seen which launcher it has
+        assert comes(lambda: watch.peers.status == f"{RANK} is there")
         may(started)
         assert comes(lambda: watch.dead)
         assert watch.dead == Verdict(AFTER, here=True, doubt=2)
@@ -179,7 +193,9 @@ def test_of_the_ranks_of_a_host_the_one_that_ended_first_is_the_reason(watch):
 
 
 def test_a_launcher_that_ends_after_a_rank_that_it_took_with_it_is_the_reason(watch):
-    watch.loop.call_soon_threadsafe(lambda: watch.loop.create_task(watch._suspect(RANK, None, alone=False)))
+    watch.loop.call_soon_threadsafe(
+        lambda: watch.loop.create_task(watch._suspect(RANK, None, alone=False))
+    )
     assert comes(lambda: watch.dead)
     die(rank(watch, OTHER))
     assert comes(lambda: watch.verdict)
@@ -213,13 +229,18 @@ def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
 def test_a_rank_that_its_launcher_stops_as_another_one_has_ended_is_no_stop(watch, act):
     act(rank(watch))
     assert comes(lambda: watch.bereft or watch.dead)
-    rank(watch, OTHER).stopped("interrupted, resume from step 0: SIGTERM; it came while nothing was being trained")
+    rank(watch, OTHER).stopped(
+        "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained"
+    )
     assert not comes(lambda: watch.verdict and watch.verdict.stopped, NEVER)
 
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"), ("os.abort()", "a rank failed: boom")],
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("os.abort()", "a rank failed: boom"),
+    ],
 )
 def test_an_exception_after_a_rank_has_died(watch, code, expected):
     """It comes of the death, unless that may come of another one."""
@@ -253,7 +274,8 @@ def test_that_time_is_within_the_wait_for_a_verdict(monkeypatch):
         rank(watch).failed(LOST)
         assert comes(lambda: watch.bereft)
         die(rank(watch))
-        assert watch.wait_for_verdict() == Verdict(AFTER, here=True, doubt=2)  # 0.5 s of 0.9, and not 3 * 0.4
+        # 0.5 s of 0.9, and not 3 * 0.4
+        assert watch.wait_for_verdict() == Verdict(AFTER, here=True, doubt=2)
         assert watch.due
 
 
@@ -273,7 +295,10 @@ def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
 def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
     """No other reason can be better: who asks need not wait."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
-    with watched(("algo-1", "algo-2")) as watch, process(watch.path, RANK, ENDS["killed"][0]) as started:
+    with (
+        watched(("algo-1", "algo-2")) as watch,
+        process(watch.path, RANK, ENDS["killed"][0]) as started,
+    ):
         may(started)
         assert watch.wait_for_verdict().why == ENDS["killed"][1]
 
@@ -295,7 +320,10 @@ def test_the_first_reason_is_the_verdict(watch):
     assert comes(lambda: watch.verdict)
     rank(watch).stopped("interrupted")
     die(rank(watch))
-    assert not comes(lambda: watch.verdict.why != "a rank failed: boom", NEVER) and len(watch.told) == 1
+    assert (
+        not comes(lambda: watch.verdict.why != "a rank failed: boom", NEVER)
+        and len(watch.told) == 1
+    )
 
 
 def test_who_fails_by_itself_is_not_told_to_end(watch):

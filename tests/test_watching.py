@@ -26,7 +26,9 @@ WAIT = 120  # seconds at most for what should come within a few
 def running(*command: str, **variables: str) -> Iterator[subprocess.Popen]:
     """Run a Python module or file while the block lasts."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
-    process = subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, *command], env=environment, stdout=subprocess.DEVNULL
+    )
     try:
         yield process
     finally:
@@ -50,7 +52,12 @@ def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    flags = ["--logger.save_dir", bucket.uri("logs"), "--logger.flush_secs=1", "--trainer.log_every_n_steps=1"]
+    flags = [
+        "--logger.save_dir",
+        bucket.uri("logs"),
+        "--logger.flush_secs=1",
+        "--trainer.log_every_n_steps=1",
+    ]
     flags += ["--data.batch_size=64", "--trainer.max_epochs=1000", "--trainer.accelerator=cpu"]
     board = ["tensorboard.main", "--load_fast=false", "--reload_interval=1", "--port", str(port)]
     board += ["--logdir", bucket.uri("logs")]
@@ -79,7 +86,9 @@ def test_logging_does_not_put_the_whole_file_at_each_step(bucket, monkeypatch):
         monkeypatch.setenv(name, value)
     puts = []
     write = S3FileSystem.write
-    monkeypatch.setattr(S3FileSystem, "write", lambda *arguments: puts.append(1) or write(*arguments))
+    monkeypatch.setattr(
+        S3FileSystem, "write", lambda *arguments: puts.append(1) or write(*arguments)
+    )
     logger = Logger(bucket.uri("logs"), flush_secs=600)
     for step in range(50):  # as Lightning does
         logger.log_metrics({"train_loss": 1.0}, step)

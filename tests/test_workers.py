@@ -56,7 +56,9 @@ class Loading:
         self.log, self.method = folder / "log", method
         with self.log.open("w") as log:
             environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}"}
-            self.process = warm.start(["python", folder / "program.py", method], folder, environment, log.fileno())
+            self.process = warm.start(
+                ["python", folder / "program.py", method], folder, environment, log.fileno()
+            )
 
     @property
     def said(self) -> str:
@@ -70,7 +72,9 @@ class Loading:
     def until(self, when: str) -> None:
         """Wait until the first worker starts, or there is a batch."""
         end = time.monotonic() + LIMIT
-        while when not in self.said or not any("resource_tracker" not in one.cmdline()[-1] for one in self.below()):
+        while when not in self.said or not any(
+            "resource_tracker" not in one.cmdline()[-1] for one in self.below()
+        ):
             assert self.process.poll() is None and time.monotonic() < end, self.said
             time.sleep(0.01)
 
@@ -82,7 +86,10 @@ def test_a_signal_to_the_group_costs_no_batch(tmp_path: Path, method, when):
     for process in [*loading.below(), loading.process]:
         process.send_signal(signal.SIGTERM)
     assert loading.process.wait(LIMIT) == 0, loading.said
-    assert "heard" in loading.said and "[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]" in loading.said
+    assert (
+        "heard" in loading.said
+        and "[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]" in loading.said
+    )
 
 
 @pytest.mark.parametrize(("method", "when"), CASES)

@@ -22,13 +22,17 @@ from app.train import APPLICATION
 pytestmark = pytest.mark.slow
 
 BATCH = 12  # the global batch
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # float32 sums in another order; without the weights it is 1e-2 and more
+# float32 sums in another order; without the weights it is 1e-2 and more
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def fit(size: int, accumulate: int = 1, weighed: bool = True, **options):
     """Train two epochs on this rank; return what the model noted, and its weights."""
     world = int(ranks.os.environ.get("WORLD_SIZE", 1))
-    model, callbacks = ranks.Regression(), [RankConsistency(SageMakerEnvironment(), {})] if weighed else []
+    model, callbacks = (
+        ranks.Regression(),
+        [RankConsistency(SageMakerEnvironment(), {})] if weighed else [],
+    )
     data = ranks.Numbered(size + 4, batch_size=BATCH // world, **options)
     ranks.trainer(callbacks, accumulate_grad_batches=accumulate).fit(model, data)
     return model.seen, model.losses, model.gradients, model.weights
@@ -48,7 +52,9 @@ def as_one_process(size: int, world: int, accumulate: int = 1):
             losses.append(loss.item())
             (loss / accumulate).backward()
             if (batch + 1) % accumulate == 0 or batch + 1 == len(loaders[0]):
-                gradients.append(torch.cat([each.grad.flatten().clone() for each in model.parameters()]))
+                gradients.append(
+                    torch.cat([each.grad.flatten().clone() for each in model.parameters()])
+                )
                 optimizer.step()
                 optimizer.zero_grad()
     return losses, gradients, model.weights
@@ -57,8 +63,17 @@ def as_one_process(size: int, world: int, accumulate: int = 1):
 def loader_of(data: ranks.Numbered, rank: int, world: int, epoch: int) -> ResidentLoader:
     """Return what data module `data` makes for a rank, at the start of an epoch."""
     loader = data.train_dataloader()
-    options = {"seed": data.seed, "shuffle": True, "augment": True, "flip": True, "rank": rank, "world_size": world}
-    made = ResidentLoader(loader.data, batch_size=data.batch_size, normalize=loader.normalize, **options)
+    options = {
+        "seed": data.seed,
+        "shuffle": True,
+        "augment": True,
+        "flip": True,
+        "rank": rank,
+        "world_size": world,
+    }
+    made = ResidentLoader(
+        loader.data, batch_size=data.batch_size, normalize=loader.normalize, **options
+    )
     made.position = lambda: (epoch, 0)
     return made
 
@@ -75,7 +90,9 @@ def loader_of(data: ranks.Numbered, rank: int, world: int, epoch: int) -> Reside
         (4, 38, 1),
     ],
 )
-def test_gradients_losses_and_weights_are_those_of_one_process(tmp_path: Path, world, size, accumulate):
+def test_gradients_losses_and_weights_are_those_of_one_process(
+    tmp_path: Path, world, size, accumulate
+):
     ended = ranks.run(fit, size, accumulate, nodes=[world], folder=tmp_path)
     assert not any(rank.error for rank in ended), ended[0].said
     losses, gradients, weights = as_one_process(size, world, accumulate)
@@ -156,7 +173,12 @@ def fit_by_flags(flags: dict[int, list[str]], *for_all: str) -> int:
     return made.trainer.global_step
 
 
-SHORT = ["--data.batch_size=64", "--trainer.max_steps=2", "--trainer.limit_val_batches=1", "--trainer.accelerator=cpu"]
+SHORT = [
+    "--data.batch_size=64",
+    "--trainer.max_steps=2",
+    "--trainer.limit_val_batches=1",
+    "--trainer.accelerator=cpu",
+]
 
 
 def test_ranks_that_were_told_the_same_train(tmp_path: Path):
@@ -186,14 +208,18 @@ CONTRADICTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("variables", "flags", "says"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
+@pytest.mark.parametrize(
+    ("variables", "flags", "says"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys()
+)
 def test_a_contradiction_is_one_line_on_every_rank(tmp_path: Path, variables, flags, says):
     ended = ranks.run(
         fit_by_flags, flags, *SHORT, nodes=[1, 1], folder=tmp_path,
         variables=lambda node: host(node, **(variables if node else {})),
     )  # fmt: skip
     assert len({rank.error for rank in ended}) == 1
-    assert ended[0].error.startswith(f"UserError: {says}") and "\n" not in ended[0].error, ended[0].said
+    assert ended[0].error.startswith(f"UserError: {says}") and "\n" not in ended[0].error, ended[
+        0
+    ].said
 
 
 def test_hosts_with_other_files(tmp_path: Path):
@@ -207,9 +233,7 @@ def test_hosts_with_other_files(tmp_path: Path):
         fit_by_flags, {}, *SHORT, "--data.val_split=20", nodes=[1, 1], folder=tmp_path,
         variables=lambda node: host(node, SM_CHANNEL_TRAINING=str(tmp_path / f"data-{node}")),
     )  # fmt: skip
-    says = (
-        r"UserError: dataset fingerprint: algo-1 \(rank 0\) has (\w{16}), algo-2 \(rank 1\) has (?!\1)\w{16}; give all"
-    )
+    says = r"UserError: dataset fingerprint: algo-1 \(rank 0\) has (\w{16}), algo-2 \(rank 1\) has (?!\1)\w{16}; give all"
     assert all(re.match(says, rank.error) for rank in ended), ended[0].said
 
 
@@ -231,7 +255,9 @@ def fit_fingerprinted() -> None:
 
 def test_a_users_own_fingerprint(tmp_path: Path):
     ended = ranks.run(fit_fingerprinted, folder=tmp_path)
-    says = "UserError: dataset fingerprint: localhost (rank 0) has set 0, localhost (rank 1) has set 1"
+    says = (
+        "UserError: dataset fingerprint: localhost (rank 0) has set 0, localhost (rank 1) has set 1"
+    )
     assert all(rank.error.startswith(says) for rank in ended), ended[0].said
 
 
@@ -239,7 +265,9 @@ class Uneven(ranks.Numbered):
     """A user's own loaders, of another length on each rank; Lightning gives each rank a part of it."""
 
     def train_dataloader(self):
-        return torch.utils.data.DataLoader(torch.arange(20 + 20 * self.trainer.global_rank), batch_size=5)
+        return torch.utils.data.DataLoader(
+            torch.arange(20 + 20 * self.trainer.global_rank), batch_size=5
+        )
 
 
 def fit_uneven() -> None:
@@ -261,17 +289,28 @@ SCHEDULERS = {
     "LambdaLR": lambda it: torch_schedulers.LambdaLR(it, lambda step: 1 / (1 + step)),
     "PolynomialLR": lambda it: torch_schedulers.PolynomialLR(it, 6),
     "CosineAnnealingLR": lambda it: torch_schedulers.CosineAnnealingLR(it, 6, eta_min=0.01),
-    "CosineAnnealingWarmRestarts": lambda it: torch_schedulers.CosineAnnealingWarmRestarts(it, 3, eta_min=0.01),
+    "CosineAnnealingWarmRestarts": lambda it: torch_schedulers.CosineAnnealingWarmRestarts(
+        it, 3, eta_min=0.01
+    ),
     "OneCycleLR": lambda it: torch_schedulers.OneCycleLR(it, max_lr=0.3, total_steps=8),
     "CyclicLR": lambda it: torch_schedulers.CyclicLR(it, base_lr=0.02, max_lr=0.2, step_size_up=2),
-    "ReduceLROnPlateau": lambda it: torch_schedulers.ReduceLROnPlateau(it, "max", patience=0, min_lr=0.02),
+    "ReduceLROnPlateau": lambda it: torch_schedulers.ReduceLROnPlateau(
+        it, "max", patience=0, min_lr=0.02
+    ),
     "SequentialLR": lambda it: torch_schedulers.SequentialLR(
         it,
-        [torch_schedulers.LinearLR(it, 0.1, total_iters=3), torch_schedulers.CosineAnnealingLR(it, 5, eta_min=0.01)],
+        [
+            torch_schedulers.LinearLR(it, 0.1, total_iters=3),
+            torch_schedulers.CosineAnnealingLR(it, 5, eta_min=0.01),
+        ],
         milestones=[3],
     ),
     "ChainedScheduler": lambda it: torch_schedulers.ChainedScheduler(
-        [torch_schedulers.LinearLR(it, 0.1, total_iters=3), torch_schedulers.ExponentialLR(it, 0.9)], optimizer=it
+        [
+            torch_schedulers.LinearLR(it, 0.1, total_iters=3),
+            torch_schedulers.ExponentialLR(it, 0.9),
+        ],
+        optimizer=it,
     ),
 }
 
@@ -289,7 +328,11 @@ class Scheduled(ranks.Regression):
         optimizer = torch.optim.SGD(groups, self.lr, momentum=0.9)
         if not SCHEDULERS[self.name]:
             return optimizer
-        scheduler = {"scheduler": SCHEDULERS[self.name](optimizer), "interval": "step", "monitor": "loss"}
+        scheduler = {
+            "scheduler": SCHEDULERS[self.name](optimizer),
+            "interval": "step",
+            "monitor": "loss",
+        }
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def training_step(self, batch, batch_idx):
@@ -307,7 +350,9 @@ def curves(scaling: str, stops_at: int | None = None, goes_on: bool = False) -> 
     for name in SCHEDULERS:
         model, path = Scheduled(name), f"../{name}.ckpt"
         made = ranks.trainer(
-            [RankConsistency(SageMakerEnvironment(), {}, scaling)], max_steps=stops_at or 8, max_epochs=-1
+            [RankConsistency(SageMakerEnvironment(), {}, scaling)],
+            max_steps=stops_at or 8,
+            max_epochs=-1,
         )
         made.fit(model, ranks.Numbered(44, batch_size=5), ckpt_path=path if goes_on else None)
         if stops_at:
@@ -330,19 +375,43 @@ def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Pa
     alone = curves("linear", goes_on=True)
     for name, rates in plain.items():
         rates = torch.tensor(rates, dtype=torch.float64)
-        expected = {"linear": 2 * rates, "root": 3**0.5 * rates, "until": 2 * rates[:3], "after": 2 * rates[3:]}
+        expected = {
+            "linear": 2 * rates,
+            "root": 3**0.5 * rates,
+            "until": 2 * rates[:3],
+            "after": 2 * rates[3:],
+        }
         found = {"linear": linear.value, "root": root, "until": until, "after": after}
         for case, curve in found.items():
             theirs = torch.tensor(curve[name], dtype=torch.float64)
-            torch.testing.assert_close(theirs, expected[case], rtol=1e-9, atol=0, msg=f"{name} {case} {theirs} {rates}")
+            torch.testing.assert_close(
+                theirs, expected[case], rtol=1e-9, atol=0, msg=f"{name} {case} {theirs} {rates}"
+            )
         for curve in (alone, unscaled):
-            torch.testing.assert_close(torch.tensor(curve[name], dtype=torch.float64), rates[3:], rtol=1e-9, atol=0)
+            torch.testing.assert_close(
+                torch.tensor(curve[name], dtype=torch.float64), rates[3:], rtol=1e-9, atol=0
+            )
 
 
 def test_with_an_optimizer_by_flags(tmp_path: Path):
-    flags = ["--optimizer=SGD", "--optimizer.lr=0.01", "--lr_scheduler=StepLR", "--lr_scheduler.step_size=1"]
-    ended = ranks.run(fit_by_flags, {}, *SHORT, *flags, "--lr_scaling=linear", "--trainer.devices=2", folder=tmp_path)
-    assert "lr_scaling=linear lr=0.01 -> 0.02 effective_batch_size=128" in ended[0].said, ended[0].said
+    flags = [
+        "--optimizer=SGD",
+        "--optimizer.lr=0.01",
+        "--lr_scheduler=StepLR",
+        "--lr_scheduler.step_size=1",
+    ]
+    ended = ranks.run(
+        fit_by_flags,
+        {},
+        *SHORT,
+        *flags,
+        "--lr_scaling=linear",
+        "--trainer.devices=2",
+        folder=tmp_path,
+    )
+    assert "lr_scaling=linear lr=0.01 -> 0.02 effective_batch_size=128" in ended[0].said, ended[
+        0
+    ].said
 
 
 def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
@@ -353,7 +422,9 @@ def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
     assert "lr_scaling" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)])
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)]
+)
 def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(given, expected):
     trainer = Trainer(accelerator="cpu", devices=2, strategy=DDPStrategy(**given), logger=False)
     RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
@@ -362,6 +433,11 @@ def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(given, exp
 
 @pytest.mark.parametrize(("ranks", "static", "told"), [(2, True, 0), (3, True, 1), (3, False, 0)])
 def test_buckets_of_another_order_after_the_first_step_are_told(capsys, ranks, static, told):
-    trainer = Trainer(accelerator="cpu", devices=ranks, strategy=DDPStrategy(static_graph=static), logger=False)
+    trainer = Trainer(
+        accelerator="cpu", devices=ranks, strategy=DDPStrategy(static_graph=static), logger=False
+    )
     RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
-    assert capsys.readouterr().out.count("static_graph adds the gradients of 3 ranks in another order") == told
+    assert (
+        capsys.readouterr().out.count("static_graph adds the gradients of 3 ranks in another order")
+        == told
+    )

@@ -35,7 +35,9 @@ def launchers(configuration) -> list[str]:
     return [name for name, ranks in LAUNCHERS.items() if ranks in configuration.ranks]
 
 
-def planned(ways: list[str], configuration, rounds: int, seed: int, done: set[tuple]) -> dict[str, list[int]]:
+def planned(
+    ways: list[str], configuration, rounds: int, seed: int, done: set[tuple]
+) -> dict[str, list[int]]:
     """Return the seeds of the rounds that are to be done, by launcher; `ways` take turns."""
     plan: dict[str, list[int]] = {}
     for number in range(rounds if ways else 0):
@@ -52,9 +54,13 @@ def run(given: argparse.Namespace) -> int:
 
     results = Path(given.results)
     results.parent.mkdir(parents=True, exist_ok=True)
-    before = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    before = (
+        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    )
     done = {(row["configuration"], row["launcher"], row["seed"]) for row in before}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True, stdout=subprocess.PIPE
+    )
     lock, outcomes, interruptions = Lock(), Counter(), Counter()
     rounds.warm.ensure_server()
 
@@ -68,10 +74,10 @@ def run(given: argparse.Namespace) -> int:
             interruptions[round.outcome] += len(round.interruptions)
             with results.open("a") as file:
                 file.write(json.dumps(round.row()) + "\n")
-            how = (
-                f"{round.launcher}, seed {round.seed}, {len(round.interruptions)} interruptions, {round.seconds:.1f} s"
+            how = f"{round.launcher}, seed {round.seed}, {len(round.interruptions)} interruptions, {round.seconds:.1f} s"
+            print(
+                f"{round.outcome:10}{round.configuration} [{how}] {round.detail[:400]}", flush=True
             )
-            print(f"{round.outcome:10}{round.configuration} [{how}] {round.detail[:400]}", flush=True)
 
     def one(work: tuple) -> None:
         configuration, way, seeds = work
@@ -89,7 +95,11 @@ def run(given: argparse.Namespace) -> int:
                 add(rounds.interrupted(place, reference, round, moments), place)
                 shutil.rmtree(place, ignore_errors=True)
 
-    chosen = [c for c in CONFIGURATIONS.values() if re.search(given.only, c.name) and given.subject in c.subject]
+    chosen = [
+        c
+        for c in CONFIGURATIONS.values()
+        if re.search(given.only, c.name) and given.subject in c.subject
+    ]
     work = []
     for configuration in chosen:
         ways = [way for way in launchers(configuration) if re.search(given.launcher, way)]
@@ -118,7 +128,9 @@ def failure(error: Exception) -> tuple[str, str]:
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.zoo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     doing = commands.add_parser("run")
@@ -127,7 +139,11 @@ def main() -> None:
     doing.add_argument("--seed", type=int, default=1)
     doing.add_argument("--jobs", type=int, default=2, help="jobs side by side")
     doing.add_argument("--results", default="results/zoo.jsonl")
-    doing.add_argument("--only", default="", help="configurations in whose name this is found, a regular expression")
+    doing.add_argument(
+        "--only",
+        default="",
+        help="configurations in whose name this is found, a regular expression",
+    )
     doing.add_argument("--subject", default="")
     doing.add_argument("--launcher", default="", help="which launchers, a regular expression")
     doing.add_argument("--folder", default=None, help="where the jobs' folders are made")
@@ -143,7 +159,9 @@ def main() -> None:
         from zoo import report
 
         text = report.markdown(
-            json.loads(line) for file in given.results for line in Path(file).read_text().splitlines()
+            json.loads(line)
+            for file in given.results
+            for line in Path(file).read_text().splitlines()
         )
         print(text)
         if given.write:

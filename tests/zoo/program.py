@@ -29,7 +29,11 @@ hooks = 0
 def main() -> None:
     """Be the program that the command line names."""
     os.environ.setdefault("ZOO_ROOT", str(os.getpid()))
-    mode, rest = (sys.argv[1], sys.argv[2:]) if sys.argv[1] in ("torchrun", "script") else ("train", sys.argv[1:])
+    mode, rest = (
+        (sys.argv[1], sys.argv[2:])
+        if sys.argv[1] in ("torchrun", "script")
+        else ("train", sys.argv[1:])
+    )
     if mode == "torchrun":
         from sagemaker_lightning.launch import torchrun_command
 
@@ -60,7 +64,9 @@ def count_hooks() -> None:
             global hooks
             hooks += 1
             if hooks == last and os.getpid() == process:
-                threading.Thread(target=interrupt, args=(float(at[2]), int(at[3]), at[4]), daemon=True).start()
+                threading.Thread(
+                    target=interrupt, args=(float(at[2]), int(at[3]), at[4]), daemon=True
+                ).start()
             return function(*args, **kwargs)
 
         return called
@@ -88,7 +94,9 @@ def interrupt(delay: float, number: int, whom: str) -> None:
                 with contextlib.suppress(psutil.Error):
                     process.suspend()
     # By another process: data workers heed a SIGTERM of their parent's.
-    subprocess.run(["kill", f"-{number}", *(str(process.pid) for process in chosen)], stderr=subprocess.DEVNULL)
+    subprocess.run(
+        ["kill", f"-{number}", *(str(process.pid) for process in chosen)], stderr=subprocess.DEVNULL
+    )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,12 @@ def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
             continue
         if configuration.subject != subject:
             subject = configuration.subject
-            lines += ["", f"**{subject}**", "", "| configuration | launched as | rounds | interruptions | outcome |"]
+            lines += [
+                "",
+                f"**{subject}**",
+                "",
+                "| configuration | launched as | rounds | interruptions | outcome |",
+            ]
             lines += ["| --- | --- | --- | --- | --- |"]
         lines.append(line(configuration.name, by_name[configuration.name]))
     return "\n".join(lines)

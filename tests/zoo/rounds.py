@@ -24,7 +24,8 @@ import warm  # noqa: E402
 from zoo.table import CONFIGURATIONS, Configuration  # noqa: E402
 
 PROGRAM, USERS = ROOT / "tests/zoo/program.py", ROOT / "tests/zoo/users"
-LIMIT = 240  # seconds from a start, or from an interruption, to the end of all; what takes longer hangs
+# seconds from a start, or from an interruption, to the end of all; what takes longer hangs
+LIMIT = 240
 LAUNCHERS = {"process": 1, "lightning-2": 2, "torchrun-2": 2, "lightning-3": 3, "torchrun-3": 3}
 
 
@@ -36,7 +37,9 @@ class Job:
         every: Steps between its checkpoints, beside those at epochs' ends.
     """
 
-    def __init__(self, folder: Path, configuration: Configuration, launcher: str, every: int = 1000) -> None:
+    def __init__(
+        self, folder: Path, configuration: Configuration, launcher: str, every: int = 1000
+    ) -> None:
         self.folder, self.configuration, self.launcher = folder, configuration, launcher
         folder.mkdir(parents=True)
         flags = json.loads(json.dumps(configuration.flags))
@@ -53,9 +56,23 @@ class Job:
         for name in ("sent", "hooks"):
             (self.folder / name).unlink(missing_ok=True)
         mode = ["torchrun"] if self.launcher.startswith("torchrun") else []
-        mode += ["script", str(USERS / self.configuration.program)] if self.configuration.program else []
-        argv = ["python", PROGRAM, *mode, "--config=job.json", f"--trainer.devices={LAUNCHERS[self.launcher]}"]
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("ZOO_", "SM_", "PL_"))}
+        mode += (
+            ["script", str(USERS / self.configuration.program)]
+            if self.configuration.program
+            else []
+        )
+        argv = [
+            "python",
+            PROGRAM,
+            *mode,
+            "--config=job.json",
+            f"--trainer.devices={LAUNCHERS[self.launcher]}",
+        ]
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("ZOO_", "SM_", "PL_"))
+        }
         environment = kept | {
             "PYTHONPATH": f"{USERS}:{ROOT}", "OMP_NUM_THREADS": "1", "ZOO_SENT": str(self.folder / "sent"),
             "ZOO_COUNT": str(self.folder / "hooks"),
@@ -118,12 +135,18 @@ def result(job: Job) -> dict[str, dict]:
     own = [
         path
         for path in folder.rglob("*")
-        if path.is_file() and users(path.relative_to(folder).parts[0]) and path.suffix != ".sagemaker-ignore"
+        if path.is_file()
+        and users(path.relative_to(folder).parts[0])
+        and path.suffix != ".sagemaker-ignore"
     ]
     return {
         "weights": {name: digest(value) for name, value in state.items()},
         "metrics": compared(about.pop("metrics"), configuration),
-        "model.json": {key: json.dumps(about[key]) for key in about if key not in ("versions", "revision", "resumes")},
+        "model.json": {
+            key: json.dumps(about[key])
+            for key in about
+            if key not in ("versions", "revision", "resumes")
+        },
         "curves": compared(curves(folder), configuration),
         "tables": compared(tables(own), configuration),
         "files": {str(path.relative_to(folder)): "" for path in own if "tfevents" not in path.name},
@@ -137,7 +160,11 @@ def users(name: str) -> bool:
 
 def compared(values: dict, configuration: Configuration) -> dict:
     """Return the values without those that a clock decides."""
-    return {name: value for name, value in values.items() if not name.startswith(configuration.ignored or ("\0",))}
+    return {
+        name: value
+        for name, value in values.items()
+        if not name.startswith(configuration.ignored or ("\0",))
+    }
 
 
 def digest(value) -> str:
@@ -190,7 +217,9 @@ def differences(expected: dict[str, dict], found: dict[str, dict]) -> list[str]:
         other = [name for name in names if str(values.get(name)) != str(found[kind].get(name))]
         if other:
             values = [str(side.get(other[0], "absent"))[:100] for side in (values, found[kind])]
-            lines.append(f"{kind}: {len(other)} of {len(names)} differ, first {other[0]}: {' and '.join(values)}")
+            lines.append(
+                f"{kind}: {len(other)} of {len(names)} differ, first {other[0]}: {' and '.join(values)}"
+            )
     return lines
 
 
@@ -262,11 +291,15 @@ def left_alone(folder: Path, configuration: Configuration, launcher: str) -> Ref
     seconds = time.monotonic() - began
     job.end()
     if status != 0:
-        raise RuntimeError(f"left alone, {configuration.name!r} ended with {status}: {job.said[-2000:]}")
+        raise RuntimeError(
+            f"left alone, {configuration.name!r} ended with {status}: {job.said[-2000:]}"
+        )
     return Reference(seconds, int((folder / "hooks").read_text()), result(job), job.said)
 
 
-def interrupted(folder: Path, reference: Reference, round: Round, interruptions: Iterable[Interruption]) -> Round:
+def interrupted(
+    folder: Path, reference: Reference, round: Round, interruptions: Iterable[Interruption]
+) -> Round:
     """Interrupt a job, each time that it is started again, let it end, and say what came of it."""
     job = Job(folder, CONFIGURATIONS[round.configuration], round.launcher, round.every)
     began, said = time.monotonic(), ""
@@ -310,7 +343,12 @@ def judged(job: Job, reference: Reference, status: int | None, said: str) -> tup
 def forgotten(said: str) -> str:
     """Return what is wrong with the steps from which a job went on: the one that it said, or a later one, is right."""
     for promise in re.finditer(r"^interrupted, resume from step (\d+):", said, re.MULTILINE):
-        later = [int(step) for step in re.findall(r"^resuming from step (\d+):", said[promise.end() :], re.MULTILINE)]
+        later = [
+            int(step)
+            for step in re.findall(
+                r"^resuming from step (\d+):", said[promise.end() :], re.MULTILINE
+            )
+        ]
         if int(promise[1]) > max(later, default=0):
             return f"{promise[0]} and then it went on from {later}"
     return ""
@@ -320,7 +358,10 @@ def draws(round: Round, reference: Reference, tries: int) -> Iterator[Interrupti
     """Yield up to so many interruptions that the seed of a round decides, the earlier ones over more of the run."""
     draw = random.Random(f"{round.seed} {round.configuration} {round.launcher}")
     round.every = draw.choice([3, 5, 1000])
-    return (drawn(draw, LAUNCHERS[round.launcher], reference, 0.8 / (number + 1)) for number in range(tries))
+    return (
+        drawn(draw, LAUNCHERS[round.launcher], reference, 0.8 / (number + 1))
+        for number in range(tries)
+    )
 
 
 def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) -> Interruption:
@@ -337,7 +378,9 @@ def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) ->
         rank, hook = draw.randrange(ranks), draw.randint(1, max(1, int(reference.hooks * part)))
         return Interruption(kind, whom, f"hook {rank} {hook} {draw.uniform(0, 0.004):.5f}")
     return Interruption(
-        kind, "all" if whom == "self" else whom, f"time {draw.uniform(0, reference.seconds * part):.3f}"
+        kind,
+        "all" if whom == "self" else whom,
+        f"time {draw.uniform(0, reference.seconds * part):.3f}",
     )
 
 
@@ -353,7 +396,11 @@ def interrupt(job: Job, one: Interruption) -> bool:
         process = job.start()
         one.sent = job.wait(process, float(numbers[0])) is None
         if one.sent:
-            chosen = [process.pid] if one.whom == "root" and number == signal.SIGTERM else job.processes()
+            chosen = (
+                [process.pid]
+                if one.whom == "root" and number == signal.SIGTERM
+                else job.processes()
+            )
             for pid in sorted(chosen, key=lambda pid: pid != process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -379,8 +426,15 @@ def faults(job: Job, one: Interruption, launcher: str) -> tuple[str, str] | None
         return "hung", f"{one.left} processes were left: {job.said[-500:]}"
     if not one.sent:
         plainly = NOT_EXACT.search(job.said)
-        return ("said", plainly.group(0)) if plainly else ("crashed", f"status {one.status}: {job.said[-1500:]}")
-    expected = {"SIGTERM": (0, 143, -15, 1 if LAUNCHERS[launcher] > 1 else 143), "SIGKILL": (-9, 0, 1)}[one.signal]
+        return (
+            ("said", plainly.group(0))
+            if plainly
+            else ("crashed", f"status {one.status}: {job.said[-1500:]}")
+        )
+    expected = {
+        "SIGTERM": (0, 143, -15, 1 if LAUNCHERS[launcher] > 1 else 143),
+        "SIGKILL": (-9, 0, 1),
+    }[one.signal]
     if one.status not in expected:
         return "crashed", f"status {one.status} after {one.signal}: {job.said[-1500:]}"
     return None

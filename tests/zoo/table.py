@@ -63,7 +63,9 @@ def add(
             flags[key] = made(value) if isinstance(value, str) else value
     flags["trainer"] |= trainer
     if callbacks:
-        flags["trainer"]["callbacks"] = [callback(one) if isinstance(one, str) else one for one in callbacks]
+        flags["trainer"]["callbacks"] = [
+            callback(one) if isinstance(one, str) else one for one in callbacks
+        ]
     flags |= more or {}
     assert name not in CONFIGURATIONS, name
     CONFIGURATIONS[name] = Configuration(name, subject, flags, ranks, ignored, program)
@@ -83,7 +85,13 @@ add("fine-tuning by milestones", "vision.TransferLearningModel", "vision.MNISTDa
     ("vision.MilestonesFinetuning",), max_epochs=4)  # fmt: skip
 add("GAN", "adversarial.GAN", "vision.MNISTDataModule", ranks=(1, 2),
     strategy="ddp_find_unused_parameters_true")  # fmt: skip
-add("transformer on text", "language.LanguageModel", "language.TokensData", gradient_clip_val=0.25, max_epochs=4)
+add(
+    "transformer on text",
+    "language.LanguageModel",
+    "language.TokensData",
+    gradient_clip_val=0.25,
+    max_epochs=4,
+)
 add("deep Q-learning", "reinforcement.DQN", None)
 add("BoringModel", "pytorch_lightning.demos.boring_classes.BoringModel",
     "pytorch_lightning.demos.boring_classes.BoringDataModule", ranks=(1, 2), limit_train_batches=9)  # fmt: skip
@@ -99,10 +107,19 @@ add("CutMix and MixUp in collate_fn", "vision.ImageClassifier",
 add("mixup in training_step", "vision.Mixup", "vision.MNISTDataModule", ranks=(1, 2))
 add("augmentation in on_after_batch_transfer", "vision.AugmentedOnDevice",
     made("vision.MNISTDataModule", num_workers=1))  # fmt: skip
-add("noise in on_before_batch_transfer", "vision.ImageClassifier", made("vision.NoiseFromDataModule", num_workers=1))
+add(
+    "noise in on_before_batch_transfer",
+    "vision.ImageClassifier",
+    made("vision.NoiseFromDataModule", num_workers=1),
+)
 add("generators in the module", "vision.NoisyModule", "vision.MNISTDataModule", ranks=(1, 2))
 add("variational autoencoder", "vision.VAE", "vision.MNISTDataModule")
-add("diffusion model", "vision.Diffusion", "vision.MNISTDataModule", strategy="ddp_find_unused_parameters_true")
+add(
+    "diffusion model",
+    "vision.Diffusion",
+    "vision.MNISTDataModule",
+    strategy="ddp_find_unused_parameters_true",
+)
 add("distillation, the teacher in a list", "vision.Distilled", "vision.MNISTDataModule")
 add("activation checkpoints and drop path", "vision.MixedPrecisionNet", "vision.MNISTDataModule")
 
@@ -120,10 +137,26 @@ subject = "Text"
 add("nanoGPT", "language.NanoGPT", made("language.NanoGPTData", num_workers=1), max_steps=33, max_epochs=-1,
     limit_train_batches=12)  # fmt: skip
 add("padded sequences", "language.LSTMClassifier", "language.SentencesData")
-add("buckets with set_epoch", "language.LSTMClassifier", made("language.SentencesData", kind="bucket", num_workers=1))
-add("masking by a collator", "language.MaskedLM", made("language.SentencesData", kind="mask", num_workers=2))
-add("masking by a collator with a generator", "language.MaskedLM", made("language.SentencesData", kind="mask-numpy"))
-add("the same in a worker", "language.MaskedLM", made("language.SentencesData", kind="mask-numpy", num_workers=1))
+add(
+    "buckets with set_epoch",
+    "language.LSTMClassifier",
+    made("language.SentencesData", kind="bucket", num_workers=1),
+)
+add(
+    "masking by a collator",
+    "language.MaskedLM",
+    made("language.SentencesData", kind="mask", num_workers=2),
+)
+add(
+    "masking by a collator with a generator",
+    "language.MaskedLM",
+    made("language.SentencesData", kind="mask-numpy"),
+)
+add(
+    "the same in a worker",
+    "language.MaskedLM",
+    made("language.SentencesData", kind="mask-numpy", num_workers=1),
+)
 add("truncated backpropagation", "language.TruncatedBPTT", "language.TokensData", max_epochs=5)
 add("sparse embedding, negative samples", "language.Word2Vec", "language.TokensData", max_epochs=5)
 
@@ -140,13 +173,25 @@ add("schedule by the epoch", made("schedules.Scheduled", schedule="restarts", in
     limit_train_batches=6)  # fmt: skip
 add("schedule every 3 steps", made("schedules.Scheduled", schedule="exponential", frequency=3))
 add("ReduceLROnPlateau", "schedules.Plateau", max_epochs=5, limit_train_batches=6)
-add("ReduceLROnPlateau by the step", made("schedules.Plateau", monitor="train_loss", interval="step"))
+add(
+    "ReduceLROnPlateau by the step",
+    made("schedules.Plateau", monitor="train_loss", interval="step"),
+)
 add("estimated_stepping_batches", "schedules.EstimatedOneCycle", WORKERS, ranks=(1, 2))
 add("numpy's cosine after a warm-up", "schedules.NumpyCosine")
-add("a schedule in the manner of timm", "schedules.TimmScheduled", max_epochs=5, limit_train_batches=6)
+add(
+    "a schedule in the manner of timm",
+    "schedules.TimmScheduled",
+    max_epochs=5,
+    limit_train_batches=6,
+)
 add("Noam", "schedules.Noam")
 add("warm-up in optimizer_step", "schedules.WarmedUp")
-add("two schedules of one optimizer", "schedules.TwoSchedulers", callbacks=(callback("LearningRateMonitor"),))
+add(
+    "two schedules of one optimizer",
+    "schedules.TwoSchedulers",
+    callbacks=(callback("LearningRateMonitor"),),
+)
 
 subject = "Optimizers, precision, layers"
 for kind in ("adamax", "nadam", "radam", "asgd", "rprop", "adafactor", "fused"):
@@ -155,7 +200,12 @@ add("L-BFGS", "optimizing.WithLBFGS")
 add("sharpness-aware minimization", "optimizing.SAM")
 add("an optimizer with a counter", "optimizing.LookedAhead")
 add("rates by layer, a group added later", "optimizing.LayerWise")
-add("optimizers that take turns", "optimizing.Alternating", ranks=(1, 2), strategy="ddp_find_unused_parameters_true")
+add(
+    "optimizers that take turns",
+    "optimizing.Alternating",
+    ranks=(1, 2),
+    strategy="ddp_find_unused_parameters_true",
+)
 add("spectral, weight and batch norms", "optimizing.Normalized", precision="64-true")
 add("quantization-aware training", "optimizing.Quantized")
 add("bf16-mixed", precision="bf16-mixed", data=WORKERS)
@@ -179,41 +229,80 @@ add("StochasticWeightAveraging", callbacks=(callback("StochasticWeightAveraging"
     max_epochs=5, limit_train_batches=7)  # fmt: skip
 add("EMAWeightAveraging", callbacks=(callback("EMAWeightAveraging", decay=0.8),), ranks=(1, 2))
 add("WeightAveraging from a step on", callbacks=("callbacks_used.EMAFromLater",), more=MONITORED)
-add("WeightAveraging by the epoch", callbacks=("callbacks_used.SWAByEpoch",), max_epochs=5, limit_train_batches=6)
+add(
+    "WeightAveraging by the epoch",
+    callbacks=("callbacks_used.SWAByEpoch",),
+    max_epochs=5,
+    limit_train_batches=6,
+)
 add("BackboneFinetuning", "callbacks_used.HeadOnly", callbacks=("callbacks_used.Unfreeze",))
 add("ModelPruning", callbacks=("callbacks_used.Prune",), max_epochs=4)
 add("Timer", callbacks=(callback("Timer", duration={"hours": 5}, interval="step"),))
-add("DeviceStatsMonitor", callbacks=(callback("DeviceStatsMonitor", cpu_stats=True),), ignored=("DeviceStats",))
+add(
+    "DeviceStatsMonitor",
+    callbacks=(callback("DeviceStatsMonitor", cpu_stats=True),),
+    ignored=("DeviceStats",),
+)
 add("ThroughputMonitor", callbacks=("callbacks_used.Throughput",), ignored=("train/", "validate/"))
-add("BatchSizeFinder", callbacks=(callback("BatchSizeFinder", max_trials=2, steps_per_trial=1, init_val=3),))
+add(
+    "BatchSizeFinder",
+    callbacks=(callback("BatchSizeFinder", max_trials=2, steps_per_trial=1, init_val=3),),
+)
 add("LearningRateFinder", callbacks=(callback("LearningRateFinder", num_training_steps=8),))
 add("LearningRateFinder at milestones", callbacks=("callbacks_used.FineTuneLearningRateFinder",))
-add("BatchSizeFinder in on_train_epoch_start", callbacks=("callbacks_used.FineTuneBatchSizeFinder",))
+add(
+    "BatchSizeFinder in on_train_epoch_start", callbacks=("callbacks_used.FineTuneBatchSizeFinder",)
+)
 add("configure_callbacks, LambdaCallback, RichProgressBar", "callbacks_used.WithLambda")
 add("OnExceptionCheckpoint", callbacks=(callback("OnExceptionCheckpoint", dirpath="exceptions"),))
-add("progress bars", callbacks=("callbacks_used.LitProgressBar", callback("ModelSummary", max_depth=-1)))
+add(
+    "progress bars",
+    callbacks=("callbacks_used.LitProgressBar", callback("ModelSummary", max_depth=-1)),
+)
 add("a prediction writer", callbacks=("callbacks_used.WritesPredictions",))
 add("SpikeDetection", callbacks=("callbacks_used.Spikes",))
 
 subject = "Callbacks of one's own"
 add("stateful callbacks of the documentation",
     callbacks=tuple(callback("callbacks_used.Counter", what=what) for what in ("epochs", "batches")))  # fmt: skip
-add("Enum, dataclass, arrays in a callback", callbacks=("callbacks_used.PhaseController",), ranks=(1, 2))
+add(
+    "Enum, dataclass, arrays in a callback",
+    callbacks=("callbacks_used.PhaseController",),
+    ranks=(1, 2),
+)
 add("dropout by the epoch", callbacks=("callbacks_used.DropoutSchedule",))
 add("an average that is not saved", callbacks=("callbacks_used.ModelEma",))
 add("an average in on_save_checkpoint", callbacks=("callbacks_used.SavedEma",), more=MONITORED)
-add("a curriculum through the loader", data=WORKERS, callbacks=("callbacks_used.Curriculum",), ranks=(1, 2))
+add(
+    "a curriculum through the loader",
+    data=WORKERS,
+    callbacks=("callbacks_used.Curriculum",),
+    ranks=(1, 2),
+)
 add("hard examples through the sampler", data=made("sampling.SampledData", kind="weighted"),
     callbacks=("callbacks_used.HardExamples",))  # fmt: skip
 add("negative samples by the epoch", data=made("sampling.SampledData", kind="negatives"),
     callbacks=("callbacks_used.Resampling",))  # fmt: skip
-add("samples shuffled in place", data="sampling.InPlaceData", callbacks=("callbacks_used.ShuffleInPlace",))
-add("should_stop by a criterion", callbacks=("callbacks_used.StopOnPlateau",), max_epochs=12, limit_train_batches=5)
+add(
+    "samples shuffled in place",
+    data="sampling.InPlaceData",
+    callbacks=("callbacks_used.ShuffleInPlace",),
+)
+add(
+    "should_stop by a criterion",
+    callbacks=("callbacks_used.StopOnPlateau",),
+    max_epochs=12,
+    limit_train_batches=5,
+)
 add("should_stop within an epoch", callbacks=("callbacks_used.StopInTheMiddle",), max_epochs=4)
 add("the rest of an epoch skipped", callbacks=("callbacks_used.SkipEpochsRest",))
 add("gradients' norms and histograms", callbacks=("callbacks_used.GradientNorms",))
 add("samples kept from the start on", callbacks=("callbacks_used.ImagePredictionLogger",))
-add("batches that grow", callbacks=("callbacks_used.GrowingBatches",), reload_dataloaders_every_n_epochs=1)
+add(
+    "batches that grow",
+    callbacks=("callbacks_used.GrowingBatches",),
+    reload_dataloaders_every_n_epochs=1,
+)
 add("max_epochs that grows", callbacks=("callbacks_used.MoreEpochs",))
 add("snapshots of weights in a list", callbacks=("callbacks_used.Snapshots",))
 add("own files of weights", callbacks=("callbacks_used.OwnCheckpoint",))
@@ -229,11 +318,20 @@ KINDS = ("shuffle", "sequential", "random", "replacement", "random-generator", "
          "cached", "cached-workers", "database", "database-init", "memmap", "collate")  # fmt: skip
 for kind in KINDS:
     limits = {"limit_train_batches": 10} if kind == "infinite" else {}
-    ranks = (1, 2) if kind in ("weighted", "set-epoch", "numpy-workers", "persistent", "batch-sampler") else (1,)
+    ranks = (
+        (1, 2)
+        if kind in ("weighted", "set-epoch", "numpy-workers", "persistent", "batch-sampler")
+        else (1,)
+    )
     add(f"loader: {kind}", data=made("sampling.SampledData", kind=kind), ranks=ranks,
         **limits)  # fmt: skip
 add("loader: one-batch", data=made("sampling.SampledData", kind="one-batch"), max_epochs=30)
-add("DistributedSampler of one's own", data="sampling.OwnDistributedData", ranks=(2,), use_distributed_sampler=False)
+add(
+    "DistributedSampler of one's own",
+    data="sampling.OwnDistributedData",
+    ranks=(2,),
+    use_distributed_sampler=False,
+)
 add("a pool that grows", data="sampling.GrowingData", reload_dataloaders_every_n_epochs=1)
 add("state_dict of a data module", data="sampling.StatefulData")
 add("a fold of k", data=made("sampling.FoldData", fold=1), more=MONITORED)
@@ -294,10 +392,22 @@ add("val_check_interval as a share", val_check_interval=0.3, callbacks=(callback
 add("val_check_interval beyond epochs", val_check_interval=7, check_val_every_n_epoch=None)
 add("check_val_every_n_epoch", check_val_every_n_epoch=2, max_epochs=4)
 add("a sanity check of all", num_sanity_val_steps=-1, more=MONITORED)
-add("detect_anomaly, deterministic, profiler", detect_anomaly=True, deterministic=True, profiler="simple")
+add(
+    "detect_anomaly, deterministic, profiler",
+    detect_anomaly=True,
+    deterministic=True,
+    profiler="simple",
+)
 add("no validation", limit_val_batches=0, ranks=(1, 2))
-add("no logger, bar and sanity check", logger=False, enable_progress_bar=False, num_sanity_val_steps=0)
-DDP = made("pytorch_lightning.strategies.DDPStrategy", gradient_as_bucket_view=True, static_graph=True)
+add(
+    "no logger, bar and sanity check",
+    logger=False,
+    enable_progress_bar=False,
+    num_sanity_val_steps=0,
+)
+DDP = made(
+    "pytorch_lightning.strategies.DDPStrategy", gradient_as_bucket_view=True, static_graph=True
+)
 # Without accumulate_grad_batches: torch fails of both, in plain Lightning, too (reducer.cpp, expect_autograd_hooks_).
 add("DDP: a static graph, gradients as views", ranks=(2, 3), strategy=DDP)
 

@@ -14,7 +14,10 @@ def main() -> None:
     loss = model(torch.full((1, 2), float(dist.get_rank()))).sum()
     loss.backward()
     gradient = model.module.weight.grad[0, 0].item()  # the mean of the ranks
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: gradient {gradient}, given {sys.argv[1:]}", flush=True)
+    print(
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: gradient {gradient}, given {sys.argv[1:]}",
+        flush=True,
+    )
     if dist.get_rank() == 0:
         torch.save(model.module.state_dict(), f"{os.environ['SM_MODEL_DIR']}/model.pt")
     dist.barrier()

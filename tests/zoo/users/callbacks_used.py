@@ -56,7 +56,10 @@ class Unfreeze(BackboneFinetuning):
 
     def __init__(self):
         super().__init__(
-            unfreeze_backbone_at_epoch=1, lambda_func=lambda epoch: 1.5, backbone_initial_ratio_lr=0.1, verbose=True
+            unfreeze_backbone_at_epoch=1,
+            lambda_func=lambda epoch: 1.5,
+            backbone_initial_ratio_lr=0.1,
+            verbose=True,
         )
 
 
@@ -103,7 +106,11 @@ class Prune(ModelPruning):
     """Amount by epoch, and the lottery ticket."""
 
     def __init__(self):
-        super().__init__("l1_unstructured", amount=lambda epoch: 0.2 if epoch < 2 else 0.1, parameter_names=["weight"])
+        super().__init__(
+            "l1_unstructured",
+            amount=lambda epoch: 0.2 if epoch < 2 else 0.1,
+            parameter_names=["weight"],
+        )
 
 
 class Throughput(ThroughputMonitor):
@@ -136,7 +143,12 @@ class WithLambda(Classifier):
             pl_module.scale = 1 + seen["batches"] / 100
 
         stop = EarlyStopping("val_loss", patience=5, verbose=True)
-        return [LambdaCallback(on_train_batch_start=count), stop, RichProgressBar(), ModelCheckpoint("lambda-ckpt")]
+        return [
+            LambdaCallback(on_train_batch_start=count),
+            stop,
+            RichProgressBar(),
+            ModelCheckpoint("lambda-ckpt"),
+        ]
 
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * self.scale
@@ -339,7 +351,9 @@ class GradientNorms(Callback):
         norms = grad_norm(pl_module, norm_type=2)
         pl_module.log_dict({key: value for key, value in norms.items() if "total" in key})
         if trainer.global_step % 5 == 0 and trainer.logger:
-            trainer.logger.experiment.add_histogram("weights", pl_module.head.weight, trainer.global_step)
+            trainer.logger.experiment.add_histogram(
+                "weights", pl_module.head.weight, trainer.global_step
+            )
 
 
 class ImagePredictionLogger(Callback):
@@ -389,9 +403,13 @@ class AdaptiveClipping(Callback):
         self.percentile, self.norms = percentile, []
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        norm = torch.norm(torch.stack([p.grad.norm() for p in pl_module.parameters() if p.grad is not None]))
+        norm = torch.norm(
+            torch.stack([p.grad.norm() for p in pl_module.parameters() if p.grad is not None])
+        )
         self.norms.append(norm.item())
-        torch.nn.utils.clip_grad_norm_(pl_module.parameters(), float(np.percentile(self.norms, self.percentile)))
+        torch.nn.utils.clip_grad_norm_(
+            pl_module.parameters(), float(np.percentile(self.norms, self.percentile))
+        )
 
 
 class Pretraining(Callback):

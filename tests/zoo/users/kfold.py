@@ -28,7 +28,9 @@ def main():
         )
         about = json.loads(Path("output/model/model.json").read_text())
         losses.append(about["metrics"]["val_loss"])
-    Path("cross-validation.json").write_text(json.dumps({"val_loss": sum(losses) / FOLDS, "losses": losses}))
+    Path("cross-validation.json").write_text(
+        json.dumps({"val_loss": sum(losses) / FOLDS, "losses": losses})
+    )
 
 
 if __name__ == "__main__":

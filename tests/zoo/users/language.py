@@ -28,7 +28,9 @@ class Tokens(Dataset):
 
     def __getitem__(self, index):
         start = index * self.block_size
-        return self.data[start : start + self.block_size], self.data[start + 1 : start + self.block_size + 1]
+        return self.data[start : start + self.block_size], self.data[
+            start + 1 : start + self.block_size + 1
+        ]
 
 
 class TokensData(LightningDataModule):
@@ -81,7 +83,9 @@ class NanoGPTData(LightningDataModule):
         def __getitem__(self, index):
             ix = torch.randint(len(self.data) - 8, (4,))
             x = torch.stack([torch.from_numpy((self.data[i : i + 8]).astype(np.int64)) for i in ix])
-            y = torch.stack([torch.from_numpy((self.data[i + 1 : i + 9]).astype(np.int64)) for i in ix])
+            y = torch.stack(
+                [torch.from_numpy((self.data[i + 1 : i + 9]).astype(np.int64)) for i in ix]
+            )
             return x, y
 
     def train_dataloader(self):
@@ -194,10 +198,14 @@ class SentencesData(LightningDataModule):
     def train_dataloader(self):
         if self.kind == "bucket":
             sampler = BucketBatchSampler(self.dataset.lengths, 4)
-            return DataLoader(self.dataset, batch_sampler=sampler, collate_fn=pad, num_workers=self.num_workers)
+            return DataLoader(
+                self.dataset, batch_sampler=sampler, collate_fn=pad, num_workers=self.num_workers
+            )
         seed = 1 if self.kind == "mask-numpy" else None
         collate = DataCollatorForLanguageModeling(seed) if self.kind.startswith("mask") else pad
-        return DataLoader(self.dataset, 4, shuffle=True, collate_fn=collate, num_workers=self.num_workers)
+        return DataLoader(
+            self.dataset, 4, shuffle=True, collate_fn=collate, num_workers=self.num_workers
+        )
 
 
 class LSTMClassifier(LightningModule):
@@ -211,7 +219,10 @@ class LSTMClassifier(LightningModule):
 
     def training_step(self, batch, batch_idx):
         packed = pack_padded_sequence(
-            self.embedding(batch["input_ids"]), batch["lengths"], batch_first=True, enforce_sorted=False
+            self.embedding(batch["input_ids"]),
+            batch["lengths"],
+            batch_first=True,
+            enforce_sorted=False,
         )
         _, (hidden, _) = self.lstm(packed)
         loss = F.cross_entropy(self.fc(hidden[-1]), batch["labels"])
@@ -249,9 +260,16 @@ class MaskedLM(LightningModule):
         warm = self.hparams.warmup_steps
 
         def lr_lambda(step):
-            return step / max(1, warm) if step < warm else max(0.0, (total - step) / max(1, total - warm))
+            return (
+                step / max(1, warm)
+                if step < warm
+                else max(0.0, (total - step) / max(1, total - warm))
+            )
 
-        scheduler = {"scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda), "interval": "step"}
+        scheduler = {
+            "scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda),
+            "interval": "step",
+        }
         return [optimizer], [scheduler]
 
 
@@ -270,7 +288,9 @@ class TruncatedBPTT(LightningModule):
         x, y = batch
         opt = self.optimizers()
         for part, target in zip(
-            x.split(self.truncated_bptt_steps, 1), y.split(self.truncated_bptt_steps, 1), strict=True
+            x.split(self.truncated_bptt_steps, 1),
+            y.split(self.truncated_bptt_steps, 1),
+            strict=True,
         ):
             out, hidden = self.lstm(self.embedding(part), self.hidden)
             loss = F.cross_entropy(self.head(out).flatten(0, 1), target.flatten())

@@ -104,7 +104,9 @@ class LayerWise(Classifier):
 
     def on_train_epoch_start(self):
         if self.current_epoch == 1:
-            self.optimizers().optimizer.add_param_group({"params": list(self.backbone.parameters()), "lr": 0.02})
+            self.optimizers().optimizer.add_param_group(
+                {"params": list(self.backbone.parameters()), "lr": 0.02}
+            )
 
     def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
         if self.current_epoch > 0:
@@ -175,8 +177,14 @@ class Alternating(LightningModule):
         self.log("loss", loss, on_epoch=True)
 
     def configure_optimizers(self):
-        first, second = torch.optim.Adam(self.a.parameters(), 1e-2), torch.optim.SGD(self.b.parameters(), 1e-1)
+        first, second = (
+            torch.optim.Adam(self.a.parameters(), 1e-2),
+            torch.optim.SGD(self.b.parameters(), 1e-1),
+        )
         return (
-            {"optimizer": first, "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(first, 10)},
+            {
+                "optimizer": first,
+                "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(first, 10),
+            },
             {"optimizer": second, "lr_scheduler": torch.optim.lr_scheduler.StepLR(second, 4, 0.8)},
         )

@@ -71,7 +71,11 @@ class Baggage(Classifier):
         super().__init__()
         self.progress = State()
         self.ordered = OrderedDict(a=1, b=(2, 3))
-        self.started, self.budget, self.where = datetime(2026, 1, 1), timedelta(seconds=30), Path("x")
+        self.started, self.budget, self.where = (
+            datetime(2026, 1, 1),
+            timedelta(seconds=30),
+            Path("x"),
+        )
         self.seen = set()
         self.nested = {"level": [{"count": 0}, {"value": np.float64(1.0)}]}
         self.maximum = torch.tensor(-1.0)
@@ -91,7 +95,9 @@ class Baggage(Classifier):
         if state.steps > 14:
             state.stage = Stage.SECOND
         weight = 1 + 0.01 * (sum(state.recent) + state.counts[0] / 50 + state.sums["first"] / 50)
-        weight += 0.01 * float(state.average.sum()) / 20 + 1e-3 * self.nested["level"][0]["count"] / 100
+        weight += (
+            0.01 * float(state.average.sum()) / 20 + 1e-3 * self.nested["level"][0]["count"] / 100
+        )
         return loss * (weight * self.nested["level"][1]["value"] + 0.01 * self.maximum)
 
 
@@ -133,8 +139,12 @@ class Uncertainty(Classifier):
         losses = [F.cross_entropy(logits, y), logits.square().mean()]
         if self.initial_losses is None:
             self.initial_losses = [loss.item() for loss in losses]
-        ratios = [loss.item() / first for loss, first in zip(losses, self.initial_losses, strict=True)]
-        self.task_weights = [0.9 * w + 0.1 * r for w, r in zip(self.task_weights, ratios, strict=True)]
+        ratios = [
+            loss.item() / first for loss, first in zip(losses, self.initial_losses, strict=True)
+        ]
+        self.task_weights = [
+            0.9 * w + 0.1 * r for w, r in zip(self.task_weights, ratios, strict=True)
+        ]
         parts = zip(losses, self.log_vars, self.task_weights, strict=True)
         return sum(w * torch.exp(-s) * loss + s for loss, s, w in parts)
 
@@ -151,7 +161,9 @@ class MeanTeacher(Classifier):
         return loss + consistency * min(1.0, self.global_step / 10)
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        for mine, theirs in zip(self.teacher[0].parameters(), self.backbone.parameters(), strict=True):
+        for mine, theirs in zip(
+            self.teacher[0].parameters(), self.backbone.parameters(), strict=True
+        ):
             mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
 
 
@@ -196,7 +208,9 @@ class Prototypes(Classifier):
             self.features[label].append(feature)
 
     def on_validation_epoch_end(self):
-        self.prototypes = {label: torch.stack(rows).mean(0) for label, rows in self.features.items()}
+        self.prototypes = {
+            label: torch.stack(rows).mean(0) for label, rows in self.features.items()
+        }
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -223,7 +237,11 @@ class SelfPaced(Classifier):
     def training_step(self, batch, batch_idx):
         losses = F.cross_entropy(self(batch[0]), batch[1], reduction="none")
         self.history = np.append(self.history, losses.detach().numpy())
-        keep = losses <= float(self.threshold) if self.threshold is not None else torch.ones_like(losses)
+        keep = (
+            losses <= float(self.threshold)
+            if self.threshold is not None
+            else torch.ones_like(losses)
+        )
         return (losses * keep).sum() / max(1.0, float(keep.sum()))
 
 
@@ -282,7 +300,9 @@ class LazyNet(LightningModule):
 
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+        self.net = nn.Sequential(
+            nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3)
+        )
         self.register_buffer("mean", None)
         self.register_buffer("memory", torch.zeros(0, 2))
 
@@ -337,7 +357,11 @@ class LoRA(Classifier):
 
     def state_dict(self, *args, **kwargs):
         names = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
-        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name in names}
+        return {
+            name: value
+            for name, value in super().state_dict(*args, **kwargs).items()
+            if name in names
+        }
 
     def configure_optimizers(self):
         return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=1e-2)
@@ -369,7 +393,10 @@ class FromPretrained(Classifier):
         if not path.exists():
             torch.manual_seed(5)
             weights = nn.Linear(2, 16).state_dict()
-            torch.save({"state_dict": {f"backbone.0.{name}": value for name, value in weights.items()}}, path)
+            torch.save(
+                {"state_dict": {f"backbone.0.{name}": value for name, value in weights.items()}},
+                path,
+            )
         self.load_state_dict(torch.load(path, weights_only=True)["state_dict"], strict=False)
 
 
@@ -379,7 +406,11 @@ class OddHyperparameters(Classifier):
     def __init__(self, criterion: str = "CrossEntropyLoss"):
         super().__init__()
         self.save_hyperparameters(
-            {"criterion": getattr(nn, criterion)(), "kind": type(self), "when": datetime(2026, 11, 1)}
+            {
+                "criterion": getattr(nn, criterion)(),
+                "kind": type(self),
+                "when": datetime(2026, 11, 1),
+            }
         )
 
 
@@ -401,7 +432,10 @@ class Sparse(Classifier):
         self.counts[batch[1]] += 1
         self.updates += 1
         self.phases = self.phases * torch.exp(torch.tensor(0.01j))
-        return super().training_step(batch, batch_idx) * (1 + self.updates / 100) + 1e-3 * self.counts.float().mean()
+        return (
+            super().training_step(batch, batch_idx) * (1 + self.updates / 100)
+            + 1e-3 * self.counts.float().mean()
+        )
 
 
 class UsesData(Classifier):
@@ -417,7 +451,10 @@ class UsesData(Classifier):
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        return F.cross_entropy(self(x), y, weight=self.class_weights) + self(self.reference).square().mean() * 0.01
+        return (
+            F.cross_entropy(self(x), y, weight=self.class_weights)
+            + self(self.reference).square().mean() * 0.01
+        )
 
 
 class Curricular(Classifier):

@@ -45,9 +45,9 @@ class FromNumpy(Blobs):
         self.rng = np.random.default_rng(1234)
 
     def __getitem__(self, index):
-        return self.centres[self.targets[index]] + torch.from_numpy(self.rng.normal(0, 0.3, 2)).float(), self.targets[
-            index
-        ]
+        return self.centres[self.targets[index]] + torch.from_numpy(
+            self.rng.normal(0, 0.3, 2)
+        ).float(), self.targets[index]
 
 
 class RandomCrop:
@@ -139,7 +139,9 @@ class Database(Dataset):
         if not self.path.exists():
             temporary = self.path.with_suffix(f".{os.getpid()}")
             connection = sqlite3.connect(temporary)
-            connection.execute("create table samples (id integer primary key, x real, y real, label integer)")
+            connection.execute(
+                "create table samples (id integer primary key, x real, y real, label integer)"
+            )
             rows = [(i, float(np.sin(i)), float(np.cos(i)), i % 3) for i in range(size)]
             connection.executemany("insert into samples values (?, ?, ?, ?)", rows)
             connection.commit()
@@ -159,7 +161,9 @@ class Database(Dataset):
     def __getitem__(self, index):
         if self.connection is None:
             self.open()
-        (row,) = self.connection.execute("select x, y, label from samples where id = ?", (int(index),))
+        (row,) = self.connection.execute(
+            "select x, y, label from samples where id = ?", (int(index),)
+        )
         return torch.tensor(row[:2], dtype=torch.float) + 0.1 * torch.randn(2), row[2]
 
 
@@ -245,7 +249,9 @@ class BalancedBatchSampler(Sampler):
             yield [
                 int(i)
                 for label in np.unique(self.labels)
-                for i in self.rng.choice(np.where(self.labels == label)[0], self.per_class, replace=False)
+                for i in self.rng.choice(
+                    np.where(self.labels == label)[0], self.per_class, replace=False
+                )
             ]
 
 
@@ -385,7 +391,9 @@ class OwnDistributedData(LightningDataModule):
 
     def train_dataloader(self):
         dataset = Drawing()
-        return DataLoader(dataset, 4, sampler=DistributedSampler(dataset, shuffle=True, seed=1, drop_last=True))
+        return DataLoader(
+            dataset, 4, sampler=DistributedSampler(dataset, shuffle=True, seed=1, drop_last=True)
+        )
 
 
 class GrowingData(LightningDataModule):
@@ -453,7 +461,10 @@ class FoldData(LightningDataModule):
         splits = list(KFold(self.folds, shuffle=True, random_state=1).split(range(42)))
         train, val = splits[self.fold]
         dataset = Drawing(42)
-        self.train_fold, self.val_fold = Subset(dataset, train.tolist()), Subset(dataset, val.tolist())
+        self.train_fold, self.val_fold = (
+            Subset(dataset, train.tolist()),
+            Subset(dataset, val.tolist()),
+        )
 
     def train_dataloader(self):
         return DataLoader(self.train_fold, 4, shuffle=True)
