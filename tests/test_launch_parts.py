@@ -53,8 +53,11 @@ def test_the_last_lines_are_waited_for(monkeypatch, capsys, found, looks):
     log = SimpleNamespace(show=lambda: (did.append("look"), found.pop(0))[1])
     client = SimpleNamespace(describe_training_job=lambda TrainingJobName: job)  # noqa: N803 (the API's name)
     monkeypatch.setattr(follower, "Log", lambda name, region: log)
-    monkeypatch.setattr(follower, "aws", SimpleNamespace(client=lambda *_: client, ClientError=OSError,
-                                                              BotoCoreError=OSError))  # fmt: skip
+    monkeypatch.setattr(
+        follower,
+        "aws",
+        SimpleNamespace(client=lambda *_: client, ClientError=OSError, BotoCoreError=OSError),
+    )
     monkeypatch.setattr(follower, "time", SimpleNamespace(sleep=did.append))
     assert follower.follow("job-1", "us-east-1", 5.0) == 0
     assert did == ["look"] + [5.0, "look"] * (looks - 1)

@@ -32,9 +32,12 @@ def launched(variables: dict[str, str]) -> tuple[int, int, int, subprocess.Popen
     go, said = os.pipe(), os.pipe()
     end = os.pipe()
     started = subprocess.Popen(
-        [sys.executable, "-S", "-c", LAUNCHER, str(end[0])], stdin=go[0], stdout=said[1], pass_fds=(end[0],),
+        [sys.executable, "-S", "-c", LAUNCHER, str(end[0])],
+        stdin=go[0],
+        stdout=said[1],
+        pass_fds=(end[0],),
         env=variables | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     for descriptor in (go[0], said[1], end[0]):
         os.close(descriptor)
     rank = int(os.read(said[0], 100))

@@ -195,8 +195,18 @@ def test_a_jobs_own_requirements_bring_no_malicious_release(tmp_path, wish):
     """The image sets PIP_CONSTRAINT."""
     for version in ("2.6.2", "2.6.3"):
         write_wheel(tmp_path / "index", "lightning", version)
-    line = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", tmp_path / "index",
-            "--target", tmp_path / "site", wish]  # fmt: skip
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--find-links",
+        tmp_path / "index",
+        "--target",
+        tmp_path / "site",
+        wish,
+    ]
     given = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     given |= {"PIP_CONFIG_FILE": os.devnull}
     done = subprocess.run(

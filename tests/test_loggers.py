@@ -23,9 +23,12 @@ LOGGERS = [
     },
 ]
 FLAGS = [
-    "--model=strangers.Logging", "--data=strangers.Validated", f"--trainer.logger={json.dumps(LOGGERS)}",
-    "--trainer.callbacks=LearningRateMonitor", "--trainer.log_every_n_steps=2",
-]  # fmt: skip
+    "--model=strangers.Logging",
+    "--data=strangers.Validated",
+    f"--trainer.logger={json.dumps(LOGGERS)}",
+    "--trainer.callbacks=LearningRateMonitor",
+    "--trainer.log_every_n_steps=2",
+]
 
 
 def curves(folder: Path) -> dict:

@@ -271,8 +271,14 @@ def header_of(kind: bytes, size: int) -> bytes:
 
 
 ARCHIVES = {
-    "a link": (hostile(type=tarfile.SYMTYPE, linkname="/etc/passwd"), "manifest-x.json is a link or no regular file"),
-    "a hard link": (hostile(type=tarfile.LNKTYPE, linkname="/etc/passwd"), "is a link or no regular file"),
+    "a link": (
+        hostile(type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        "manifest-x.json is a link or no regular file",
+    ),
+    "a hard link": (
+        hostile(type=tarfile.LNKTYPE, linkname="/etc/passwd"),
+        "is a link or no regular file",
+    ),
     "a device": (hostile(type=tarfile.CHRTYPE), "is a link or no regular file"),
     "a pipe": (hostile(type=tarfile.FIFOTYPE), "is a link or no regular file"),
     "an absolute name": (hostile(b"{}", name="/etc/manifest-x.json"), "which is outside of it"),
@@ -283,13 +289,19 @@ ARCHIVES = {
     "not UTF-8": (hostile(b"\xff\xfe\xfa"), "is damaged ("),
     "a long number": (hostile(b'{"rows": [1' + b"0" * 5000 + b"]}"), "is damaged ("),
     "no number": (hostile(b'{"rows": NaN}'), "NaN is no JSON"),
-    "a name of a gigabyte": (bomb(header_of(tarfile.GNUTYPE_LONGNAME, 2**30)), "its headers are too long"),
-    "a pax header of a gigabyte": (bomb(header_of(tarfile.XHDTYPE, 2**30)), "its headers are too long"),
+    "a name of a gigabyte": (
+        bomb(header_of(tarfile.GNUTYPE_LONGNAME, 2**30)),
+        "its headers are too long",
+    ),
+    "a pax header of a gigabyte": (
+        bomb(header_of(tarfile.XHDTYPE, 2**30)),
+        "its headers are too long",
+    ),
     "a negative length": (bomb(header_of(tarfile.REGTYPE, -(2**30))), "is damaged or no archive"),
     "half an archive": (hostile(b"{}" * 9999)[:60], "is damaged or no archive"),
     "no archive": (b"PK\3\4", "is damaged or no archive"),
     "nothing": (b"", "is damaged or no archive"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ARCHIVES)

@@ -72,10 +72,19 @@ def one_process(folder: Path, batch_size: int) -> list[tuple[list[int], float]]:
     flags = TWO_EPOCHS | {"data.batch_size": batch_size}
     places = {"SM_OUTPUT_DATA_DIR": folder / "output/data", "SM_MODEL_DIR": folder / "model"}
     done = subprocess.run(
-        [sys.executable, ROOT / "app/train.py", *(f"--{name}={value}" for name, value in flags.items())],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{folder}"} | {name: str(place) for name, place in places.items()},
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            ROOT / "app/train.py",
+            *(f"--{name}={value}" for name, value in flags.items()),
+        ],
+        env=os.environ
+        | {"PYTHONPATH": f"{ROOT}:{folder}"}
+        | {name: str(place) for name, place in places.items()},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout
     return steps_of([folder], 1)
 

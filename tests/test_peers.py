@@ -165,8 +165,10 @@ def test_a_host_that_never_appears(hosts, known):
     first, third = hosts.verdicts("algo-1", "algo-3")
     assert first.startswith("host algo-2 did not appear within 1 s: ")
     assert third.startswith("host algo-2 did not appear within 1 s: ")
-    found = {why.partition("within 1 s: ")[2].partition("; nor did algo-4; see whether it started")[0]
-             for why in (first, third)}  # fmt: skip
+    found = {
+        why.partition("within 1 s: ")[2].partition("; nor did algo-4; see whether it started")[0]
+        for why in (first, third)
+    }
     refused = f"but it does not answer on port {hosts.port} ("
     if known:  # the first to say so has told the other
         assert all(f"its name is that of {hosts.address('algo-2')}, but " in how for how in found)
@@ -545,13 +547,25 @@ def test_a_port_that_is_taken(hosts):
 
 HEARD = {  # seconds ago that the others were heard, which of them is lost, and who is named
     "one of two": ({"algo-2": 3.0, "algo-3": 0.1}, "lost algo-2: how; last heard 3 s ago: two"),
-    "all": ({"algo-2": 3.0, "algo-3": 2.6}, "lost every other host: how: the network of this one (algo-1) is most "
-            "likely cut; last heard 3 s ago: three"),
-    "just half the silence": ({"algo-2": 3.0, "algo-3": 2.5}, "lost algo-2: how; last heard 3 s ago: two"),
-    "one that never was there": ({"algo-2": 3.0, "algo-3": None}, "lost algo-2: how; last heard 3 s ago: two"),
+    "all": (
+        {"algo-2": 3.0, "algo-3": 2.6},
+        "lost every other host: how: the network of this one (algo-1) is most "
+        "likely cut; last heard 3 s ago: three",
+    ),
+    "just half the silence": (
+        {"algo-2": 3.0, "algo-3": 2.5},
+        "lost algo-2: how; last heard 3 s ago: two",
+    ),
+    "one that never was there": (
+        {"algo-2": 3.0, "algo-3": None},
+        "lost algo-2: how; last heard 3 s ago: two",
+    ),
     "the only one": ({"algo-2": 9.0}, "lost algo-2: how; last heard 9 s ago: two"),
-    "two of three": ({"algo-2": 3.0, "algo-3": 4.0, "algo-4": 1.0}, "lost algo-2: how; last heard 3 s ago: two"),
-}  # fmt: skip
+    "two of three": (
+        {"algo-2": 3.0, "algo-3": 4.0, "algo-4": 1.0},
+        "lost algo-2: how; last heard 3 s ago: two",
+    ),
+}
 
 
 @pytest.mark.parametrize(("heard", "says"), HEARD.values(), ids=HEARD)

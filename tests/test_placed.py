@@ -109,8 +109,14 @@ KINDS = {
     "the longest of states": made("remembered+resumable+keeping", "max_size", **STATE),
     "a cycle of states": made("counted+resumable+points", "max_size_cycle", **STATE, **TWO),
 }
-FEW = ["a buffer", "a state in workers that stay", "a stateful loader without a state", "lazy in workers",
-       "a generator", "the longest, and others again"]  # fmt: skip
+FEW = [
+    "a buffer",
+    "a state in workers that stay",
+    "a stateful loader without a state",
+    "lazy in workers",
+    "a generator",
+    "the longest, and others again",
+]
 
 
 @pytest.mark.parametrize("limit", [0, 3])

@@ -131,8 +131,11 @@ LOGS = {  # as pip 23 and 26 write them
         "ERROR: Exception:\nTraceback (most recent call last):\nUnicodeDecodeError: bad\nRemoved build tracker: x\n",
         "pip could not install what it asks for: UnicodeDecodeError: bad; correct",
     ),
-    "nothing": ("", "pip could not install what it asks for: pip ended with exit status 2, and its log says no more;"),
-}  # fmt: skip
+    "nothing": (
+        "",
+        "pip could not install what it asks for: pip ended with exit status 2, and its log says no more;",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", LOGS)

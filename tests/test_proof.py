@@ -71,8 +71,13 @@ def test_what_is_done_again_is_what_was_done(tmp_path: Path):
 
 def test_a_model_that_is_saved_again_has_the_same_name(tmp_path: Path):
     """By a ModelCheckpoint of the user's own; a file of another run in its folder is left as it is."""
-    flags = ["--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.dirpath=mine", "--resume.every_n_steps=6",
-             "--trainer.callbacks.every_n_train_steps=4", "--trainer.callbacks.save_top_k=-1"]  # fmt: skip
+    flags = [
+        "--trainer.callbacks=ModelCheckpoint",
+        "--trainer.callbacks.dirpath=mine",
+        "--resume.every_n_steps=6",
+        "--trainer.callbacks.every_n_train_steps=4",
+        "--trainer.callbacks.save_top_k=-1",
+    ]
     run = Broken(tmp_path, *flags)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/epoch=0-step=4.ckpt").write_text("of another run")
@@ -154,32 +159,79 @@ STEP = r"step \d+ is not that of the interrupted run: on rank 0, "
 FOUND = [
     ("the loaders begin at the first batch", [WORKERS], "the batch and the loss differ"),
     ("the order is that of another epoch", [], "the batch and the loss differ"),
-    ("generators are not seeded", ["--data.sampler=shuffled"],
-     r"the batch .*a generator of random numbers in strangers\.Shuffled\.random[;,]"),
-    ("generators are not seeded", ["--data.dataset=numpy"],
-     r"the batch .*a generator of random numbers in strangers\.Points\.generator[;,]"),
-    ("generators are not seeded", ["--data.dataset=state", WORKERS, STAY],
-     r"the batch .*a generator of random numbers in strangers\.Points\.generator[;,]"),
-    ("what is drawn on the way is not seeded", ["--model=strangers.Augmented"],
-     r"the batch .*what strangers\.Augmented\.on_after_batch_transfer draws"),
-    ("a step is not seeded", [], "the loss differs; likely because of state that no checkpoint holds, or a kernel"),
-    ("what was seen is not skipped", ["--data.dataset=stream"],
-     r"the batch .*strangers\.Stream, an IterableDataset, which has to draw the same samples again"),
-    ("what samplers hold is not restored", ["--data.sampler=counting"], "the batch and the loss differ"),
-]  # fmt: skip
+    (
+        "generators are not seeded",
+        ["--data.sampler=shuffled"],
+        r"the batch .*a generator of random numbers in strangers\.Shuffled\.random[;,]",
+    ),
+    (
+        "generators are not seeded",
+        ["--data.dataset=numpy"],
+        r"the batch .*a generator of random numbers in strangers\.Points\.generator[;,]",
+    ),
+    (
+        "generators are not seeded",
+        ["--data.dataset=state", WORKERS, STAY],
+        r"the batch .*a generator of random numbers in strangers\.Points\.generator[;,]",
+    ),
+    (
+        "what is drawn on the way is not seeded",
+        ["--model=strangers.Augmented"],
+        r"the batch .*what strangers\.Augmented\.on_after_batch_transfer draws",
+    ),
+    (
+        "a step is not seeded",
+        [],
+        "the loss differs; likely because of state that no checkpoint holds, or a kernel",
+    ),
+    (
+        "what was seen is not skipped",
+        ["--data.dataset=stream"],
+        r"the batch .*strangers\.Stream, an IterableDataset, which has to draw the same samples again",
+    ),
+    (
+        "what samplers hold is not restored",
+        ["--data.sampler=counting"],
+        "the batch and the loss differ",
+    ),
+]
 OF_STATE = [
-    ("generators are not restored", ["--model=strangers.Remembering"], r"generators model\.generator differ"),
+    (
+        "generators are not restored",
+        ["--model=strangers.Remembering"],
+        r"generators model\.generator differ",
+    ),
     ("modes are not restored", ["--model=strangers.EvalMode"], "eval body"),
     ("modes are not restored", ["--model=strangers.Unfrozen"], r"frozen body\.0\.weight"),
-    ("schedulers are not restored", ["--model=strangers.Estimated"], r"lr_schedulers\.0\.last_epoch"),
+    (
+        "schedulers are not restored",
+        ["--model=strangers.Estimated"],
+        r"lr_schedulers\.0\.last_epoch",
+    ),
     ("optimizers are not restored", ["--model=strangers.Estimated"], r"optimizer_states\.0\."),
     ("weights are not restored", [], r"state_dict\.body\.0\.weight"),
     ("what objects hold is not restored", ["--model=strangers.Remembering"], r"model\.count"),
-    ("what objects hold is not restored", ["--data.dataset=growing"], r"train\.0\.dataset\.seen differ"),
-    ("buffers and metrics are not restored", ["--model=strangers.Measured"], r"metrics\.model\.range"),
-    ("an average is not restored", ["--trainer.callbacks=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.01",
-     "--trainer.callbacks.swa_epoch_start=1", "--data=strangers.Validated"], "callbacks.*average_model_state"),
-]  # fmt: skip
+    (
+        "what objects hold is not restored",
+        ["--data.dataset=growing"],
+        r"train\.0\.dataset\.seen differ",
+    ),
+    (
+        "buffers and metrics are not restored",
+        ["--model=strangers.Measured"],
+        r"metrics\.model\.range",
+    ),
+    (
+        "an average is not restored",
+        [
+            "--trainer.callbacks=StochasticWeightAveraging",
+            "--trainer.callbacks.swa_lrs=0.01",
+            "--trainer.callbacks.swa_epoch_start=1",
+            "--data=strangers.Validated",
+        ],
+        "callbacks.*average_model_state",
+    ),
+]
 
 
 def cases(found: list, *few: int) -> list:

@@ -152,7 +152,10 @@ STRANGERS = {
     "a head": ("HEAD /rehearsal/secret HTTP/1.1", {}),
     "an upload": ("PUT /rehearsal/x HTTP/1.1", {}),
     "a job": ("POST / HTTP/1.1", {"X-Amz-Target": CREATE}),
-    "a job in plain text": ("POST / HTTP/1.1", {"x-amz-target": CREATE, "Content-Type": "text/plain"}),
+    "a job in plain text": (
+        "POST / HTTP/1.1",
+        {"x-amz-target": CREATE, "Content-Type": "text/plain"},
+    ),
     "another service": ("POST / HTTP/1.1", {"X-Amz-Target": "AWSLambda.ListFunctions"}),
     "credentials in a body": ("POST /?Action=AssumeRoleWithWebIdentity HTTP/1.1", {}),
     "our own": ("GET /Rehearsal/ HTTP/1.1", {}),
@@ -169,14 +172,20 @@ STRANGERS = {
     "keys of users": ("GET /us-east-1_x/.well-known/jwks.json HTTP/1.1", {}),
     "the old dummy key": (
         "GET / HTTP/1.1",
-        {"Authorization": "AWS4-HMAC-SHA256 Credential=rehearsal/20260101/us-east-1/s3/aws4_request, "
-         f"SignedHeaders=host, Signature={'0' * 64}", "X-Amz-Date": "20260101T000000Z"},
+        {
+            "Authorization": "AWS4-HMAC-SHA256 Credential=rehearsal/20260101/us-east-1/s3/aws4_request, "
+            f"SignedHeaders=host, Signature={'0' * 64}",
+            "X-Amz-Date": "20260101T000000Z",
+        },
     ),
     "no signature": ("GET / HTTP/1.1", {"Authorization": "AWS test:test"}),
     "a password": ("GET / HTTP/1.1", {"Authorization": "Basic dGVzdDp0ZXN0"}),
     "no method": ("FOO / HTTP/1.1", {}),
-    "an upload by a page's form": ("POST /rehearsal HTTP/1.1", {"Content-Type": "multipart/form-data; boundary=x"}),
-}  # fmt: skip
+    "an upload by a page's form": (
+        "POST /rehearsal HTTP/1.1",
+        {"Content-Type": "multipart/form-data; boundary=x"},
+    ),
+}
 
 
 @pytest.mark.parametrize("address", [LOOPBACK, BRIDGE])
@@ -523,9 +532,22 @@ def channel(uri: str) -> dict:
 
 @pytest.mark.parametrize(
     "path",
-    ["/etc/passwd", "/", "/etc", "{}/..", "{}/../../etc", "{}/%2e%2e/%2e%2e", "//etc", "/proc/self/environ", "{}/link",
-     "{}-2", "{}/round", "{}/%00", "/x/../{}/../.."],
-)  # fmt: skip
+    [
+        "/etc/passwd",
+        "/",
+        "/etc",
+        "{}/..",
+        "{}/../../etc",
+        "{}/%2e%2e/%2e%2e",
+        "//etc",
+        "/proc/self/environ",
+        "{}/link",
+        "{}-2",
+        "{}/round",
+        "{}/%00",
+        "/x/../{}/../..",
+    ],
+)
 def test_a_channel_of_a_folder_that_is_not_allowed(endpoint, folder, path):
     (folder / "link").unlink(missing_ok=True)
     (folder / "link").symlink_to("/etc")
@@ -650,15 +672,26 @@ def test_many_strangers(endpoint):
 # Clients, as they are
 
 SDK_2 = {
-    "image_uri": "image", "role": ROLE, "instance_type": "ml.m5.xlarge", "instance_count": 1, "job_name": "by-sdk-2",
-    "input_path": "s3://rehearsal/secret", "output_path": "s3://rehearsal/output", "environment": {"LEAVE": "1"},
-}  # fmt: skip
+    "image_uri": "image",
+    "role": ROLE,
+    "instance_type": "ml.m5.xlarge",
+    "instance_count": 1,
+    "job_name": "by-sdk-2",
+    "input_path": "s3://rehearsal/secret",
+    "output_path": "s3://rehearsal/output",
+    "environment": {"LEAVE": "1"},
+}
 SDK_3 = {
-    "training_image": "image", "role": ROLE, "base_job_name": "by-sdk-3", "environment": {"LEAVE": "1"},
-    "compute": {"instance_type": "ml.m5.xlarge", "instance_count": 1}, "stopping": {"max_runtime_in_seconds": 600},
-    "output": "s3://rehearsal/output", "checkpoints": "s3://rehearsal/checkpoints",
+    "training_image": "image",
+    "role": ROLE,
+    "base_job_name": "by-sdk-3",
+    "environment": {"LEAVE": "1"},
+    "compute": {"instance_type": "ml.m5.xlarge", "instance_count": 1},
+    "stopping": {"max_runtime_in_seconds": 600},
+    "output": "s3://rehearsal/output",
+    "checkpoints": "s3://rehearsal/checkpoints",
     "inputs": {"training": "s3://rehearsal/secret"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("sdk", ["sdk2", "sdk3"])

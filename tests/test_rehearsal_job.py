@@ -139,8 +139,14 @@ class Rehearsed:
             "OutputDataConfig": {"S3OutputPath": "s3://bucket"},
         } | fields  # fmt: skip
         kept = SimpleNamespace(
-            folder=self.folder / "reports", interrupt=[], seed=0, grace=LIMIT, repairs=0, sync=SYNC, allow=[]
-        )  # fmt: skip
+            folder=self.folder / "reports",
+            interrupt=[],
+            seed=0,
+            grace=LIMIT,
+            repairs=0,
+            sync=SYNC,
+            allow=[],
+        )
         place = Place(
             self.engine,
             lambda _: self.client,
@@ -312,11 +318,35 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
 
 
 WRONG = [
-    None, [], "x", 1, {}, {"name": "job"}, {"hosts": "algo-1"}, {"hosts": [1]}, {"hosts": None}, {"hosts": [["a"]]},
-    {"hosts": ["algo-9"]}, {"gap": "x"}, {"gap": math.nan}, {"gap": -1}, {"gap": math.inf}, {"gap": True},
-    {"gap": None}, {"gap": 10**400}, {"gap": 1e300}, {"warned": "no"}, {"warned": 1}, {"warned": None}, {"name": 1},
-    {"name": ["job"]}, {"name": "a\nb"}, {"more": 1}, {"name": None}, {"name": "\udc80" * 10},
-]  # fmt: skip
+    None,
+    [],
+    "x",
+    1,
+    {},
+    {"name": "job"},
+    {"hosts": "algo-1"},
+    {"hosts": [1]},
+    {"hosts": None},
+    {"hosts": [["a"]]},
+    {"hosts": ["algo-9"]},
+    {"gap": "x"},
+    {"gap": math.nan},
+    {"gap": -1},
+    {"gap": math.inf},
+    {"gap": True},
+    {"gap": None},
+    {"gap": 10**400},
+    {"gap": 1e300},
+    {"warned": "no"},
+    {"warned": 1},
+    {"warned": None},
+    {"name": 1},
+    {"name": ["job"]},
+    {"name": "a\nb"},
+    {"more": 1},
+    {"name": None},
+    {"name": "\udc80" * 10},
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=ascii)

@@ -132,13 +132,32 @@ def test_the_rule_that_a_text_is(text):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "at", "at 40", "at -4s", "at 4d", "at step", "at step 1.5", "at ~5m", "at 5m 2 times", "every", "every 0s",
-        "every ~0.0m", "every 5m 0 times", "every 5m -1 times", "every 5m times", "at 1s of algo",
+        "",
+        "at",
+        "at 40",
+        "at -4s",
+        "at 4d",
+        "at step",
+        "at step 1.5",
+        "at ~5m",
+        "at 5m 2 times",
+        "every",
+        "every 0s",
+        "every ~0.0m",
+        "every 5m 0 times",
+        "every 5m -1 times",
+        "every 5m times",
+        "at 1s of algo",
         "at 1s of algo-1, algo-2",
-        "at 1s of algo-1,", "at 1s warned of any", "at 1s gap 3s of any", "at 1s gap", "at 1s maybe", "AT 1s",
+        "at 1s of algo-1,",
+        "at 1s warned of any",
+        "at 1s gap 3s of any",
+        "at 1s gap",
+        "at 1s maybe",
+        "AT 1s",
         "at 1s at 2s",
     ],
-)  # fmt: skip
+)
 def test_a_text_that_is_no_rule(text):
     with pytest.raises(ValueError, match=r"--interrupt: found '.*', allowed is "):
         parse(text)
@@ -264,11 +283,25 @@ def test_settings_by_default_and_by_flags(tmp_path):
 @pytest.mark.parametrize(
     "flag",
     [
-        "--port=-1", "--port=65536", "--grace=-1", "--grace=nan", "--grace=inf", "--repairs=-1", "--sync-every=0",
-        "--sync-every=nan", "--sync-every=-1", "--sync-lag=-0.1", "--sync-settle=inf", "--sync-stall-after=-1",
-        "--interrupt=at noon", "--interrupt=every 0s", "--allow=/no/such", "--price=1", "--spot-price=1",
+        "--port=-1",
+        "--port=65536",
+        "--grace=-1",
+        "--grace=nan",
+        "--grace=inf",
+        "--repairs=-1",
+        "--sync-every=0",
+        "--sync-every=nan",
+        "--sync-every=-1",
+        "--sync-lag=-0.1",
+        "--sync-settle=inf",
+        "--sync-stall-after=-1",
+        "--interrupt=at noon",
+        "--interrupt=every 0s",
+        "--allow=/no/such",
+        "--price=1",
+        "--spot-price=1",
     ],
-)  # fmt: skip
+)
 def test_a_wrong_flag_is_named(flag):
     name, _, value = flag.partition("=")
     with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, allowed is ") as error:
@@ -1025,9 +1058,16 @@ def test_nothing_is_an_empty_archive(s3, tmp_path):
 
 @pytest.mark.parametrize(
     "endpoint_",
-    ["http://127.0.0.1:4571", "http://localhost:1", "http://[::1]:5/", "http://172.17.0.1:4571", "https://10.1.2.3",
-     "http://192.168.1.1", "HTTP://127.1.2.3:5".lower()],
-)  # fmt: skip
+    [
+        "http://127.0.0.1:4571",
+        "http://localhost:1",
+        "http://[::1]:5/",
+        "http://172.17.0.1:4571",
+        "https://10.1.2.3",
+        "http://192.168.1.1",
+        "HTTP://127.1.2.3:5".lower(),
+    ],
+)
 def test_an_address_of_this_machine(endpoint_):
     assert clients.own(endpoint_) == endpoint_
 
@@ -1035,13 +1075,32 @@ def test_an_address_of_this_machine(endpoint_):
 @pytest.mark.parametrize(
     "endpoint_",
     [
-        "https://api.sagemaker.us-east-1.amazonaws.com", "http://8.8.8.8", "http://localhost.evil.com", "nonsense", "",
-        "http://127.0.0.1@evil.com", "http://evil.com@127.0.0.1", "http://evil.com\\@127.0.0.1", "http://169.254.169.254",
-        "http://[fd00:ec2::254]", "http://[fe80::1]", "http://0.0.0.0:4571", "http://127.0.0.1.nip.io", "http://172.32.0.1",
-        "http://[::ffff:8.8.8.8]", "http://2130706433", "http://[", "127.0.0.1:4571", "//127.0.0.1", "ftp://127.0.0.1",
-        "file://127.0.0.1/etc", "http://100.64.0.1", "http://evil.com/127.0.0.1", "http://evil.com#127.0.0.1",
+        "https://api.sagemaker.us-east-1.amazonaws.com",
+        "http://8.8.8.8",
+        "http://localhost.evil.com",
+        "nonsense",
+        "",
+        "http://127.0.0.1@evil.com",
+        "http://evil.com@127.0.0.1",
+        "http://evil.com\\@127.0.0.1",
+        "http://169.254.169.254",
+        "http://[fd00:ec2::254]",
+        "http://[fe80::1]",
+        "http://0.0.0.0:4571",
+        "http://127.0.0.1.nip.io",
+        "http://172.32.0.1",
+        "http://[::ffff:8.8.8.8]",
+        "http://2130706433",
+        "http://[",
+        "127.0.0.1:4571",
+        "//127.0.0.1",
+        "ftp://127.0.0.1",
+        "file://127.0.0.1/etc",
+        "http://100.64.0.1",
+        "http://evil.com/127.0.0.1",
+        "http://evil.com#127.0.0.1",
     ],
-)  # fmt: skip
+)
 def test_an_address_of_another_machine(endpoint_):
     with pytest.raises(ValueError, match="--endpoint: found"):
         clients.own(endpoint_)
@@ -1096,13 +1155,23 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
 
 BRIDGES = {
     "as it is told": ([{"Subnet": "172.17.0.0/16", "Gateway": "172.17.0.9"}], {}, "172.17.0.9"),
-    "after that of IPv6": ([{"Subnet": "fd00::/64"}, {"Subnet": "10.1.0.0/16", "Gateway": "10.1.0.1"}], {}, "10.1.0.1"),
-    "as the interface has it": ([{"Subnet": "172.17.0.0/16"}], {"com.docker.network.bridge.name": "lo"}, "127.0.0.1"),
+    "after that of IPv6": (
+        [{"Subnet": "fd00::/64"}, {"Subnet": "10.1.0.0/16", "Gateway": "10.1.0.1"}],
+        {},
+        "10.1.0.1",
+    ),
+    "as the interface has it": (
+        [{"Subnet": "172.17.0.0/16"}],
+        {"com.docker.network.bridge.name": "lo"},
+        "127.0.0.1",
+    ),
     "the first of an engine elsewhere": (
-        [{"Subnet": "172.18.0.0/16"}], {"com.docker.network.bridge.name": "no-such"}, "172.18.0.1",
+        [{"Subnet": "172.18.0.0/16"}],
+        {"com.docker.network.bridge.name": "no-such"},
+        "172.18.0.1",
     ),
     "nothing but the interface": (None, {"com.docker.network.bridge.name": "lo"}, "127.0.0.1"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BRIDGES)

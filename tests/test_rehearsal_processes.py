@@ -131,10 +131,19 @@ def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
     for name in ("json", "sitecustomize", "os"):
         (trap / f"{name}.py").write_text(f"open({str(sprung)!r}, 'a').write({name!r})\n")
     hostile = {
-        "BASH_ENV": str(trap / "commands"), "ENV": str(trap / "commands"), "PATH": str(trap), "PYTHONPATH": str(trap),
-        "PYTHONSTARTUP": str(trap / "os.py"), "PYTHONHOME": str(trap), "LD_LIBRARY_PATH": str(trap),
-        "LD_PRELOAD": "/no/such.so", "DOCKER_HOST": "tcp://evil.com", "UID": "0", "LINES_OF": "a\nb=c", "EMPTY": "",
-    }  # fmt: skip
+        "BASH_ENV": str(trap / "commands"),
+        "ENV": str(trap / "commands"),
+        "PATH": str(trap),
+        "PYTHONPATH": str(trap),
+        "PYTHONSTARTUP": str(trap / "os.py"),
+        "PYTHONHOME": str(trap),
+        "LD_LIBRARY_PATH": str(trap),
+        "LD_PRELOAD": "/no/such.so",
+        "DOCKER_HOST": "tcp://evil.com",
+        "UID": "0",
+        "LINES_OF": "a\nb=c",
+        "EMPTY": "",
+    }
     monkeypatch.setattr(processes, "ROOT", root)
     engine = processes.Processes(Path(sys.executable), "test", lambda number: None)
     network = engine.network("job", 1, False)

@@ -580,27 +580,51 @@ WAIT = (
     "MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
 )
 TOGETHER = {
-    "no image": ({"AlgorithmSpecification": {"TrainingInputMode": "File"}}, "TrainingImage or AlgorithmName"),
+    "no image": (
+        {"AlgorithmSpecification": {"TrainingInputMode": "File"}},
+        "TrainingImage or AlgorithmName",
+    ),
     "no algorithm": ({"AlgorithmSpecification": None}, "TrainingImage or AlgorithmName"),
     "fast file": (algorithm(TrainingInputMode="FastFile"), None),
     "pipe": (algorithm(TrainingInputMode="Pipe"), "does not emulate TrainingInputMode Pipe"),
     "platform": (algorithm(TrainingImageConfig={"TrainingRepositoryAccessMode": "Platform"}), None),
-    "registry in a VPC": (algorithm(TrainingImageConfig={"TrainingRepositoryAccessMode": "Vpc"}), "AccessMode Vpc"),
+    "registry in a VPC": (
+        algorithm(TrainingImageConfig={"TrainingRepositoryAccessMode": "Vpc"}),
+        "AccessMode Vpc",
+    ),
     "command": (algorithm(ContainerEntrypoint=["a"], ContainerArguments=["b"]), None),
     "metrics": (algorithm(MetricDefinitions=[{"Name": "a", "Regex": "a=(.*)"}]), None),
     "no pattern": (algorithm(MetricDefinitions=[{"Name": "a", "Regex": "("}]), "the Regex of 'a'"),
-    "long pattern": (algorithm(MetricDefinitions=[{"Name": "a", "Regex": "a{9999999999}"}]), "the Regex of 'a'"),
+    "long pattern": (
+        algorithm(MetricDefinitions=[{"Name": "a", "Regex": "a{9999999999}"}]),
+        "the Regex of 'a'",
+    ),
     "no resources": ({"ResourceConfig": None}, "InstanceType and InstanceCount, or InstanceGroups"),
-    "no count": ({"ResourceConfig": {"InstanceType": "ml.m5.xlarge"}}, "InstanceType and InstanceCount, or"),
+    "no count": (
+        {"ResourceConfig": {"InstanceType": "ml.m5.xlarge"}},
+        "InstanceType and InstanceCount, or",
+    ),
     "no type": ({"ResourceConfig": {"InstanceCount": 1}}, "InstanceType and InstanceCount, or"),
-    "no instance": ({"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 0}}, "InstanceCount must be"),
-    "most instances": ({"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 250}}, None),
-    "too many": ({"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 251}}, "250 instances at most"),
+    "no instance": (
+        {"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 0}},
+        "InstanceCount must be",
+    ),
+    "most instances": (
+        {"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 250}},
+        None,
+    ),
+    "too many": (
+        {"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 251}},
+        "250 instances at most",
+    ),
     "groups": (resources(group("a"), group("b", 3)), None),
     "an empty group": (resources(group("a"), group("b", 0)), "InstanceCount must be"),
     "many in groups": (resources(group("a", 200), group("b", 51)), "250 instances at most"),
     "one name": (resources(group("a"), group("a")), "InstanceGroupName must be unique"),
-    "groups and a type": (resources(group("a"), InstanceType="ml.m5.xlarge"), "cannot be given together"),
+    "groups and a type": (
+        resources(group("a"), InstanceType="ml.m5.xlarge"),
+        "cannot be given together",
+    ),
     "groups and a count": (resources(group("a"), InstanceCount=0), "cannot be given together"),
     "spot": (stopping(True, 100, 100), None),
     "spot that may wait": (stopping(True, 100, 101), None),
@@ -609,30 +633,66 @@ TOGETHER = {
     "spot of a day": (stopping(True, None, 86400), None),
     "spot below a day": (stopping(True, None, 86399), WAIT),
     "spot without limits": ({"EnableManagedSpotTraining": True}, WAIT),
-    "a wait on demand": (stopping(False, 100, 200), "only supported when EnableManagedSpotTraining is set"),
+    "a wait on demand": (
+        stopping(False, 100, 200),
+        "only supported when EnableManagedSpotTraining is set",
+    ),
     "on demand": (stopping(False, 100, None), None),
     "channels": ({"InputDataConfig": [channel("a"), channel("b", InputMode="FastFile")]}, None),
-    "channels of one name": ({"InputDataConfig": [channel("a"), channel("a")]}, "Channel names must be unique"),
+    "channels of one name": (
+        {"InputDataConfig": [channel("a"), channel("a")]},
+        "Channel names must be unique",
+    ),
     "channel .": ({"InputDataConfig": [channel(".")]}, "no folder can have"),
     "channel ..": ({"InputDataConfig": [channel("..")]}, "no folder can have"),
     "channel ...": ({"InputDataConfig": [channel("...")]}, None),
-    "channel of nothing": ({"InputDataConfig": [{"ChannelName": "a", "DataSource": {}}]}, "other than S3DataSource"),
-    "manifest": ({"InputDataConfig": [channel("a", source={"S3DataType": "ManifestFile"})]}, "S3DataType ManifestFile"),
-    "pipe channel": ({"InputDataConfig": [channel("a", InputMode="Pipe")]}, "channel a: InputMode Pipe"),
-    "gzip": ({"InputDataConfig": [channel("a", CompressionType="Gzip")]}, "channel a: CompressionType Gzip"),
-    "records": ({"InputDataConfig": [channel("a", RecordWrapperType="RecordIO")]}, "RecordWrapperType RecordIO"),
-    "plain": ({"InputDataConfig": [channel("a", CompressionType="None", RecordWrapperType="None")]}, None),
-    "sharded": ({"InputDataConfig": [channel("a", source={"S3DataDistributionType": "ShardedByS3Key"})]}, None),
+    "channel of nothing": (
+        {"InputDataConfig": [{"ChannelName": "a", "DataSource": {}}]},
+        "other than S3DataSource",
+    ),
+    "manifest": (
+        {"InputDataConfig": [channel("a", source={"S3DataType": "ManifestFile"})]},
+        "S3DataType ManifestFile",
+    ),
+    "pipe channel": (
+        {"InputDataConfig": [channel("a", InputMode="Pipe")]},
+        "channel a: InputMode Pipe",
+    ),
+    "gzip": (
+        {"InputDataConfig": [channel("a", CompressionType="Gzip")]},
+        "channel a: CompressionType Gzip",
+    ),
+    "records": (
+        {"InputDataConfig": [channel("a", RecordWrapperType="RecordIO")]},
+        "RecordWrapperType RecordIO",
+    ),
+    "plain": (
+        {"InputDataConfig": [channel("a", CompressionType="None", RecordWrapperType="None")]},
+        None,
+    ),
+    "sharded": (
+        {"InputDataConfig": [channel("a", source={"S3DataDistributionType": "ShardedByS3Key"})]},
+        None,
+    ),
     "a folder": ({"InputDataConfig": [channel("a", source={"S3Uri": "file:///data"})]}, None),
-    "a folder elsewhere": ({"InputDataConfig": [channel("a", source={"S3Uri": "file://host/data"})]}, "s3Uri"),
-    "channel of a group": (resources(group("g")) | {"InputDataConfig": [channel("a", ["g"])]}, None),
-    "channel of no group": (resources(group("g")) | {"InputDataConfig": [channel("a", ["h"])]}, r"\['h'\] of"),
+    "a folder elsewhere": (
+        {"InputDataConfig": [channel("a", source={"S3Uri": "file://host/data"})]},
+        "s3Uri",
+    ),
+    "channel of a group": (
+        resources(group("g")) | {"InputDataConfig": [channel("a", ["g"])]},
+        None,
+    ),
+    "channel of no group": (
+        resources(group("g")) | {"InputDataConfig": [channel("a", ["h"])]},
+        r"\['h'\] of",
+    ),
     "group without groups": ({"InputDataConfig": [channel("a", ["g"])]}, r"\['g'\] of channel a"),
     "some of groups": (
         resources(group("g")) | {"InputDataConfig": [channel("a", ["g"]), channel("b")]},
         "for all channels of InputDataConfig, or for none",
     ),
-}  # fmt: skip
+}
 PATHS = {
     "/opt/ml/checkpoints": True,
     "/opt/ml/checkpoints/": True,
@@ -758,17 +818,45 @@ def test_no_request_makes_the_service_stumble():
 
 
 OTHERS = [
-    ("ListTrainingJobs", {"MaxResults": 0}, "Value '0' at 'maxResults' failed .* greater than or equal to 1$"),
-    ("ListTrainingJobs", {"MaxResults": 101}, "Value '101' at 'maxResults' failed .* less than or equal to 100$"),
+    (
+        "ListTrainingJobs",
+        {"MaxResults": 0},
+        "Value '0' at 'maxResults' failed .* greater than or equal to 1$",
+    ),
+    (
+        "ListTrainingJobs",
+        {"MaxResults": 101},
+        "Value '101' at 'maxResults' failed .* less than or equal to 100$",
+    ),
     ("ListTrainingJobs", {"MaxResults": "10"}, "STRING_VALUE can not be converted to an Integer"),
     ("ListTrainingJobs", {"NextToken": "nonsense"}, "Invalid NextToken"),
     ("ListTrainingJobs", {"NextToken": "ä"}, "Invalid NextToken"),
     ("ListTrainingJobs", {"NextToken": base64.b64encode(b"-5").decode()}, "Invalid NextToken"),
-    ("ListTrainingJobs", {"NextToken": "x" * 8193}, "at 'nextToken' .* less than or equal to 8192$"),
-    ("ListTrainingJobs", {"SortBy": "Colour"}, r"at 'sortBy' .*enum value set: \[Name, CreationTime, Status\]"),
-    ("ListTrainingJobs", {"NameContains": "a" * 64}, "at 'nameContains' .* less than or equal to 63"),
-    ("ListTrainingJobs", {"CreationTimeAfter": "yesterday"}, "STRING_VALUE can not be converted to a Date"),
-    ("ListTrainingJobs", {"WarmPoolStatusEquals": "InUse"}, "does not emulate WarmPoolStatusEquals"),
+    (
+        "ListTrainingJobs",
+        {"NextToken": "x" * 8193},
+        "at 'nextToken' .* less than or equal to 8192$",
+    ),
+    (
+        "ListTrainingJobs",
+        {"SortBy": "Colour"},
+        r"at 'sortBy' .*enum value set: \[Name, CreationTime, Status\]",
+    ),
+    (
+        "ListTrainingJobs",
+        {"NameContains": "a" * 64},
+        "at 'nameContains' .* less than or equal to 63",
+    ),
+    (
+        "ListTrainingJobs",
+        {"CreationTimeAfter": "yesterday"},
+        "STRING_VALUE can not be converted to a Date",
+    ),
+    (
+        "ListTrainingJobs",
+        {"WarmPoolStatusEquals": "InUse"},
+        "does not emulate WarmPoolStatusEquals",
+    ),
     ("DescribeTrainingJob", {}, "^1 validation error detected: Value null at 'trainingJobName'"),
     ("DescribeTrainingJob", {"TrainingJobName": "a" * 64}, "less than or equal to 63"),
     ("DescribeTrainingJob", {"TrainingJobName": "a" * 63}, "^Requested resource not found.$"),
@@ -776,14 +864,26 @@ OTHERS = [
     ("StopTrainingJob", {"TrainingJobName": "none"}, "^Requested resource not found.$"),
     ("AddTags", {"ResourceArn": f"{ARN}:training-job/none"}, "Value null at 'tags'"),
     ("AddTags", {"ResourceArn": "nonsense", "Tags": []}, "at 'resourceArn' .*regular expression"),
-    ("AddTags", {"ResourceArn": f"{ARN}:model/a", "Tags": []}, "tags of anything but training jobs"),
-    ("DeleteTags", {"ResourceArn": f"{ARN}:training-job/none", "TagKeys": []}, "at 'tagKeys' .* or equal to 1$"),
-    ("DeleteTags", {"ResourceArn": f"{ARN}:training-job/none", "TagKeys": ["a!"]}, "^1 .*'tagKeys'.*must satisfy"),
+    (
+        "AddTags",
+        {"ResourceArn": f"{ARN}:model/a", "Tags": []},
+        "tags of anything but training jobs",
+    ),
+    (
+        "DeleteTags",
+        {"ResourceArn": f"{ARN}:training-job/none", "TagKeys": []},
+        "at 'tagKeys' .* or equal to 1$",
+    ),
+    (
+        "DeleteTags",
+        {"ResourceArn": f"{ARN}:training-job/none", "TagKeys": ["a!"]},
+        "^1 .*'tagKeys'.*must satisfy",
+    ),
     ("ListTags", {"ResourceArn": f"{ARN}:training-job/none"}, "does not exist"),
     ("CreateModel", {}, "The rehearsal does not emulate CreateModel; it runs training jobs only"),
     ("Nonsense", {}, "The rehearsal knows no operation Nonsense"),
     ("answer", {}, "knows no operation"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("operation", "request_", "refused"), OTHERS)

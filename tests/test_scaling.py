@@ -54,8 +54,17 @@ def test_two_cores_are_compared_as_nodes():
         r"^\| (.+) \| (\S+) \[\S+\.\.\S+\] \| 1 \| .+ / .+ \|$", done.stdout, re.MULTILINE
     )
     found = {name: float(ratio) for name, ratio in rows}
-    assert list(found) == ["ours", "plain", "efficiency", "two nodes", "cores", "communication", "plain communication",
-                           "waiting", "plain waiting"]  # fmt: skip
+    assert list(found) == [
+        "ours",
+        "plain",
+        "efficiency",
+        "two nodes",
+        "cores",
+        "communication",
+        "plain communication",
+        "waiting",
+        "plain waiting",
+    ]
     assert all(
         0 < found[name] < math.inf for name in ("ours", "plain", "efficiency", "two nodes", "cores")
     )

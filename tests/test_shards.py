@@ -158,15 +158,34 @@ def test_a_run_goes_on_in_mid_epoch_where_it_stopped(tmp_path: Path):
 @pytest.mark.parametrize(
     ("sizes", "options", "says"),
     [
-        ([12, 1], {"val_split": 0.25}, r"--data.val_split: found 0.25, allowed are 1 to 0 of .*\(on host node-1\)"),
-        ([12, 3], {"val_split": 6}, r"--data.val_split: found 6 \(3 of them on this host\), allowed are 1 to 2 of "
-         r"the 3 images.*\(on host node-1\)"),
-        ([2, 12], {"val_split": 2}, "--data.data_dir: found 1 training images on host node-0, which has 2 ranks"),
-        ([12, 12], {"val_split": 3}, "--data.val_split: found 1 validation images on host node-1, which has 2 ranks"),
-        ([12, 40], {"batch_size": 9, "drop_last": True, "val_split": 4}, "--data.batch_size: 9 on 2 ranks is more than "
-         "the 10 samples there are on a host"),
+        (
+            [12, 1],
+            {"val_split": 0.25},
+            r"--data.val_split: found 0.25, allowed are 1 to 0 of .*\(on host node-1\)",
+        ),
+        (
+            [12, 3],
+            {"val_split": 6},
+            r"--data.val_split: found 6 \(3 of them on this host\), allowed are 1 to 2 of "
+            r"the 3 images.*\(on host node-1\)",
+        ),
+        (
+            [2, 12],
+            {"val_split": 2},
+            "--data.data_dir: found 1 training images on host node-0, which has 2 ranks",
+        ),
+        (
+            [12, 12],
+            {"val_split": 3},
+            "--data.val_split: found 1 validation images on host node-1, which has 2 ranks",
+        ),
+        (
+            [12, 40],
+            {"batch_size": 9, "drop_last": True, "val_split": 4},
+            "--data.batch_size: 9 on 2 ranks is more than the 10 samples there are on a host",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_shard_that_is_too_small_is_an_error_on_every_rank(tmp_path: Path, sizes, options, says):
     ended = ranks.run(
         fit, sizes, {"batch_size": 5} | options, nodes=[2, 2], folder=tmp_path,
@@ -203,10 +222,17 @@ def write_shards(folder: Path, *names: list[str], images: int = 40) -> list[Path
 def toolkit(folders: list[Path], **variables: str):
     """Return what gives each node the toolkit's variables."""
     hosts = [f"algo-{node + 1}" for node in range(len(folders))]
-    return lambda node: {
-        "SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": hosts[node], "SM_CHANNELS": '["training"]',
-        "SM_CHANNEL_TRAINING": str(folders[node]), "SM_INPUT_DATA_CONFIG": SHARDED, "SM_OUTPUT_DIR": os.curdir,
-    } | variables  # fmt: skip
+    return lambda node: (
+        {
+            "SM_HOSTS": json.dumps(hosts),
+            "SM_CURRENT_HOST": hosts[node],
+            "SM_CHANNELS": '["training"]',
+            "SM_CHANNEL_TRAINING": str(folders[node]),
+            "SM_INPUT_DATA_CONFIG": SHARDED,
+            "SM_OUTPUT_DIR": os.curdir,
+        }
+        | variables
+    )
 
 
 def program(*flags: str) -> None:
@@ -248,13 +274,25 @@ def test_a_job_with_a_sharded_channel(tmp_path: Path, nodes):
 
 
 LACKING = {
-    "no training file": ([*FOUR[0], *FOUR[1][:3]], ["test_batch"], r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*"
-                         r"\(on host algo-2\)"),
-    "a damaged file": (["data_batch_1"], ["data_batch_2", "test_batch"], r"data_batch_2 is not a CIFAR-10 batch.*"
-                       r"\(on host algo-2\)"),
-    "no test file": (["data_batch_1"], ["data_batch_2"], r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*\(on "
-                     r"host algo-1\)"),
-}  # fmt: skip
+    "no training file": (
+        [*FOUR[0], *FOUR[1][:3]],
+        ["test_batch"],
+        r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*"
+        r"\(on host algo-2\)",
+    ),
+    "a damaged file": (
+        ["data_batch_1"],
+        ["data_batch_2", "test_batch"],
+        r"data_batch_2 is not a CIFAR-10 batch.*"
+        r"\(on host algo-2\)",
+    ),
+    "no test file": (
+        ["data_batch_1"],
+        ["data_batch_2"],
+        r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*\(on "
+        r"host algo-1\)",
+    ),
+}
 
 
 @pytest.mark.slow

@@ -15,10 +15,15 @@ pytestmark = pytest.mark.slow
 PROGRAM = ROOT / "tests/interruptible.py"
 LIMIT = 90  # seconds; what takes longer hangs
 FLAGS = [
-    "--model=strangers.Model", "--data=strangers.Data", "--trainer.max_epochs=3", "--trainer.accelerator=cpu",
-    "--checkpoint.monitor=null", "--progress.every_n_seconds=100", "--resume.every_n_minutes=0",
+    "--model=strangers.Model",
+    "--data=strangers.Data",
+    "--trainer.max_epochs=3",
+    "--trainer.accelerator=cpu",
+    "--checkpoint.monitor=null",
+    "--progress.every_n_seconds=100",
+    "--resume.every_n_minutes=0",
     "--trainer.enable_model_summary=false",
-]  # fmt: skip
+]
 
 
 class Run:
@@ -79,8 +84,15 @@ CODE = {
     "with workers": [WORKERS],
     "the number of steps is asked for": ["--model=strangers.Estimated", WORKERS],
     "drawn on the way to the device": ["--model=strangers.Augmented", WORKERS],
-    "a pass over the data as an epoch begins": ["--model=strangers.Anchored", "--data.dataset=numpy"],
-    "the same of a stream in workers": ["--model=strangers.Anchored", "--data.dataset=stream", WORKERS],
+    "a pass over the data as an epoch begins": [
+        "--model=strangers.Anchored",
+        "--data.dataset=numpy",
+    ],
+    "the same of a stream in workers": [
+        "--model=strangers.Anchored",
+        "--data.dataset=stream",
+        WORKERS,
+    ],
     "two optimizers, by hand": ["--model=strangers.Adversarial"],
     "accumulated gradients": ["--trainer.accumulate_grad_batches=3"],
     "an optimizer with a counter": ["--model=strangers.Following"],
@@ -106,34 +118,66 @@ CODE = {
     "a sampler that counts": ["--data.sampler=counting"],
     "a sampler without an end": ["--data.sampler=endless", "--trainer.limit_train_batches=10"],
     "an iterable dataset": ["--data.dataset=stream"],
-    "an iterable dataset in workers": ["--data.dataset=stream", WORKERS, STAY, "--model=strangers.Augmented"],
+    "an iterable dataset in workers": [
+        "--data.dataset=stream",
+        WORKERS,
+        STAY,
+        "--model=strangers.Augmented",
+    ],
     "a loader of another class": ["--data.kind=own"],
     "a loader that saves its state, of a dataset": ["--data.kind=stateful", WORKERS],
-    "a loader that saves its state, of a stream": ["--data.kind=stateful", "--data.dataset=saved", "--data.workers=2"],
+    "a loader that saves its state, of a stream": [
+        "--data.kind=stateful",
+        "--data.dataset=saved",
+        "--data.workers=2",
+    ],
     "a dict of loaders": ["--data.several=dict", "--data.sampler=counting"],
     "loaders up to the longest": ["--data.several=max_size"],
     "loaders up to the shortest": ["--data.several=min_size", "--trainer.max_epochs=8"],
     "loaders of streams": ["--data.several=max_size_cycle", "--data.dataset=stream"],
     "a curriculum": ["--trainer.callbacks=strangers.Curriculum", WORKERS],
     "finetuning": ["--trainer.callbacks=strangers.Thaw"],
-    "accumulation by schedule": ["--trainer.callbacks=GradientAccumulationScheduler",
-                                 "--trainer.callbacks.scheduling={0: 1, 1: 2}"],
-    "averaged weights": ["--trainer.callbacks=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.01",
-                         "--trainer.callbacks.swa_epoch_start=1", "--data=strangers.Validated"],
+    "accumulation by schedule": [
+        "--trainer.callbacks=GradientAccumulationScheduler",
+        "--trainer.callbacks.scheduling={0: 1, 1: 2}",
+    ],
+    "averaged weights": [
+        "--trainer.callbacks=StochasticWeightAveraging",
+        "--trainer.callbacks.swa_lrs=0.01",
+        "--trainer.callbacks.swa_epoch_start=1",
+        "--data=strangers.Validated",
+    ],
     "gradients that are added up by hand": ["--model=strangers.Accumulating"],
-    "a validation while gradients are added up": ["--trainer.accumulate_grad_batches=4", "--data=strangers.Validated",
-                                                  "--trainer.val_check_interval=3"],
+    "a validation while gradients are added up": [
+        "--trainer.accumulate_grad_batches=4",
+        "--data=strangers.Validated",
+        "--trainer.val_check_interval=3",
+    ],
     "overfit batches": ["--trainer.overfit_batches=4"],
-    "a search for a rate": ["--trainer.callbacks=LearningRateFinder", "--trainer.callbacks.num_training_steps=5",
-                            "--model=strangers.Hyper"],
-}  # fmt: skip
+    "a search for a rate": [
+        "--trainer.callbacks=LearningRateFinder",
+        "--trainer.callbacks.num_training_steps=5",
+        "--model=strangers.Hyper",
+    ],
+}
 
 
 # Of these, tests of one mechanism alone are elsewhere: tests/test_state.py, test_streams.py, test_placed.py.
-SOAK = ["a RandomState", "a random.Random", "a counter in a dataset", "a numpy generator in a worker that stays",
-        "a sampler without an end", "an iterable dataset", "a loader of another class", "loaders of streams",
-        "a loader that saves its state, of a dataset", "a loader that saves its state, of a stream",
-        "loaders up to the longest", "loaders up to the shortest", "accumulated gradients"]  # fmt: skip
+SOAK = [
+    "a RandomState",
+    "a random.Random",
+    "a counter in a dataset",
+    "a numpy generator in a worker that stays",
+    "a sampler without an end",
+    "an iterable dataset",
+    "a loader of another class",
+    "loaders of streams",
+    "a loader that saves its state, of a dataset",
+    "a loader that saves its state, of a stream",
+    "loaders up to the longest",
+    "loaders up to the shortest",
+    "accumulated gradients",
+]
 
 
 @pytest.mark.parametrize(
@@ -146,9 +190,16 @@ def test_within_an_epoch(tmp_path: Path, kind):
     check(tmp_path, *flags, at=places)
 
 
-ENDS = ["the number of steps is asked for", "a pass over the data as an epoch begins", "a sampler that counts",
-        "the same of a stream in workers", "an iterable dataset", "plain attributes",
-        "a loader that saves its state, of a stream", "a numpy generator in a worker that stays"]  # fmt: skip
+ENDS = [
+    "the number of steps is asked for",
+    "a pass over the data as an epoch begins",
+    "a sampler that counts",
+    "the same of a stream in workers",
+    "an iterable dataset",
+    "plain attributes",
+    "a loader that saves its state, of a stream",
+    "a numpy generator in a worker that stays",
+]
 
 
 @pytest.mark.parametrize("kind", ENDS)
@@ -198,8 +249,13 @@ def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
 @pytest.mark.parametrize("steps", [20, 26])
 def test_the_last_validation_of_a_number_of_steps(tmp_path: Path, steps):
     """At an epoch's end, and within one: it is run again, and so is all that comes after it."""
-    flags = [*ALONE, f"--trainer.max_steps={steps}", "--trainer.max_epochs=-1", "--trainer.val_check_interval=2",
-             "--checkpoint.monitor=val_loss"]  # fmt: skip
+    flags = [
+        *ALONE,
+        f"--trainer.max_steps={steps}",
+        "--trainer.max_epochs=-1",
+        "--trainer.val_check_interval=2",
+        "--checkpoint.monitor=val_loss",
+    ]
     alone, run = Run(tmp_path / "alone", *flags), Run(tmp_path / "run", *flags)
     expected = alone.finish()
     assert (
@@ -308,8 +364,11 @@ def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
     run.flags += ["--trainer.devices=2", "--trainer.strategy=ddp"]
     assert run.start(STOP_AT="1:2") == 143
     run.flags[-2:] = ["--trainer.devices=1"]
-    for flag, says in {"--data.samples=6": "--data.samples was 4, is 6", "--data.times=8": "--data.times was 4, is 8",
-                       "--data.times=1": "--data.times was 4, is 1"}.items():  # fmt: skip
+    for flag, says in {
+        "--data.samples=6": "--data.samples was 4, is 6",
+        "--data.times=8": "--data.times was 4, is 8",
+        "--data.times=1": "--data.times was 4, is 1",
+    }.items():
         run.flags.append(flag)
         assert run.start() == 1 and f"is of another run: {says}; go on" in run.said
         run.flags.pop()

@@ -137,12 +137,26 @@ CASES = {
     "a long list": [*data("ordered"), "--trainer.callbacks=streams.Shuffling"],
     "generator, short epochs": [*data("generator"), "--trainer.limit_train_batches=4"],
 }
-FEW = ["buffered, workers", "stateful stream, workers", "litdata, workers", "cycle of states", "lazy, workers",
-       "curriculum by steps, workers that stay", "dataloader_iter, two a step", "replay, live"]  # fmt: skip
+FEW = [
+    "buffered, workers",
+    "stateful stream, workers",
+    "litdata, workers",
+    "cycle of states",
+    "lazy, workers",
+    "curriculum by steps, workers that stay",
+    "dataloader_iter, two a step",
+    "replay, live",
+]
 
 
-LAST = {"unseeded, workers": 19, "max_size": 19, "dataloader_iter, two a step": 4, "litdata, ranks": 4,
-        "generator, short epochs": 3, "a dataset that hides where it is": 4}  # fmt: skip
+LAST = {
+    "unseeded, workers": 19,
+    "max_size": 19,
+    "dataloader_iter, two a step": 4,
+    "litdata, ranks": 4,
+    "generator, short epochs": 3,
+    "a dataset that hides where it is": 4,
+}
 """The last batches of epochs, where it is not the tenth; short epochs have 7."""
 
 

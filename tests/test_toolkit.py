@@ -245,10 +245,17 @@ def test_torchrun_for_our_own_program(job: Job):
 
 def test_a_jobs_program_that_calls_ours_gets_its_hyperparameters_unharmed(job: Job):
     """Where the toolkit's command line has '' for null, a=1 for {"a": 1} and 1.1 for 1.10."""
-    program(job, "from app.train import main\nmain()\n", **{
-        "trainer.max_time": "null", "trainer.max_steps": "1", "data.batch_size": "256", "logger.name": "1.10",
-        "model": '{"class_path": "app.model.ResNet18"}',
-    })  # fmt: skip
+    program(
+        job,
+        "from app.train import main\nmain()\n",
+        **{
+            "trainer.max_time": "null",
+            "trainer.max_steps": "1",
+            "data.batch_size": "256",
+            "logger.name": "1.10",
+            "model": '{"class_path": "app.model.ResNet18"}',
+        },
+    )
     run = job.run()
     assert run.returncode == 0, run.stdout
     assert list(job.base.glob("output/data/tensorboard/localhost/1.10/version_0/events.*"))
@@ -283,25 +290,69 @@ def test_the_summary_masks_what_looks_like_a_credential(job: Job):
 
 
 BROKEN = {
-    "no such program": ({"sagemaker_program": "other.py"}, {}, "sagemaker_program: found other.py, which is neither"),
+    "no such program": (
+        {"sagemaker_program": "other.py"},
+        {},
+        "sagemaker_program: found other.py, which is neither",
+    ),
     "a program elsewhere": ({"sagemaker_program": "../x.py"}, {}, "error: "),
     "an archive that is not there": (
-        {"sagemaker_submit_directory": "/nowhere/sourcedir.tar.gz"}, {}, "sagemaker_submit_directory: found /nowhere/"),
+        {"sagemaker_submit_directory": "/nowhere/sourcedir.tar.gz"},
+        {},
+        "sagemaker_submit_directory: found /nowhere/",
+    ),
     "a damaged archive": (
-        {"sagemaker_submit_directory": "{base}/broken.tar.gz"}, {"broken.tar.gz": "no"}, "could not be unpacked"),
+        {"sagemaker_submit_directory": "{base}/broken.tar.gz"},
+        {"broken.tar.gz": "no"},
+        "could not be unpacked",
+    ),
     "requirements": (
-        {}, {"code/requirements.txt": "no-such-package-of-ours==9\n"}, "requirements.txt: pip could not install"),
-    "mpi": ({"sagemaker_mpi_enabled": "true"}, {}, "distribution: found mpi, allowed are torch_distributed"),
-    "parameter servers": ({"sagemaker_parameter_server_enabled": "true"}, {}, "found parameter_server, allowed are"),
-    "an import": ({}, {"code/train.py": "import not_there"}, "import failed: put what is missing into the job's"),
+        {},
+        {"code/requirements.txt": "no-such-package-of-ours==9\n"},
+        "requirements.txt: pip could not install",
+    ),
+    "mpi": (
+        {"sagemaker_mpi_enabled": "true"},
+        {},
+        "distribution: found mpi, allowed are torch_distributed",
+    ),
+    "parameter servers": (
+        {"sagemaker_parameter_server_enabled": "true"},
+        {},
+        "found parameter_server, allowed are",
+    ),
+    "an import": (
+        {},
+        {"code/train.py": "import not_there"},
+        "import failed: put what is missing into the job's",
+    ),
     "a syntax error": ({}, {"code/train.py": "def f(:\n"}, "SyntaxError: invalid syntax"),
-    "a channel": ({}, {"code/train.py": "open('{base}/input/data/train/x')"}, "missing in the input channels: give"),
-    "a flag": ({}, {"code/train.py": "import argparse\nargparse.ArgumentParser().parse_args()"},
-        "unrecognized arguments: --size"),
-    "memory": ({}, {"code/train.py": "raise MemoryError"}, "out of host memory: use smaller batches"),
-    "a full disk": ({}, {"code/train.py": "open('/dev/full', 'w', 1).write('x\\n')"}, "disk full: make the job's"),
-    "sys.exit": ({}, {"code/train.py": "import sys; sys.exit('give me data')"}, "exit status 1: give me data"),
-}  # fmt: skip
+    "a channel": (
+        {},
+        {"code/train.py": "open('{base}/input/data/train/x')"},
+        "missing in the input channels: give",
+    ),
+    "a flag": (
+        {},
+        {"code/train.py": "import argparse\nargparse.ArgumentParser().parse_args()"},
+        "unrecognized arguments: --size",
+    ),
+    "memory": (
+        {},
+        {"code/train.py": "raise MemoryError"},
+        "out of host memory: use smaller batches",
+    ),
+    "a full disk": (
+        {},
+        {"code/train.py": "open('/dev/full', 'w', 1).write('x\\n')"},
+        "disk full: make the job's",
+    ),
+    "sys.exit": (
+        {},
+        {"code/train.py": "import sys; sys.exit('give me data')"},
+        "exit status 1: give me data",
+    ),
+}
 
 
 @pytest.mark.parametrize(("hyperparameters", "sources", "says"), BROKEN.values(), ids=BROKEN.keys())
@@ -369,10 +420,16 @@ def test_torchrun_starts_all_ranks_again_if_it_may(job: Job, restarts):
     job.write("code/probe.py", (ROOT / "tests/probe.py").read_text())
     job.write("code/once.py", ONCE)
     given = {
-        "model": "once.Once", "data": "probe.Counted", "trainer.devices": "2", "trainer.accelerator": "cpu",
-        "trainer.max_epochs": "1", "checkpoint.monitor": "null", "checkpoint.filename": "null",
-        "max_restarts": str(restarts), "data.batch_size": "8",
-    }  # fmt: skip
+        "model": "once.Once",
+        "data": "probe.Counted",
+        "trainer.devices": "2",
+        "trainer.accelerator": "cpu",
+        "trainer.max_epochs": "1",
+        "checkpoint.monitor": "null",
+        "checkpoint.filename": "null",
+        "max_restarts": str(restarts),
+        "data.batch_size": "8",
+    }
     job.write("input/config/hyperparameters.json", json.dumps(given))
     run = job.run(SAGEMAKER_PROGRAM="app/train_torchrun.py", OMP_NUM_THREADS="1")
     assert (job.base / "code/died").exists(), run.stdout

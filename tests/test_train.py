@@ -72,10 +72,16 @@ def test_nothing_given_trains_on_the_default_data(job: Job, epochs: str, least: 
 def test_the_originals_job(job: Job, cifar: Path):
     """The hyperparameters of the original's run_sagemaker.py, on the channel `training`; its GPU left out."""
     hyperparameters = {
-        "data": "CIFAR10DataModule", "data.batch_size": "32", "optimizer": "Adam", "optimizer.lr": "0.001",
-        "trainer.accelerator": "cpu", "trainer.devices": "-1", "trainer.max_epochs": "5", "logger.name": "tutorial",
+        "data": "CIFAR10DataModule",
+        "data.batch_size": "32",
+        "optimizer": "Adam",
+        "optimizer.lr": "0.001",
+        "trainer.accelerator": "cpu",
+        "trainer.devices": "-1",
+        "trainer.max_epochs": "5",
+        "logger.name": "tutorial",
         "data.val_split": "40",
-    }  # fmt: skip
+    }
     job.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
     (job.base / "input/data").mkdir(parents=True)
     (job.base / "checkpoints").mkdir()
@@ -112,10 +118,13 @@ def test_the_same_seed_gives_the_same_weights(job: Job, tmp_path: Path):
 @pytest.mark.parametrize(("asked", "status"), [("true", 1), ("warn", 0), ("false", 0)])
 def test_an_operation_that_is_not_deterministic(job: Job, asked, status):
     """As `put_` is by torch.use_deterministic_algorithms' list, also on a CPU."""
-    job.write("code/own.py", "import torch\nfrom app.model import ResNet18\n\n\nclass Model(ResNet18):\n"
-              "    def training_step(self, batch, index):\n"
-              "        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))\n"
-              "        return super().training_step(batch, index)\n")  # fmt: skip
+    job.write(
+        "code/own.py",
+        "import torch\nfrom app.model import ResNet18\n\n\nclass Model(ResNet18):\n"
+        "    def training_step(self, batch, index):\n"
+        "        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))\n"
+        "        return super().training_step(batch, index)\n",
+    )
     job.write(
         "input/config/hyperparameters.json",
         json.dumps(SHORT | {"model": "own.Model", "trainer.deterministic": asked}),
@@ -236,9 +245,12 @@ def test_a_mistake_is_one_line_in_the_log_and_the_failure_file(
 
 
 def test_an_error_of_the_program_has_its_traceback(job: Job):
-    job.write("code/broken.py", "import torch, pytorch_lightning as pl\n\n\nclass Model(pl.LightningModule):\n"
-              "    def training_step(self, batch, index):\n        return undefined_name\n\n"
-              "    def configure_optimizers(self):\n        return torch.optim.SGD([torch.zeros(1)], 1)\n")  # fmt: skip
+    job.write(
+        "code/broken.py",
+        "import torch, pytorch_lightning as pl\n\n\nclass Model(pl.LightningModule):\n"
+        "    def training_step(self, batch, index):\n        return undefined_name\n\n"
+        "    def configure_optimizers(self):\n        return torch.optim.SGD([torch.zeros(1)], 1)\n",
+    )
     job.write("input/config/hyperparameters.json", '{"model": "broken.Model"}')
     run = job.run()
     assert run.returncode != 0

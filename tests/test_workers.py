@@ -40,10 +40,15 @@ if __name__ == "__main__":
 """
 CASES = [
     pytest.param(method, when, marks=() if few else pytest.mark.soak)
-    for method, when, few in [("fork", "begins", False), ("fork", "a batch", False), ("spawn", "begins", True),
-                              ("spawn", "a batch", False), ("forkserver", "begins", False),
-                              ("forkserver", "a batch", True)]
-]  # fmt: skip
+    for method, when, few in [
+        ("fork", "begins", False),
+        ("fork", "a batch", False),
+        ("spawn", "begins", True),
+        ("spawn", "a batch", False),
+        ("forkserver", "begins", False),
+        ("forkserver", "a batch", True),
+    ]
+]
 LIMIT = 120  # seconds
 
 

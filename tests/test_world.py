@@ -184,28 +184,53 @@ SHORT = [
 def test_ranks_that_were_told_the_same_train(tmp_path: Path):
     """Though what names the host differs, and a random seed is another one on each."""
     ended = ranks.run(
-        fit_by_flags, {}, *SHORT, "--seed_everything=true", "--lr_scaling=sqrt", nodes=[1, 1], folder=tmp_path,
+        fit_by_flags,
+        {},
+        *SHORT,
+        "--seed_everything=true",
+        "--lr_scaling=sqrt",
+        nodes=[1, 1],
+        folder=tmp_path,
         variables=lambda node: host(
-            node, SM_OUTPUT_DATA_DIR=str(tmp_path / f"one-{node}"), SM_CHECKPOINT_DIR=str(tmp_path / f"two-{node}")
+            node,
+            SM_OUTPUT_DATA_DIR=str(tmp_path / f"one-{node}"),
+            SM_CHECKPOINT_DIR=str(tmp_path / f"two-{node}"),
         ),
-    )  # fmt: skip
+    )
     assert [rank.value for rank in ended] == [2, 2], ended[1].said
     line = "world_size=2 hosts=2 lr_scaling=sqrt lr=0.001 -> 0.00141421 effective_batch_size=128 (64 x 2 ranks x 1"
     assert [line in rank.said for rank in ended] == [True, False]
 
 
 CONTRADICTIONS = {
-    "a flag": ({}, {1: ["--data.batch_size=32"]}, "--data.batch_size: algo-1 (rank 0) has 64, algo-2 (rank 1) has 32; "
-               "give all hosts the same flags"),
-    "a group of flags": ({}, {1: ["--optimizer=SGD", "--optimizer.lr=0.1"]}, "--optimizer: algo-1 (rank 0) has None, "
-                         "algo-2 (rank 1) has torch.optim.SGD"),
-    "a secret": ({}, {0: ["--logger.name=sk-0123456789abc"], 1: ["--logger.name=sk-1123456789abc"]},
-                 "--logger.name: algo-1 (rank 0) has ******, algo-2 (rank 1) has ******"),
-    "the program": ({"SAGEMAKER_LIGHTNING_REVISION": "abc"}, {}, "program version: algo-1 (rank 0) has unknown, algo-2 "
-                    "(rank 1) has abc; start all hosts from the same image"),
-    "the hosts": ({"SM_HOSTS": '["algo-2", "algo-3"]'}, {}, "hosts: algo-1 (rank 0) has algo-1, algo-2, "
-                  "algo-2 (rank 1) has algo-2, algo-3"),
-}  # fmt: skip
+    "a flag": (
+        {},
+        {1: ["--data.batch_size=32"]},
+        "--data.batch_size: algo-1 (rank 0) has 64, algo-2 (rank 1) has 32; "
+        "give all hosts the same flags",
+    ),
+    "a group of flags": (
+        {},
+        {1: ["--optimizer=SGD", "--optimizer.lr=0.1"]},
+        "--optimizer: algo-1 (rank 0) has None, algo-2 (rank 1) has torch.optim.SGD",
+    ),
+    "a secret": (
+        {},
+        {0: ["--logger.name=sk-0123456789abc"], 1: ["--logger.name=sk-1123456789abc"]},
+        "--logger.name: algo-1 (rank 0) has ******, algo-2 (rank 1) has ******",
+    ),
+    "the program": (
+        {"SAGEMAKER_LIGHTNING_REVISION": "abc"},
+        {},
+        "program version: algo-1 (rank 0) has unknown, algo-2 "
+        "(rank 1) has abc; start all hosts from the same image",
+    ),
+    "the hosts": (
+        {"SM_HOSTS": '["algo-2", "algo-3"]'},
+        {},
+        "hosts: algo-1 (rank 0) has algo-1, algo-2, algo-2 (rank 1) has algo-2, algo-3",
+    ),
+}
 
 
 @pytest.mark.parametrize(

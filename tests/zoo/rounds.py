@@ -74,9 +74,11 @@ class Job:
             if not key.startswith(("ZOO_", "SM_", "PL_"))
         }
         environment = kept | {
-            "PYTHONPATH": f"{USERS}:{ROOT}", "OMP_NUM_THREADS": "1", "ZOO_SENT": str(self.folder / "sent"),
+            "PYTHONPATH": f"{USERS}:{ROOT}",
+            "OMP_NUM_THREADS": "1",
+            "ZOO_SENT": str(self.folder / "sent"),
             "ZOO_COUNT": str(self.folder / "hooks"),
-        }  # fmt: skip
+        }
         log = self.folder / "log"
         self.before = log.stat().st_size if log.exists() else 0
         with log.open("a") as output:

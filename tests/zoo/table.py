@@ -6,12 +6,15 @@ from typing import Any
 LIGHTNING = "pytorch_lightning.callbacks."
 DEFAULTS = {
     "trainer": {
-        "accelerator": "cpu", "max_epochs": 3, "enable_model_summary": False, "num_sanity_val_steps": 1,
+        "accelerator": "cpu",
+        "max_epochs": 3,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 1,
         "log_every_n_steps": 3,
     },
     "progress": {"every_n_seconds": 100},
     "checkpoint": {"monitor": None},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,13 @@ subject = "Lightning's examples"
 add("the control", ranks=RANKS)
 add("the control, with data workers and a best model", data=WORKERS, more=MONITORED, ranks=RANKS)
 add("autoencoder", "vision.LitAutoEncoder", "vision.MNISTDataModule", ranks=RANKS)
-add("image classifier", "vision.ImageClassifier", made("vision.MNISTDataModule", num_workers=1), more=MONITORED,
-    ranks=RANKS)  # fmt: skip
+add(
+    "image classifier",
+    "vision.ImageClassifier",
+    made("vision.MNISTDataModule", num_workers=1),
+    more=MONITORED,
+    ranks=RANKS,
+)
 add("fine-tuning by milestones", "vision.TransferLearningModel", "vision.MNISTDataModule",
     ("vision.MilestonesFinetuning",), max_epochs=4)  # fmt: skip
 add("GAN", "adversarial.GAN", "vision.MNISTDataModule", ranks=(1, 2),
@@ -93,15 +101,24 @@ add(
     max_epochs=4,
 )
 add("deep Q-learning", "reinforcement.DQN", None)
-add("BoringModel", "pytorch_lightning.demos.boring_classes.BoringModel",
-    "pytorch_lightning.demos.boring_classes.BoringDataModule", ranks=(1, 2), limit_train_batches=9)  # fmt: skip
+add(
+    "BoringModel",
+    "pytorch_lightning.demos.boring_classes.BoringModel",
+    "pytorch_lightning.demos.boring_classes.BoringDataModule",
+    ranks=(1, 2),
+    limit_train_batches=9,
+)
 add("ManualOptimBoringModel", "pytorch_lightning.demos.boring_classes.ManualOptimBoringModel",
     "pytorch_lightning.demos.boring_classes.BoringDataModule", max_epochs=1)  # fmt: skip
 add("a module with loaders of its own", "streaming.OwnLoaders", None, ranks=(1, 2))
 
 subject = "Images"
-add("transforms of torchvision", "vision.ImageClassifier", made("vision.MNISTDataModule", num_workers=2, augment=True),
-    ranks=(1, 2))  # fmt: skip
+add(
+    "transforms of torchvision",
+    "vision.ImageClassifier",
+    made("vision.MNISTDataModule", num_workers=2, augment=True),
+    ranks=(1, 2),
+)
 add("CutMix and MixUp in collate_fn", "vision.ImageClassifier",
     made("vision.MNISTDataModule", num_workers=1, cutmix=True))  # fmt: skip
 add("mixup in training_step", "vision.Mixup", "vision.MNISTDataModule", ranks=(1, 2))
@@ -130,12 +147,22 @@ add("gradients accumulated by hand", "adversarial.AccumulatedByHand", "vision.MN
 
 subject = "Contrastive learning"
 for kind in ("SimCLR", "MoCo", "BYOL", "DINO", "MemoryBank", "DeepCluster"):
-    add(kind, f"contrastive.{kind}", made("contrastive.TwoViewsData", num_workers=1 if kind == "MoCo" else 0),
-        ranks=(1, 2) if kind == "SimCLR" else (1,))  # fmt: skip
+    add(
+        kind,
+        f"contrastive.{kind}",
+        made("contrastive.TwoViewsData", num_workers=1 if kind == "MoCo" else 0),
+        ranks=(1, 2) if kind == "SimCLR" else (1,),
+    )
 
 subject = "Text"
-add("nanoGPT", "language.NanoGPT", made("language.NanoGPTData", num_workers=1), max_steps=33, max_epochs=-1,
-    limit_train_batches=12)  # fmt: skip
+add(
+    "nanoGPT",
+    "language.NanoGPT",
+    made("language.NanoGPTData", num_workers=1),
+    max_steps=33,
+    max_epochs=-1,
+    limit_train_batches=12,
+)
 add("padded sequences", "language.LSTMClassifier", "language.SentencesData")
 add(
     "buckets with set_epoch",
@@ -166,11 +193,30 @@ add("prioritized replay in arrays", "reinforcement.ValueLearner")
 add("a dataset that the module appends to", "reinforcement.Collector", None)
 
 subject = "Schedules"
-for kind in ("step", "multistep", "constant", "linear", "exponential", "polynomial", "cosine", "restarts", "lambda",
-             "multiplicative", "cyclic", "cyclic-scaled", "onecycle", "sequential", "chained"):  # fmt: skip
+for kind in (
+    "step",
+    "multistep",
+    "constant",
+    "linear",
+    "exponential",
+    "polynomial",
+    "cosine",
+    "restarts",
+    "lambda",
+    "multiplicative",
+    "cyclic",
+    "cyclic-scaled",
+    "onecycle",
+    "sequential",
+    "chained",
+):
     add(f"schedule: {kind}", made("schedules.Scheduled", schedule=kind))
-add("schedule by the epoch", made("schedules.Scheduled", schedule="restarts", interval="epoch"), max_epochs=5,
-    limit_train_batches=6)  # fmt: skip
+add(
+    "schedule by the epoch",
+    made("schedules.Scheduled", schedule="restarts", interval="epoch"),
+    max_epochs=5,
+    limit_train_batches=6,
+)
 add("schedule every 3 steps", made("schedules.Scheduled", schedule="exponential", frequency=3))
 add("ReduceLROnPlateau", "schedules.Plateau", max_epochs=5, limit_train_batches=6)
 add(
@@ -214,19 +260,41 @@ add("clipping, accumulation", gradient_clip_val=0.5, accumulate_grad_batches=3, 
 add("compiled", "vision.Compiled", "vision.MNISTDataModule")
 
 subject = "Callbacks of Lightning"
-add("EarlyStopping", callbacks=(callback("EarlyStopping", monitor="val_loss", patience=1, min_delta=0.05),),
-    max_epochs=9, limit_train_batches=6, ranks=(1, 2))  # fmt: skip
-add("several ModelCheckpoints",
-    callbacks=(callback("ModelCheckpoint", dirpath="by-step", every_n_train_steps=4, save_top_k=-1),
-               callback("ModelCheckpoint", dirpath="top", monitor="val_acc", mode="max", save_top_k=2, save_last=True,
-                        filename="{epoch}-{val_acc:.2f}")))  # fmt: skip
+add(
+    "EarlyStopping",
+    callbacks=(callback("EarlyStopping", monitor="val_loss", patience=1, min_delta=0.05),),
+    max_epochs=9,
+    limit_train_batches=6,
+    ranks=(1, 2),
+)
+add(
+    "several ModelCheckpoints",
+    callbacks=(
+        callback("ModelCheckpoint", dirpath="by-step", every_n_train_steps=4, save_top_k=-1),
+        callback(
+            "ModelCheckpoint",
+            dirpath="top",
+            monitor="val_acc",
+            mode="max",
+            save_top_k=2,
+            save_last=True,
+            filename="{epoch}-{val_acc:.2f}",
+        ),
+    ),
+)
 add("LearningRateMonitor, ModelSummary", "schedules.EstimatedOneCycle",
     callbacks=(callback("LearningRateMonitor", logging_interval="step", log_momentum=True),
                callback("RichModelSummary", max_depth=2)))  # fmt: skip
-add("GradientAccumulationScheduler",
-    callbacks=(callback("GradientAccumulationScheduler", scheduling={"0": 1, "1": 3, "2": 2}),))  # fmt: skip
-add("StochasticWeightAveraging", callbacks=(callback("StochasticWeightAveraging", swa_lrs=0.05, swa_epoch_start=2),),
-    max_epochs=5, limit_train_batches=7)  # fmt: skip
+add(
+    "GradientAccumulationScheduler",
+    callbacks=(callback("GradientAccumulationScheduler", scheduling={"0": 1, "1": 3, "2": 2}),),
+)
+add(
+    "StochasticWeightAveraging",
+    callbacks=(callback("StochasticWeightAveraging", swa_lrs=0.05, swa_epoch_start=2),),
+    max_epochs=5,
+    limit_train_batches=7,
+)
 add("EMAWeightAveraging", callbacks=(callback("EMAWeightAveraging", decay=0.8),), ranks=(1, 2))
 add("WeightAveraging from a step on", callbacks=("callbacks_used.EMAFromLater",), more=MONITORED)
 add(
@@ -263,8 +331,12 @@ add("a prediction writer", callbacks=("callbacks_used.WritesPredictions",))
 add("SpikeDetection", callbacks=("callbacks_used.Spikes",))
 
 subject = "Callbacks of one's own"
-add("stateful callbacks of the documentation",
-    callbacks=tuple(callback("callbacks_used.Counter", what=what) for what in ("epochs", "batches")))  # fmt: skip
+add(
+    "stateful callbacks of the documentation",
+    callbacks=tuple(
+        callback("callbacks_used.Counter", what=what) for what in ("epochs", "batches")
+    ),
+)
 add(
     "Enum, dataclass, arrays in a callback",
     callbacks=("callbacks_used.PhaseController",),
@@ -310,12 +382,50 @@ add("clipping by the percentile of a list", callbacks=("callbacks_used.AdaptiveC
 add("pretraining in on_fit_start: fit called twice", callbacks=("callbacks_used.Pretraining",))
 
 subject = "Arguments of DataLoader, samplers of torch, map-style datasets"
-KINDS = ("shuffle", "sequential", "random", "replacement", "random-generator", "weighted", "weighted-generator",
-         "subset-random", "batch-sampler", "distributed", "set-epoch", "balanced", "infinite", "generator",
-         "generator-alone", "seed-worker", "persistent", "prefetch", "drop-last", "forkserver", "out-of-order",
-         "one-by-one", "batches-inside", "list", "tensors", "concat", "stack", "split", "numpy", "numpy-workers",
-         "transforms", "torch-shared", "lazy-generator", "lazy-generator-workers", "counting", "counting-workers",
-         "cached", "cached-workers", "database", "database-init", "memmap", "collate")  # fmt: skip
+KINDS = (
+    "shuffle",
+    "sequential",
+    "random",
+    "replacement",
+    "random-generator",
+    "weighted",
+    "weighted-generator",
+    "subset-random",
+    "batch-sampler",
+    "distributed",
+    "set-epoch",
+    "balanced",
+    "infinite",
+    "generator",
+    "generator-alone",
+    "seed-worker",
+    "persistent",
+    "prefetch",
+    "drop-last",
+    "forkserver",
+    "out-of-order",
+    "one-by-one",
+    "batches-inside",
+    "list",
+    "tensors",
+    "concat",
+    "stack",
+    "split",
+    "numpy",
+    "numpy-workers",
+    "transforms",
+    "torch-shared",
+    "lazy-generator",
+    "lazy-generator-workers",
+    "counting",
+    "counting-workers",
+    "cached",
+    "cached-workers",
+    "database",
+    "database-init",
+    "memmap",
+    "collate",
+)
 for kind in KINDS:
     limits = {"limit_train_batches": 10} if kind == "infinite" else {}
     ranks = (
@@ -337,9 +447,23 @@ add("state_dict of a data module", data="sampling.StatefulData")
 add("a fold of k", data=made("sampling.FoldData", fold=1), more=MONITORED)
 
 subject = "Iterable datasets, loaders of other classes, several loaders"
-for kind in ("ordered", "measured", "sharded", "sharded-persistent", "shuffled", "shuffled-own", "chain", "endless",
-             "stream-one-by-one", "stateful", "stateful-workers", "stateful-stream", "subclass", "iterable",
-             "own-iterator"):  # fmt: skip
+for kind in (
+    "ordered",
+    "measured",
+    "sharded",
+    "sharded-persistent",
+    "shuffled",
+    "shuffled-own",
+    "chain",
+    "endless",
+    "stream-one-by-one",
+    "stateful",
+    "stateful-workers",
+    "stateful-stream",
+    "subclass",
+    "iterable",
+    "own-iterator",
+):
     limits = {"limit_train_batches": 10} if kind == "endless" else {}
     add(f"stream: {kind}", data=made("streaming.StreamData", kind=kind), **limits)
 for kind in ("dict", "list", "min_size", "max_size", "max_size_cycle"):
@@ -351,19 +475,32 @@ add("itertools.cycle in the module", "streaming.OwnCycle")
 
 subject = "Modules that remember"
 for kind, name in {
-    "StepOutputs": "lists of outputs", "Baggage": "Enum, dataclass, deque, Counter in a module",
-    "RunningNormalized": "statistics in an object", "Uncertainty": "weights of losses",
-    "MeanTeacher": "a teacher in a tuple", "RegisteredTeacher": "a teacher made in on_fit_start",
-    "RateAtStart": "rate and weights set in on_train_start", "Prototypes": "class means of the validation",
-    "SelfPaced": "a percentile of losses, seeds by the epoch", "Seeded": "seed_everything in the constructor",
-    "FrozenBatchNorm": "train() overridden", "EvalAtStart": "eval() at an epoch's start",
-    "Gradual": "requires_grad by the epoch", "LazyNet": "lazy layers and buffers", "Configured": "configure_model",
-    "LoRA": "LoRA: strict_loading=False", "DeletesBackbone": "weights deleted in on_save_checkpoint",
-    "FromPretrained": "weights from a file", "OddHyperparameters": "hyperparameters of any kind",
-    "Sparse": "sparse, complex and passing buffers", "UsesData": "a pass over the data at the start",
-    "Curricular": "a curriculum by the module", "MonteCarlo": "dropout in the validation",
-    "StochasticDepth": "stochastic depth, shared weights", "AccumulatesInModule": "accumulation set by the module",
-}.items():  # fmt: skip
+    "StepOutputs": "lists of outputs",
+    "Baggage": "Enum, dataclass, deque, Counter in a module",
+    "RunningNormalized": "statistics in an object",
+    "Uncertainty": "weights of losses",
+    "MeanTeacher": "a teacher in a tuple",
+    "RegisteredTeacher": "a teacher made in on_fit_start",
+    "RateAtStart": "rate and weights set in on_train_start",
+    "Prototypes": "class means of the validation",
+    "SelfPaced": "a percentile of losses, seeds by the epoch",
+    "Seeded": "seed_everything in the constructor",
+    "FrozenBatchNorm": "train() overridden",
+    "EvalAtStart": "eval() at an epoch's start",
+    "Gradual": "requires_grad by the epoch",
+    "LazyNet": "lazy layers and buffers",
+    "Configured": "configure_model",
+    "LoRA": "LoRA: strict_loading=False",
+    "DeletesBackbone": "weights deleted in on_save_checkpoint",
+    "FromPretrained": "weights from a file",
+    "OddHyperparameters": "hyperparameters of any kind",
+    "Sparse": "sparse, complex and passing buffers",
+    "UsesData": "a pass over the data at the start",
+    "Curricular": "a curriculum by the module",
+    "MonteCarlo": "dropout in the validation",
+    "StochasticDepth": "stochastic depth, shared weights",
+    "AccumulatesInModule": "accumulation set by the module",
+}.items():
     add(name, f"remembering.{kind}", ranks=(1, 2) if kind in ("Baggage", "LoRA") else (1,))
 
 subject = "Metrics"
@@ -387,8 +524,11 @@ add("max_time", max_time="00:01:00:00")
 add("min_epochs, min_steps", min_epochs=2, min_steps=25, max_epochs=3)
 add("limit_train_batches as a share", limit_train_batches=0.55, limit_val_batches=0.5)
 add("overfit_batches", overfit_batches=4, max_epochs=6)
-add("val_check_interval as a share", val_check_interval=0.3, callbacks=(callback("EarlyStopping", monitor="val_loss",
-                                                                               patience=20),))  # fmt: skip
+add(
+    "val_check_interval as a share",
+    val_check_interval=0.3,
+    callbacks=(callback("EarlyStopping", monitor="val_loss", patience=20),),
+)
 add("val_check_interval beyond epochs", val_check_interval=7, check_val_every_n_epoch=None)
 add("check_val_every_n_epoch", check_val_every_n_epoch=2, max_epochs=4)
 add("a sanity check of all", num_sanity_val_steps=-1, more=MONITORED)

@@ -312,16 +312,26 @@ def loaders():
         ),
         "weighted": lambda: DataLoader(blobs, 4, sampler=WeightedRandomSampler(weights, 40)),
         "weighted-generator": lambda: DataLoader(
-            blobs, 4, sampler=WeightedRandomSampler(weights, 30, replacement=False, generator=generator), num_workers=1
+            blobs,
+            4,
+            sampler=WeightedRandomSampler(weights, 30, replacement=False, generator=generator),
+            num_workers=1,
         ),
         "subset-random": lambda: DataLoader(blobs, 4, sampler=SubsetRandomSampler(range(5, 37))),
-        "batch-sampler": lambda: DataLoader(blobs, batch_sampler=BatchSampler(RandomSampler(blobs), 6, drop_last=True)),
+        "batch-sampler": lambda: DataLoader(
+            blobs, batch_sampler=BatchSampler(RandomSampler(blobs), 6, drop_last=True)
+        ),
         "distributed": lambda: DataLoader(
-            blobs, 4, sampler=DistributedSampler(blobs, num_replicas=1, rank=0, shuffle=True, seed=3)
+            blobs,
+            4,
+            sampler=DistributedSampler(blobs, num_replicas=1, rank=0, shuffle=True, seed=3),
         ),
         "set-epoch": lambda: DataLoader(blobs, 4, sampler=EpochSampler(40)),
         "balanced": lambda: DataLoader(
-            blobs, batch_sampler=BalancedBatchSampler(blobs.targets), num_workers=2, persistent_workers=True
+            blobs,
+            batch_sampler=BalancedBatchSampler(blobs.targets),
+            num_workers=2,
+            persistent_workers=True,
         ),
         "infinite": lambda: DataLoader(blobs, 4, sampler=InfiniteSampler(40)),
         "generator": lambda: DataLoader(blobs, 4, shuffle=True, generator=generator, num_workers=2),
@@ -332,41 +342,74 @@ def loaders():
         "persistent": lambda: DataLoader(
             blobs, 4, shuffle=True, num_workers=2, persistent_workers=True, prefetch_factor=4
         ),
-        "prefetch": lambda: DataLoader(blobs, 4, shuffle=True, num_workers=1, prefetch_factor=7, timeout=60),
-        "drop-last": lambda: DataLoader(blobs, 6, shuffle=True, drop_last=True, pin_memory=True, collate_fn=Pinned),
+        "prefetch": lambda: DataLoader(
+            blobs, 4, shuffle=True, num_workers=1, prefetch_factor=7, timeout=60
+        ),
+        "drop-last": lambda: DataLoader(
+            blobs, 6, shuffle=True, drop_last=True, pin_memory=True, collate_fn=Pinned
+        ),
         "forkserver": lambda: DataLoader(
-            blobs, 4, shuffle=True, num_workers=1, multiprocessing_context="forkserver", persistent_workers=True
+            blobs,
+            4,
+            shuffle=True,
+            num_workers=1,
+            multiprocessing_context="forkserver",
+            persistent_workers=True,
         ),
         "out-of-order": lambda: DataLoader(blobs, 4, shuffle=True, num_workers=2, in_order=False),
-        "one-by-one": lambda: DataLoader(blobs, batch_size=None, sampler=BatchSampler(RandomSampler(blobs), 4, False)),
+        "one-by-one": lambda: DataLoader(
+            blobs, batch_size=None, sampler=BatchSampler(RandomSampler(blobs), 4, False)
+        ),
         "batches-inside": lambda: DataLoader(
-            [(x[i : i + 4] * 1.0, torch.arange(4) % 3) for i in range(0, 40, 4)], batch_size=None, shuffle=True
+            [(x[i : i + 4] * 1.0, torch.arange(4) % 3) for i in range(0, 40, 4)],
+            batch_size=None,
+            shuffle=True,
         ),
         "list": lambda: DataLoader([(row, i % 3) for i, row in enumerate(x)], 4, shuffle=True),
         "tensors": lambda: DataLoader(TensorDataset(x, torch.arange(40) % 3), 4, shuffle=True),
         "concat": lambda: DataLoader(
-            ConcatDataset([Drawing(20), FromNumpy(20), Subset(Transformed(30), range(8))]), 4, shuffle=True
+            ConcatDataset([Drawing(20), FromNumpy(20), Subset(Transformed(30), range(8))]),
+            4,
+            shuffle=True,
         ),
-        "stack": lambda: DataLoader(StackDataset(Blobs(40), FromNumpy(40)), 4, shuffle=True,
-                                    collate_fn=lambda rows: default_collate([(a[0] + b[0], a[1]) for a, b in rows])),
+        "stack": lambda: DataLoader(
+            StackDataset(Blobs(40), FromNumpy(40)),
+            4,
+            shuffle=True,
+            collate_fn=lambda rows: default_collate([(a[0] + b[0], a[1]) for a, b in rows]),
+        ),
         "split": lambda: DataLoader(random_split(Drawing(50), [0.8, 0.2])[0], 4, shuffle=True),
         "numpy": lambda: DataLoader(FromNumpy(), 4, shuffle=True),
-        "numpy-workers": lambda: DataLoader(FromNumpy(), 4, shuffle=True, num_workers=2, persistent_workers=True),
+        "numpy-workers": lambda: DataLoader(
+            FromNumpy(), 4, shuffle=True, num_workers=2, persistent_workers=True
+        ),
         "transforms": lambda: DataLoader(Transformed(), 4, shuffle=True, num_workers=1),
-        "torch-shared": lambda: DataLoader(FromTorch(generator), 4, shuffle=True, generator=generator),
+        "torch-shared": lambda: DataLoader(
+            FromTorch(generator), 4, shuffle=True, generator=generator
+        ),
         "lazy-generator": lambda: DataLoader(LazyGenerator(), 4, shuffle=True),
-        "lazy-generator-workers": lambda: DataLoader(LazyGenerator(), 4, shuffle=True, num_workers=2),
+        "lazy-generator-workers": lambda: DataLoader(
+            LazyGenerator(), 4, shuffle=True, num_workers=2
+        ),
         "counting": lambda: DataLoader(Counting(), 4, shuffle=True),
-        "counting-workers": lambda: DataLoader(Counting(), 4, shuffle=True, num_workers=1, persistent_workers=True),
+        "counting-workers": lambda: DataLoader(
+            Counting(), 4, shuffle=True, num_workers=1, persistent_workers=True
+        ),
         "cached": lambda: DataLoader(Cached(), 4, shuffle=True),
-        "cached-workers": lambda: DataLoader(Cached(), 4, shuffle=True, num_workers=2, persistent_workers=True),
+        "cached-workers": lambda: DataLoader(
+            Cached(), 4, shuffle=True, num_workers=2, persistent_workers=True
+        ),
         "database": lambda: DataLoader(Database(), 4, shuffle=True, num_workers=2),
-        "database-init": lambda: DataLoader(Database(), 4, shuffle=True, num_workers=2, worker_init_fn=open_in_worker),
+        "database-init": lambda: DataLoader(
+            Database(), 4, shuffle=True, num_workers=2, worker_init_fn=open_in_worker
+        ),
         "memmap": lambda: DataLoader(Memmapped(), 4, shuffle=True, num_workers=1),
-        "collate": lambda: DataLoader(blobs, 4, shuffle=True, collate_fn=NoisyCollate(), num_workers=1),
+        "collate": lambda: DataLoader(
+            blobs, 4, shuffle=True, collate_fn=NoisyCollate(), num_workers=1
+        ),
         "negatives": lambda: DataLoader(Negatives(), 4, shuffle=True),
         "one-batch": lambda: DataLoader(Blobs(4), 4),
-    }  # fmt: skip
+    }
 
 
 class SampledData(LightningDataModule):
