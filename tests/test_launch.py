@@ -1,4 +1,7 @@
-"""scripts/launch.py: what it asks SageMaker for, what it refuses before anything costs, and how it follows a job."""
+"""scripts/launch.py: its requests, what it refuses, and how it follows a job.
+
+It refuses what is wrong before anything costs money.
+"""
 
 import json
 import re
@@ -34,7 +37,7 @@ DATA = "--channel=training=s3://my-bucket/cifar10/"
 
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory) -> str:
-    """An AWS with data, a bucket elsewhere, and the image in its registry."""
+    """A moto server with data, a bucket in another region, and the image in its registry."""
     with aws_services.moto(tmp_path_factory.mktemp("moto")) as endpoint:
         s3 = client("s3", endpoint)
         s3.create_bucket(Bucket="my-bucket")
@@ -58,7 +61,10 @@ def aws(tmp_path_factory) -> str:
 
 @pytest.fixture
 def launch(tmp_path):
-    """Runs launch.py in an empty folder; offline and without credentials unless an endpoint is given."""
+    """Return a function that runs launch.py in an empty folder.
+
+    It runs offline and without credentials, unless an endpoint is given.
+    """
 
     def run(
         *arguments: str, endpoint: str | None = None, **others: str
@@ -540,7 +546,7 @@ def test_a_refusal_of_sagemakers_is_one_line(aws, launch):
     )
 
 
-# Following: a spot job of two instances, of which each look finds one state and one line more.
+# Following: a spot job of two instances; each look finds one more state and one more line.
 CHANGES = [
     {"Status": "Starting", "StartTime": 1700000000, "StatusMessage": "Preparing the instances"},
     {
@@ -586,7 +592,7 @@ SPOT = (
 
 
 def follow(aws: str, launch, *arguments: str, states: list[dict], lines=LINES):
-    """Launch a job in the stand-in and return what was printed, and the stand-in."""
+    """Launch a job in the stand-in; return what was printed, and the stand-in."""
     stand_in = SageMakerStandIn(states, lines)
     with served_here(stand_in.answer) as address:
         done = launch(
@@ -706,7 +712,10 @@ def test_hyperparameters_are_checked_by_the_applications_parser(launch):
 
 
 def test_the_data_module_that_is_asked_is_that_of_the_channels(launch):
-    """CIFAR10DataModule, the default where there is a channel, has a flag that DigitsDataModule lacks."""
+    """Ask the data module of the channels which flags there are.
+
+    CIFAR10DataModule, the default where there is a channel, has a flag that DigitsDataModule lacks.
+    """
     with_channel = launch(*NEEDED, "--dry-run", DATA, "data.download=false")
     assert with_channel.returncode == 0, with_channel.stderr
     without = launch(*NEEDED, "--dry-run", "data.download=false")
@@ -730,7 +739,10 @@ def test_hyperparameters_that_cannot_be_checked_are_said_to_be_so(launch, tmp_pa
 
 
 def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
-    """moto's environment has boto3 and no Lightning; a copy of the checkout has no .venv beside it."""
+    """Without Lightning, launch.py says so in one line.
+
+    moto's environment has boto3 and no Lightning; a copy of the checkout has no .venv beside it.
+    """
     from environments import python_of
 
     for folder in ("app", "sagemaker_lightning", "launcher", "scripts"):
@@ -796,7 +808,7 @@ case "$*" in *sagemaker_lightning.drill*) exit "$DRILLED";; esac
 
 @pytest.mark.parametrize("drilled", [0, 1])
 def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
-    """In the image, with what the job is sent, and what stands for its data."""
+    """The drill runs in the image, with what is sent to the job and stand-ins for its data."""
     stub = tmp_path / "docker"
     stub.write_text(DOCKERS)
     stub.chmod(0o755)
@@ -837,7 +849,7 @@ def test_a_drill_needs_the_data_here(launch):
 
 
 def test_a_job_that_fails_is_drilled_in_this_checkout(launch):
-    """By the toolkit, as the job would be."""
+    """The toolkit starts the drill, as it would start the job."""
     done = launch(
         *NEEDED, UNCHECKED, "--dry-run", "--drill", "trainer.max_steps=0", "trainer.accelerator=cpu"
     )
@@ -872,7 +884,10 @@ def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
 
 
 def test_the_requests_shape_is_botocores_to_judge():
-    """A field that the model does not know, or that is missing, cannot come of flags: botocore's own check finds it."""
+    """Flags cannot make a request with an unknown or a missing field.
+
+    botocore's own check finds such a request.
+    """
     from launcher import request_validation
 
     with pytest.raises(ValueError, match="Missing required parameter"):

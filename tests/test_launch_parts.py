@@ -1,4 +1,7 @@
-"""The parts of scripts/launch.py by themselves: waits that contradict the run's limit, and the last looks at a log."""
+"""The parts of scripts/launch.py: waiting times, and the last lines of a log.
+
+Some waiting times contradict the run's limit.
+"""
 
 import argparse
 from types import SimpleNamespace
@@ -38,7 +41,8 @@ def test_a_shorter_wait_is_not():
         contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=99))
 
 
-LOOKS = {  # what each look finds, the last one of a job that runs included, and how many there are
+# what each look finds (the last look of a running job included), and how many looks there are
+LOOKS = {
     "nothing more": ([True, False], 2),
     "a late line": ([False, True, False, True], 3),
     "lines without an end": ([True] * 9, 4),
@@ -47,7 +51,7 @@ LOOKS = {  # what each look finds, the last one of a job that runs included, and
 
 @pytest.mark.parametrize(("found", "looks"), LOOKS.values(), ids=LOOKS)
 def test_the_last_lines_are_waited_for(monkeypatch, capsys, found, looks):
-    """CloudWatch Logs gets them some seconds after the job's end."""
+    """CloudWatch Logs gets the last lines some seconds after the job's end."""
     did = []
     job = {"TrainingJobStatus": "Completed", "TrainingJobName": "job-1"}
     log = SimpleNamespace(show=lambda: (did.append("look"), found.pop(0))[1])

@@ -1,4 +1,7 @@
-"""process/parent_process.py: a rank whose launcher is gone ends, whether it had begun before that or not."""
+"""process/parent_process.py: a rank ends when its launcher is gone.
+
+It ends whether or not it had begun before that.
+"""
 
 import os
 import signal
@@ -28,7 +31,11 @@ os.read(int(sys.argv[1]), 1)  # until it is killed
 
 
 def launched(variables: dict[str, str]) -> tuple[int, int, int, subprocess.Popen]:
-    """Start a launcher, and return what lets its rank begin, what the rank writes to, its PID, and the launcher."""
+    """Start a launcher and return a descriptor, a descriptor, a PID and a process.
+
+    The first descriptor lets the launcher's rank begin, and the rank writes to the second one. The
+    PID is the rank's, the process the launcher's.
+    """
     go, said = os.pipe(), os.pipe()
     end = os.pipe()
     started = subprocess.Popen(
@@ -56,7 +63,7 @@ def test_a_rank_that_begins_when_its_launcher_is_gone():
 
 
 def test_a_rank_whose_launcher_goes_afterwards():
-    # of somebody else, who lives
+    # PID 1 is another program's, and that program is alive.
     go, said, rank, launcher = launched({"SAGEMAKER_LIGHTNING_LAUNCHER": "1"})
     os.write(go, b"x")
     assert os.read(said, 100) == b"lives"

@@ -1,4 +1,4 @@
-"""What a process leaves out that most jobs would pay for in vain."""
+"""A process leaves out what most jobs do not need and would pay for at the start."""
 
 import os
 import re
@@ -110,7 +110,7 @@ def test_lightning_comes_without_what_it_imports_in_vain(program):
 
 @pytest.mark.parametrize("name", ["train.py", "train_multi_node.py"])
 def test_a_program_imports_that_way(name, tmp_path):
-    """A stray import of Lightning before it would cost a third of the start."""
+    """A stray import of Lightning before that would cost a third of the start."""
     line = [sys.executable, "-X", "importtime", str(ROOT / "app" / name), "--help"]
     done = subprocess.run(
         line,

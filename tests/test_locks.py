@@ -1,4 +1,7 @@
-"""The locks agree with the lists, every package has hashes, and another file of the same name is not installed."""
+"""The locks agree with the lists, and a file that is not the locked one is refused.
+
+Every package has hashes, so that another file of the same name is not installed.
+"""
 
 import hashlib
 import json
@@ -25,7 +28,10 @@ PIN = r"([\w.-]+)(?:\[.*\])?==(\S+)"
 
 
 def locked(name: str) -> dict[str, set[str]]:
-    """Return the versions of each package of a lock: of some there is one for each range of Pythons."""
+    """Return the versions of each package of a lock.
+
+    Some packages have one version for each range of Pythons.
+    """
     versions = {}
     for package, version, _, _ in STANZA.findall(LOCKS[name]):
         versions.setdefault(package, set()).add(version)
@@ -57,7 +63,10 @@ LISTS = {
 
 
 def wanted(name: str) -> set[str]:
-    """Return the packages of a lock that are there for no other package's sake: uv names in a comment who asks."""
+    """Return the packages of a lock that no other package asked for.
+
+    uv names in a comment who asked for a package.
+    """
     return {
         package
         for package, _, _, rest in STANZA.findall(LOCKS[name])
@@ -72,7 +81,7 @@ def test_every_list_has_a_lock():
 
 @pytest.mark.parametrize("name", LISTS)
 def test_lock_and_list_agree(name):
-    """If not: `make lock`."""
+    """If they do not agree, run `make lock`."""
     versions = locked(name)
     assert {package: versions.get(package) for package in LISTS[name]} == {
         package: {version} for package, version in LISTS[name].items()
@@ -82,7 +91,7 @@ def test_lock_and_list_agree(name):
 
 @pytest.mark.parametrize("name", LISTS)
 def test_every_package_has_hashes_and_no_place(name):
-    """No line is anything else than a package, its hashes, and who asks for it; no index is named."""
+    """Each line is a package, its hashes, or who asks for it; no line names an index."""
     text = LOCKS[name]
     named = re.findall(r"^[^\s#].*$", text, re.MULTILINE)
     stanzas = STANZA.findall(text)
@@ -110,7 +119,7 @@ def test_no_malicious_release_is_locked(name):
 
 
 def test_this_environment_is_what_is_locked():
-    """Made by `make env`; the packages that `make compat` puts in place of others aside."""
+    """`make env` made this environment; packages that `make compat` replaces do not count."""
     installed = {
         re.sub(r"[-_.]+", "-", package.name).lower(): package.version for package in distributions()
     }
@@ -122,7 +131,7 @@ def test_this_environment_is_what_is_locked():
     } == set()
 
 
-# A local index -------------------------------------------------------------------------------------------------------
+# A local index ------------------------------------------------------------------------------------
 
 
 def write_wheel(folder: Path, name: str, version: str) -> Path:
@@ -163,7 +172,10 @@ def install(tmp_path: Path, lock: str, index: Path) -> subprocess.CompletedProce
 
 
 def test_a_wheel_that_is_not_the_locked_one_is_not_installed(tmp_path):
-    """An index that serves another six: the lock's own stanza refuses it, and one of this very file takes it."""
+    """An index serves another file for `six`, and the lock's own entry refuses it.
+
+    A lock entry with the hash of that very file takes it.
+    """
     version = max(locked("image")["six"])
     wheel = write_wheel(tmp_path / "index", "six", version)
     (stanza,) = (match[0] for match in STANZA.finditer(LOCKS["image"]) if match[1] == "six")
@@ -216,12 +228,15 @@ def test_a_jobs_own_requirements_bring_no_malicious_release(tmp_path, wish):
     assert subprocess.run(line, env=given, capture_output=True).returncode == 0
 
 
-# What says what is in it ---------------------------------------------------------------------------------------------
+# What reads the locks: the audit and the SBOM -----------------------------------------------------
 
 
 @pytest.fixture
 def database():
-    """A stand-in for OSV's database: address, the names that were looked up, and those with a vulnerability."""
+    """Serve a stand-in for OSV's database.
+
+    Return its address, the names that were looked up, and the set of those with a vulnerability.
+    """
     asked, vulnerable = [], set()
 
     class Handler(BaseHTTPRequestHandler):
@@ -263,12 +278,15 @@ def make(*words: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 def test_an_audit(database):
-    """Every package is looked up; one that is vulnerable fails it, and so does a database that does not answer."""
+    """Every package is looked up.
+
+    The audit fails if a package is vulnerable, and if the database does not answer.
+    """
     address, asked, vulnerable = database
     flags = "FLAGS=--vulnerability-service=osv --osv-url="
     done = make("audit", flags + address)
     assert done.returncode == 0, done.stdout[-3000:]
-    # Windows's
+    # Windows only
     assert set(asked) == (locked("image").keys() | locked("bolts").keys()) - {"colorama"}
     vulnerable.add("six")
     done = make("audit", flags + address)
@@ -283,7 +301,7 @@ def test_an_audit(database):
 
 @pytest.mark.slow
 def test_the_sbom_of_an_environment(tmp_path):
-    """`make sbom` lists what is locked, with a licence for nearly all; here of this environment."""
+    """`make sbom` lists what is locked, nearly all with a licence; here, of this environment."""
     said = make("--dry-run", "sbom")
     assert (
         said.returncode == 0
@@ -305,7 +323,7 @@ def test_the_sbom_of_an_environment(tmp_path):
 @pytest.mark.soak
 @pytest.mark.slow
 def test_make_lock_changes_nothing_where_lock_and_list_agree(tmp_path):
-    """And a package that a list asks for in another version gets it, and no other."""
+    """Where a list asks for another version of a package, that package alone changes."""
     copy_checkout(tmp_path)
     line = [tmp_path / "scripts/make_lock.sh"]
     variables = os.environ | {

@@ -1,4 +1,7 @@
-"""Curves of a user's own loggers are one curve, however often the run was interrupted: no point lost, none doubled."""
+"""A user's own loggers draw one curve, however often the run was interrupted.
+
+No point is lost, and none is there twice.
+"""
 
 import csv
 import json
@@ -64,7 +67,7 @@ def test_own_loggers_have_one_curve(tmp_path: Path):
     )
     run.finish()
     assert curves(run.folder) == expected
-    run.finish()  # it is done already
+    run.finish()  # the run has already finished
     assert curves(run.folder) == expected
 
 
@@ -86,7 +89,7 @@ def rows(folder: Path, waits: bool) -> Rows:
 
 
 def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path):
-    """Also where it has got more columns since, or a row that is not whole."""
+    """So it does if the file has got more columns since, or its last row is incomplete."""
     first = rows(tmp_path, waits=False)
     for step in range(3):
         first.log_metrics({"loss": step / 3, "text": 'a "b", c'}, step)
@@ -125,7 +128,7 @@ def test_a_file_that_is_written_anew_is_whole_or_as_it_was(tmp_path: Path, monke
     first.log_metrics({"loss": 1.0}, 0)
     first.save()
     before = (tmp_path / "metrics.csv").read_bytes()
-    monkeypatch.setattr("os.replace", lambda *_: 1 / 0)  # killed before
+    monkeypatch.setattr("os.replace", lambda *_: 1 / 0)  # as if it were killed before that
     first.log_metrics({"more": 1.0}, 1)
     with pytest.raises(ZeroDivisionError):
         first.save()

@@ -1,4 +1,7 @@
-"""scripts/merge_parts.py on hostile parts: the right result, or one line and an output folder as it was."""
+"""scripts/merge_parts.py with hostile parts: the right result, or an error of one line.
+
+After an error the output folder is as it was before.
+"""
 
 import gzip
 import io
@@ -21,7 +24,10 @@ ROWS, HOSTS = 30, 3
 
 
 def write_parts(folder: Path, sharded: bool = False) -> dict[str, np.ndarray]:
-    """Write the parts of three hosts into folders of their own, and return what merging them has to give."""
+    """Write the parts of three hosts, each into its own folder.
+
+    Return what merging them has to give.
+    """
     numbers = np.arange(ROWS)
     arrays = {
         "neighbours": (numbers[:, None] + [1, 2]) % ROWS,
@@ -61,7 +67,7 @@ def archived(folder: Path, archive: Path) -> Path:
 
 
 def refused(models: list, output: Path) -> str:
-    """Merge, which has to fail; return its line."""
+    """Run a merge that has to fail, and return its line."""
     before = sorted(output.rglob("*")) if output.exists() else None
     with pytest.raises(ValueError) as error:  # noqa: PT011  the caller looks at it
         merge.merge([str(model) for model in models], output)
@@ -77,7 +83,7 @@ def edited(folder: Path, **changes) -> Path:
 
 
 def arrays_of(folder: Path) -> dict:
-    """Return what the first part's manifest says of its arrays."""
+    """Return the part of the first manifest that describes the arrays."""
     (path,) = (folder / "algo-1").glob("manifest-*.json")
     return json.loads(path.read_text())["arrays"]
 
@@ -207,7 +213,7 @@ def test_a_shape_that_is_none(tmp_path, shape):
 
 
 def test_what_would_be_merged_wrongly_is_refused(tmp_path):
-    """Each of these once gave a result that lacked rows, or had wrong numbers, without a word."""
+    """Each of these once gave a result without some rows, or with wrong numbers, and no error."""
     write_parts(tmp_path / "parts")
     arrays = arrays_of(tmp_path / "parts")
     arrays.pop("scores")
@@ -247,7 +253,10 @@ def test_what_could_not_be_merged_is_refused_in_its_first_block(block):
 
 
 def hostile(text: bytes | None = None, **attributes) -> bytes:
-    """Return a model.tar.gz with one member, manifest-x.json unless its attributes say otherwise."""
+    """Return a model.tar.gz with one member.
+
+    The member is manifest-x.json unless its attributes say otherwise.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         member = tarfile.TarInfo("manifest-x.json")
@@ -259,12 +268,12 @@ def hostile(text: bytes | None = None, **attributes) -> bytes:
 
 
 def bomb(header: bytes) -> bytes:
-    """Return a packed archive that begins so, and goes on for gigabytes if one reads on."""
+    """Return a gzipped archive: this header, then 128 MiB of other bytes."""
     return gzip.compress(header + b"0\n" * 2**26, compresslevel=1)
 
 
 def header_of(kind: bytes, size: int) -> bytes:
-    """Return an archive's header of a member."""
+    """Return the header of a member of an archive."""
     member = tarfile.TarInfo("x")
     member.type, member.size = kind, size
     return member.tobuf(tarfile.GNU_FORMAT)
@@ -381,7 +390,7 @@ VALUES = [
 
 
 def mutated(value, draw: random.Random):
-    """Return a copy of a JSON value in which one thing is another."""
+    """Return a copy of a JSON value with one change."""
     value = json.loads(json.dumps(value))
     where = value
     while type(where) in (dict, list) and where:
@@ -424,7 +433,10 @@ def mutate(folder: Path, draw: random.Random) -> None:
 
 
 def fuzz(folder: Path, seeds: range) -> dict[str, int]:
-    """Merge mutated parts, and return how often it went well and how often it was refused; all else is an error."""
+    """Merge mutated parts; return how many merges succeeded and how many were refused.
+
+    Anything else is an error.
+    """
     found = {"merged": 0, "refused": 0}
     for seed in seeds:
         draw = random.Random(seed)
@@ -450,7 +462,7 @@ def fuzz(folder: Path, seeds: range) -> dict[str, int]:
         else:
             result = {path.stem: np.load(path, allow_pickle=False) for path in output.glob("*.npy")}
             assert {*about["arrays"]} == {*result}, seed
-            # a name may have been another one in all parts
+            # The mutation may have given an array another name in all parts.
             for name in wanted.keys() & result.keys():
                 assert np.array_equal(result[name], wanted[name]), (seed, name)
             found["merged"] += 1

@@ -1,6 +1,7 @@
-"""Jobs as their users get them wrong, by chance: each ends as a right run, or with one line that says what is wrong.
+"""Jobs with random mistakes of their users: each trains right, or names its mistake.
 
-A small round of one seed; with SOAK=1 in the environment, 400 of each of three.
+A job that does not train ends with one line that says what is wrong. One round of one seed runs by
+default; with SOAK=1 in the environment, 400 of each of three seeds.
 """
 
 import itertools
@@ -23,7 +24,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def server():
-    """What forks the jobs."""
+    """The process that forks the jobs."""
     return mutated_jobs.server()
 
 
@@ -32,7 +33,7 @@ def test_a_mutated_job_ends_as_it_must(server, tmp_path: Path, case: mutated_job
     assert mutated_jobs.check(server, case, tmp_path / "ml") == [], case
 
 
-# What the long rounds have found, mended since.
+# What the long rounds found; all of it is fixed now.
 FOUND = [
     mutated_jobs.Case(
         "a long value", {"trainer.strategy": "x" * 2500}, names=("--trainer",), fails=True
@@ -40,12 +41,12 @@ FOUND = [
     mutated_jobs.Case(
         "a dead link for logs",
         {"logger.save_dir": "here"},
-        # which root cannot make either
+        # root cannot make this folder either
         lambda folder: (folder / "code/here").symlink_to("/proc/nonexistent/there"),
         names=("code/here: logs cannot be written there",),
         fails=True,
     ),
-    # Numbers that nobody expects.
+    # Numbers that no code expects.
     mutated_jobs.Case("no test", {"trainer.limit_test_batches": "0"}, fails=False),
     mutated_jobs.Case("logs in years", {"logger.flush_secs": str(2**63 - 1)}, fails=False),
 ]
@@ -65,7 +66,10 @@ def test_a_seed_gives_the_same_jobs_again():
 
 
 def test_what_is_wrong_is_seen(server, tmp_path: Path):
-    """A run that should have failed, a line that names something else, and a success without a model."""
+    """A check of the checks: three kinds of failures have to be found.
+
+    A run that should have failed, a line that names something else, and a success without a model.
+    """
     right = mutated_jobs.Case("right", dict(mutated_jobs.BASE), fails=True)
     assert mutated_jobs.check(server, right, tmp_path / "right") == ["it must fail"]
     other = mutated_jobs.Case(

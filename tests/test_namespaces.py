@@ -1,6 +1,8 @@
-"""compat/namespaces.py: `pytorch_lightning` and `lightning.pytorch` are the same modules, whichever is installed.
+"""compat/namespaces.py: the two names of Lightning are the same modules.
 
-Lightning itself says it for this environment; small packages of its shape say it for the others, one process each.
+`pytorch_lightning` and `lightning.pytorch` are the same, whichever of the two is installed.
+Lightning itself shows it for this environment; small packages of its shape show it for the others,
+one process each.
 """
 
 import importlib
@@ -24,7 +26,7 @@ from test_strangers import check
 from sagemaker_lightning.compat import namespaces
 from sagemaker_lightning.state import encoding
 
-# The Lightning of this environment ------------------------------------------------------------------------------------
+# The Lightning of this environment ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("packages", list(zip(*namespaces.PACKAGES.values(), strict=True)), ids=str)
@@ -74,7 +76,7 @@ def test_a_pickle_may_name_either(name: str):
 
 @pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
 def test_our_checkpoints_may_name_either(package: str):
-    """A job may go on in an environment with the other distribution."""
+    """A job may continue in an environment with the other distribution."""
     stage = pytorch_lightning.trainer.states.RunningStage
     assert (
         encoding.raised(("enum", f"{package}.trainer.states", "RunningStage"), "VALIDATING")
@@ -110,7 +112,7 @@ def test_either_distribution_is_asked_for_its_version():
     assert [name for name in listed if name in namespaces.PACKAGES] == [namespaces.distribution()]
 
 
-# Programs as Lightning's documentation writes them --------------------------------------------------------------------
+# Programs as Lightning's documentation writes them ------------------------------------------------
 
 
 @pytest.mark.slow
@@ -121,7 +123,7 @@ def test_a_module_of_lightnings_documentation_is_exact(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_program_of_lightnings_documentation_runs_as_a_job(job: Job):
-    """In a Python that starts anew: nothing of ours is imported but by the environment itself."""
+    """The job runs in a new Python, where only the environment itself imports the runtime."""
     job.write("code/train.py", (ROOT / "tests/autoencoder.py").read_text())
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
     done = job.run(cold=True)
@@ -130,7 +132,7 @@ def test_a_program_of_lightnings_documentation_runs_as_a_job(job: Job):
     assert (job.base / "model/autoencoder.ckpt").is_file()
 
 
-# Packages of Lightning's shape ----------------------------------------------------------------------------------------
+# Packages of Lightning's shape --------------------------------------------------------------------
 
 MODULES = {
     "pytorch-lightning": ("pytorch_lightning", "lightning_fabric"),
@@ -175,7 +177,10 @@ def install(folder: Path, distribution: str, version: str = "2.6.6", seconds: fl
 
 
 def run(folder: Path, *line: str, status: int = 0) -> str:
-    """Run a command line of a Python that has the runtime and what is in `folder`, and return what it says."""
+    """Run a command line in a Python with the runtime and what is in `folder`.
+
+    Return what it prints.
+    """
     start = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(ROOT)!r}]\n"
     command = [sys.executable, "-I", "-S", "-c", start + "\n".join(line)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
@@ -227,7 +232,7 @@ def test_the_one_that_is_imported_before_the_runtime_is_taken(tmp_path: Path, fi
 
 
 def test_both_before_the_runtime_are_one_line(tmp_path: Path):
-    """And nothing is said until what needs Lightning is asked for."""
+    """The error comes only when something that needs Lightning is imported."""
     for distribution in MODULES:
         install(tmp_path, distribution)
     code = "import lightning, pytorch_lightning\nfrom sagemaker_lightning import SageMakerEnvironment, UserError\n"
@@ -281,7 +286,10 @@ def test_a_package_of_the_users_own_stays_theirs(tmp_path: Path):
 
 
 def test_a_folder_of_the_users_own_is_no_package(tmp_path: Path):
-    """Python takes a folder for a package where nothing else has its name; modules in it are found all the same."""
+    """A folder with Lightning's name is no package, and modules in it are still found.
+
+    Python takes a folder for a package where nothing else has its name.
+    """
     install(tmp_path, "pytorch-lightning")
     (tmp_path / "lightning").mkdir()
     (tmp_path / "lightning/rain.py").write_text("wet = 2\n")
@@ -322,8 +330,8 @@ assert lightning.pytorch is pytorch_lightning
 """
 
 
-# Not beside them: "pytorch_lightning.callbacks" where that is its first name. Python locks it and then its package,
-# which locks them the other way round.
+# "pytorch_lightning.callbacks" is not imported at the same time where that is its first name.
+# Python locks it and then its package, which locks them the other way round.
 AT_ONCE = {
     "pytorch-lightning": [
         "lightning",

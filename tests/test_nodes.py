@@ -1,6 +1,7 @@
-"""Several nodes, each a container that the real toolkit starts: they find each other, and none hangs.
+"""Several nodes, each a container that the real toolkit starts.
 
-What the nodes say to one another is in tests/test_peers.py; here is what it does to real programs.
+They find each other, and none hangs. tests/test_peers.py tests what the nodes say to one another;
+here is what it does to real programs.
 """
 
 import json
@@ -51,7 +52,7 @@ def job(image: str, folder: Path, hosts: int, hyperparameters: dict, **more) -> 
 
 
 def steps_of(hosts: list[Path], ranks: int) -> list[tuple[list[int], float]]:
-    """Return of each step the samples of all ranks, and the loss over all of them."""
+    """Return for each step the samples of all ranks, and the loss over all of them."""
     ranks = [
         json.loads((hosts[rank // ranks] / f"output/data/probe-{rank}.json").read_text())
         for rank in range(ranks * len(hosts))
@@ -66,7 +67,10 @@ def steps_of(hosts: list[Path], ranks: int) -> list[tuple[list[int], float]]:
 
 
 def one_process(folder: Path, batch_size: int) -> list[tuple[list[int], float]]:
-    """Train in one process with that batch size and return its steps; the model is in `folder`/model."""
+    """Train in one process with this batch size, and return its steps.
+
+    The model is in `folder`/model.
+    """
     (folder / "output/data").mkdir(parents=True)
     (folder / "probe.py").write_text(CODE["probe.py"])
     flags = TWO_EPOCHS | {"data.batch_size": batch_size}
@@ -127,7 +131,11 @@ DISTRIBUTION = {
 def test_n_ranks_compute_what_one_does(
     image: str, tmp_path: Path, hosts: list[str], ranks: int, program: str, more
 ):
-    """The samples of each step, its loss, and the weights after two epochs of 185 samples, which no batch divides."""
+    """N ranks have the samples, the losses and the weights of one process.
+
+    They are compared at each step, the weights after two epochs of 185 samples, which no batch
+    divides.
+    """
     given = TWO_EPOCHS | {"trainer.devices": ranks} | more
     resources = DATA_GROUP if more else {}
     with Nodes(
@@ -161,9 +169,9 @@ def test_n_ranks_compute_what_one_does(
 
     for host in training:
         files = {path.name for path in (tmp_path / host).rglob("*") if path.is_file()}
-        # a finished run needs none
+        # A finished run needs no last.ckpt.
         assert ("model.pt" in files) == (host == training[0]) and "last.ckpt" not in files
-        # once, whatever its ranks
+        # Prepared once, however many ranks there are.
         assert (tmp_path / host / "output/data/prepared").read_text() == "prepared\n"
 
 
@@ -211,10 +219,10 @@ def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
 
 
 def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
-    """Its ranks and those of the others wait for one another, and are ended."""
+    """The ranks on both sides wait for one another, and are ended."""
     with job(image, tmp_path, 3, LONG) as nodes:
         nodes.start()
-        nodes.wait_for("step=", "algo-1", times=3)  # seconds: the others have heard of the first
+        nodes.wait_for("step=", "algo-1", times=3)  # seconds: the others know of the first
         nodes.cut("algo-3")
         assert nodes.end() == {"algo-1": 1, "algo-2": 1, "algo-3": 1}
         for host in ("algo-1", "algo-2"):

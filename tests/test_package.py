@@ -1,4 +1,4 @@
-"""The runtime as a package of its own: installed without the rest, and imported without torch."""
+"""The runtime as a package: installed without the rest, and imported without torch."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ def test_each_public_name_is_there():
 
 
 def test_it_is_imported_without_any_package():
-    """Isolated, without site-packages: the standard library alone."""
+    """Python runs isolated and without site-packages: only the standard library is there."""
     line = [
         sys.executable,
         "-I",
@@ -45,7 +45,7 @@ def test_it_is_imported_without_any_package():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel of this checkout."""
+    """The wheel that this checkout builds."""
     folder = tmp_path_factory.mktemp("wheel")
     copy_checkout(folder / "source")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
@@ -77,7 +77,7 @@ assert "torchvision" not in sys.modules and "jsonargparse" not in sys.modules
 def test_all_but_the_command_line_needs_torch_and_lightning_alone(
     tmp_path: Path, wheel: Path, imports: str, name: str
 ):
-    """In the environment that `pip install lightning` makes, which has both distributions."""
+    """It runs in the environment of `pip install lightning`, which has both distributions."""
     target = tmp_path / "target"
     installed = [
         sys.executable,

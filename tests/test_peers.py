@@ -1,7 +1,8 @@
-"""nodes/mesh.py and nodes/watchdog.py between hosts: all in this process, each with an address, a thread and a loop.
+"""nodes/mesh.py and nodes/watchdog.py between hosts, all of them in this process.
 
-Their names are this module's to give: a host is known when `Hosts.names` has its address. A host that is frozen, or cut
-off, is one whose loop stands still; one that is cut off by its network has a network namespace (root only).
+Each host has an address, a thread and a loop. This module decides about their names: the name of a
+host resolves when `Hosts.names` has its address. A host that is frozen or cut off is one whose loop
+does not run; a host whose network is cut has a network namespace of its own (root only).
 """
 
 import asyncio
@@ -29,13 +30,13 @@ from sagemaker_lightning.nodes import mesh
 from sagemaker_lightning.nodes.mesh import Peers, Verdict
 from sagemaker_lightning.nodes.watchdog import Watch
 
-ENOUGH = 30.0  # seconds for what comes within a few
+ENOUGH = 30.0  # seconds; what is waited for comes within a few
 SILENCE = 1.5
 ALL = ("algo-1", "algo-2", "algo-3")
 
 
 def comes(condition: Callable[[], object], limit: float = ENOUGH) -> bool:
-    """Wait for a condition, and return whether it has come."""
+    """Wait for a condition, and return whether it became true."""
     end = time.monotonic() + limit
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
@@ -43,7 +44,7 @@ def comes(condition: Callable[[], object], limit: float = ENOUGH) -> bool:
 
 
 class Hosts:
-    """Hosts that are up, and what became of them."""
+    """The hosts that are up, and the verdicts that ended others."""
 
     def __init__(self, stack: ExitStack, network: str) -> None:
         self.stack, self.network, self.port = stack, network, free_port()
@@ -58,7 +59,10 @@ class Hosts:
         return f"{self.network}.{int(name.removeprefix('algo-')) + 1}"
 
     def start(self, *names: str, hosts=ALL, told: Mapping = {}, first=None, **settings) -> None:
-        """Start the watches on hosts, which are known from now on; `first` is what each does in its thread first."""
+        """Start the watches of hosts, whose names resolve from now on.
+
+        Each host calls `first` in its thread before anything else.
+        """
         for name in names:
             self.names.setdefault(name, self.address(name))
             self.ended[name] = []
@@ -73,7 +77,7 @@ class Hosts:
             self.stack.callback(self._end, name)
 
     def leave(self, name: str) -> Future:
-        """Have a host leave; what is returned is done when it has."""
+        """Have a host leave; return a future that is done when it has left."""
         return self.work.submit(self._end, name)
 
     def _end(self, name: str) -> None:
@@ -82,17 +86,17 @@ class Hosts:
             self.up[name].__exit__()
 
     def meet(self) -> None:
-        """Return when all that are up have heard of one another."""
+        """Wait until all hosts that are up have heard of one another."""
         everyone = [peer for watch in self.up.values() for peer in watch.peers.others.values()]
         assert comes(lambda: all(peer.heard for peer in everyone))
 
     def verdicts(self, *names: str) -> list[str | None]:
-        """Return the verdicts on hosts, for which there is time enough to come."""
+        """Return the verdicts on hosts, and wait long enough for them."""
         comes(lambda: all(self.up[name].verdict for name in names))
         return [self.up[name].verdict and self.up[name].verdict.why for name in names]
 
     def freeze(self, name: str) -> threading.Event:
-        """Have a host stand still until the event is set."""
+        """Stop a host's loop until the returned event is set."""
         event, frozen = threading.Event(), threading.Event()
         self.stack.callback(event.set)
         self.up[name].loop.call_soon_threadsafe(lambda: (frozen.set(), event.wait(ENOUGH)))
@@ -102,7 +106,7 @@ class Hosts:
 
 @pytest.fixture
 def hosts(monkeypatch) -> Iterator[Hosts]:
-    """No host yet; each will listen on an address of its own of this machine."""
+    """No host is up yet; each will listen on an address of its own of this machine."""
     listen = asyncio.start_server
 
     def listen_on_its_own(called, **options):
@@ -128,13 +132,17 @@ def _give_names(monkeypatch, found: Hosts) -> None:
 
 @pytest.mark.slow
 def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
-    """The first that starts knows no other one's name, and the one that comes last is called by nobody."""
+    """All hosts wait for the last one, at the start and at the end.
+
+    The first host that starts cannot resolve the names of the others, and no host calls the last
+    one.
+    """
     hosts.start("algo-2")
     first = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_ready)
     hosts.start("algo-3")
     others = [first, hosts.work.submit(hosts.up["algo-3"].wait_until_all_are_ready)]
     assert comes(lambda: hosts.up["algo-2"].peers.others["algo-3"].ready)
-    # nor is who waits taken for lost
+    # And a host that waits is not taken for lost.
     assert not comes(lambda: any(one.done() for one in others), SILENCE * 1.3)
     assert "does not resolve" not in hosts.up["algo-2"].peers.others["algo-1"].problem
     hosts.start("algo-1")
@@ -158,9 +166,9 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_host_that_never_appears(hosts, known):
-    """What is known of its name is said by whoever has looked: those that come after it call it."""
+    """Each host says what it found out about the name; hosts that start later call it."""
     if known:
-        hosts.names["algo-2"] = hosts.address("algo-2")  # where nobody listens
+        hosts.names["algo-2"] = hosts.address("algo-2")  # where nothing listens
     hosts.start("algo-1", "algo-3", hosts=(*ALL, "algo-4"), appear=0.6)
     first, third = hosts.verdicts("algo-1", "algo-3")
     assert first.startswith("host algo-2 did not appear within 1 s: ")
@@ -170,14 +178,14 @@ def test_a_host_that_never_appears(hosts, known):
         for why in (first, third)
     }
     refused = f"but it does not answer on port {hosts.port} ("
-    if known:  # the first to say so has told the other
+    if known:  # the first host to find out has told the other one
         assert all(f"its name is that of {hosts.address('algo-2')}, but " in how for how in found)
         assert any(refused in how or "it never called" in how for how in found)
     else:
         assert found == {"its name does not resolve (Name or service not known)"}
     assert "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT" in first
     assert hosts.up["algo-1"].verdict.here is hosts.up["algo-1"].verdict.stopped is False
-    assert comes(lambda: len(hosts.ended["algo-1"]) == 1)  # at once: it is nobody's last word
+    assert comes(lambda: len(hosts.ended["algo-1"]) == 1)  # at once: nobody waits for it
 
 
 def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
@@ -199,7 +207,7 @@ def test_a_host_that_goes_quiet(hosts):
     seen = [hosts.up[name].peers.others["algo-3"] for name in ALL[:2]]
     assert comes(lambda: all(peer.status == "epoch 2, step 7" for peer in seen))
     going_on = hosts.freeze("algo-3")
-    time.sleep(SILENCE / 3)  # for a moment, nothing is wrong
+    time.sleep(SILENCE / 3)  # a short silence is no failure
     going_on.set()
     assert not comes(lambda: any(watch.verdict for watch in hosts.up.values()), SILENCE)
     hosts.freeze("algo-3")
@@ -215,7 +223,7 @@ def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts,
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
     hosts.start(*ALL[:2], hosts=ALL[:2])
     hosts.meet()
-    assert hosts.up["algo-1"].wait_for_verdict() is None  # and it ends where there is none
+    assert hosts.up["algo-1"].wait_for_verdict() is None  # and the wait ends if there is no verdict
     hosts.freeze("algo-2")
     assert (
         hosts.up["algo-1"]
@@ -225,7 +233,7 @@ def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts,
 
 
 def test_a_connection_that_breaks_off(hosts):
-    """As that of a machine that is switched off while its network lives: no silence has to pass."""
+    """As when a machine is switched off while its network lives: no silence has to pass."""
     hosts.start(*ALL, silence=60.0)
     hosts.meet()
     lost = hosts.up["algo-2"]
@@ -251,7 +259,7 @@ def test_hosts_that_were_told_different_things(hosts, one, other, says):
     hosts.start("algo-1", told=one, hosts=ALL[:2])
     hosts.start("algo-2", told=other, hosts=ALL[:2])
     why = f"hosts algo-1 and algo-2 were told different things: {says}; start all with the same"
-    assert hosts.verdicts("algo-1", "algo-2") == [why, why]  # in the same order, whoever says it
+    assert hosts.verdicts("algo-1", "algo-2") == [why, why]  # in this order on all hosts
     assert (
         not hosts.up["algo-1"].verdict.here
         and hosts.up["algo-2"].wait_until_all_are_ready().why == why
@@ -259,8 +267,11 @@ def test_hosts_that_were_told_different_things(hosts, one, other, says):
 
 
 def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
-    """All that the job was told, secrets masked; and how long a program that has to end may take."""
-    # which the training toolkit sets where it is not
+    """Hosts compare all that the job was told, with secrets masked.
+
+    And they compare how long a program may take to end.
+    """
+    # The training toolkit sets it if it is not set.
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
     from sagemaker_lightning.launch import toolkit_hook
 
@@ -302,7 +313,7 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_last_words_of_a_host_that_fails(hosts, stopped):
-    """It says why and is gone; those that had not appeared by then hear of it from the others."""
+    """It says why and leaves; hosts that appear later hear the reason from the others."""
     hosts.start(*ALL[:2])
     assert comes(lambda: hosts.up["algo-1"].peers.others["algo-2"].heard)
     hosts.up["algo-2"].fail("host algo-2: boom", stopped=stopped)
@@ -316,7 +327,11 @@ def test_the_last_words_of_a_host_that_fails(hosts, stopped):
 
 
 def test_last_words_are_waited_for(hosts, monkeypatch):
-    """A container's network goes with it: it stays until those that listen have hung up, but not for ever."""
+    """A host that fails stays until its last words were heard, but not for ever.
+
+    A container's network is gone when the container ends; so the host waits until those that listen
+    have hung up.
+    """
     monkeypatch.setattr("sagemaker_lightning.nodes.mesh.ENDS_BY_ITSELF", 60.0)
     hosts.start(*ALL, silence=60.0)
     hosts.meet()
@@ -338,7 +353,7 @@ KILL, ABORT = "os.kill(os.getpid(), signal.SIGKILL)", "os.abort()"
 
 
 class Ranks:
-    """Two ranks on each of two hosts, the programs of which have not ended; nobody has much patience."""
+    """Two ranks on each of two hosts, whose programs have not ended; deadlines are short."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
@@ -356,17 +371,17 @@ class Ranks:
         assert comes(lambda: self.hosts.up[f"algo-{host}"].bereft)
 
     def die(self, host: str, number: int) -> None:
-        """Break a rank's line."""
+        """Break the connection of a rank, as its death does."""
         self.lines[host, number].socket.close()
 
     def suspected(self, number: int) -> None:
-        """Wait until both hosts have heard of so many suspicions."""
+        """Wait until both hosts have heard of this many suspicions."""
         assert comes(
             lambda: all(len(watch.suspected) == number for watch in self.hosts.up.values())
         )
 
     def reasons(self) -> list[str]:
-        """Return what both hosts say when their programs have ended, and have said that they lost a peer."""
+        """Have both programs end with a lost peer, and return the reasons that the hosts give."""
         for watch in self.hosts.up.values():
             watch.ended = True
         waits = [self.hosts.work.submit(self._wait, watch) for watch in self.hosts.up.values()]
@@ -387,11 +402,13 @@ def ranks(hosts, monkeypatch) -> Ranks:
 
 @pytest.mark.parametrize("ended", [False, True], ids=["programs that hang", "programs that end"])
 def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
-    """As one of algo-2 is killed, Lightning's launcher on algo-1 loses a peer and ends, and so does its other rank.
+    """A rank that its launcher took with it is not named as the reason.
 
-    That rank's line breaks before the launcher's own, of which other threads live a moment longer.
+    One rank of algo-2 is killed; Lightning's launcher on algo-1 loses a peer and ends, and its
+    other rank ends with it. That rank's connection breaks before the launcher's own, because other
+    threads of the launcher live a moment longer.
     """
-    ranks.lose("1", 0)  # which algo-1 may hear of before anything of algo-2
+    ranks.lose("1", 0)  # algo-1 may hear of this before it hears anything of algo-2
     ranks.die("1", 1)
     ranks.die("1", 0)
     ranks.suspected(1)
@@ -408,7 +425,7 @@ def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
 def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_is_heard_of(
     ranks, monkeypatch
 ):
-    """As NCCL ends a process whose peer is gone, while the host of that peer is too busy to say so."""
+    """NCCL ends a process whose peer is gone, and the peer's host is too busy to say so."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
     first, second = (ranks.hosts.up[name].path for name in ALL[:2])
     with process(second, "the cause", KILL) as dead, process(first, "the victim", ABORT) as victim:
@@ -428,7 +445,10 @@ def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_i
 
 
 def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
-    """An exception in what a rank does when it lost a peer, a host whose connection breaks off: on other hosts, too."""
+    """What fails after a rank was killed is not the reason, on no host.
+
+    Here a rank raises because it lost a peer, and a host's connection breaks off.
+    """
     with process(ranks.hosts.up["algo-2"].path, "the dead one", KILL) as dead:
         may(dead)
         ranks.suspected(1)
@@ -459,7 +479,7 @@ def test_of_two_that_may_be_the_reason_the_first_is(ranks):
 
 
 def test_an_exception_is_a_better_reason_than_a_rank_that_aborts(ranks):
-    """It may be said later: a rank that raises lets go of its peers before it says why."""
+    """It may come later: a rank that raises lets go of its peers before it says why."""
     with process(ranks.hosts.up["algo-1"].path, "the victim", ABORT) as victim:
         may(victim)
         ranks.suspected(1)
@@ -468,7 +488,7 @@ def test_an_exception_is_a_better_reason_than_a_rank_that_aborts(ranks):
 
 
 def hostile(hosts: Hosts, name: str, *lines: bytes) -> bytes:
-    """Return what a host answers to a stranger until it hangs up."""
+    """Return what a host answers to an unknown client until it hangs up."""
     with socket.create_connection((hosts.address(name), hosts.port), timeout=ENOUGH) as line:
         with suppress(OSError):
             line.sendall(b"".join(lines))
@@ -480,7 +500,7 @@ def hostile(hosts: Hosts, name: str, *lines: bytes) -> bytes:
 
 
 def greeting(**changed) -> bytes:
-    """Return what algo-2 says first when it calls algo-1, but for what is changed."""
+    """Return the first line of algo-2 when it calls algo-1, with these changes."""
     return json.dumps({"host": "algo-2", "told": {}, "calls": "algo-1"} | changed).encode() + b"\n"
 
 
@@ -524,7 +544,7 @@ def test_what_a_stranger_was_told_may_be_anything(hosts):
 
 @pytest.mark.parametrize(("caller", "reached"), [("algo-2", "algo-3"), ("algo-3", "algo-1")])
 def test_a_name_that_leads_to_another_host_at_first(hosts, caller, reached):
-    """As that of a host that is not up yet, and whose address another one has had."""
+    """As the name of a host that is not up yet, whose address another host had before."""
     called = "algo-1" if caller == "algo-2" else "algo-2"
     hosts.start(reached)
     hosts.names[called] = hosts.address(reached)
@@ -545,7 +565,7 @@ def test_a_port_that_is_taken(hosts):
         hosts.start("algo-1")
 
 
-HEARD = {  # seconds ago that the others were heard, which of them is lost, and who is named
+HEARD = {  # seconds since the others were heard, which of them is lost, and who is named
     "one of two": ({"algo-2": 3.0, "algo-3": 0.1}, "lost algo-2: how; last heard 3 s ago: two"),
     "all": (
         {"algo-2": 3.0, "algo-3": 2.6},
@@ -570,7 +590,7 @@ HEARD = {  # seconds ago that the others were heard, which of them is lost, and 
 
 @pytest.mark.parametrize(("heard", "says"), HEARD.values(), ids=HEARD)
 def test_who_is_named_as_lost(monkeypatch, heard, says):
-    """With a clock that stands still; the silence is 5 s."""
+    """The clock stands still; the allowed silence is 5 s."""
     monkeypatch.setattr(mesh, "time", SimpleNamespace(monotonic=lambda: 100.0))
     verdicts = []
     settings = {"port": 1, "appear": 1.0, "silence": 5.0, "suspect": None}
@@ -585,7 +605,7 @@ CLONE_NEWNET = 0x40000000  # sched.h
 
 
 def _own_network() -> None:
-    """Give the thread that calls it a network namespace, which is gone when the thread is."""
+    """Give the calling thread a network namespace, which ends with the thread."""
     assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, os.strerror(
         ctypes.get_errno()
     )
@@ -599,7 +619,7 @@ def _ip(thread: int, *line: str) -> None:
 
 @pytest.fixture
 def switch(monkeypatch) -> Iterator["Switch"]:
-    """Nothing is plugged in yet."""
+    """A switch without any hosts."""
     with ExitStack() as stack:
         found = Switch(stack, "10.177.0")
         _give_names(monkeypatch, found)
@@ -607,7 +627,7 @@ def switch(monkeypatch) -> Iterator["Switch"]:
 
 
 class Switch(Hosts):
-    """Hosts that have a network namespace each, and a bridge between them in another one."""
+    """Hosts with a network namespace each, and a bridge between them in another one."""
 
     def __init__(self, stack: ExitStack, network: str) -> None:
         super().__init__(stack, network)
@@ -625,7 +645,7 @@ class Switch(Hosts):
         _ip(self.bridge, "link", "set", "switch", "up")
 
     def plug(self, *names: str) -> None:
-        """Start hosts, and give them their cables."""
+        """Start hosts, and connect them with cables."""
         self.start(*names, first=_own_network)
         for name in names:
             host = self.up[name].thread.native_id
@@ -647,7 +667,7 @@ class Switch(Hosts):
             _ip(host, "link", "set", "eth0", "up")
 
     def cut(self, name: str) -> None:
-        """Cut a cable: packets are lost, and no connection is closed."""
+        """Cut a host's cable: packets are lost, and no connection is closed."""
         _ip(self.bridge, "link", "set", name, "down")
 
 

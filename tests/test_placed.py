@@ -1,6 +1,7 @@
-"""Training loaders of every kind, left at any batch and begun again by a new process, give the batches they would have.
+"""Training loaders of every kind continue at any batch with the right batches.
 
-A process is played by new loaders, and by Lightning's fetcher, which may be one batch ahead.
+A new process begins where another one stopped, and its batches are those of an uninterrupted run.
+New loaders play the part of the new process; Lightning's fetcher may be one batch ahead.
 """
 
 from multiprocessing import active_children
@@ -23,7 +24,7 @@ EPOCHS = 3
 
 
 def begin(make, limit: int = 0) -> tuple[CombinedLoader, _PrefetchDataFetcher]:
-    """Set up the loaders of a process."""
+    """Set up the loaders of a new process."""
     torch.manual_seed(5)
     seeding, trainer = Seeding(7), SimpleNamespace(global_rank=0, world_size=1)
     both = (
@@ -41,7 +42,10 @@ def begin(make, limit: int = 0) -> tuple[CombinedLoader, _PrefetchDataFetcher]:
 
 
 def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int, int, str]]:
-    """Return (epoch, batch, what it holds) of all epochs, by processes that are stopped before some of the batches."""
+    """Return (epoch, batch, its content) of all epochs.
+
+    The processes that load them are stopped before some of the batches.
+    """
     stops, seen = list(stops), []
     both, fetcher = begin(make, limit)
     epoch, done, states = 0, 0, None
@@ -136,7 +140,11 @@ def test_any_batch(kind, limit):
 
 @pytest.mark.parametrize("options", [{}, STATE, {**STATE, "persistent": True}], ids=str)
 def test_no_worker_outlives_its_loaders(options):
-    """Left to the garbage collector, torchdata's would be waited for for 5 s each, as nobody tells them to end."""
+    """No worker outlives its loaders.
+
+    Left to the garbage collector, each loader of torchdata would be waited for for 5 s, because
+    nothing tells its workers to end.
+    """
     before = set(active_children())
     both, fetcher = begin(made("resumable", **TWO, **options))
     both.begin(fetcher, 0, 0)
@@ -154,7 +162,11 @@ def test_workers_that_stay_are_said_to_begin_anew(capsys, options, begin_anew):
 
 
 def test_no_worker_outlives_loaders_that_are_made_anew():
-    """As Lightning does with `reload_dataloaders_every_n_epochs`; one that stays keeps its workers."""
+    """No worker outlives loaders that are made anew, except those that stay.
+
+    Lightning makes them anew with `reload_dataloaders_every_n_epochs`; persistent loaders keep
+    workers.
+    """
 
     class Loop(_Loaders, _TakesLoaders):
         kind = "train"
@@ -174,7 +186,11 @@ def test_no_worker_outlives_loaders_that_are_made_anew():
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_worker_that_has_ended_before_the_others_does_not_begin_anew(persistent):
-    """Its dataset says at its end that it is at its beginning; the epoch goes on with the other worker."""
+    """A worker that ended before the others does not begin anew.
+
+    At its end its dataset says that it is at its beginning; the epoch continues with the other
+    worker.
+    """
     make = made("uneven", **STATE, **TWO, persistent=persistent)
     alone = train(make)
     assert train(make, [(0, 7), (1, 9)]) == alone
@@ -184,7 +200,10 @@ def test_a_worker_that_has_ended_before_the_others_does_not_begin_anew(persisten
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_litdata(tmp_path, monkeypatch, workers):
-    """Its loader says where it is, and counts its epochs; what samples draw in its workers is no part of that."""
+    """litdata's loader saves its position, and counts its epochs.
+
+    What samples draw in its workers is not part of its state.
+    """
     monkeypatch.chdir(tmp_path)
     streams.Streamed().prepare_data()
     make = lambda: streams.Streamed(workers).train_dataloader()  # noqa: E731
@@ -211,7 +230,7 @@ def test_litdata(tmp_path, monkeypatch, workers):
     ],
 )
 def test_litdata_of_several_datasets(tmp_path, monkeypatch, workers, kind):
-    """Of several datasets, its state is right between epochs only; so an epoch is drawn again."""
+    """Here its state is right between epochs only, so an epoch is drawn again."""
     monkeypatch.chdir(tmp_path)
     streams.Mixed().prepare_data()
     make = lambda: streams.Mixed(workers, kind).train_dataloader()  # noqa: E731
@@ -268,7 +287,7 @@ def test_states_are_taken_only_when_they_are_asked_for():
             return super().state_dict()
 
     train(Counting)
-    assert Counting.asked == 1  # once, whether a checkpoint can hold it
+    assert Counting.asked == 1  # asked once: can a checkpoint hold it?
     train(Counting, [(0, 2)])
     assert Counting.asked == 3
 
@@ -308,7 +327,11 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
 
 
 def test_a_dataset_in_a_worker_is_that_of_the_beginning_of_its_epoch():
-    """What a callback changes meanwhile is seen by the workers of the next epoch, also if it is resumed within one."""
+    """A dataset in a worker is that of the beginning of its epoch.
+
+    If a callback changes the dataset, the workers of the next epoch see the change; so they do if
+    that epoch is resumed.
+    """
 
     def levels(stop: int) -> list[float]:
         both, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))

@@ -1,4 +1,7 @@
-"""A job's source before it runs: unpacked safely with every Python, and what pip could not install of it."""
+"""A job's source before it runs: unpacking it, and what pip could not install.
+
+It is unpacked safely with every Python.
+"""
 
 import io
 import os
@@ -15,14 +18,17 @@ from sagemaker_lightning.launch import requirements, user_program
 
 @pytest.fixture
 def code(tmp_path, monkeypatch) -> Path:
-    """Where a job's source goes."""
+    """The folder for a job's source."""
     monkeypatch.setattr(user_program, "CODE", tmp_path / "code")
     return tmp_path / "code"
 
 
 @pytest.fixture(params=[True, False], ids=["3.11.4", "3.11.2"])
 def filters(request, monkeypatch) -> bool:
-    """Whether tarfile has filters: Debian 12's Python 3.11.2 has none, and no argument for them."""
+    """With and without tarfile's filters.
+
+    Python 3.11.2 of Debian 12 has none, and no argument for them.
+    """
     if not request.param:
         extractall = tarfile.TarFile.extractall
         monkeypatch.delattr(tarfile, "data_filter", raising=False)
@@ -37,7 +43,7 @@ def filters(request, monkeypatch) -> bool:
 
 
 def source(path: Path, **members: str | bytes) -> str:
-    """Write a source archive: files by their content, links by their target."""
+    """Write a source archive: files with their content, links with their target."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in members.items():
             member = tarfile.TarInfo(name)
@@ -56,14 +62,15 @@ def test_a_source_is_unpacked(code, tmp_path, filters):
 
 
 def test_a_link_stays_a_link_also_when_it_is_there_already(code, tmp_path):
-    for _ in range(2):  # the second: a desk, where the folder is used again
+    for _ in range(2):  # twice: on a person's machine the folder is used again
         user_program.unpack(
             source(tmp_path / "s.tar.gz", **{"deep/all": "..", "deep/train.py": b"1"})
         )
     assert (code / "deep/all").is_symlink() and (code / "deep/all/deep/train.py").read_text() == "1"
 
 
-# The second is three links that are harmless one by one: checked before they are there, the file seems to stay inside.
+# The second one is three links that are harmless one by one: if each is checked before the others
+# exist, the file seems to stay inside.
 ESCAPES = [
     {"../evil": b"x", "/evil": b"x", "ok": b"1"},
     {"p/q": "..", "p/q/r": "../..", "p/q/r/evil": b"x", "ok": b"1"},
@@ -152,7 +159,7 @@ def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, given)
     (tmp_path / "train.py").touch()
     (tmp_path / "requirements.txt").write_text("pip\nnosuchpackage-of-ours==1.0\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.syspath_prepend(str(tmp_path))  # what the toolkit does
+    monkeypatch.syspath_prepend(str(tmp_path))  # the toolkit does it
     if given:
         (tmp_path / "log").write_text("ERROR: No matching distribution found for an-earlier-one\n")
         monkeypatch.setenv("PIP_LOG", str(tmp_path / "log"))

@@ -1,4 +1,4 @@
-"""Progress as log lines: what a line says, how often one comes, and on which rank."""
+"""Progress as log lines: what a line says, how often it comes, and on which rank."""
 
 import re
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ LINE = re.compile(
 
 
 def train(tmp_path, capsys, every_n_seconds: float, **settings) -> list[str]:
-    """Train four steps an epoch for two epochs and return the lines that were printed."""
+    """Train two epochs of four steps, and return the lines that were printed."""
     trainer = Trainer(
         default_root_dir=tmp_path,
         callbacks=[LogProgress(every_n_seconds)],
@@ -56,16 +56,17 @@ def test_a_line_whenever_the_seconds_are_over(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_rate_counts_images_and_time_left_counts_steps(tmp_path, capsys, monkeypatch):
-    """With a clock that moves on by one second whenever it is read."""
+    """Here each reading of the clock moves it on by one second."""
     clock = iter(range(1000))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     lines = train(tmp_path, capsys, every_n_seconds=2)
     for line in lines:
-        # two steps between two lines, each of which reads the clock once
+        # There are two steps between two lines, and each step reads the clock once.
         images, seconds = 32 * 2, 2
         if "val_loss" not in line:
             assert f"images/s={images / seconds:.1f}" in line
-    # The clock was read at the start (0, 1), the epoch's start (2), after step 1 (3), step 2 (4) and for `left` (5).
+    # The clock was read at the start (0, 1), at the epoch's start (2), after step 1 (3), after step
+    # 2 (4) and for `left` (5).
     assert lines[0].endswith(f"left=0:00:{round(5 / 2 * 6)}")
 
 
@@ -84,7 +85,7 @@ def test_the_rate_is_that_of_all_ranks(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_epochs_shorter_than_the_interval_and_no_validation(tmp_path, capsys, monkeypatch):
-    """With the same clock: a step takes a second, an epoch is one step."""
+    """The same clock: a step takes a second, and an epoch is one step."""
     clock = iter(range(1000))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     lines = train(tmp_path, capsys, 3, max_epochs=9, limit_train_batches=1, limit_val_batches=0)

@@ -1,4 +1,7 @@
-"""resume/verification.py: a run that goes on says whether it does what was done before, or what differs first."""
+"""resume/verification.py: a resumed run compares itself with the interrupted one.
+
+It says whether it does the same again, or what differs first.
+"""
 
 import json
 import re
@@ -22,21 +25,21 @@ ANNOUNCED = "the state is as it was saved, and the next batch the one that was t
 
 
 class Broken(Run):
-    """A job whose programs note each step at once, and that goes on with a mistake."""
+    """A job whose programs note each step at once, and whose resumed run has a mistake."""
 
     program = ROOT / "tests/broken.py"
 
     def kill(self, at: str = "1:9") -> None:
-        """Have it killed where the model says so, which loses a few steps."""
+        """Kill the run where the model says so, which loses a few steps."""
         assert self.start(KILL_AT=at) == -signal.SIGKILL, self.said[-3000:]
 
     def stop(self, at: str = "1:6") -> None:
-        """Have it stopped, which loses none."""
+        """Stop the run, which loses no step."""
         assert self.start(STOP_AT=at) == 128 + signal.SIGTERM, self.said[-3000:]
 
     @property
     def verdicts(self) -> list[str]:
-        """What it says of itself."""
+        """The lines in which the run says how it compares."""
         return [
             line
             for line in self.said.splitlines()
@@ -45,12 +48,12 @@ class Broken(Run):
 
     @property
     def described(self) -> list[dict]:
-        """What model.json says."""
+        """What model.json says of the resumes."""
         return json.loads((self.folder / "output/model/model.json").read_text())["resumes"]
 
 
 def test_what_is_done_again_is_what_was_done(tmp_path: Path):
-    """Killed twice; and the last words are in model.json, as are those of the first time."""
+    """The run is killed twice; model.json has the verdicts of both."""
     run = Broken(tmp_path)
     run.kill("1:6")
     run.kill("2:3")
@@ -65,12 +68,16 @@ def test_what_is_done_again_is_what_was_done(tmp_path: Path):
         (20, 3, True),
     ]
     assert run.described[0]["said"] == line.partition(": ")[2]
-    run.finish()  # nothing is left to train, and it is told all the same
+    run.finish()  # nothing is left to train, and model.json still says it
     assert not run.verdicts and len(run.described) == 2
 
 
 def test_a_model_that_is_saved_again_has_the_same_name(tmp_path: Path):
-    """By a ModelCheckpoint of the user's own; a file of another run in its folder is left as it is."""
+    """A model that is saved again has the same file name.
+
+    A ModelCheckpoint of the user's own saves it; a file of another run in its folder stays as it
+    is.
+    """
     flags = [
         "--trainer.callbacks=ModelCheckpoint",
         "--trainer.callbacks.dirpath=mine",
@@ -102,7 +109,7 @@ FEW = [
 
 
 def check_killed(folder: Path, flags: list[str]) -> None:
-    """What is done again is what was done, whatever code it is."""
+    """Check that a killed run does the same again, whatever its code."""
     run = Broken(folder, *flags, "--resume.every_n_steps=6")
     run.kill("1:3" if "--trainer.overfit_batches=4" in flags else "1:7")
     run.finish()
@@ -125,7 +132,7 @@ def test_code_of_all_kinds(tmp_path: Path, flags):
 
 
 def test_after_a_stop_in_a_validation(tmp_path: Path):
-    """The batch that comes after it is announced, as a step in training would have got it."""
+    """The next batch is announced at the stop, as the next training step would have got it."""
     flags = [
         "--data=strangers.Validated",
         "--model=strangers.Augmenting",
@@ -235,7 +242,7 @@ OF_STATE = [
 
 
 def cases(found: list, *few: int) -> list:
-    """Return the cases; all but a few are for the soak."""
+    """Return the cases as parameters; all but a few are for the soak."""
     return [
         pytest.param(
             *one,
@@ -248,7 +255,7 @@ def cases(found: list, *few: int) -> list:
 
 @pytest.mark.parametrize(("mistake", "flags", "words"), cases(FOUND, 0, 2, 4, 6, 8))
 def test_a_mistake_is_found_in_what_is_done_again(tmp_path: Path, mistake, flags, words):
-    """Killed, and gone on with one mechanism broken."""
+    """The run is killed, and resumed with one mechanism broken."""
     run = Broken(tmp_path, *flags, SAVES)
     run.kill()
     run.finish(BREAK=mistake)
@@ -271,7 +278,7 @@ def test_a_mistake_is_found_in_the_batch_that_was_announced(tmp_path: Path, mist
 def test_state_that_is_not_given_back_is_named(tmp_path: Path, mistake, flags, words):
     run = Broken(tmp_path, *flags)
     run.stop()
-    run.start(BREAK=mistake)  # some cannot go on at all
+    run.start(BREAK=mistake)  # some of them cannot go on at all
     (verdict,) = run.verdicts
     assert re.match(rf"warning: resumed at step 17: {STATE}.*{words}", verdict), verdict
 
@@ -280,7 +287,7 @@ def test_state_that_is_not_given_back_is_named(tmp_path: Path, mistake, flags, w
 def test_state_that_is_not_given_back_shows_in_what_is_done_again(
     tmp_path: Path, mistake, flags, _
 ):
-    """Were the state not looked at, losses and learning rates would tell."""
+    """Here the state is not compared; losses and learning rates show the mistake."""
     run = Broken(tmp_path, *flags, SAVES)
     run.kill()
     run.start(BREAK=mistake, BLIND="1")
@@ -312,7 +319,10 @@ def test_what_no_run_can_carry_on_is_told_with_its_cause(tmp_path: Path, flags, 
 
 
 def test_what_came_otherwise_is_what_the_next_one_is_compared_with(tmp_path: Path):
-    """Not what was before it, of which some steps were not done again yet."""
+    """A run is compared with the attempt before it, even if that one differed.
+
+    It is not compared with an earlier one, of which some steps were not done again yet.
+    """
     run = Broken(tmp_path, "--resume.every_n_steps=100")
     run.kill("1:8")
     assert run.start(BREAK="a step is not seeded", KILL_AT="1:3") == -signal.SIGKILL
@@ -324,7 +334,7 @@ def test_what_came_otherwise_is_what_the_next_one_is_compared_with(tmp_path: Pat
 
 
 def test_strict_ends_the_job(tmp_path: Path):
-    """Each time, until it is left out; and no checkpoint is written from there on."""
+    """Each attempt ends so until the flag is left out, and none writes a checkpoint."""
     run = Broken(tmp_path, "--data.dataset=timed", SAVES)
     run.kill()
     before = sorted(tmp_path.rglob("*.ckpt"))
@@ -341,7 +351,7 @@ def test_strict_ends_the_job(tmp_path: Path):
 
 
 def test_each_strict_attempt_is_compared_with_the_run_that_was_interrupted(tmp_path: Path):
-    """Not with the attempt before, which made the same mistake."""
+    """It is not compared with the attempt before it, which made the same mistake."""
     run = Broken(tmp_path, SAVES)
     run.kill()
     for _ in range(2):
@@ -353,7 +363,7 @@ def test_each_strict_attempt_is_compared_with_the_run_that_was_interrupted(tmp_p
 
 
 def test_what_was_set_otherwise_is_told_as_the_cause(tmp_path: Path):
-    """Here it is: with another number of threads, sums are added up otherwise."""
+    """And it is the cause here: sums differ with another number of threads."""
     run = Broken(tmp_path, SAVES)
     run.kill()
     run.finish("--data.workers=1", OMP_NUM_THREADS="2")
@@ -364,7 +374,7 @@ def test_what_was_set_otherwise_is_told_as_the_cause(tmp_path: Path):
 
 
 def test_a_failure_tells_of_it(tmp_path: Path, monkeypatch):
-    """A job that fails later has it in the line that says why."""
+    """If a job fails later, the line that says why has it, too."""
     run = Broken(tmp_path, "--data.dataset=timed", SAVES)
     run.kill()
     assert run.start(FAIL_AT="2:3") == 1
@@ -387,11 +397,11 @@ def test_a_damaged_journal_harms_no_job(tmp_path: Path, content):
     assert "no step after it is known" in run.verdicts[0]
 
 
-# Several ranks --------------------------------------------------------------------------------------------------------
+# Several ranks ------------------------------------------------------------------------------------
 
 
 class Odd(Own):
-    """A model that has another loss on rank 1 where it is told so."""
+    """A model that has another loss on rank 1, at one batch, if it is `odd`."""
 
     odd = False
 
@@ -410,7 +420,7 @@ def train(
 
 
 def twice(odd: bool, strict: bool) -> None:
-    """Train to step 8 with a checkpoint at step 5, and go on from there."""
+    """Train to step 8 with a checkpoint at step 5, and resume from there."""
     journal.SHARE = 1.0
     with suppress(RuntimeError):
         train("run", fails=8, at=5)
@@ -427,7 +437,7 @@ def test_ranks_that_go_on_as_before(tmp_path: Path):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_rank_that_does_not_is_named(tmp_path: Path, strict):
-    """The second one, by the first; where it is to end the job, all end alike."""
+    """Rank 0 names rank 1, which differs; if this is to end the job, all ranks end alike."""
     ended = ranks.run(twice, True, strict, folder=tmp_path)
     what = "resumed at step 5: step 7 is not that of the interrupted run: on rank 1, the loss differs; likely because of"
     if strict:
@@ -438,7 +448,7 @@ def test_the_rank_that_does_not_is_named(tmp_path: Path, strict):
 
 
 def test_other_ranks_are_not_compared(tmp_path: Path):
-    """What they do is another thing; the line before says so."""
+    """Another number of ranks computes something else; the line before says so."""
     ended = ranks.run(twice_otherwise, folder=tmp_path)
     assert not ended[0].error and not ended[1].error
     alone = ranks.run(train, "run", folder=tmp_path, nodes=(1,))
@@ -452,11 +462,11 @@ def twice_otherwise() -> None:
         train("run", fails=8, at=5)
 
 
-# On a GPU -------------------------------------------------------------------------------------------------------------
+# On a GPU -----------------------------------------------------------------------------------------
 
 
 def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
-    """A part that is a tensor stays one until there are some dozens of them."""
+    """A loss that is a tensor stays one until there are some dozens of them."""
     read = []
     monkeypatch.setattr(
         verification.Proof,

@@ -1,4 +1,7 @@
-"""Every block of commands of a page is run, in the page's order, on a copy of this checkout."""
+"""Every block of commands of a page is run on a copy of this checkout.
+
+The blocks of a page are run in the page's order.
+"""
 
 import functools
 import os
@@ -25,7 +28,10 @@ NEEDS_DOCKER = re.compile(r"docker|make build|make rehearsal|output/model/")
 
 @pytest.fixture(scope="module")
 def checkouts(tmp_path_factory) -> Callable[[str], Path]:
-    """What `git clone` gives, for each page: with the environment that there is, and CIFAR-10 (small) in `cifar10`."""
+    """Return a function that makes a page's checkout, as `git clone` does.
+
+    It has this environment, and a small CIFAR-10 in `cifar10`.
+    """
 
     @functools.cache
     def checkout(page: str) -> Path:
@@ -35,7 +41,7 @@ def checkouts(tmp_path_factory) -> Callable[[str], Path]:
             (folder / ".venv").symlink_to(sys.prefix)
         python_of("rehearsal")
         (folder / ".venvs").symlink_to(ROOT / ".venvs")
-        example = folder / "examples/spot.json"  # with an eighth of the images
+        example = folder / "examples/spot.json"  # made to train on an eighth of the images
         text = (
             example.read_text().replace('"sagemaker-lightning"', f'"{TAG}"').replace('"64"', '"8"')
         )
@@ -53,7 +59,11 @@ def checkouts(tmp_path_factory) -> Callable[[str], Path]:
 
 
 def image_variables() -> dict[str, str]:
-    """Return what makes `make build` tag a test's image as other tests do, and stands in for what is out of reach."""
+    """Return the variables of `make build` for a test.
+
+    With them the image has the tag that other tests use, and stand-ins replace what is out of
+    reach.
+    """
     return {"IMAGE": TAG, "DOCKER": DOCKER, "GIT_DIR": str(ROOT / ".git"), **build_variables()}
 
 
@@ -63,7 +73,7 @@ def image_variables() -> dict[str, str]:
     ids=[f"{page}: {text.splitlines()[-1]}" for page, _, text in COMMANDS],
 )
 def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: str):
-    if text == "make test\n":  # it is what runs these tests; .ci/run calls it
+    if text == "make test\n":  # it runs these tests; .ci/run calls it
         assert re.search(r"^run make test$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
         return
     needs_docker = NEEDS_DOCKER.search(text)
@@ -72,13 +82,13 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
     if needs_docker and "make build" not in text:
         request.getfixturevalue("image")
     checkout = checkouts(page)
-    # a file of the user's, which another command names
+    # A file of the user's, which another command of the page names.
     if name := re.match(r"# (\w+\.py)\n", text):
         (checkout / name[1]).write_text(text)
         compile(text, name[1], "exec")
         assert f"{Path(name[1]).stem}." in PAGES[page].replace(text, "").replace(name[1], "")
         return
-    # The image's name is the user's: a test does not tag one of its own with it.
+    # The page's image name belongs to the user: a test never tags its own image with it.
     text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", TAG, text)
     short = (
         "output/ml/input/config/hyperparameters.json:/opt/ml/input/config/hyperparameters.json:ro"

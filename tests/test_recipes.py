@@ -30,7 +30,7 @@ MINIATURE = [
 
 
 def made(folder, *flags: str) -> CommandLine:
-    """Return what the command line makes of flags."""
+    """Return the command line that these flags make."""
     return CommandLine(
         SageMakerEnvironment(
             model_dir=folder / "m", output_data_dir=folder, checkpoint_dir=folder / "c"
@@ -73,7 +73,7 @@ def test_a_recipe_is_given_by_its_name_or_by_its_file(cifar, tmp_path):
         )
         assert cli.config.optimizer.class_path == "torch.optim.Adam"
     cli = made(tmp_path, "--config=original", "--data.batch_size=7", *more)
-    assert cli.datamodule.batch_size == 7  # a flag wins over a recipe
+    assert cli.datamodule.batch_size == 7  # a flag has priority over a recipe
 
 
 def test_a_recipe_that_is_not_there(tmp_path):
@@ -94,7 +94,10 @@ def test_a_recipe_that_has_another_name_now(old, new, tmp_path):
 
 
 def test_the_stem_for_small_images():
-    """As the paper has it for CIFAR-10: the first convolution keeps the size, and there is no pooling."""
+    """The stem for small images keeps the size, and does not pool.
+
+    So the paper has it for CIFAR-10: the first convolution keeps the size, and there is no pooling.
+    """
     model = ResNet18(num_classes=10, stem="small").eval()
     image, sizes = torch.rand(2, 3, 32, 32), []
     for layer in (model.network.relu, model.network.layer1, model.network.layer4):

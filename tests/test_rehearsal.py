@@ -1,4 +1,7 @@
-"""Jobs of the rehearsal under the service's rules: real containers of the real image, S3 and logs of moto."""
+"""Jobs of the rehearsal under the service's rules: real containers, moto's S3 and logs.
+
+The containers run the real image.
+"""
 
 import json
 import os
@@ -16,7 +19,8 @@ from rehearsals import LABEL, Rehearsal, run, run_command
 pytestmark = pytest.mark.docker
 
 
-# Says each step of STEPS, a second long, and keeps the step it has reached; goes on from the newest that it finds.
+# Says each step of STEPS, one second each, and saves the step that it has reached; resumes from the
+# newest step that it finds.
 COUNTS = """
 trap 'exit 143' TERM
 cd /opt/ml/checkpoints; step=$(ls | grep -v sagemaker | sort -n | tail -1)
@@ -32,7 +36,7 @@ SECONDARY = "SecondaryStatusTransitions"
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """A rehearsal in which nothing is interrupted of its own accord."""
+    """A rehearsal that interrupts nothing on its own."""
     flags = [
         "--grace=5",
         "--sync-every=0.2",
@@ -44,7 +48,7 @@ def rehearsal(tmp_path_factory):
 
 
 def channel(name: str, uri: str, distribution: str = "FullyReplicated", **more) -> dict:
-    """Return one of InputDataConfig."""
+    """Return a channel for InputDataConfig."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": distribution}
     groups = more.pop("groups", None)
     return {
@@ -149,7 +153,7 @@ def test_outputs_are_gathered_over_hosts(rehearsal, image):
     )
     assert (
         job["TrainingTimeInSeconds"] >= 2 and job["BillableTimeInSeconds"] >= 2
-    )  # a worker that is done is waited for
+    )  # A worker that has ended is waited for.
     assert rehearsal.archive(name) == {
         "shared": b"algo-2\n",
         "algo-1": b"algo-1\n",
@@ -261,11 +265,15 @@ def test_max_runtime_ends_even_who_does_not_listen(rehearsal, image):
     )
     job = rehearsal.ended(name)
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
-    assert job["TrainingTimeInSeconds"] >= 2 + 5  # the grace
+    assert job["TrainingTimeInSeconds"] >= 2 + 5  # the grace period
 
 
 def test_checkpoints_are_copied_while_it_runs_and_restored(rehearsal, image):
-    """Markers beside the files, what is to be ignored left out, a deletion passed on, a change copied again."""
+    """Checkpoints are copied while the job runs, and restored when it starts.
+
+    There are markers beside the files; files to be ignored are left out, a deletion is passed on,
+    and a changed file is copied again.
+    """
     rehearsal.s3.put_object(Bucket="rehearsal", Key="ck/before/old", Body=b"old\n")
     script = """
     cd /opt/ml/checkpoints; cat old; echo one >1; echo temporary >2.sagemaker-ignore
@@ -311,7 +319,7 @@ def test_an_interruption_by_hand(rehearsal, image):
     assert len(resumed) == 2 and 2 <= resumed[1] < 10
     record = json.loads((rehearsal.folder / name / "job.json").read_text())
     first, second = (attempt["instances"][0] for attempt in record["attempts"])
-    assert second["started"] - first["released"] >= 1.5  # which is not billed
+    assert second["started"] - first["released"] >= 1.5  # the time between is not billed
     (interruption,) = record["interruptions"]
     assert (interruption["hosts"], interruption["warned"], interruption["why"]) == (
         ["algo-2"],
@@ -365,7 +373,7 @@ def test_names_and_tags(rehearsal, image):
 
 @pytest.mark.parametrize("isolated", [False, True])
 def test_network_isolation(rehearsal, image, isolated):
-    """An isolated host reaches the other hosts only, and is told of no AWS."""
+    """An isolated host reaches only the other hosts, and gets no variables of AWS."""
     script = 'getent ahostsv4 algo-1 | head -1; echo "endpoint ${AWS_ENDPOINT_URL-none}"; sleep 2'
     name = rehearsal.create(image, script, EnableNetworkIsolation=isolated)
     rehearsal.wait_for(name, "Training")
@@ -383,7 +391,7 @@ def test_network_isolation(rehearsal, image, isolated):
 
 
 def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
-    """It is taken off the network, which can be removed then; the job ends as it would have."""
+    """It is removed from the network, so that the network can be removed; the job ends as ever."""
     name = rehearsal.create(image, "echo ready; sleep 5")
     rehearsal.wait_for_line(name, "ready")
     (network,) = docker("network", "ls", "--quiet", "--filter", f"name=-{name}$").stdout.split()
@@ -400,7 +408,8 @@ def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
         docker("rm", "--force", stranger)
 
 
-# A real network, whose list names a container once that has left since: the moment itself cannot be met.
+# A real network whose list once names a container that has left since: a test cannot hit that
+# moment.
 LEAVES = """
 import docker
 from rehearsal.engines.containers import remove
@@ -434,7 +443,7 @@ def test_a_container_that_leaves_a_network_by_itself(tmp_path):
         docker("network", "rm", name)
 
 
-# Of a user who is not root, to whom what a container's root has written is not theirs to remove.
+# For a user who is not root and may not remove the files of a container's root.
 EMPTIES = """
 import sys
 from pathlib import Path
@@ -546,7 +555,7 @@ def test_a_copy_that_stalls_lags_and_brings_its_markers_back(tmp_path, image):
 
 @pytest.mark.parametrize("folder", ["the same folder", "a folder of its own", "its folder is gone"])
 def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, image, folder):
-    name = "orphans"  # of both
+    name = "orphans"  # the same for both
     first, other, following = (Rehearsal(tmp_path / which) for which in ("first", "other", "next"))
     if folder == "the same folder":
         other.cache = following.cache = first.cache
@@ -571,14 +580,14 @@ def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, imag
         following.process.send_signal(signal.SIGINT)
         assert following.process.wait(timeout=60) == 0
         assert following.said.count("ended what a killed rehearsal had left") == 1
-        assert len(containers(name)) == 2  # those of the other one, which is at work
+        assert len(containers(name)) == 2  # the containers of the other rehearsal, which is at work
         other.sagemaker.stop_training_job(TrainingJobName=name)
         assert other.ended(name)["TrainingJobStatus"] == "Stopped"
     assert first.left() == []
 
 
 def containers(job: str) -> list[str]:
-    """Return the containers of the jobs of a name."""
+    """Return the containers of the jobs with this name."""
     return docker(
         "ps", "--all", "--quiet", f"--filter={LABEL}", f"--filter=name=-{job}-"
     ).stdout.split()

@@ -1,4 +1,4 @@
-"""Unmodified clients against the rehearsal: nothing but the endpoint tells them that it is not AWS."""
+"""Unmodified clients against the rehearsal: only the endpoint differs from AWS."""
 
 import io
 import json
@@ -23,7 +23,7 @@ FAST = {
     "trainer.devices": "1",
     "trainer.enable_progress_bar": "false",
 }
-# What the tutorial's run_sagemaker.py sends, on a CPU.
+# The hyperparameters of the tutorial's run_sagemaker.py, on a CPU.
 TUTORIAL = {
     "data": "CIFAR10DataModule",
     "data.batch_size": "4",
@@ -34,7 +34,7 @@ TUTORIAL |= {"logger.name": "tutorial", "data.val_split": "0.2"}
 
 
 class Person(Client):
-    """Somebody with an SDK, whose AWS is the rehearsal."""
+    """A user with an SDK, whose AWS is the rehearsal."""
 
     def __init__(self, sdk: str, folder: Path, rehearsal: Rehearsal) -> None:
         super().__init__(sdk, folder)
@@ -42,13 +42,13 @@ class Person(Client):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The user's environment, and what the rehearsal has printed for a client."""
+        """The user's environment, and the variables that the rehearsal prints for a client."""
         return super().variables | self.rehearsal.variables | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """A rehearsal that takes one of a spot job's two instances away, once, in its training."""
+    """A rehearsal that takes one of a spot job's two instances away, once, in training."""
     folder = tmp_path_factory.mktemp("rehearsal")
     with Rehearsal(
         folder, "--interrupt=at step 5 of algo-2 unwarned", "--sync-every=0.2", "--grace=30"
@@ -61,22 +61,26 @@ def rehearsal(tmp_path_factory):
 
 
 def weights(rehearsal: Rehearsal, job: str) -> dict[str, torch.Tensor]:
-    """Return a job's model."""
+    """Return the weights of a job's model."""
     return torch.load(io.BytesIO(rehearsal.archive(job)["model.pt"]), weights_only=True)
 
 
 def model(rehearsal: Rehearsal, job: str) -> dict:
-    """Return what the job says of its model."""
+    """Return model.json of a job."""
     return json.loads(rehearsal.archive(job)["model.json"])
 
 
 def same(one: dict, other: dict) -> bool:
-    """Return whether two models are alike to the bit."""
+    """Return whether two models are equal bit by bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
-    """Part 1: two nodes on demand. Part 2: the same on spot, interrupted; then one more epoch from its checkpoints."""
+    """The tutorial's two parts run by SDK 2.
+
+    Part 1: two nodes on demand. Part 2: the same on spot, interrupted; then one more epoch from its
+    checkpoints.
+    """
     common = {
         "image_uri": image,
         "role": ROLE,
@@ -185,7 +189,10 @@ def test_launch(rehearsal, image, tmp_path):
 
 
 def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tmp_path):
-    """Ten instances of an image with a `train` of its own, which split the rows; the request is the article's JSON."""
+    """The do-it-yourself article's request, as its JSON, sent by the AWS CLI.
+
+    Ten instances of an image with a `train` of its own split the rows.
+    """
     (tmp_path / "train").write_text(
         "#!/bin/bash\nset -e\nfile=/opt/ml/input/config/resourceconfig.json\n"
         "host=$(grep -o '\"current_host\": \"algo-[0-9]*' $file | grep -o '[0-9]*$')\n"
@@ -249,7 +256,7 @@ def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tm
 
 
 def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
-    """Three instances of its ten compare all rows; their parts are merged from S3."""
+    """Three instances instead of ten compare all rows; their parts are merged from S3."""
     request = json.loads((ROOT / "examples/similarity.json").read_text())
     text = (
         json.dumps(request)

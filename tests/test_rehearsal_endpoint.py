@@ -1,4 +1,7 @@
-"""Attacks on the endpoint by real requests: by a web page, a neighbour on Docker's bridge, a job; and its clients."""
+"""Attacks on the endpoint by real requests, and its clients.
+
+A web page attacks it, a neighbour on Docker's bridge, and a job.
+"""
 
 import datetime
 import io
@@ -26,7 +29,7 @@ from test_rehearsal_clients import Person
 
 pytestmark = pytest.mark.slow
 
-# the latter's place is taken by an address of the loopback, too
+# An address of the loopback takes the place of the bridge's.
 LOOPBACK, BRIDGE = "127.0.0.1", "127.0.0.2"
 CREATE = "SageMaker.CreateTrainingJob"
 
@@ -43,7 +46,7 @@ class Endpoint(Rehearsal):
 
     @property
     def host(self) -> str:
-        """What the header Host says."""
+        """The value of the header Host."""
         return f"{LOOPBACK}:{self.port}"
 
 
@@ -55,14 +58,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory, folder):
-    """The endpoint, with an object that somebody may want."""
+    """The endpoint, with an object that an attacker may want."""
     with Endpoint(tmp_path_factory.mktemp("endpoint"), f"--allow={folder}", "--grace=5") as server:
         server.s3.put_object(Bucket="rehearsal", Key="secret", Body=b"treasure")
         yield server
 
 
 def sent(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[int, str, str]:
-    """Send bytes, and return the status, the headers and the body of the answer."""
+    """Send bytes; return the status, the headers and the body of the answer."""
     with socket.create_connection((address, endpoint.port), timeout=30) as connection:
         connection.sendall(request)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -71,7 +74,7 @@ def sent(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[i
 
 
 def text(line: str, headers: dict, body: bytes = b"") -> bytes:
-    """Return a request as it is sent."""
+    """Return a request as the text that is sent."""
     lines = [
         line,
         *(f"{name}: {value}" for name, value in headers.items()),
@@ -85,7 +88,7 @@ def text(line: str, headers: dict, body: bytes = b"") -> bytes:
 def signed(
     key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", when=None
 ) -> dict:
-    """Return the headers of a request with a signature that is good for the host."""
+    """Return the headers of a request, with a valid signature for the host."""
     request = AWSRequest(
         method, f"http://{host}{target}", data=body, headers={"Host": host} | dict(headers)
     )
@@ -101,7 +104,7 @@ def signed(
 def ask(
     endpoint: Endpoint, key, operation: str, content: dict | bytes, **more
 ) -> tuple[int, str, str]:
-    """Ask SageMaker for something, with a signature."""
+    """Call an operation of SageMaker with a signature."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     host = endpoint.host
     given = {"X-Amz-Target": f"SageMaker.{operation}", "Content-Type": "application/x-amz-json-1.1"}
@@ -112,7 +115,7 @@ def ask(
 
 
 def job(**more) -> dict:
-    """Return a job that the rehearsal takes."""
+    """Return a job that the rehearsal accepts."""
     return {
         "TrainingJobName": f"job-{time.time_ns()}",
         "RoleArn": "arn:aws:iam::123456789012:role/rehearsal",
@@ -124,7 +127,7 @@ def job(**more) -> dict:
 
 
 def nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
-    """Check that an answer tells nothing to whoever has no key."""
+    """Check that an answer tells nothing to a client without the key."""
     assert answer[0] == status, answer
     assert (
         "access-control-" not in answer[1]
@@ -136,7 +139,10 @@ def nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
 
 
 def test_a_signed_request_passes(endpoint):
-    """What the attacks below are like but for one thing: they are not refused for want of something else."""
+    """A signed request passes.
+
+    The attacks below are like this one but for one thing, so that no other mistake refuses them.
+    """
     for host in (endpoint.host, f"localhost:{endpoint.port}", f"LocalHost:{endpoint.port}"):
         status, head, body = sent(endpoint, text("GET / HTTP/1.1", signed(endpoint.key, host=host)))
         assert status == 200 and "<Name>rehearsal</Name>" in body and "access-control-" not in head
@@ -228,7 +234,7 @@ HOSTS = {
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_another_host_is_refused_whatever_its_signature(endpoint, host):
-    """DNS that changes its mind: the page's host is the name of somebody else, at our address."""
+    """DNS rebinding: the page's host is the name of another host, with our address."""
     headers = signed(endpoint.key, host=endpoint.host) | {
         "Host": HOSTS[host].format(port=endpoint.port)
     }
@@ -254,7 +260,7 @@ def test_a_host_is_said_once_and_in_its_header(endpoint, case):
         lines = [f"Host: {endpoint.host}", *lines]
     answer = sent(endpoint, "\r\n".join([first, *lines, "", ""]).encode())
     nothing_told(answer)
-    assert answer[2].startswith("found a request for ")  # before the signature is looked at
+    assert answer[2].startswith("found a request for ")  # refused before the signature is looked at
 
 
 PAGES = {
@@ -328,7 +334,7 @@ def test_a_signature_is_of_one_request_and_now(endpoint, forged):
 
 @pytest.mark.parametrize("forged", ["body", "target", "unsigned target", "date"])
 def test_a_signature_is_of_one_order(endpoint, forged):
-    """Somebody who has seen a request of ours cannot make another one of it."""
+    """Whoever has seen one of our requests cannot make another one of it."""
     host, target = endpoint.host, {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
     given = {} if forged == "unsigned target" else target
     headers = signed(
@@ -449,7 +455,7 @@ def test_what_a_client_signs(endpoint):
 
 
 def started(endpoint: Endpoint, **more) -> tuple[str, tuple[str, str]]:
-    """Start a job, and return its name and its key, as its host tells it."""
+    """Start a job; return its name, and its key as its host says it."""
     name = endpoint.create("image", **more)
     endpoint.wait_for_line(name, "AWS_SECRET_ACCESS_KEY=")
     told = dict(line.partition("=")[::2] for line in endpoint.lines(name)["algo-1"])
@@ -493,7 +499,7 @@ def test_what_a_job_may_do(endpoint):
     assert endpoint.describe(name)["TrainingJobStatus"] == "InProgress"
     endpoint.sagemaker.stop_training_job(TrainingJobName=name)
     endpoint.ended(name)
-    # it is good as long as the job is
+    # The key is valid as long as the job runs.
     with pytest.raises(ClientError, match="is not this rehearsal's"):
         s3.list_buckets()
     kept = "".join(path.read_text() for path in (endpoint.folder / name).glob("*.*"))
@@ -621,7 +627,7 @@ def test_chunks_are_read(endpoint):
 
 
 def test_a_strangers_upload_is_not_waited_for(endpoint):
-    """It says that it sends a terabyte, and sends a byte now and then."""
+    """It announces a terabyte, and sends a byte now and then."""
     head = text("PUT /rehearsal/x HTTP/1.1", {"Host": endpoint.host})
     assert is_closed(endpoint, head.replace(b"Content-Length: 0", b"Content-Length: 1000000000000"))
 
@@ -634,7 +640,7 @@ def test_a_slow_stranger_is_sent_away(endpoint, begin):
 
 
 def is_closed(endpoint: Endpoint, begin: bytes) -> bool:
-    """Return whether a connection on which a byte comes now and then is closed."""
+    """Return whether the endpoint closes a connection that gets a byte now and then."""
     end = time.monotonic() + 20
     with socket.create_connection((LOOPBACK, endpoint.port)) as connection:
         connection.sendall(begin)
@@ -652,7 +658,10 @@ def is_closed(endpoint: Endpoint, begin: bytes) -> bool:
 
 
 def test_many_strangers(endpoint):
-    """They get no more than so many threads, and when they are sent away the person is answered again."""
+    """Many strangers get a limited number of threads.
+
+    When they are gone, the endpoint answers its user again.
+    """
     status = Path(f"/proc/{endpoint.process.pid}/status")
     threads = lambda: int(re.search(r"Threads:\s+(\d+)", status.read_text())[1])  # noqa: E731
     before, most = threads(), 0
@@ -660,7 +669,7 @@ def test_many_strangers(endpoint):
     for _ in range(10):
         most = max(most, threads())
         time.sleep(0.05)
-    # Those on the bridge are others.
+    # Connections on the bridge are counted separately.
     bridge = client("s3", f"http://{BRIDGE}:{endpoint.port}", key=endpoint.key)
     assert bridge.get_object(Bucket="rehearsal", Key="secret")["Body"].read() == b"treasure"
     for one in crowd:
@@ -669,7 +678,7 @@ def test_many_strangers(endpoint):
     assert 8 <= most - before <= 16
 
 
-# Clients, as they are
+# Clients, unmodified
 
 SDK_2 = {
     "image_uri": "image",
@@ -701,7 +710,7 @@ def test_an_sdk(endpoint, tmp_path, sdk):
     assert done.returncode == 0 and re.search(
         "model: s3://rehearsal/output/.*/output/model.tar.gz", done.stdout
     ), done.stdout
-    if sdk == "sdk2":  # the other one may look when the job is over, and shows no log then
+    if sdk == "sdk2":  # SDK 3 may look when the job is over, and shows no log then
         assert "AWS_ENDPOINT_URL=" in done.stdout
 
 

@@ -1,4 +1,7 @@
-"""One job from its creation to its end, without an engine: faults, interruptions, slow metrics, logs, secrets."""
+"""One job from its creation to its end, without an engine.
+
+Faults, interruptions, slow metrics, logs and secrets.
+"""
 
 import json
 import math
@@ -28,7 +31,7 @@ from rehearsal.jobs.metrics import Metrics
 from rehearsal.jobs.record import ENDED, Record
 from rehearsal.report import page
 
-LIMIT = 30  # seconds: who has not done it by then never will
+LIMIT = 30  # seconds; what is not done by then never will be
 SYNC = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
 
 
@@ -41,7 +44,7 @@ def until(condition: Callable, what: str = "it") -> None:
 
 
 class Container:
-    """A host that says and does what a test wants."""
+    """A stand-in for a host's container, which a test tells what to say and do."""
 
     def __init__(self) -> None:
         self.said: queue.Queue = queue.Queue()
@@ -53,7 +56,7 @@ class Container:
         self.said.put(status)
 
     def lines(self) -> Iterator[str]:
-        """Yield what it is told to say, until its end."""
+        """Yield the lines that a test gives it, until its end."""
         while isinstance(line := self.said.get(), str):
             yield line
         self.status = line
@@ -69,7 +72,7 @@ class Container:
 
 
 class Engine:
-    """What starts the hosts: itself the network, too."""
+    """A stand-in for the engine that starts the hosts, and for its network."""
 
     name, interface = "fake", "eth0"
 
@@ -105,7 +108,7 @@ class Engine:
 
 
 class Client:
-    """S3 and CloudWatch Logs."""
+    """A stand-in for S3 and CloudWatch Logs."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -124,7 +127,7 @@ class Client:
 
 
 class Rehearsed:
-    """Jobs without an engine; what they leave is in `folder`."""
+    """Jobs without an engine; their files are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.engine, self.client = folder, Engine(), Client()
@@ -238,7 +241,10 @@ def test_a_thread_that_cannot_start(rehearsed, monkeypatch):
 
 
 def test_a_job_whose_own_thread_cannot_start(rehearsed, monkeypatch):
-    """What waits for its end sees one, with the reason, the report and no files left."""
+    """Whoever waits for its end sees a failure with a reason.
+
+    There is a report, and no files are left.
+    """
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -286,7 +292,7 @@ SPOT = {
 
 
 def by_hand(job: Job, **order) -> str:
-    """Take instances of a job away."""
+    """Take instances of a job away by hand."""
     service = Service(None, None)
     service.jobs["arn"] = job
     return service.interrupt({"name": "job", "hosts": [], "warned": True, "gap": 0.0} | order)
@@ -297,7 +303,7 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
     job = rehearsed.job(**SPOT)
     first = rehearsed.container()
     until(lambda: job.record.secondary == "Training")
-    first.on_signal = lambda _: None  # it takes its time
+    first.on_signal = lambda _: None  # it does not end at once
     before = time.time()
     assert by_hand(job, gap=0.25) == "algo-1 of job taken away, warned"
     until(lambda: first.signals == ["SIGTERM"])
@@ -391,7 +397,7 @@ SLOW = {
 
 @pytest.mark.parametrize("regex", SLOW)
 def test_a_metric_that_stalls(rehearsed, regex):
-    """It is left out and told; the log and the other metrics go on."""
+    """Its definition is left out with a note; the log and the other metrics go on."""
     one, other = (
         {"Name": "loss", "Regex": r"loss=(\S+)"},
         {"Name": "epoch", "Regex": r"epoch=(\S+)"},
@@ -410,7 +416,7 @@ def test_a_metric_that_stalls(rehearsed, regex):
         "MetricDefinitions: the Regex of slow is too slow for this log, and used no more"
     ]
     assert (job.folder / "logs/algo-1.log").read_text().splitlines()[2] == "step=7 loss=0.5 epoch=3"
-    assert job.metrics.matcher.poll() is not None  # nothing is left of it
+    assert job.metrics.matcher.poll() is not None  # the process of the metrics has ended
 
 
 def test_metrics_whose_process_is_killed():
@@ -435,7 +441,7 @@ def test_lines_of_chunks():
 
 
 def test_a_line_without_end_is_several():
-    """It is neither kept whole, nor copied for each chunk."""
+    """It is split: neither kept as a whole, nor copied for each chunk."""
     size = 0
     for line in logs.lines(bytes(2**16) for _ in range(1000)):
         assert len(line) <= logs.EVENT
@@ -444,7 +450,7 @@ def test_a_line_without_end_is_several():
 
 
 def test_logs_of_two_jobs_of_one_name(tmp_path):
-    """The earlier one's are kept aside, all of them."""
+    """The files of each earlier job of that name are kept aside."""
     for number in range(3):
         rehearsed = Rehearsed(tmp_path)
         job = rehearsed.job()
@@ -476,7 +482,7 @@ CLEAR = "learning-rate-0.1"
 
 
 def secret_record() -> Record:
-    """Return a record with secrets wherever a user may put them."""
+    """Return a record with secrets in all places where a user may put them."""
     request = {
         "TrainingJobName": "job",
         "HyperParameters": {
@@ -522,7 +528,7 @@ def test_no_secret_in_a_report_or_record(tmp_path):
         assert not [secret for secret in SECRETS if secret in text]
         assert text.count(CLEAR) >= 4 and "image:0123456789012345678901234567890123456789" in text
         assert "exit code: 3" in text and text.count("******") > 10
-    assert record.request["HyperParameters"]["hub"] == TOKEN  # the job's own is as it was
+    assert record.request["HyperParameters"]["hub"] == TOKEN  # the job's own request is not changed
 
 
 def test_a_secret_of_few_letters_leaves_texts_alone():
@@ -540,7 +546,7 @@ needs_namespaces = pytest.mark.skipif(
 
 @pytest.fixture
 def started(monkeypatch) -> Iterator[Callable]:
-    """Start a line as a host's first process."""
+    """Start a command line as a host's first process."""
     monkeypatch.setattr(processes.bridge, "possible", lambda: False)
     engine, made = Processes(Path(sys.executable), "owner", lambda _: None), []
 
@@ -570,7 +576,7 @@ def test_the_exit_status_of_a_process(started, status):
 
 @needs_namespaces
 def test_a_process_that_is_killed(started):
-    """Its status is a shell's for SIGKILL, and nobody writes of it into its log."""
+    """Its status is a shell's for SIGKILL, and no message about it is in its log."""
     process = started(
         "bash", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"
     )

@@ -1,4 +1,7 @@
-"""The parts of the rehearsal, each by itself: schedule, settings, layout, channels, checkpoints, artefacts."""
+"""The parts of the rehearsal, each by itself.
+
+Schedule, settings, layout, channels, checkpoints, artefacts, clients, metrics and logs.
+"""
 
 import argparse
 import io
@@ -27,7 +30,7 @@ from rehearsal.jobs.schedule import Rule, Schedule, parse
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"
 KEY = Key("id", "secret")
 PAGE = 7  # objects that moto lists at a time, where S3 lists 1,000
-LIMIT = 30  # seconds: who has not done it by then never will
+LIMIT = 30  # seconds; what is not done by then never will be
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +86,7 @@ def files(folder: Path) -> dict[str, str]:
 
 
 def write(folder: Path, *names: str) -> None:
-    """Write files, each with its name as its content; a name that ends with / is a folder's."""
+    """Write files, each with its name as its content; a name that ends with / is a folder."""
     for name in names:
         path = folder / name
         (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
@@ -201,7 +204,7 @@ def test_a_step_that_the_log_has_passed():
     found.begin(0.0, first=True)
     assert found.next() is None and found.due(1e9, None) is None and found.due(1e9, 4) is None
     assert found.due(0.0, 6).why == "at step 5"
-    assert found.due(0.0, 6) is None  # not again, when the job is there again
+    assert found.due(0.0, 6) is None  # not again, although the job comes past it again
     assert found.due(0.0, 9).why == "at step 7"
 
 
@@ -245,7 +248,7 @@ def test_a_host_that_the_job_has_not():
 
 
 def flags(*given: str) -> settings.Settings:
-    """Return the settings that flags are."""
+    """Return the settings of these flags."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     settings.add_flags(parser)
     return settings.from_flags(parser.parse_args(given))
@@ -310,7 +313,7 @@ def test_a_wrong_flag_is_named(flag):
 
 
 def test_the_folders_of_channels(tmp_path, monkeypatch):
-    """The working folder, or those that are named, wherever their links lead."""
+    """The working folder, or the folders that flags name, wherever their links lead."""
     (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path / "link")
     assert flags().allow == [tmp_path]
@@ -336,7 +339,7 @@ def group(name: str, count: int, kind: str = "ml.m5.xlarge") -> dict:
 def channel(
     name: str, uri: str, *, sharded: bool = False, groups: list[str] | None = None, **more
 ) -> dict:
-    """Return one of InputDataConfig."""
+    """Return a channel for InputDataConfig."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri} | (
         {"InstanceGroupNames": groups} if groups else {}
     )
@@ -358,7 +361,7 @@ def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more)
 
 
 def made(request: dict, folder: Path) -> dict[layout.Host, layout.Layout]:
-    """Return each host's folders, made."""
+    """Make the folders of each host, and return them."""
     path = layout.checkpoint_path(request)
     found = {host: layout.Layout(folder / host.name, path) for host in layout.hosts(request)}
     for one in found.values():
@@ -497,7 +500,7 @@ def test_a_name_that_leads_out_of_the_channel(tmp_path, name):
 
 
 def fetched(s3, uri: str, folder: Path) -> dict[str, str]:
-    """Return the files that an address stands for."""
+    """Return the files of an address, fetched."""
     names = channels.fetch(
         s3, {"S3Uri": uri}, folder, ROLE, [folder.parent, Path("/no")], lambda: None
     )
@@ -598,7 +601,7 @@ def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
         shards = [sorted(files(one.channel("a")).values()) for one in found.values()]
         assert sorted(sum(shards, [])) == names
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
-        assert len(stops) >= len(names)  # it can be stopped at each
+        assert len(stops) >= len(names)  # it can be stopped at each of them
         assert not (tmp_path / f"{hosts}/shared/a").exists()
 
 
@@ -620,7 +623,7 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
     }
     (first.channel("all") / "x").write_text("changed")
     assert (second.channel("all") / "x").read_text() == "x"
-    assert (second.channel("fast") / "x").samefile(third.channel("fast") / "x")  # one copy for all
+    assert (second.channel("fast") / "x").samefile(third.channel("fast") / "x")  # one copy for both
     assert (tmp_path / "from/x").read_text() == "x"
 
 
@@ -629,14 +632,14 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time that an Uploader sees."""
+    """The clock of an Uploader."""
     found = SimpleNamespace(now=100.0)
     monkeypatch.setattr(checkpoint_sync, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
 
 
 def uploader(s3, folder: Path, uri: str = "s3://bucket/run", **given) -> checkpoint_sync.Uploader:
-    """Return an Uploader that has not started; `notes` are what it has said."""
+    """Return an Uploader that has not started; `notes` are its messages."""
     plain = {"lag": 0.0, "settle": 0.0, "stall_after": None, "deletions": True, "flush": False}
     plain |= {"every": 0.01, "markers": False, "markers_uploaded": False}
     folder.mkdir(exist_ok=True)
@@ -681,7 +684,7 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
 
 
 def counted(found: checkpoint_sync.Uploader) -> list[str]:
-    """Return what an Uploader uploads from now on."""
+    """Return the list of what an Uploader uploads from now on."""
     said, upload = [], found._upload
 
     def noted(name: str) -> bool:
@@ -708,7 +711,7 @@ def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
     found._look()
     assert said == ["new"]
     before = (tmp_path / "new").stat()
-    (tmp_path / "other").write_text("NEW")  # of the same size and time, put in its place
+    (tmp_path / "other").write_text("NEW")  # another file of the same size and time
     os.utime(tmp_path / "other", ns=(before.st_mtime_ns, before.st_mtime_ns))
     (tmp_path / "other").replace(tmp_path / "new")
     found._look()
@@ -811,7 +814,7 @@ def test_markers_that_are_uploaded(s3, tmp_path, clock):
 
 
 def failing(found: checkpoint_sync.Uploader, monkeypatch, deed) -> None:
-    """Let something happen in the midst of each upload."""
+    """Call a function in the middle of each upload."""
     upload = found.s3.upload_fileobj
 
     def disturbed(file, bucket, key, **more):
@@ -926,7 +929,7 @@ def test_what_the_end_leaves(s3, tmp_path, flush):
 
 @pytest.mark.slow
 def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
-    """Nothing of the file is there, nor of an upload in parts."""
+    """Neither the file is there, nor an unfinished upload in parts."""
     found = uploader(s3, tmp_path)
     begun, alive = threading.Event(), found._alive
 
@@ -973,7 +976,7 @@ def outputs(tmp_path: Path, hosts: dict[str, list[str]]) -> dict[str, Path]:
 def archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
     """Extract an archive, and return what is in it."""
     folder.mkdir(exist_ok=True)
-    # By tar, which is safe as it is: Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
+    # With tar, which is safe; Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
     subprocess.run(
         ["tar", "--extract", "--gzip", "--directory", folder], input=content(s3, key), check=True
     )
@@ -1176,7 +1179,7 @@ BRIDGES = {
 
 @pytest.mark.parametrize("case", BRIDGES)
 def test_the_address_on_dockers_bridge(case):
-    """What a fresh Debian 12 says of it (docker.io 20.10.24), which has no Gateway, and others."""
+    """Of a fresh Debian 12 (docker.io 20.10.24), which names no Gateway, and of others."""
     config, options, address = BRIDGES[case]
     assert (
         bridge.of_docker({"IPAM": {"Driver": "default", "Config": config}, "Options": options})
@@ -1238,7 +1241,7 @@ def events(client, stream: str) -> list[str]:
 def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
     client = clients.client("logs", endpoint, "us-east-1", KEY)
     found = logs.Logs(client, "job", tmp_path)
-    for host in ("algo-1", "algo-2", "algo-1"):  # again, after a restart
+    for host in ("algo-1", "algo-2", "algo-1"):  # algo-1 twice: it was restarted
         found.open(host)
     point = found.line("algo-1", "step=3 loss=0.5")
     assert (point.step, point.values) == (3, {"step": 3.0, "loss": 0.5})
@@ -1259,4 +1262,4 @@ def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
     assert set(long) == {"ü"} and len(long.encode()) == logs.EVENT - logs.EVENT % 2
     assert (tmp_path / "algo-1.log").read_text().splitlines() == ["step=3 loss=0.5", "", *lines]
     assert found.shown() == {"algo-1": lines[-logs.SHOWN :], "algo-2": ["ü" * 200_000]}
-    logs.Logs(client, "job-2", tmp_path / "2").open("algo-1")  # the group is there already
+    logs.Logs(client, "job-2", tmp_path / "2").open("algo-1")  # the log group exists already

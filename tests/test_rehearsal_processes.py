@@ -1,4 +1,7 @@
-"""Where no Docker engine answers, jobs run as processes: the same folders, files, names, signals, interruptions."""
+"""Where no Docker engine answers, jobs run as processes.
+
+They have the same folders, files, names, signals and interruptions.
+"""
 
 import json
 import os
@@ -22,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """A rehearsal by processes."""
+    """A rehearsal with the engine of processes."""
     folder = tmp_path_factory.mktemp("rehearsal")
     os.environ["REHEARSAL_PYTHON"] = sys.executable
     try:
@@ -104,7 +107,7 @@ def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
     assert f"rh{owner[:8]}-switch" in subprocess.check_output(["ip", "netns", "list"], text=True)
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
-    # the folders of its jobs are in their command lines
+    # The command lines of its jobs have its folders in them.
     mine = ["pgrep", "--full", str(first.cache)]
     assert subprocess.run(mine, capture_output=True).stdout
     next_one = Rehearsal(tmp_path, "--engine=processes")
@@ -116,7 +119,11 @@ def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
 
 
 def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
-    """What a shell, a loader or Python would run of the job's variables is not run by anything before the program."""
+    """Only the program gets the job's environment.
+
+    A shell, a loader or Python would run code that some variables name; nothing before the program
+    does.
+    """
     trap, root = tmp_path / "trap", tmp_path / "root"
     for folder in (trap, root, tmp_path / "host/input/data/fast"):
         folder.mkdir(parents=True)
@@ -152,14 +159,14 @@ def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
             "algo-1", 0, "", {}, Layout(tmp_path / "host", None), ["fast"], hostile
         )
         line = f"/proc/{started.outer.pid}/cmdline"
-        assert "evil.com" not in Path(line).read_text()  # others may read it
+        assert "evil.com" not in Path(line).read_text()  # any user can read it
         said = "\n".join(started.lines())
         assert started.wait() == 0
     finally:
         network.close()
         bridge.remove("test")
     assert not sprung.exists()
-    assert said.count("cannot be preloaded") == 3  # by the entry point's shell, cat and env
+    assert said.count("cannot be preloaded") == 3  # from the entry point's shell, cat and env
     told = dict(one.partition("=")[::2] for one in said.rpartition("ignored.\n")[2].split("\0"))
     assert {name: told[name] for name in hostile} == hostile
     assert told["SAGEMAKER_BASE_DIR"] == str(tmp_path / "host")

@@ -1,4 +1,7 @@
-"""Requests to the rehearsal: each limit of the service's model in the service's words, and which fields go together."""
+"""Requests to the rehearsal: each limit of the service's model, in the service's words.
+
+And which fields go together.
+"""
 
 import base64
 import copy
@@ -49,7 +52,10 @@ ABSENT = object()
 
 
 class Checked(Service):
-    """The service up to the start of a job, which it does not start; it returns the job's notes."""
+    """The service up to the start of a job.
+
+    It does not start the job, and returns the job's notes.
+    """
 
     def CreateTrainingJob(self, request: dict, region: str) -> list[str]:  # noqa: N802 (the API's names)
         notes = rules.check(request)
@@ -61,12 +67,15 @@ class Checked(Service):
 
 
 def answer(request, operation: str = "CreateTrainingJob"):
-    """Return what the service answers."""
+    """Return the service's answer."""
     return Checked(None, None).answer(operation, request, "us-east-1")
 
 
 def refusal(request, operation: str = "CreateTrainingJob") -> tuple[str, str] | None:
-    """Return the code and the message of a refusal, or None if there is none; rules.py is not asked."""
+    """Return the code and the message of a refusal, or None if there is none.
+
+    rules.py is not asked.
+    """
     only_validated = type("OnlyValidated", (Service,), {operation: lambda *_: None})(None, None)
     try:
         only_validated.answer(operation, request, "us-east-1")
@@ -76,7 +85,7 @@ def refusal(request, operation: str = "CreateTrainingJob") -> tuple[str, str] | 
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether a text satisfies one of the model's patterns, which are Java's."""
+    """Return whether a text satisfies a pattern of the model; its patterns are Java's."""
     python = pattern.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(
         r"[\p{L}\p{Z}\p{N}", "[a-zA-Z0-9äé "
     )
@@ -151,12 +160,15 @@ SITES = {path: shape for path, shape in sites(CREATE, FULL) if path}
 
 
 def parent(path: tuple) -> Shape:
-    """Return the shape of the value that the one at a path is in."""
+    """Return the shape that contains the value at a path."""
     return SITES.get(path[:-1], CREATE)
 
 
 def lengths(shape: Shape, size: int) -> str:
-    """Return a string of a size, one that satisfies the pattern if there is an obvious one."""
+    """Return a string of this size.
+
+    It satisfies the pattern if there is an obvious one that does.
+    """
     text = sample(shape)
     candidates = [
         text + "a" * (size - len(text)),
@@ -211,7 +223,7 @@ def sized(path: tuple, shape: Shape, size: int):
 
 
 def broken(value, path: tuple, words: str) -> str:
-    """Return what the service says of a value at a path; "null" is none."""
+    """Return the service's words about a value at a path; "null" stands for no value."""
     if isinstance(value, dict):
         text = "{" + ", ".join(f"{key}={item}" for key, item in value.items()) + "}"
     else:
@@ -261,7 +273,10 @@ def cases() -> Iterator[tuple[dict, str]]:
 
 
 def broken_limits(value, shape: Shape) -> bool:
-    """Return whether a value breaks a limit that botocore does not look at: a greatest size, an enum, a pattern."""
+    """Return whether a value breaks a limit that botocore does not check.
+
+    Those are a greatest size, an enum and a pattern.
+    """
     kind, most = shape.type_name, shape.metadata.get("max")
     if kind == "structure":
         return any(
@@ -328,7 +343,7 @@ def test_each_bound_may_be_reached():
                 continue
             number = shape.type_name in ("integer", "long")
             request = changed(FULL, path, size if number else sized(path, shape, size))
-            # all but the strings whose pattern nothing obvious of that length satisfies
+            # All but the strings whose pattern no obvious string of that length satisfies.
             if allowed(request):
                 reached += 1
                 assert refusal(request) is None, (path, size)
@@ -460,7 +475,8 @@ def test_patterns_are_javas(fields, right):
     assert (refusal(JOB | fields) is None) == right
 
 
-# The fields that are refused because nothing here emulates them; each of the others is in one of the lists of rules.py.
+# The fields that are refused because nothing here emulates them. Each of the other fields is in one
+# of the lists of rules.py.
 REFUSED = [
     "AlgorithmSpecification.AlgorithmName",
     "AlgorithmSpecification.TrainingImageConfig.TrainingRepositoryAuthConfig",
@@ -489,7 +505,7 @@ LISTED = [*rules.EMULATED, *rules.WITHOUT_EFFECT, *REFUSED]
 
 
 def fields(shape: Shape, path: tuple = ()) -> Iterator[tuple]:
-    """Yield the path of each field, down to those that are listed."""
+    """Yield the path of each field, and stop at the fields that are listed."""
     for name, member in shape.members.items():
         inner = (*path, name)
         if any(listed.startswith(f"{dotted(inner)}.") for listed in LISTED):
@@ -499,17 +515,17 @@ def fields(shape: Shape, path: tuple = ()) -> Iterator[tuple]:
 
 
 def dotted(path: tuple) -> str:
-    """Return a path as the lists have it."""
+    """Return a path as the lists of rules.py write it."""
     return ".".join(step for step in path if isinstance(step, str))
 
 
 def test_each_field_of_the_model_is_emulated_or_refused_or_noted():
-    """A new one in botocore is refused, and fails this test: it belongs in a list."""
+    """A new field of botocore is refused, and fails this test until a list has it."""
     assert sorted(dotted(path) for path in fields(CREATE)) == sorted(LISTED)
 
 
 def with_field(listed: str) -> dict:
-    """Return a job with one more field, and what it needs around it."""
+    """Return a job with one more field, and the fields that it needs."""
     request = JOB | {"InputDataConfig": [channel("a")]}
     path = next(path for path in SITES if dotted(path) == listed)
     inner = request = copy.deepcopy(request)
@@ -547,7 +563,7 @@ def test_a_field_that_the_model_does_not_have_is_noted():
 
 
 def channel(name: str, groups: list[str] | None = None, source: dict | None = None, **more) -> dict:
-    """Return one of InputDataConfig."""
+    """Return a channel for InputDataConfig."""
     found = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data"} | (source or {})
     return {
         "ChannelName": name,
@@ -571,7 +587,7 @@ def algorithm(**more) -> dict:
 
 
 def stopping(spot: bool, longest: int | None, wait: int | None) -> dict:
-    """Return a StoppingCondition, and whether the job is of spot instances."""
+    """Return the fields StoppingCondition and EnableManagedSpotTraining of a request."""
     limits = {"MaxRuntimeInSeconds": longest, "MaxWaitTimeInSeconds": wait}
     return {"EnableManagedSpotTraining": spot, "StoppingCondition": limits}
 
@@ -894,7 +910,7 @@ def test_other_operations(operation, request_, refused):
 
 @pytest.fixture
 def service() -> Service:
-    """A service with 25 jobs of one region, of a second each, and one of another region."""
+    """A service with 25 jobs of one region, one second apart, and one of another region."""
     found = Checked(None, None)
     status = ["InProgress", "Completed", "Failed"]
     for number in range(26):
@@ -913,7 +929,7 @@ def service() -> Service:
 
 
 def listed(service: Service, **request) -> list[str]:
-    """Return the names of all pages, each of the size that is asked for."""
+    """Return the names on all pages; each page has the size that the request asks for."""
     names, size = [], request.get("MaxResults", 10)
     while True:
         page = service.answer("ListTrainingJobs", request, "us-east-1")

@@ -1,4 +1,7 @@
-"""contract/rendezvous.py: the variables of torch.distributed and of the network, and the wait for names."""
+"""contract/rendezvous.py: variables of torch.distributed and of the network.
+
+And the wait for the names of the hosts.
+"""
 
 import itertools
 import os
@@ -56,7 +59,7 @@ def test_only_an_interface_that_this_machine_has_is_named(tmp_path, named, expec
 
 @pytest.mark.parametrize("provider", [True, False])
 def test_efa_is_where_its_device_and_its_provider_are(tmp_path, monkeypatch, capsys, provider):
-    """With stand-ins for the device and for libfabric's tool: there is no EFA here."""
+    """EFA has stand-ins here, one for its device and one for libfabric's tool."""
     (tmp_path / "bin").mkdir()
     tool = tmp_path / "bin/fi_info"
     tool.write_text(f'#!/bin/sh\n[ "$*" = "-p efa" ] && exit {0 if provider else 61}\nexit 1\n')
@@ -72,7 +75,7 @@ def test_efa_is_where_its_device_and_its_provider_are(tmp_path, monkeypatch, cap
 
 
 def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
-    """SDK 3's local mode says ethwe where there is eth0."""
+    """SDK 3's local mode names ethwe where there is eth0."""
     variables = {"NCCL_SOCKET_IFNAME": "ethwe", "GLOO_SOCKET_IFNAME": "ethwe", "NCCL_DEBUG": "INFO"}
     rendezvous.forget_absent_interface(SageMakerEnvironment(network_interface="ethwe"), variables)
     assert variables == {"NCCL_DEBUG": "INFO"}
@@ -90,7 +93,7 @@ def test_an_interface_that_is_there_or_that_the_user_named_stays():
 
 @pytest.mark.slow
 def test_a_name_that_never_resolves_is_named():
-    # .invalid never resolves (RFC 6761); the first host does.
+    # .invalid never resolves (RFC 6761); the first host resolves.
     with pytest.raises(
         UserError, match=r"host algo-2.invalid: its name did not resolve within [123] s \(.*TIMEOUT"
     ):
@@ -98,8 +101,11 @@ def test_a_name_that_never_resolves_is_named():
 
 
 def test_the_wait_for_names_ends_with_its_limit(monkeypatch):
-    """With a clock of its own: the pauses before the last one add up to 0.475 s, it would be 0.3375 s, and the limit is
-    for all hosts together."""
+    """The wait for names ends at its limit, which is for all hosts together.
+
+    The clock is the test's: the pauses before the last one add up to 0.475 s, and the next one
+    would be 0.3375 s.
+    """
     now, slept = [0.0], []
 
     def sleep(seconds: float) -> None:
@@ -119,7 +125,11 @@ def test_the_wait_for_names_ends_with_its_limit(monkeypatch):
 
 
 def test_a_name_that_resolves_later_is_waited_for(monkeypatch):
-    """The resolver is real, and is asked for another name the first three times; tests/test_nodes.py has a real one."""
+    """A name that resolves later is waited for.
+
+    The real resolver is asked for another name the first three times; in tests/test_nodes.py a real
+    name resolves late.
+    """
     asked, real = [], socket.getaddrinfo
     monkeypatch.setattr(
         socket,

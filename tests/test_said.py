@@ -1,4 +1,4 @@
-"""What a run says at its end: a mistake alone, without what came of it, and where the logs are."""
+"""What a run says at its end: the mistake alone, not its effects, and where the logs are."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""benchmarks/scaling.py: two cores as nodes, the model of a step by hand, and the table of real launches."""
+"""benchmarks/scaling.py: two cores as nodes, the model of a step, and the table.
+
+The model of a step is compared with a computation by hand; the table is that of real launches.
+"""
 
 import math
 import re
@@ -16,7 +19,7 @@ from benchmarks.prediction import Instance, Job
 
 pytestmark = pytest.mark.slow
 
-IMAGE = "registry.example:5000/app:1"  # of no registry that could be asked
+IMAGE = "registry.example:5000/app:1"  # its registry does not exist
 FLAGS = (f"--image={IMAGE}", f"--role={ROLE}", "--output=s3://my-bucket/jobs", "--subnet=subnet-1")
 FLAGS += (
     "--security-group=sg-1",
@@ -70,7 +73,8 @@ def test_two_cores_are_compared_as_nodes():
     )
     assert 0 < found["waiting"] < 1 and 0 < found["plain waiting"] < 1
     assert re.search(r"^hardware: .+, 1 threads", done.stdout, re.MULTILINE)
-    # Of two nodes, each sends the gradients once, whatever is the way: half for the sum and half of the sum.
+    # With two nodes each sends the gradients once in any case: half for the sum, and half of the
+    # sum.
     assert 44.7 < float(re.search(r"sent by a node in a step: (\S+) MB", done.stdout)[1]) < 60
     given = re.search(r"^to predict: (.+)$", done.stdout, re.MULTILINE)[1]
     assert scaling("predict", *given.split()).returncode == 0
@@ -92,7 +96,10 @@ def test_turns_fit_into_an_epoch():
 
 
 def test_a_step_by_hand():
-    """100 MB over 10 Gbps of which 80 % arrive, 10^9 B/s, in 5 buckets (1 + 25 + 25 + 25 + 20 MiB)."""
+    """A step computed by hand: 100 MB over 10 Gbps.
+
+    80 % of it arrive, 10^9 B/s, in 5 buckets (1 + 25 + 25 + 25 + 20 MiB).
+    """
     job = Job(
         step=0.2,
         megabytes=100,
@@ -109,7 +116,8 @@ def test_a_step_by_hand():
     assert prediction.exchange(job, one, nodes=4) == pytest.approx(0.15 + 6 * 0.001 * 5)
     # 7/8 of 200 MB
     assert prediction.exchange(job, four, nodes=2) == pytest.approx(0.175 + 2 * 0.001 * 5)
-    # 100 steps of 0.2 s; on two nodes 50 steps, of which 0.05 s go beside the 0.11 s of the exchange.
+    # 100 steps of 0.2 s on one node. On two nodes 50 steps; of the 0.11 s of each exchange, 0.05 s
+    # run beside the step.
     assert prediction.epoch(job, one, nodes=1) == pytest.approx(20)
     assert prediction.epoch(job, one, nodes=2) == pytest.approx(50 * (0.2 + 0.11 - 0.05))
     assert prediction.epoch(job, four, nodes=1) == pytest.approx(5)
@@ -156,7 +164,7 @@ def test_the_table_of_the_article():
 
 
 class Jobs(SageMakerStandIn):
-    """Jobs that take the longer the fewer instances they have; those of `broken` fail."""
+    """Jobs that take longer the fewer instances they have; jobs with `broken` instances fail."""
 
     def __init__(self, broken: int = 0) -> None:
         super().__init__([DONE], {"algo-1": ["a line"]})
@@ -176,7 +184,10 @@ class Jobs(SageMakerStandIn):
 
 
 def on_sagemaker(stand_in: Jobs, *words: str):
-    """Run `sagemaker` with `stand_in` for SageMaker and CloudWatch Logs, and an S3 that does not let itself be seen."""
+    """Run `sagemaker` with `stand_in` for SageMaker and CloudWatch Logs.
+
+    S3 refuses to show its buckets.
+    """
     with served_here(stand_in.answer) as address, served_forbidden_buckets() as s3:
         return scaling(
             *("sagemaker", *words, "--", *FLAGS),

@@ -1,4 +1,4 @@
-"""Learning rates by step: the triangle, and who is stepped when."""
+"""Learning rates by step: the triangle, and which schedule is stepped when."""
 
 import math
 
@@ -24,7 +24,7 @@ SMALL += ["--checkpoint.monitor=null"]
 
 
 def triangle(steps: int, **options) -> list[float]:
-    """Return the learning rate of each step, of a peak of 2."""
+    """Return the learning rate of each step; the peak is 2."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
     scheduler = Triangle(optimizer, **options)
     scheduler.steps = steps
@@ -49,7 +49,7 @@ def test_a_warmup_that_is_no_share(warmup):
 
 
 def test_a_checkpoint_keeps_no_number_of_steps():
-    """A run that goes on for more epochs has another one."""
+    """A run that is resumed for more epochs has another number of steps."""
     schedulers = [
         Triangle(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)) for _ in range(2)
     ]

@@ -1,4 +1,7 @@
-"""scripts/ for the shell: the registry's address, the push, the upload, and the AWS calls behind them."""
+"""scripts/ for the shell: the registry's address, the push and the upload.
+
+And the AWS calls behind them.
+"""
 
 import hashlib
 import json
@@ -24,14 +27,14 @@ SHELL = ("image_uri.sh", "push_image.sh", "upload_data.sh")
 
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory) -> str:
-    """An AWS with a bucket."""
+    """A moto server with a bucket."""
     with aws_services.moto(tmp_path_factory.mktemp("moto")) as endpoint:
         client("s3", endpoint).create_bucket(Bucket="my-bucket")
         yield endpoint
 
 
 def failed(done: subprocess.CompletedProcess) -> str:
-    """Return the one line of a script that refused."""
+    """Return the one line of a script that failed."""
     assert done.returncode != 0
     assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
     assert done.stderr.startswith("error: ")
@@ -50,7 +53,10 @@ def image_uri(
 
 
 def regions() -> list[tuple[str, str]]:
-    """Return a region of ECR in each partition, and the partition's domain, as botocore has them."""
+    """Return a region of ECR in each partition, with the partition's domain.
+
+    botocore knows them.
+    """
     session = botocore.session.get_session()
     resolver = session.get_component("endpoint_resolver")
     partitions = session.get_available_partitions()
@@ -108,7 +114,7 @@ VERSION, REVISION = "v1.2-3-gabcdef0", "0123456789abcdef0123456789abcdef01234567
 
 @pytest.fixture
 def small_image(tmp_path) -> str:
-    """An image of one file, labelled as scripts/build_image.sh labels ours."""
+    """An image of one file, with the labels of scripts/build_image.sh."""
     (tmp_path / "file").write_text("x")
     with tarfile.open(tmp_path / "image.tar", "w") as archive:
         archive.add(tmp_path / "file", "file")
@@ -168,7 +174,7 @@ def test_a_push_to_a_registry(small_image, registry):
     assert tags(registry, "team/app") == {VERSION, REVISION[:12], "latest"}
     local = docker("image", "inspect", "--format={{.Id}}", small_image).stdout
     docker("rmi", "--force", local.strip())
-    # what was pushed can be had again, by what was printed
+    # What was pushed can be pulled by the name that was printed.
     pulled = docker("pull", done.stdout.strip())
     assert pulled.returncode == 0, pulled.stdout
     assert docker("image", "inspect", "--format={{.Id}}", done.stdout.strip()).stdout == local
@@ -206,7 +212,10 @@ esac
 
 @pytest.fixture
 def recorded(tmp_path, aws):
-    """Runs push_image.sh against moto's ECR with the stand-in for docker; returns it, and what docker was asked for."""
+    """Return a function that runs push_image.sh with a stand-in for docker.
+
+    ECR is moto's. The function returns the finished process, and what docker was asked for.
+    """
     stand_in = tmp_path / "docker-stand-in"
     stand_in.write_text(DOCKER_STAND_IN)
     stand_in.chmod(0o755)
@@ -285,7 +294,7 @@ def test_make_push_needs_a_repository():
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """A copy of scripts/ whose CIFAR-10 is a small file: the real one is out of reach here."""
+    """A copy of scripts/ in which CIFAR-10 is a small file; the real one is out of reach."""
     for folder in ("scripts", "launcher"):
         shutil.copytree(ROOT / folder, tmp_path / "checkout" / folder)
     (tmp_path / "published").write_bytes(b"cifar")
@@ -327,7 +336,7 @@ def test_the_data_is_fetched_once_and_copied(checkout, aws, tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"--channel=training=s3://my-bucket/{key}\n"
         assert stored(aws, f"{key}cifar-10-python.tar.gz") == b"cifar"
-        (tmp_path / "published").unlink(missing_ok=True)  # the second time, it is there
+        (tmp_path / "published").unlink(missing_ok=True)  # the second time, the file is there
     assert [path.name for path in (checkout / "output").iterdir()] == ["cifar-10-python.tar.gz"]
 
 
@@ -377,7 +386,7 @@ def test_data_that_cannot_be_fetched_is_said_to_be_so(checkout, aws, tmp_path):
     )
 
 
-# aws.py, and all of them
+# aws.py, and all scripts
 
 
 def test_without_boto3_one_line_says_what_to_do():
@@ -416,7 +425,11 @@ def test_a_script_runs_from_anywhere_and_through_a_link(name, tmp_path):
 
 
 def test_the_launcher_imports_only_boto3_and_the_standard_library():
-    """And what merges parts, numpy: each with modules of ours that need no more (pyproject.toml)."""
+    """The launcher imports only boto3 and the standard library.
+
+    The merging of parts imports numpy as well. Both import modules of ours that need no more
+    (pyproject.toml).
+    """
     import ast
 
     allowed = sys.stdlib_module_names | {"boto3", "botocore", "launcher"}

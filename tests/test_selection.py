@@ -1,4 +1,7 @@
-"""Which checkpoint a job resumes from, decided from what each host has: no file, no process."""
+"""Which checkpoint a job resumes from: no files and no processes are needed.
+
+It is decided from what each host has.
+"""
 
 import pytest
 
@@ -68,7 +71,11 @@ def test_none_that_all_have_is_no_start_anew(hosts: list, line: str):
 
 @pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
 def test_another_format_is_refused_on_all_hosts(version: int):
-    """Even where there is a checkpoint of this format: nobody knows which of the two the user means."""
+    """Another format on one host is refused on all hosts.
+
+    That is so even if there is a checkpoint of this format: we cannot know which of the two the
+    user means.
+    """
     hosts = [host("a", TEN), host("b", TEN, other_formats=(("last.ckpt", version),))]
     with pytest.raises(UserError) as raised:
         newest_common(hosts, "--resume.dirpath=/folder")

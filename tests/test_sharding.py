@@ -1,4 +1,4 @@
-"""Every row once, for any total, hosts and order."""
+"""Each row goes to one host, for any total, number of hosts and order."""
 
 import itertools
 import random
@@ -21,7 +21,7 @@ def cases(count: int = 2000):
 
 
 def once(parts, total: int) -> bool:
-    """Return whether parts, in this order, are all rows from 0 to `total`, each one once."""
+    """Return whether parts, in this order, have each row from 0 to `total` once."""
     bounds = [(part.start, part.stop) for part in parts]
     return [0, *(last for _, last in bounds)] == [*(first for first, _ in bounds), total]
 
@@ -30,7 +30,7 @@ def test_the_hosts_have_every_row_once():
     for total, hosts in cases():
         parts = [partition.rows(total, hosts, host) for host in range(hosts)]
         assert once(parts, total)
-        # of 10**15, floats
+        # Of 10**15 rows, computed with floats.
         assert max(map(len, parts)) - min(map(len, parts)) <= (1 if total < 10**9 else 2)
 
 
@@ -54,7 +54,7 @@ def test_so_have_weighted_hosts():
         assert once(parts, total)
         for part, weight in zip(parts, weights, strict=True):
             assert abs(len(part) - total * weight / sum(weights)) <= 1 + total * 1e-12
-        # beyond, a division of floats and one of whole numbers may round to another side
+        # For more rows, the divisions of floats and of integers may round differently.
         if total < 10**9:
             assert partition.weighted(total, [2.5] * hosts) == [
                 partition.rows(total, hosts, k) for k in range(hosts)

@@ -1,4 +1,7 @@
-"""Data of which each node has its part: no hang whatever the shards, and every image of a step counts alike."""
+"""Data of which each node has its part: no hang, whatever the sizes of the shards.
+
+And every image of a step counts the same.
+"""
 
 import json
 import os
@@ -28,7 +31,7 @@ SHARDED = '{"training": {"TrainingInputMode": "File", "S3DistributionType": "Sha
 
 
 class Part(ranks.Numbered):
-    """Of a hundred numbers a node, the first few: as many as are given for it."""
+    """The first few of a node's hundred numbers: `sizes` says how many."""
 
     sharded = True
 
@@ -47,7 +50,7 @@ class Part(ranks.Numbered):
 
 
 class Save(Callback):
-    """Writes a checkpoint when 7 batches are done."""
+    """Writes a checkpoint after 7 batches."""
 
     def on_train_batch_end(self, trainer, *_) -> None:
         if trainer.global_step == 7:
@@ -102,7 +105,7 @@ def test_all_ranks_make_the_same_steps(tmp_path: Path, nodes, sizes, options, st
             number // 100 for part in rank.value["seen"] + rank.value["val"] for number in part
         } == {node}
     if int(left_out.split()[0]) > 2:
-        assert set(epochs[0]) != set(epochs[1])  # others are left out
+        assert set(epochs[0]) != set(epochs[1])  # other images are left out
 
 
 class Keeper(ranks.Regression):
@@ -205,11 +208,14 @@ def test_augmentation_and_order_differ_between_nodes():
     )
 
 
-# The program ----------------------------------------------------------------------------------------------------------
+# The program --------------------------------------------------------------------------------------
 
 
 def write_shards(folder: Path, *names: list[str], images: int = 40) -> list[Path]:
-    """Write a channel for each node, with the files named, of a CIFAR-10 of `images` a file; return their folders."""
+    """Write a channel for each node, and return their folders.
+
+    A channel has the files that are named for it, of a CIFAR-10 with `images` a file.
+    """
     whole = conftest.write_cifar(folder / "whole", images)
     for node, files in enumerate(names):
         part = folder / f"channel-{node}" / "cifar-10-batches-py"
@@ -220,7 +226,7 @@ def write_shards(folder: Path, *names: list[str], images: int = 40) -> list[Path
 
 
 def toolkit(folders: list[Path], **variables: str):
-    """Return what gives each node the toolkit's variables."""
+    """Return the toolkit's variables of each node."""
     hosts = [f"algo-{node + 1}" for node in range(len(folders))]
     return lambda node: (
         {
@@ -255,7 +261,7 @@ FOUR = (
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [[1, 1], [2, 2]])
 def test_a_job_with_a_sharded_channel(tmp_path: Path, nodes):
-    """The file of the test images is on the second host only."""
+    """Only the second host has the file of the test images."""
     folders = write_shards(tmp_path, *FOUR)
     flags = ["--data=CIFAR10DataModule", "--data.val_split=41", f"--trainer.devices={nodes[0]}"]
     ended = ranks.run(program, *flags, nodes=nodes, folder=tmp_path, variables=toolkit(folders))
@@ -339,7 +345,7 @@ def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
         CommandLine(SageMakerEnvironment(**two), [*given, *flags], APPLICATION).datamodule.sharded
         is False
     )
-    if not given:  # classes without such a parameter
+    if not given:  # for classes without such a parameter
         assert CommandLine(
             sharded,
             ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags],

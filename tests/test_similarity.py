@@ -1,4 +1,7 @@
-"""Jobs that split instead of talk: against float64 brute force, interrupted, with other numbers of hosts, damaged."""
+"""Jobs that split the rows and do not communicate: compared with float64 brute force.
+
+They are interrupted, run with other numbers of hosts, and damaged.
+"""
 
 import io
 import json
@@ -31,7 +34,7 @@ def rows(count: int = 601, columns: int = 24, seed: int = 0) -> np.ndarray:
 
 
 def scores(table: np.ndarray) -> np.ndarray:
-    """Return all scores, by brute force in float64; that of a row with itself is -inf."""
+    """Return all scores by brute force in float64; a row's score with itself is -inf."""
     unit = table.astype(np.float64)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     found = unit @ unit.T
@@ -40,7 +43,7 @@ def scores(table: np.ndarray) -> np.ndarray:
 
 
 class Job:
-    """A job of some hosts, which run one after another: they do not talk."""
+    """A job of some hosts that do not communicate, so that they run one after another."""
 
     def __init__(self, folder: Path, table: np.ndarray | None = None) -> None:
         self.folder = folder
@@ -75,7 +78,7 @@ class Job:
         return self.folder / f"model-{host}"
 
     def run(self, hosts: int, *flags: str, **more) -> str:
-        """Run all hosts to their end, and return what they said."""
+        """Run all hosts to their end, and return their output."""
         said = ""
         for host in range(hosts):
             process = self.start(hosts, host, *flags, **more)
@@ -110,7 +113,7 @@ def merge(*models: Path | str, output: Path) -> subprocess.CompletedProcess:
 
 
 def merged(job: Job, hosts: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a job, merged."""
+    """Return the merged arrays of a job."""
     output = job.folder / "merged"
     shutil.rmtree(output, ignore_errors=True)
     done = merge(job.archive(hosts), output=output)
@@ -142,7 +145,10 @@ def test_the_nearest_rows(tmp_path, hosts):
 
 
 def test_many_columns_are_looked_through_in_groups(tmp_path):
-    """More rows than fit a tile, equal ones among them, in a memory that does not hold them all."""
+    """There are more rows than fit a tile, some of them equal.
+
+    The memory does not hold them all.
+    """
     table = rows(40_000, 4)
     table[7::1000] = table[7]
     job = Job(tmp_path, table)
@@ -337,7 +343,7 @@ def test_a_mistake_is_one_line(tmp_path, case):
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory) -> Job:
-    """A job of three hosts that is done."""
+    """The parts of a finished job of three hosts."""
     job = Job(tmp_path_factory.mktemp("parts"), rows(90))
     job.run(3, "--top_k=2")
     return job

@@ -1,4 +1,7 @@
-"""process/start_notice.py: a slow start says what it does, a quick one and one that is done say nothing."""
+"""process/start_notice.py: a slow start says what it does.
+
+A quick start says nothing, and neither does one that is done.
+"""
 
 import os
 import subprocess
@@ -22,7 +25,10 @@ start_notice.FIRST, start_notice.NEXT = {first}, {next}
 def said(
     code: str, busy: bool = False, first: float = 100.0, later: float = 100.0, **variables: str
 ) -> str:
-    """Return what a process that does this prints to stderr; stdout is for what was asked for, as --print_config."""
+    """Run code in a process, and return what it prints to stderr.
+
+    stdout is for what a user asked for, as --print_config.
+    """
     line = [sys.executable, "-c", BEFORE.format(busy=busy, first=first, next=later) + code]
     variables = {
         name: value for name, value in os.environ.items() if name != "LOCAL_RANK"

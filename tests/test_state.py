@@ -1,4 +1,7 @@
-"""Plain values, as they are and as a checkpoint holds them; what of them has changed, also where they are long."""
+"""Plain values, as they are and as a checkpoint holds them.
+
+And what of them has changed, for long values, too.
+"""
 
 import io
 from collections import deque, namedtuple
@@ -19,7 +22,7 @@ Step = namedtuple("Step", "state reward done")
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor on a device that this machine does not have: it says that it is on "meta"."""
+    """A tensor on a device that this machine lacks: it claims to be on "meta"."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -39,14 +42,14 @@ class Elsewhere(torch.Tensor):
 
 @pytest.fixture
 def meta(monkeypatch):
-    """Have the machine's accelerator be of the kind "meta"."""
+    """Make the machine's accelerator one of the kind "meta"."""
     monkeypatch.setattr(
         torch.accelerator, "current_accelerator", lambda check_available: torch.device("meta")
     )
 
 
 def again(value):
-    """Return what a file would give back."""
+    """Return the value as a file gives it back, and the size of the file."""
     file = io.BytesIO()
     torch.save(encoded(value), file)
     file.seek(0)
@@ -152,7 +155,7 @@ def on_two_devices() -> dict:
 
 
 def devices(value) -> list[str]:
-    """Return where the tensors are."""
+    """Return the devices of the tensors."""
     return [value["one"].device.type, value["few"][0].device.type, value["few"][1][0].device.type,
             value["many"][7].device.type, value["steps"][7][0].device.type]  # fmt: skip
 
@@ -174,7 +177,7 @@ def test_a_tensor_that_is_the_same_elsewhere_is_the_same():
 
 
 def test_what_a_hook_has_gathered_elsewhere_is_there_again(meta):
-    """A list that was empty, an attribute that was None, and a tensor that a step has moved."""
+    """An empty list, an attribute that was None, and a tensor that a step has moved."""
 
     def made():
         owner = type("Mine", (), {})()

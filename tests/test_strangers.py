@@ -1,4 +1,7 @@
-"""User code of many kinds, stopped and killed at any place of a run, ends with the weights of a run left alone."""
+"""User code of many kinds, stopped and killed at any place of a run.
+
+It ends with the weights of an uninterrupted run.
+"""
 
 import csv
 import json
@@ -27,7 +30,7 @@ FLAGS = [
 
 
 class Run:
-    """A job in a folder, started as often as it takes."""
+    """A job in a folder, started as often as necessary."""
 
     program = PROGRAM
 
@@ -36,7 +39,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, *more: str, **variables: str) -> int:
-        """Run it, and return its exit status."""
+        """Start it, and return its exit status."""
         log = self.folder / "log"
         before = len(log.read_text()) if log.exists() else 0
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | variables
@@ -67,7 +70,10 @@ def same(one: dict, other: dict) -> list[str]:
 
 
 def check(folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
-    """Compare a run left alone with one that is stopped at each of `at`, and return what that says at last."""
+    """Compare an uninterrupted run with one that is stopped at each of `at`.
+
+    Return the output of the last attempt.
+    """
     alone, run = Run(folder / "alone", *flags), Run(folder / "run", *flags)
     expected = alone.finish()
     for place in at:
@@ -162,7 +168,8 @@ CODE = {
 }
 
 
-# Of these, tests of one mechanism alone are elsewhere: tests/test_state.py, test_streams.py, test_placed.py.
+# The soak runs these. Other tests have their mechanism alone: tests/test_state.py, test_streams.py
+# and test_placed.py.
 SOAK = [
     "a RandomState",
     "a random.Random",
@@ -220,12 +227,12 @@ ALONE = [*CODE["plain attributes"], "--data=strangers.Validated", "--trainer.log
 
 
 def rows(run: Run) -> str:
-    """Return what the run's CSVLogger has written."""
+    """Return the rows that the run's CSVLogger has written."""
     return (run.folder / "logs/lightning_logs/one/metrics.csv").read_text()
 
 
 def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
-    """As one run to them all; started again with no more of them, it ends as it did."""
+    """It equals one run of all steps; started again without more steps, it stays as it was."""
     alone, run = (
         Run(tmp_path / name, *ALONE, "--trainer.max_epochs=-1") for name in ("alone", "run")
     )
@@ -248,7 +255,7 @@ def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
 
 @pytest.mark.parametrize("steps", [20, 26])
 def test_the_last_validation_of_a_number_of_steps(tmp_path: Path, steps):
-    """At an epoch's end, and within one: it is run again, and so is all that comes after it."""
+    """At an epoch's end, and within an epoch: it is run again, with all that comes after it."""
     flags = [
         *ALONE,
         f"--trainer.max_steps={steps}",
@@ -270,7 +277,10 @@ def test_the_last_validation_of_a_number_of_steps(tmp_path: Path, steps):
 
 
 def test_steps_are_logged_as_lightning_does(tmp_path: Path):
-    """Also in a run with a limit of steps, which Lightning's own loops take for one that is resumed."""
+    """Steps are logged as Lightning logs them.
+
+    So they are in a run with a limit of steps, which Lightning's own loops take for a resumed one.
+    """
     flags = [*ALONE, "--trainer.max_steps=25", "--trainer.max_epochs=-1", "--data.dataset=numpy"]
     exact, plain = (
         Run(tmp_path / "exact", *flags),
@@ -284,7 +294,10 @@ def test_steps_are_logged_as_lightning_does(tmp_path: Path):
 
 
 def test_before_the_first_step(tmp_path: Path):
-    """Of a module that steps by itself there is something to go on from; of gradients that are added up, too."""
+    """A run can be stopped before its first step.
+
+    A module that steps by itself has a checkpoint then, and so has one that accumulates gradients.
+    """
     for name, flags in (
         ("by hand", ["--model=strangers.Accumulating"]),
         ("by Lightning", ["--trainer.accumulate_grad_batches=4"]),
@@ -304,7 +317,10 @@ def test_a_compiled_network_and_batches_of_several_sizes(tmp_path: Path):
 
 
 def test_averaged_weights(tmp_path: Path):
-    """Stopped in each epoch, of which the last gathers the statistics of batch norm; and started again when done."""
+    """A run that averages weights is stopped in each epoch, and started again at its end.
+
+    The last epoch gathers the statistics of batch norm.
+    """
     alone, run = (Run(tmp_path / name, *CODE["averaged weights"]) for name in ("alone", "run"))
     expected = alone.finish()
     for place in ("0:5", "1:5", "2:5", "3:5"):
@@ -330,7 +346,7 @@ def test_a_search_for_a_batch_size(tmp_path: Path):
 
 
 def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
-    """Interrupted, too; and as a class of Lightning's that is given the same."""
+    """So they are if interrupted, and with a class of Lightning's that means the same."""
     flags = ["--trainer.devices=2", "--data.sampler=shuffled"]
     expected = Run(tmp_path / "ddp", *flags, "--trainer.strategy=ddp").finish()
     run = Run(tmp_path / "spawn", *flags, "--trainer.strategy=ddp_spawn")
@@ -359,7 +375,11 @@ def test_ranks_that_do_not_train_one_model_are_told_so(tmp_path: Path):
 
 
 def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
-    """But no other number: neither another batch of all ranks, nor what happens to be as large as a rank's batch."""
+    """Sizes and workers follow the machine, whatever their names are.
+
+    No other number does: not another batch of all ranks, and not a number that equals a rank's
+    batch by chance.
+    """
     run = Run(tmp_path, "--data=strangers.Named", "--data.processes=1")
     run.flags += ["--trainer.devices=2", "--trainer.strategy=ddp"]
     assert run.start(STOP_AT="1:2") == 143
@@ -378,7 +398,7 @@ def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
 
 
 def test_not_exact_is_as_lightning_does(tmp_path: Path):
-    """It says so, and leaves no checkpoint to resume from."""
+    """It says so, and writes no checkpoint to resume from."""
     run = Run(tmp_path, "--resume.exact=false", "--data.dataset=numpy")
     run.finish()
     assert (

@@ -1,4 +1,7 @@
-"""Loaders that go their own way, and what datasets hold: a stopped run ends with the weights of one left alone."""
+"""Loaders that go their own way, and what datasets hold.
+
+A stopped run ends with the weights of an uninterrupted one.
+"""
 
 import re
 
@@ -199,7 +202,10 @@ def steps(run: Run) -> int:
     "ranks", [[], pytest.param(RANKS, marks=pytest.mark.soak)], ids=["one rank", "two ranks"]
 )
 def test_what_a_stream_has_given_is_left_out(tmp_path, ranks):
-    """A line says how long it took; and the epoch is no longer than it was, which nobody has told us."""
+    """Batches that a stream has already given are drawn again and skipped.
+
+    A line says how long it took. The epoch keeps its length, although nothing tells the length.
+    """
     flags = [*data("sharded", TWO), *ranks]
     alone, run = Run(tmp_path / "alone", *flags), Run(tmp_path / "run", *flags)
     alone.finish()
@@ -218,7 +224,10 @@ OTHERS = [
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_stream_that_is_another_one_is_told(tmp_path, name):
-    """Drawn twice in a process, its first batch is the same; and the next one is in the checkpoint."""
+    """A stream that differs is reported.
+
+    Drawn twice in a process its first batch is the same; the checkpoint has the batch after it.
+    """
     run = Run(tmp_path, *data(name))
     assert run.start(STOP_AT="1:3") == 143
     said = "resumed at step 14: step 16 is not that of the interrupted run: on rank 0, the batch differs; likely"

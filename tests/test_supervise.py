@@ -1,4 +1,7 @@
-"""process/supervisor.py: nothing outlives the program, whatever it started and however it ended."""
+"""process/supervisor.py: nothing outlives the program.
+
+That holds for whatever it started, and however it ended.
+"""
 
 import subprocess
 import sys
@@ -70,4 +73,4 @@ def test_other_peoples_processes_are_left_alone(tmp_path, monkeypatch):
 def _wait_for(mark: str) -> None:
     while not living(mark):
         time.sleep(0.05)
-    time.sleep(0.5)  # for the handler to be in place
+    time.sleep(0.5)  # time for the handler to be set

@@ -1,4 +1,7 @@
-"""callbacks/host_metrics.py: a line and a curve for each host, from its local rank 0, and what they say."""
+"""callbacks/host_metrics.py: a line and a curve for each host, and what they say.
+
+They come from the host's local rank 0.
+"""
 
 import re
 import time
@@ -52,7 +55,7 @@ def test_one_rank_of_every_host_writes(tmp_path: Path):
         assert [event.step for event in events.Scalars("system/cpu")] == [1, 2, 3, 4]
         assert all(event.value > 2**26 for event in events.Scalars("system/memory"))  # bytes
         assert all(0 <= event.value <= 100 for event in events.Scalars("system/cpu"))
-    # the model's metrics are rank 0's
+    # Only rank 0 logs the model's metrics.
     assert len(list(tmp_path.glob("logs/lightning_logs/version_0/events.*"))) == 1
     assert sorted(path.name for path in (tmp_path / "logs/lightning_logs").iterdir()) == [
         "version_0"
@@ -125,7 +128,7 @@ def test_a_gpu(tmp_path: Path, capsys):
 
 
 def test_an_interface_may_come_and_go(tmp_path: Path, monkeypatch, capsys):
-    """A container's does, on a machine where others start and end."""
+    """A container's interface does, on a machine where containers start and end."""
     card = namedtuple("card", "bytes_recv bytes_sent")
     seen = [
         {"eth0": card(0, 0), "veth1": card(2**40, 2**40)},

@@ -1,4 +1,7 @@
-"""process/threads.py: as many threads as this process has CPUs, and none that spins while others want them."""
+"""process/threads.py: as many threads as this process has CPUs.
+
+None of them spins while other processes want the CPUs.
+"""
 
 import os
 import subprocess
@@ -17,11 +20,11 @@ from sagemaker_lightning.process import threads
 from app import train
 
 ROOT = Path(__file__).resolve().parents[1]
-MANY = 64  # CPUs of the machine that the quotas below are of
+MANY = 64  # CPUs of the machine that has the quotas below
 
 
 def run(code: str, *path: Path, **variables: str) -> subprocess.CompletedProcess:
-    """Run Python code in a process that has no OpenMP variables but the given ones."""
+    """Run Python code in a process with no OpenMP variables but the given ones."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -36,7 +39,7 @@ def run(code: str, *path: Path, **variables: str) -> subprocess.CompletedProcess
 
 
 def write(folder: Path, **files: str) -> None:
-    """Write the files of a cgroup; _us is version 1's."""
+    """Write the files of a cgroup; names with _us are those of version 1."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name.replace("_", ".", 1)).write_text(f"{text}\n")
@@ -112,7 +115,7 @@ def test_ranks_share_what_there_is(monkeypatch):
         {"OMP_NUM_THREADS": text} for text in ("6", "3", "1", "1")
     ]
     monkeypatch.setattr(threads, "usable_cpus", lambda: MANY)
-    assert threads.variables(1, {}) == {}  # OpenMP knows better: one for each core
+    assert threads.variables(1, {}) == {}  # OpenMP itself starts one for each core
 
 
 @pytest.mark.parametrize("name", threads.COUNT)
@@ -137,7 +140,11 @@ def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
 
 
 def test_ranks_of_lightning_share_a_quota(monkeypatch):
-    """The variable that this process has of `prepare` is not taken for the user's, and goes on to the other ranks."""
+    """Ranks that Lightning starts share a quota.
+
+    The variable that `prepare` set in this process is not the user's; the other ranks get the
+    share.
+    """
     before = torch.get_num_threads()
     monkeypatch.setattr(threads, "USERS", {})
     monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -152,7 +159,10 @@ def test_ranks_of_lightning_share_a_quota(monkeypatch):
 
 
 def test_what_the_toolkit_has_set_is_not_the_users(monkeypatch):
-    """For a program of the job's own, which may call ours with several ranks: they share the quota."""
+    """A variable of the toolkit's is not the user's.
+
+    The job's own program may call ours with several ranks, which share the quota.
+    """
     monkeypatch.setattr(threads, "usable_cpus", lambda: 64)
     assert threads.users(threads.variables(given={})) == {}
     assert threads.users({"OMP_NUM_THREADS": "7", "PATH": ""}) == {"OMP_NUM_THREADS": "7"}
@@ -186,7 +196,7 @@ def test_a_training_with_too_many_processes_never_starts(monkeypatch, tmp_path, 
     assert "error: --trainer.devices: found 64" in said and "Traceback" not in said
 
 
-# libgomp as torch brings it, without torch; two threads that have nothing to do but to wait for 20 ms, 20 times.
+# torch's libgomp without torch: two threads that only wait, 20 times for 20 ms.
 SPINNING = """
 import ctypes, importlib.util, threading, time
 from pathlib import Path
@@ -227,7 +237,11 @@ print(alone, shared, used())
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU libgomp does not spin")
 def test_waiting_threads_spin_only_while_nobody_else_wants_the_cpu():
-    """Seconds of the processor that waiting took: spinning takes milliseconds each time, sleeping next to nothing."""
+    """Waiting threads spin only while nobody else wants the CPU.
+
+    The numbers are CPU seconds of waiting: spinning takes milliseconds each time, sleeping next to
+    nothing.
+    """
     alone, shared, again = map(float, run(SPINNING).stdout.split())
     assert shared < alone / 4 and shared < again / 4, (alone, shared, again)
 

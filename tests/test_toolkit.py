@@ -1,4 +1,7 @@
-"""launch/toolkit_hook.py in the real toolkit: which program runs, by which launcher, and what is said of it."""
+"""launch/toolkit_hook.py in the real toolkit: which program runs, by which launcher.
+
+And what the job says about it.
+"""
 
 import json
 import os
@@ -18,7 +21,7 @@ from sagemaker_lightning.process.threads import usable_cpus
 
 pytestmark = pytest.mark.slow
 
-# What a user's own script may do when it is told to stop: two seconds of saving.
+# What a user's own script may do when it is told to stop: it saves for two seconds.
 SAVER = """
 import os, signal, sys, time
 def save(number, frame):
@@ -50,7 +53,7 @@ def ready(started):
 
 
 def start(job: Job) -> warm.Started:
-    """Start `train` on the job, and return when the program says that it is ready."""
+    """Start `train` on the job; return when the program says that it is ready."""
     return ready(job.start())
 
 
@@ -91,7 +94,7 @@ def test_what_a_shell_script_started_may_finish_saving(job: Job):
 
 @pytest.mark.root
 def test_as_pid_1(job: Job):
-    """Where the kernel drops a signal that nobody has a handler for, and orphans come to us."""
+    """The kernel drops signals to PID 1 without a handler, and PID 1 gets the orphans."""
     job.write("code/saver.py", SAVER.format(name="SIGTERM", status=0))
     source = f"""
 import subprocess, sys
@@ -115,7 +118,7 @@ time.sleep(60)
 @pytest.mark.root
 @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.6, 1.0])
 def test_as_pid_1_a_signal_is_heard_from_the_start(job: Job, seconds):
-    """A first process without a handler would not hear it, and train to its end."""
+    """Without a handler the first process would not hear it, and train to its end."""
     program(job, "import time\nprint('READY', flush=True)\ntime.sleep(20)\n")
     namespace = ["unshare", "--pid", "--fork", "--mount-proc", str(ROOT / "entrypoint.sh"), "train"]
     started = subprocess.Popen(
@@ -129,7 +132,7 @@ def test_as_pid_1_a_signal_is_heard_from_the_start(job: Job, seconds):
 
 
 def test_a_stop_before_the_program_is_started(job: Job):
-    """While pip installs the job's requirements."""
+    """The stop comes while pip installs the job's requirements."""
     program(job, "print('RAN')")
     job.write("code/requirements.txt", "./slow\n")
     job.write("code/slow/setup.py", "import time\nopen('../../installing', 'w')\ntime.sleep(10)\n")
@@ -153,7 +156,7 @@ def test_a_stop_before_the_program_is_started(job: Job):
 
 
 def test_a_source_archive_runs_even_where_there_is_code_already(job: Job, tmp_path: Path):
-    """The toolkit alone would say that it abandons the archive, and run what is there."""
+    """The toolkit alone would say that it ignores the archive, and run the code that is there."""
     job.write("code/left_over.py", "")
     job.write("code/train.py", "print('THE WRONG ONE')")
     (tmp_path / "train.py").write_text("import left_over\nprint('THE RIGHT ONE')")
@@ -173,7 +176,10 @@ def test_a_source_archive_runs_even_where_there_is_code_already(job: Job, tmp_pa
 
 
 def test_our_program_finds_the_jobs_modules(job: Job):
-    """`--model=mine.Model` from a source that brings no program of its own, with a requirements.txt."""
+    """Our program finds a job's modules: `--model=mine.Model`.
+
+    The source has no program of its own, but a requirements.txt.
+    """
     job.write("code/requirements.txt", "pip\n")
     job.write("code/mine.py", "raise RuntimeError('IMPORTED')\n")
     job.write("input/config/hyperparameters.json", '{"model": "mine.Model"}')
@@ -204,7 +210,7 @@ if dist.get_rank() == 0:
     ],
 )
 def test_a_distribution_runs_as_torchrun(job: Job, option, warns):
-    """A plain PyTorch script that knows nothing of Lightning or SageMaker."""
+    """The script is plain PyTorch and knows nothing of Lightning or SageMaker."""
     run = program(job, RANKS, **{option: "true", "sagemaker_instance_type": '"local"'}).run()
     assert run.returncode == 0, run.stdout
     assert "RANKS 1 1" in run.stdout
@@ -215,7 +221,7 @@ def test_a_distribution_runs_as_torchrun(job: Job, option, warns):
     ("own", "found"), [({}, str(max(1, usable_cpus() // 2))), ({"OMP_NUM_THREADS": "7"}, "7")]
 )
 def test_the_ranks_of_a_jobs_own_program_share_the_cpus(job: Job, own, found):
-    """torchrun by itself would warn, and leave each of them one thread."""
+    """torchrun itself would warn, and leave each of them one thread."""
     given = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_instance_type": '"local"'}
     program(
         job,
@@ -244,7 +250,7 @@ def test_torchrun_for_our_own_program(job: Job):
 
 
 def test_a_jobs_program_that_calls_ours_gets_its_hyperparameters_unharmed(job: Job):
-    """Where the toolkit's command line has '' for null, a=1 for {"a": 1} and 1.1 for 1.10."""
+    """The toolkit's command line would have '' for null, a=1 for {"a": 1} and 1.1 for 1.10."""
     program(
         job,
         "from app.train import main\nmain()\n",
@@ -447,7 +453,7 @@ def test_max_restarts_is_a_number(job: Job):
 
 
 def test_a_program_gets_what_its_job_set(job: Job):
-    """Nothing that the user set is overwritten, and nothing is added where there is one host."""
+    """No variable of the user is overwritten, and none is added where there is one host."""
     program(
         job,
         "import os\nprint([os.environ.get(name) for name in ('MASTER_PORT', 'FI_PROVIDER', 'NODE_RANK')])",

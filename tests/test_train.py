@@ -1,4 +1,7 @@
-"""The main job for real: the toolkit's `train` on an /opt/ml of its own, both launchers, and what is left behind."""
+"""The main job for real: the toolkit's `train` on an /opt/ml of its own.
+
+Both launchers, and the files that are left.
+"""
 
 import json
 import os
@@ -29,7 +32,10 @@ SHORT = FEW | {"trainer.max_epochs": "2", "data.batch_size": "32"}
     ("epochs", "least"), [("5", 0.7), pytest.param("20", 0.95, marks=pytest.mark.soak)]
 )
 def test_nothing_given_trains_on_the_default_data(job: Job, epochs: str, least: float):
-    """A bare base folder: everything that `train` needs is made, and a model that works comes out."""
+    """A job without any input trains on the default data.
+
+    `train` makes all that it needs in a bare base folder, and the model works.
+    """
     job.write("input/config/hyperparameters.json", json.dumps({"trainer.max_epochs": epochs}))
     run = job.run(SAGEMAKER_LIGHTNING_REVISION="abc123")
     assert run.returncode == 0, run.stdout
@@ -44,7 +50,7 @@ def test_nothing_given_trains_on_the_default_data(job: Job, epochs: str, least: 
     assert described["input_range"] == [0.0, 1.0]
     assert described["versions"]["torch"] == torch.__version__
 
-    # What a user does with it: nothing but torchvision and the two files.
+    # What a user does with the model: only torchvision and the two files are needed.
     model = resnet18(num_classes=described["num_classes"])
     model.load_state_dict(torch.load(job.base / "model/model.pt", weights_only=True))
     model.eval()
@@ -70,7 +76,10 @@ def test_nothing_given_trains_on_the_default_data(job: Job, epochs: str, least: 
 
 
 def test_the_originals_job(job: Job, cifar: Path):
-    """The hyperparameters of the original's run_sagemaker.py, on the channel `training`; its GPU left out."""
+    """A job with the hyperparameters of the original's run_sagemaker.py.
+
+    It runs on the channel `training`; the GPU is left out.
+    """
     hyperparameters = {
         "data": "CIFAR10DataModule",
         "data.batch_size": "32",
@@ -90,7 +99,7 @@ def test_the_originals_job(job: Job, cifar: Path):
     assert run.returncode == 0, run.stdout
     assert "test_acc=" in run.stdout
     assert list(job.base.glob("checkpoints/tensorboard/localhost/tutorial/version_0/events.*"))
-    # The best by validation loss, not the last.
+    # The best model by validation loss, not the last one.
     losses = [float(loss) for loss in re.findall(r"val_loss=([\d.]+)", run.stdout)]
     assert len(losses) == 5
     best = losses.index(min(losses))
@@ -117,7 +126,7 @@ def test_the_same_seed_gives_the_same_weights(job: Job, tmp_path: Path):
 
 @pytest.mark.parametrize(("asked", "status"), [("true", 1), ("warn", 0), ("false", 0)])
 def test_an_operation_that_is_not_deterministic(job: Job, asked, status):
-    """As `put_` is by torch.use_deterministic_algorithms' list, also on a CPU."""
+    """`put_` is one, also on a CPU, in the list of torch.use_deterministic_algorithms."""
     job.write(
         "code/own.py",
         "import torch\nfrom app.model import ResNet18\n\n\nclass Model(ResNet18):\n"
@@ -145,7 +154,7 @@ def test_two_processes_on_one_node(job: Job, program):
     run = job.run(SAGEMAKER_PROGRAM=program)
     assert run.returncode == 0, run.stdout
     assert "MEMBER: 2/2" in run.stdout
-    assert run.stdout.count("model: ") == 1  # one rank writes, one speaks
+    assert run.stdout.count("model: ") == 1  # one rank writes the model, and one reports it
     assert (job.base / "model/model.pt").is_file()
 
 
@@ -180,7 +189,7 @@ def test_other_peoples_model_and_data(tmp_path):
     assert state["layers.0.weight"].shape == (3, 4)
     described = json.loads((tmp_path / "output/model/model.json").read_text())
     assert described["module_class_path"] == "foreign.Model"
-    # Nobody has said how its input looks: a text's, for one, has no range.
+    # The module does not say what its input looks like: a text, for example, has no range.
     assert {described[key] for key in ("input_range", "input_shape", "normalization")} == {None}
 
 
@@ -274,7 +283,7 @@ def test_a_model_directory_that_is_a_file(job: Job):
 
 
 def test_sigterm_is_not_taken_for_a_success(tmp_path):
-    """What becomes of the training so far is in tests/test_interruptions.py."""
+    """tests/test_interruptions.py tests what becomes of the training so far."""
     process = warm.start(
         ["python", ROOT / "app/train.py", "--progress.every_n_seconds=0"], tmp_path
     )
@@ -289,7 +298,10 @@ def test_sigterm_is_not_taken_for_a_success(tmp_path):
 
 @pytest.mark.parametrize("program", ["app/train_torchrun.py", "app/train_multi_node.py"])
 def test_a_rank_that_is_killed_is_the_reason(job: Job, program):
-    """As by the kernel when the host is out of memory; the ranks that are left say only that they lost one."""
+    """A rank that was killed is named as the reason.
+
+    The kernel kills one when the host is out of memory; the others say only that they lost a peer.
+    """
     given = {"trainer.devices": "2", "trainer.accelerator": "cpu", "progress.every_n_seconds": "0"}
     job.write("input/config/hyperparameters.json", json.dumps(given))
     process = job.start(SAGEMAKER_PROGRAM=program)

@@ -1,4 +1,7 @@
-"""What can be watched while a job runs, without AWS: TensorBoard on S3, and the toolkit's intermediate output."""
+"""What can be watched while a job runs, without AWS.
+
+TensorBoard on S3, and the toolkit's intermediate output.
+"""
 
 import json
 import os
@@ -37,7 +40,7 @@ def running(*command: str, **variables: str) -> Iterator[subprocess.Popen]:
 
 
 def wait_for(found: Callable[[], object], *processes: subprocess.Popen) -> object:
-    """Return what `found` finds, as soon as it finds something, while the processes run."""
+    """Call `found` until it returns something, and return that; the processes have to run."""
     end = time.monotonic() + WAIT
     while time.monotonic() < end:
         assert all(process.poll() is None for process in processes)
@@ -48,7 +51,10 @@ def wait_for(found: Callable[[], object], *processes: subprocess.Popen) -> objec
 
 
 def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatch):
-    """A real TensorBoard on the bucket that the job logs to: the curve is there, and then it is longer."""
+    """A real TensorBoard shows the curve of a job while the job runs.
+
+    It reads the bucket that the job logs to: the curve appears, and then it grows.
+    """
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -63,12 +69,15 @@ def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatc
     board += ["--logdir", bucket.uri("logs")]
 
     def points(more_than: int) -> int:
-        """Return how many points of train_loss TensorBoard shows, if they are more than so many."""
+        """Return how many points of train_loss TensorBoard shows.
+
+        Return 0 if they are not more than `more_than`.
+        """
         address = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?tag=train_loss&run=lightning_logs%2Fversion_0"
         try:
             with urllib.request.urlopen(address) as answer:
                 shown = len(json.load(answer))
-        except OSError:  # not up yet, or it has not seen this run yet
+        except OSError:  # TensorBoard has not started, or has not seen this run yet
             return 0
         return shown if shown > more_than else 0
 
@@ -81,7 +90,11 @@ def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatc
 
 
 def test_logging_does_not_put_the_whole_file_at_each_step(bucket, monkeypatch):
-    """Each flush on S3 is a new object of all that was ever logged, for which training would wait."""
+    """Logging does not upload the whole file at each step.
+
+    Each flush on S3 writes a new object with all that was ever logged, and training would wait for
+    it.
+    """
     for name, value in bucket.variables.items():
         monkeypatch.setenv(name, value)
     puts = []
@@ -113,7 +126,10 @@ print("SEEN")
 
 
 def test_intermediate_output(job: Job, bucket):
-    """The toolkit's own: what a program writes to output/intermediate is in S3 before the program has ended."""
+    """The toolkit uploads intermediate output while the program runs.
+
+    The program sees its own file of output/intermediate in S3 before it ends.
+    """
     job.write("code/train.py", WRITES_AND_WAITS)
     given = {"sagemaker_program": "train.py", "sagemaker_s3_output": bucket.uri("out")}
     job.write("input/config/hyperparameters.json", json.dumps(given))

@@ -1,4 +1,7 @@
-"""Data workers, however they are started: a signal to the whole group costs no batch, and none is left behind."""
+"""Data workers, however they are started: a signal to the whole group loses no batch.
+
+And no worker is left behind.
+"""
 
 import os
 import signal
@@ -67,7 +70,7 @@ class Loading:
 
     @property
     def said(self) -> str:
-        """What it has said."""
+        """The output of the process so far."""
         return self.log.read_text()
 
     def below(self) -> list[psutil.Process]:
@@ -75,7 +78,7 @@ class Loading:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def until(self, when: str) -> None:
-        """Wait until the first worker starts, or there is a batch."""
+        """Wait until the output has `when`, and there is a worker."""
         end = time.monotonic() + LIMIT
         while when not in self.said or not any(
             "resource_tracker" not in one.cmdline()[-1] for one in self.below()

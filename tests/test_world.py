@@ -1,4 +1,4 @@
-"""N ranks compute what one process would, agree before they start, and step as far as N should."""
+"""N ranks compute what one process would, agree before they start, and end together."""
 
 import pickle
 import re
@@ -22,7 +22,7 @@ from app.train import APPLICATION
 pytestmark = pytest.mark.slow
 
 BATCH = 12  # the global batch
-# float32 sums in another order; without the weights it is 1e-2 and more
+# Float32 sums in another order; without the weights the difference is 1e-2 and more.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -39,7 +39,10 @@ def fit(size: int, accumulate: int = 1, weighed: bool = True, **options):
 
 
 def as_one_process(size: int, world: int, accumulate: int = 1):
-    """Return losses, gradients and weights of plain PyTorch on the global batches, of whatever they consist."""
+    """Return losses, gradients and weights of plain PyTorch on the global batches.
+
+    A global batch is the batches of all ranks, whatever their sizes are.
+    """
     data = ranks.Numbered(size + 4, batch_size=BATCH // world)
     data.setup("fit")
     model = ranks.Regression()
@@ -61,7 +64,7 @@ def as_one_process(size: int, world: int, accumulate: int = 1):
 
 
 def loader_of(data: ranks.Numbered, rank: int, world: int, epoch: int) -> ResidentLoader:
-    """Return what data module `data` makes for a rank, at the start of an epoch."""
+    """Return the loader that data module `data` makes for a rank, at the start of an epoch."""
     loader = data.train_dataloader()
     options = {
         "seed": data.seed,
@@ -82,10 +85,10 @@ def loader_of(data: ranks.Numbered, rank: int, world: int, epoch: int) -> Reside
     ("world", "size", "accumulate"),
     [
         (2, 36, 1),  # whole batches only
-        (2, 41, 1),  # the last one has 5 samples: 3 + 2
-        (2, 37, 1),  # it has 13: a rank of its own for one sample there is not
+        (2, 41, 1),  # the last batch has 5 samples: 3 + 2
+        (2, 37, 1),  # the last batch has 13: no rank gets one sample alone
         (3, 41, 1),
-        (3, 40, 2),  # two batches a step, of which the last one is uneven
+        (3, 40, 2),  # two batches a step; the last batch is uneven
         (4, 41, 3),  # and a step of that batch alone
         (4, 38, 1),
     ],
@@ -106,7 +109,7 @@ def test_gradients_losses_and_weights_are_those_of_one_process(
         sizes = torch.tensor([len(rank.value[0][batch]) for rank in ended])
         theirs = torch.tensor([rank.value[1][batch] for rank in ended])
         torch.testing.assert_close(((sizes * theirs).sum() / sizes.sum()).item(), loss, **CLOSE)
-    # Every sample once an epoch, over all ranks.
+    # All ranks together see each sample once an epoch.
     for epoch in range(2):
         half = slice(epoch * len(losses) // 2, (epoch + 1) * len(losses) // 2)
         numbers = [number for rank in ended for batch in rank.value[0][half] for number in batch]
@@ -114,7 +117,7 @@ def test_gradients_losses_and_weights_are_those_of_one_process(
 
 
 def test_lightning_in_one_process_is_plain_pytorch():
-    """The same global batches, by another way: world size 1."""
+    """The same global batches by another path: world size 1."""
     _, losses, gradients, weights = fit(41)
     expected = as_one_process(41, 1)
     torch.testing.assert_close(weights, expected[2], **CLOSE)
@@ -122,7 +125,7 @@ def test_lightning_in_one_process_is_plain_pytorch():
 
 
 def test_it_is_the_weights_that_do_it(tmp_path: Path):
-    """Without them, DDP counts a rank's sample of a small slice for more."""
+    """Without the weights, DDP counts a sample of a rank with few samples for more."""
     ended = ranks.run(fit, 41, 1, False, folder=tmp_path)
     difference = (ended[0].value[2][3] - as_one_process(41, 2)[1][3]).abs().max()
     assert difference > 1e-2
@@ -157,7 +160,7 @@ def test_even_batches_are_plain_ddp(tmp_path: Path, world):
         torch.testing.assert_close(weights, theirs[0].value, **CLOSE)
 
 
-# What the ranks were told ---------------------------------------------------------------------------------------------
+# What the ranks were told -------------------------------------------------------------------------
 
 
 def host(node: int, **variables: str) -> dict[str, str]:
@@ -182,7 +185,7 @@ SHORT = [
 
 
 def test_ranks_that_were_told_the_same_train(tmp_path: Path):
-    """Though what names the host differs, and a random seed is another one on each."""
+    """Variables that name the host differ, and each host draws another random seed."""
     ended = ranks.run(
         fit_by_flags,
         {},
@@ -248,7 +251,7 @@ def test_a_contradiction_is_one_line_on_every_rank(tmp_path: Path, variables, fl
 
 
 def test_hosts_with_other_files(tmp_path: Path):
-    """One pixel."""
+    """The files differ in one pixel."""
     for node in range(2):
         folder = conftest.write_cifar(tmp_path / f"data-{node}")
     content = conftest.batch(40, 4)
@@ -263,7 +266,7 @@ def test_hosts_with_other_files(tmp_path: Path):
 
 
 class Fingerprinted(ranks.Numbered):
-    """A user's data module that says by a method what it holds."""
+    """A user's data module with a method that says what it holds."""
 
     fingerprint = None
 
@@ -287,7 +290,10 @@ def test_a_users_own_fingerprint(tmp_path: Path):
 
 
 class Uneven(ranks.Numbered):
-    """A user's own loaders, of another length on each rank; Lightning gives each rank a part of it."""
+    """A user's own loaders with another length on each rank.
+
+    Lightning gives each rank a part of its loader.
+    """
 
     def train_dataloader(self):
         return torch.utils.data.DataLoader(
@@ -305,7 +311,7 @@ def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
     assert all(rank.error.startswith(says) for rank in ended), ended[0].said
 
 
-# The learning rate ----------------------------------------------------------------------------------------------------
+# The learning rate --------------------------------------------------------------------------------
 
 torch_schedulers = torch.optim.lr_scheduler
 SCHEDULERS = {
@@ -370,7 +376,10 @@ class Scheduled(ranks.Regression):
 
 
 def curves(scaling: str, stops_at: int | None = None, goes_on: bool = False) -> dict[str, list]:
-    """Return the learning rates of 8 steps with each scheduler; up to a checkpoint, or from there on."""
+    """Return the learning rates of 8 steps with each scheduler.
+
+    They are those up to a checkpoint, or those from a checkpoint on, if asked for.
+    """
     found = {}
     for name in SCHEDULERS:
         model, path = Scheduled(name), f"../{name}.ckpt"
@@ -393,7 +402,8 @@ def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Pa
     linear = ranks.run(curves, "linear", folder=tmp_path)[0]
     assert not linear.error, linear.said
     root = ranks.run(curves, "sqrt", nodes=[3], folder=tmp_path)[0].value
-    # Two ranks stop after three steps; then go on: two of them, one alone, and two that do not scale.
+    # Two ranks stop after three steps. Then three runs go on: two ranks, one rank alone, and two
+    # ranks that do not scale.
     until = ranks.run(curves, "linear", 3, folder=tmp_path)[0].value
     after = ranks.run(curves, "linear", None, True, folder=tmp_path)[0].value
     unscaled = ranks.run(curves, "none", None, True, folder=tmp_path)[0].value

@@ -1,4 +1,7 @@
-"""User code of many kinds, interrupted at random moments: a handful here, all of it in the soak (docs/zoo.md)."""
+"""User code of many kinds, interrupted at random moments: a handful of the zoo.
+
+The soak runs all of it (docs/zoo.md).
+"""
 
 import json
 import os
@@ -30,7 +33,7 @@ QUICK = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "launcher"), QUICK.items())
 def test_a_few(tmp_path, name, launcher):
-    """Stopped within the second epoch, and killed in the epoch's rest, after a checkpoint."""
+    """Each is stopped in the second epoch, and killed after a checkpoint in the rest of it."""
     reference = rounds.left_alone(tmp_path / "alone", CONFIGURATIONS[name], launcher)
     moments = [
         rounds.Interruption("SIGTERM", "self", f"hook 0 {int(reference.hooks * 0.55)} 0"),
@@ -58,7 +61,10 @@ def test_all(tmp_path, name, launcher):
 
 @pytest.mark.slow
 def test_other_weights_are_found(tmp_path):
-    """The zoo itself: a job that is compared with one of another configuration is wrong, in all that differs."""
+    """The zoo finds other weights.
+
+    A job that is compared with one of another configuration is wrong in all that differs.
+    """
     reference = rounds.left_alone(tmp_path / "alone", CONFIGURATIONS["Noam"], "process")
     done = rounds.interrupted(
         tmp_path / "run", reference, rounds.Round("the control", "process", SEED), []
@@ -69,7 +75,7 @@ def test_other_weights_are_found(tmp_path):
 
 @pytest.mark.slow
 def test_the_commands_of_the_page(tmp_path):
-    """They do a round that is not in the file yet, and make the table."""
+    """They run a round that is not in the file yet, and make the table."""
     results, page = tmp_path / "zoo.jsonl", tmp_path / "page.md"
     (commands,) = re.findall(
         r"^```sh\n(.*?)^```$", (ROOT / "docs/zoo.md").read_text(), re.MULTILINE | re.DOTALL

@@ -1,4 +1,7 @@
-"""SDK 3's ModelTrainer on this machine: python sdk3_model_trainer.py '{"training_image": ..., "source_code": ...}'"""
+"""SDK 3's ModelTrainer on this machine.
+
+python sdk3_model_trainer.py '{"training_image": ..., "source_code": ...}'
+"""
 
 import json
 import sys

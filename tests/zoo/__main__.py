@@ -1,13 +1,14 @@
 """Runs the conformance zoo, and makes the table of the documentation.
 
-    python -m tests.zoo run --rounds=4 --seed=1 --jobs=2 --results=results/zoo.jsonl [--only TEXT] [--interruptions=3]
+    python -m tests.zoo run --rounds=4 --seed=1 --jobs=2 --results=results/zoo.jsonl
+        [--only TEXT] [--interruptions=3]
     python -m tests.zoo report results/zoo.jsonl [--write docs/zoo.md]
     python -m tests.zoo list
 
-`run` takes each configuration in turn, leaves it alone once for each way in which it is launched, and then does rounds:
-a job is interrupted up to so many times, lets it end, and is compared. A line of JSON is added to the file of results
-for each round; a round that is in it already is not done again. It ends with status 1 if an outcome is none of
-"identical" and "said".
+`run` takes each configuration in turn. It first runs the configuration uninterrupted, once for each
+way to launch it. Then it does rounds: it interrupts a job up to so many times, lets it end, and
+compares it. Each round adds a line of JSON to the file of results; a round that is in the file
+already is not done again. `run` ends with status 1 if an outcome is neither "identical" nor "said".
 """
 
 import argparse
@@ -29,7 +30,7 @@ RIGHT = ("identical", "said")
 
 
 def launchers(configuration) -> list[str]:
-    """Return the ways in which a configuration is launched, the one that is cheapest first."""
+    """Return the ways to launch a configuration, the cheapest first."""
     from zoo.rounds import LAUNCHERS
 
     return [name for name, ranks in LAUNCHERS.items() if ranks in configuration.ranks]
@@ -118,7 +119,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 def failure(error: Exception) -> tuple[str, str]:
-    """Return outcome and detail of a configuration that fails when it is left alone."""
+    """Return outcome and detail of a configuration that fails when it is uninterrupted."""
     from zoo.rounds import NOT_EXACT
 
     plainly = NOT_EXACT.search(str(error))

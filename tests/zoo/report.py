@@ -1,4 +1,4 @@
-"""The table of the documentation, from the lines of JSON that rounds have left."""
+"""The table of the documentation, made of the lines of JSON that rounds write."""
 
 import textwrap
 from collections import Counter
@@ -50,7 +50,7 @@ def line(name: str, rows: list[Mapping[str, Any]]) -> str:
 
 
 def totals(rows: list[Mapping[str, Any]]) -> str:
-    """Return what all rounds came to, in a sentence."""
+    """Return the totals of all rounds, in a sentence."""
     signals = Counter(one["signal"] for row in rows for one in row["interruptions"])
     counts = Counter(row["outcome"] for row in rows)
     several = sum(len(row["interruptions"]) for row in rows if row["launcher"] != "process")

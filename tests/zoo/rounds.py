@@ -1,4 +1,4 @@
-"""Runs a configuration left alone and interrupted at random moments, and says what came of it."""
+"""Runs a configuration uninterrupted and interrupted at random moments, and compares."""
 
 import contextlib
 import csv
@@ -24,7 +24,7 @@ import warm  # noqa: E402
 from zoo.table import CONFIGURATIONS, Configuration  # noqa: E402
 
 PROGRAM, USERS = ROOT / "tests/zoo/program.py", ROOT / "tests/zoo/users"
-# seconds from a start, or from an interruption, to the end of all; what takes longer hangs
+# Seconds from a start, or from an interruption, to the end; what takes longer hangs.
 LIMIT = 240
 LAUNCHERS = {"process": 1, "lightning-2": 2, "torchrun-2": 2, "lightning-3": 3, "torchrun-3": 3}
 
@@ -52,7 +52,7 @@ class Job:
         self.said = ""
 
     def start(self, **variables: str) -> warm.Started:
-        """Start it; what it says is added to its log."""
+        """Start the job; its output is added to its log."""
         for name in ("sent", "hooks"):
             (self.folder / name).unlink(missing_ok=True)
         mode = ["torchrun"] if self.launcher.startswith("torchrun") else []
@@ -85,7 +85,10 @@ class Job:
             return warm.start(argv, self.folder, environment | variables, output.fileno())
 
     def wait(self, process: warm.Started, seconds: float = LIMIT) -> int | None:
-        """Return its exit status; None if it runs on after so many seconds. `said` is what it said."""
+        """Return the job's exit status; None if it still runs after `seconds`.
+
+        `said` is its output since its start.
+        """
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -94,7 +97,7 @@ class Job:
             self.said = (self.folder / "log").read_bytes()[self.before :].decode(errors="replace")
 
     def processes(self) -> list[int]:
-        """Return the ids of all processes that work in this folder."""
+        """Return the ids of all processes that work in the job's folder."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -106,7 +109,10 @@ class Job:
         return found
 
     def go_to_another_machine(self) -> None:
-        """Lose what a job without a checkpoint has written: only checkpoints are there again on the next instance."""
+        """Lose what a job without a checkpoint has written.
+
+        On the next instance only checkpoints are there again.
+        """
         if any(self.folder.rglob("step-*.ckpt")):
             return
         for path in self.folder.iterdir():
@@ -114,7 +120,7 @@ class Job:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def end(self) -> list[int]:
-        """Kill what is left of it; return the ids of what was."""
+        """Kill the processes that are left, and return their ids."""
         left = self.processes()
         for number in left:
             try:
@@ -124,7 +130,7 @@ class Job:
         return left
 
 
-# What came of it ------------------------------------------------------------------------------------------------------
+# Results ------------------------------------------------------------------------------------------
 
 
 def result(job: Job) -> dict[str, dict]:
@@ -156,12 +162,15 @@ def result(job: Job) -> dict[str, dict]:
 
 
 def users(name: str) -> bool:
-    """Return whether a file or folder of a job is its user's; a kill may leave hidden ones, and those to be ignored."""
+    """Return whether a file or folder of a job belongs to its user.
+
+    A kill may leave hidden ones; those are ignored.
+    """
     return name not in ("output", "log", "job.json", "hooks", "sent") and not name.startswith(".")
 
 
 def compared(values: dict, configuration: Configuration) -> dict:
-    """Return the values without those that a clock decides."""
+    """Return the values except those that a clock decides."""
     return {
         name: value
         for name, value in values.items()
@@ -182,7 +191,10 @@ def digest(value) -> str:
 
 
 def curves(folder: Path) -> dict[str, object]:
-    """Return each value of TensorBoard's files by tag and step; what is written twice has to be the same."""
+    """Return each value of TensorBoard's files by tag and step.
+
+    A value that is written twice has to be the same.
+    """
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     found: dict[str, object] = {}
@@ -212,7 +224,7 @@ def tables(files: list[Path]) -> dict[str, object]:
 
 
 def differences(expected: dict[str, dict], found: dict[str, dict]) -> list[str]:
-    """Return in what two results differ, the most important first."""
+    """Return how two results differ, the most important differences first."""
     lines = []
     for kind, values in expected.items():
         names = sorted({*values, *found[kind]}, key=natural)
@@ -231,9 +243,9 @@ def natural(name: str) -> tuple:
     return (int(step) if step.lstrip("-").isdigit() else -1, name)
 
 
-# Rounds ---------------------------------------------------------------------------------------------------------------
+# Rounds -------------------------------------------------------------------------------------------
 
-# Lines by which a run says plainly that it is not exact, or not supported.
+# Lines in which a run says that it is not exact, or not supported.
 NOT_EXACT = re.compile(
     r"^.*(not that of the interrupted run|no checkpoint can hold|no checkpoint sees|not what it would have been|"
     r"not exact|cannot be resumed|not supported|as Lightning does; interrupted, it begins anew).*$",
@@ -243,7 +255,7 @@ NOT_EXACT = re.compile(
 
 @dataclass
 class Reference:
-    """A configuration left alone."""
+    """An uninterrupted run of a configuration."""
 
     seconds: float
     hooks: int
@@ -253,7 +265,7 @@ class Reference:
 
 @dataclass
 class Interruption:
-    """A signal and what it came to."""
+    """A signal, and what it caused."""
 
     signal: str
     whom: str
@@ -268,7 +280,7 @@ class Interruption:
 
 @dataclass
 class Round:
-    """A job interrupted until it came to its end."""
+    """A job that is interrupted until it comes to its end."""
 
     configuration: str
     launcher: str
@@ -281,12 +293,12 @@ class Round:
     commit: str = ""
 
     def row(self) -> dict:
-        """Return it as a line of JSON."""
+        """Return the round as a line of JSON."""
         return asdict(self)
 
 
 def left_alone(folder: Path, configuration: Configuration, launcher: str) -> Reference:
-    """Run a configuration to its end; RuntimeError with what it said if it fails."""
+    """Run a configuration to its end; if it fails, raise RuntimeError with its output."""
     job = Job(folder, configuration, launcher)
     began = time.monotonic()
     status = job.wait(job.start())
@@ -302,7 +314,7 @@ def left_alone(folder: Path, configuration: Configuration, launcher: str) -> Ref
 def interrupted(
     folder: Path, reference: Reference, round: Round, interruptions: Iterable[Interruption]
 ) -> Round:
-    """Interrupt a job, each time that it is started again, let it end, and say what came of it."""
+    """Interrupt a job at each start, let it end, and return the round with its outcome."""
     job = Job(folder, CONFIGURATIONS[round.configuration], round.launcher, round.every)
     began, said = time.monotonic(), ""
     try:
@@ -328,7 +340,10 @@ def interrupted(
 
 
 def judged(job: Job, reference: Reference, status: int | None, said: str) -> tuple[str, str]:
-    """Return outcome and detail of a job that has come to its end, having `said` so much since its first start."""
+    """Return outcome and detail of a job that has come to its end.
+
+    `said` is its output since its first start.
+    """
     plainly = NOT_EXACT.search(said)
     line = plainly.group(0) if plainly else ""
     if status is None:
@@ -343,7 +358,10 @@ def judged(job: Job, reference: Reference, status: int | None, said: str) -> tup
 
 
 def forgotten(said: str) -> str:
-    """Return what is wrong with the steps from which a job went on: the one that it said, or a later one, is right."""
+    """Return which step a job promised to resume from and did not reach, or "".
+
+    The job is right if it resumed from the step that it said, or from a later one.
+    """
     for promise in re.finditer(r"^interrupted, resume from step (\d+):", said, re.MULTILINE):
         later = [
             int(step)
@@ -357,7 +375,10 @@ def forgotten(said: str) -> str:
 
 
 def draws(round: Round, reference: Reference, tries: int) -> Iterator[Interruption]:
-    """Yield up to so many interruptions that the seed of a round decides, the earlier ones over more of the run."""
+    """Yield up to `tries` interruptions, which the seed of a round decides.
+
+    The earlier ones are drawn from a larger part of the run.
+    """
     draw = random.Random(f"{round.seed} {round.configuration} {round.launcher}")
     round.every = draw.choice([3, 5, 1000])
     return (
@@ -367,7 +388,10 @@ def draws(round: Round, reference: Reference, tries: int) -> Iterator[Interrupti
 
 
 def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) -> Interruption:
-    """Draw the signal, to whom it goes and when, in this part of the run: at a hook, or at a time."""
+    """Draw a signal, its target and its moment, within this part of the run.
+
+    The moment is a hook, or a time.
+    """
     kind = draw.choice(["SIGTERM", "SIGKILL"])
     if ranks == 1:
         whom = "self" if kind == "SIGTERM" else "all"
@@ -387,7 +411,7 @@ def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) ->
 
 
 def interrupt(job: Job, one: Interruption) -> bool:
-    """Start a job and interrupt it; return whether it was, before its end."""
+    """Start a job and interrupt it; return whether it was interrupted before its end."""
     how, *numbers = one.moment.split()
     number = getattr(signal, one.signal)
     if how == "hook":
@@ -421,7 +445,7 @@ def interrupt(job: Job, one: Interruption) -> bool:
 
 
 def faults(job: Job, one: Interruption, launcher: str) -> tuple[str, str] | None:
-    """Return what is wrong with the end of a job that was interrupted, as an outcome and its detail."""
+    """Return what is wrong with an interrupted job's end, as outcome and detail, or None."""
     if one.status is None:
         return "hung", job.said[-1500:]
     if one.left:

@@ -40,7 +40,7 @@ def made(path: str, **arguments: Any) -> dict[str, Any]:
 
 
 def callback(path: str, **arguments: Any) -> dict[str, Any]:
-    """Return the same of a callback, one of Lightning's where there is no module."""
+    """Return the same for a callback; without a module, it is one of Lightning's."""
     return made(path if "." in path else LIGHTNING + path, **arguments)
 
 
@@ -59,7 +59,10 @@ def add(
     program: str = "",
     **trainer: Any,
 ) -> None:
-    """Add a configuration; `trainer` are flags of Lightning's Trainer, `more` those of other sections."""
+    """Add a configuration.
+
+    `trainer` are flags of Lightning's Trainer, `more` those of other sections.
+    """
     flags: dict[str, Any] = {key: dict(value) for key, value in DEFAULTS.items()}
     for key, value in {"model": model, "data": data}.items():
         if value is not None:
@@ -548,7 +551,8 @@ add(
 DDP = made(
     "pytorch_lightning.strategies.DDPStrategy", gradient_as_bucket_view=True, static_graph=True
 )
-# Without accumulate_grad_batches: torch fails of both, in plain Lightning, too (reducer.cpp, expect_autograd_hooks_).
+# Without accumulate_grad_batches: torch fails with both, in plain Lightning, too (reducer.cpp,
+# expect_autograd_hooks_).
 add("DDP: a static graph, gradients as views", ranks=(2, 3), strategy=DDP)
 
 subject = "Programs of one's own"

@@ -1,4 +1,7 @@
-"""Plain PyTorch on several hosts, as its own tutorials have it; knows nothing of Lightning or SageMaker."""
+"""Plain PyTorch on several hosts, as in its own tutorials.
+
+It knows nothing of Lightning or SageMaker.
+"""
 
 import os
 import sys
@@ -25,6 +28,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # In a function: a model that lives on while Python ends holds gloo's threads, one of which may then need what is
-    # gone, and abort (PyTorch pull request 179291; seen once here, on busy cores).
+    # In a function: a model that still exists while Python ends holds gloo's threads. One of them
+    # may then need what is gone, and abort (PyTorch pull request 179291; seen once here, on busy
+    # cores).
     main()

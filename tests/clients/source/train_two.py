@@ -1,4 +1,7 @@
-"""A job's own program that trains as the image does, in two processes on each host, which somebody else has started."""
+"""A job's own program that trains as the image does, in two processes on each host.
+
+Another program has started the processes.
+"""
 
 from app.train_multi_node import main
 

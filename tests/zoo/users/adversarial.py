@@ -72,7 +72,10 @@ class GAN(LightningModule):
 
 
 class WGAN(GAN):
-    """The critic is trained three times as often, with a gradient penalty, and both have schedules stepped by hand."""
+    """The critic is trained three times as often, with a gradient penalty.
+
+    Both networks have schedules stepped by hand.
+    """
 
     def training_step(self, batch, batch_idx):
         imgs = batch[0].flatten(1)
@@ -158,7 +161,10 @@ class PooledGAN(GAN):
 
 
 class AccumulatedByHand(LightningModule):
-    """Gradients accumulated over batches under manual optimization, as Lightning's documentation does."""
+    """Gradients accumulated over batches under manual optimization.
+
+    As in Lightning's documentation.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,7 @@
-"""A classifier of points, as in Lightning's introduction: what most callbacks, flags and loaders are tried on."""
+"""A classifier of points, as in Lightning's introduction.
+
+Most callbacks, flags and loaders are tried on it.
+"""
 
 import torch
 import torch.nn.functional as F

@@ -88,7 +88,10 @@ class FineTuneLearningRateFinder(LearningRateFinder):
 
 
 class FineTuneBatchSizeFinder(BatchSizeFinder):
-    """Lightning's documentation; without later milestones, after which Lightning 2.6 trains nothing."""
+    """As in Lightning's documentation, without later milestones.
+
+    After those Lightning 2.6 trains nothing.
+    """
 
     def __init__(self, milestones: tuple = ()):
         super().__init__(max_trials=2, steps_per_trial=1)
@@ -121,7 +124,10 @@ class Throughput(ThroughputMonitor):
 
 
 class WritesPredictions(BasePredictionWriter):
-    """Nothing is predicted in a fit; its files come from a prediction on validation data when training is done."""
+    """Nothing is predicted in a fit.
+
+    Its files come from a prediction on validation data when training is done.
+    """
 
     def __init__(self, output_dir: str = "predictions"):
         super().__init__("epoch")
@@ -164,7 +170,10 @@ class LitProgressBar(TQDMProgressBar):
 
 
 class Counter(Callback):
-    """Lightning's documentation of stateful callbacks: it has a state_key, state_dict and load_state_dict."""
+    """Lightning's documentation of stateful callbacks.
+
+    It has a state_key, state_dict and load_state_dict.
+    """
 
     def __init__(self, what: str = "epochs", verbose: bool = True):
         self.what = what
@@ -209,7 +218,10 @@ class Record:
 
 
 class PhaseController(Callback):
-    """State in an Enum, a dataclass, a defaultdict, numpy arrays and deques; none of it saved by itself."""
+    """State in an Enum, a dataclass, a defaultdict, numpy arrays and deques.
+
+    None of it is saved by itself.
+    """
 
     def __init__(self):
         self.phase = Phase.WARM_UP
@@ -243,7 +255,10 @@ class DropoutSchedule(Callback):
 
 
 class ModelEma(Callback):
-    """An average of the weights that is a copy of the module, in the manner of timm; it saves nothing by itself."""
+    """An average of the weights that is a copy of the module, in the manner of timm.
+
+    It saves nothing by itself.
+    """
 
     def __init__(self, decay: float = 0.9):
         self.decay = decay
@@ -357,7 +372,10 @@ class GradientNorms(Callback):
 
 
 class ImagePredictionLogger(Callback):
-    """Takes samples of a loader at the start of training, and logs predictions of them; drawing on the way."""
+    """Takes samples of a loader at the start of training, and logs predictions of them.
+
+    It draws on the way.
+    """
 
     def on_train_start(self, trainer, pl_module):
         self.x, self.y = next(iter(trainer.train_dataloader))
@@ -427,7 +445,10 @@ class Pretraining(Callback):
 
 
 class GrowingBatches(Callback):
-    """Doubles the data module's batch size by the epoch; with reload_dataloaders_every_n_epochs=1."""
+    """Doubles the data module's batch size by the epoch.
+
+    Used with reload_dataloaders_every_n_epochs=1.
+    """
 
     def on_train_epoch_end(self, trainer, pl_module):
         trainer.datamodule.hparams.batch_size = min(16, trainer.datamodule.hparams.batch_size * 2)

@@ -113,7 +113,10 @@ class MoCo(LightningModule):
 
 
 class BYOL(LightningModule):
-    """The target's momentum rises over the run: a callback's state in a module's plain attribute."""
+    """The target's momentum rises over the run.
+
+    It is a callback's state in a module's plain attribute.
+    """
 
     def __init__(self):
         super().__init__()
@@ -146,7 +149,10 @@ class BYOL(LightningModule):
 
 
 class DINO(BYOL):
-    """Centring and sharpening; the last layer is frozen for the first epoch, by cancelling its gradients."""
+    """Centring and sharpening.
+
+    The last layer is frozen for the first epoch, by cancelling its gradients.
+    """
 
     def __init__(self):
         super().__init__()
@@ -170,7 +176,10 @@ class DINO(BYOL):
 
 
 class MemoryBank(SimCLR):
-    """Instance discrimination with a bank that is a plain tensor, and a dict from sample to its hardest negative."""
+    """Instance discrimination with a bank that is a plain tensor.
+
+    And a dict from a sample to its hardest negative.
+    """
 
     def __init__(self):
         super().__init__()

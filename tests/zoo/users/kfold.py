@@ -1,4 +1,6 @@
-"""K-fold cross-validation: a program of one's own that trains each fold in turn, with its own folder of checkpoints.
+"""K-fold cross-validation: a program of one's own that trains each fold in turn.
+
+Each fold has its own folder of checkpoints.
 
 python kfold.py FLAGS
 """

@@ -67,7 +67,10 @@ class LanguageModel(LightningModule):
 
 
 class NanoGPTData(LightningDataModule):
-    """Random crops of one array, whatever the index, as nanoGPT's get_batch; a DataLoader without collation."""
+    """Random crops of one array, whatever the index, as nanoGPT's get_batch.
+
+    Its DataLoader has no collation.
+    """
 
     def __init__(self, num_workers: int = 0):
         super().__init__()
@@ -166,7 +169,10 @@ class BucketBatchSampler(Sampler):
 
 @dataclass
 class DataCollatorForLanguageModeling:
-    """Dynamic masking, in the manner of Hugging Face's, with numpy's generator of its own if `seed` is given."""
+    """Dynamic masking, in the manner of Hugging Face's.
+
+    It has a numpy generator of its own if `seed` is given.
+    """
 
     seed: int | None = None
     mlm_probability: float = 0.3
@@ -186,7 +192,7 @@ class DataCollatorForLanguageModeling:
 
 
 class SentencesData(LightningDataModule):
-    """Which loader: "pad", "bucket" (a batch sampler), "mask" or "mask-numpy" (a collator that draws)."""
+    """A loader "pad", "bucket" (a batch sampler), "mask" or "mask-numpy" (a drawing collator)."""
 
     def __init__(self, kind: str = "pad", num_workers: int = 0):
         super().__init__()
@@ -239,7 +245,7 @@ class LSTMClassifier(LightningModule):
 
 
 class MaskedLM(LightningModule):
-    """Predicts masked tokens, with a linear schedule with warm-up, in the manner of Hugging Face's."""
+    """Predicts masked tokens, with warm-up and a linear schedule, as Hugging Face's."""
 
     def __init__(self, warmup_steps: int = 4):
         super().__init__()
@@ -274,7 +280,10 @@ class MaskedLM(LightningModule):
 
 
 class TruncatedBPTT(LightningModule):
-    """The hidden state goes on from batch to batch; manual optimization, as Lightning's documentation of 2.x does."""
+    """The hidden state goes on from batch to batch.
+
+    Manual optimization, as in Lightning's documentation of 2.x.
+    """
 
     def __init__(self, truncated_bptt_steps: int = 4):
         super().__init__()
@@ -305,7 +314,10 @@ class TruncatedBPTT(LightningModule):
 
 
 class Word2Vec(LightningModule):
-    """A sparse embedding with SparseAdam, and negative samples from a table by torch.multinomial."""
+    """A sparse embedding with SparseAdam.
+
+    Negative samples come from a table by torch.multinomial.
+    """
 
     def __init__(self):
         super().__init__()

@@ -26,7 +26,10 @@ from torchmetrics.wrappers import BootStrapper, Running
 
 
 class Collected(Classifier):
-    """MetricCollection with clone and prefix, updated without log in training; states that are lists."""
+    """MetricCollection with clone and prefix, updated without log in training.
+
+    Its states are lists.
+    """
 
     def __init__(self):
         super().__init__()
@@ -62,7 +65,10 @@ class Collected(Classifier):
 
 
 class Wrapped(Classifier):
-    """MinMaxMetric, RunningMean, Running, aggregations: metrics that live over epochs and scale the loss."""
+    """MinMaxMetric, RunningMean, Running, aggregations.
+
+    The metrics live over epochs and scale the loss.
+    """
 
     def __init__(self):
         super().__init__()
@@ -142,7 +148,10 @@ class Tracked(Classifier):
 
 
 class ByDataset(Classifier):
-    """Metrics in a ModuleDict and ModuleList, for each of several validation loaders; everything that log can do."""
+    """Metrics in a ModuleDict and ModuleList, for each of several validation loaders.
+
+    And everything that log can do.
+    """
 
     def __init__(self):
         super().__init__()

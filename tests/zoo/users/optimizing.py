@@ -96,7 +96,10 @@ class LookedAhead(Classifier):
 
 
 class LayerWise(Classifier):
-    """Rates by layer, gradients clipped by hand, noise on gradients, and a group that is added in the second epoch."""
+    """Rates by layer, gradients clipped by hand, and noise on gradients.
+
+    And a group that is added in the second epoch.
+    """
 
     def configure_optimizers(self):
         groups = [{"params": list(self.head.parameters()), "lr": 0.1}]

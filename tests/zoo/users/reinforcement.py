@@ -15,7 +15,10 @@ Experience = namedtuple(
 
 
 class CartOnALine:
-    """An environment: a cart that is to stay near 0. It has a generator of its own, as gymnasium's have."""
+    """An environment: a cart that is to stay near 0.
+
+    It has a generator of its own, as gymnasium's have.
+    """
 
     def __init__(self, seed=0):
         self.np_random = np.random.default_rng(seed)
@@ -185,7 +188,10 @@ class Arrays:
 
 
 class ValueLearner(LightningModule):
-    """Prioritized replay in numpy arrays, sampled in the step by a generator of its own; the loader only counts."""
+    """Prioritized replay in numpy arrays, sampled in the step by a generator of its own.
+
+    The loader only counts.
+    """
 
     def __init__(self):
         super().__init__()
@@ -223,7 +229,10 @@ class ReplayDataset(torch.utils.data.Dataset):
 
 
 class Collector(LightningModule):
-    """Each step adds a sample that depends on the weights; an epoch draws from what there is, with replacement."""
+    """Each step adds a sample that depends on the weights.
+
+    An epoch draws from the samples so far, with replacement.
+    """
 
     def __init__(self):
         super().__init__()

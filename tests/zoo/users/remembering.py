@@ -1,4 +1,4 @@
-"""Modules that remember: lists of outputs, plain attributes, state of their own, frozen parts, late layers."""
+"""Modules that remember: outputs, plain attributes, own state, frozen parts, late layers."""
 
 import copy
 import enum
@@ -65,7 +65,10 @@ class State:
 
 
 class Baggage(Classifier):
-    """A dataclass with an Enum, a deque, a Counter, a defaultdict and an array, and other plain attributes."""
+    """A dataclass with an Enum, a deque, a Counter, a defaultdict and an array.
+
+    And other plain attributes.
+    """
 
     def __init__(self):
         super().__init__()
@@ -126,7 +129,10 @@ class RunningNormalized(Classifier):
 
 
 class Uncertainty(Classifier):
-    """Weights of losses: learned ones, and adaptive ones in a plain list; a table of losses by sample."""
+    """Weights of losses: learned ones, and adaptive ones in a plain list.
+
+    And a table of losses by sample.
+    """
 
     def __init__(self):
         super().__init__()
@@ -179,7 +185,10 @@ class RegisteredTeacher(MeanTeacher):
 
 
 class RateAtStart(Classifier):
-    """Sets the learning rate and momentum, and adds noise to the weights, in on_train_start; a schedule changes it."""
+    """Sets the learning rate and momentum in on_train_start, and adds noise to the weights.
+
+    A schedule changes the rate.
+    """
 
     def on_train_start(self):
         for group in self.optimizers().param_groups:
@@ -221,7 +230,10 @@ class Prototypes(Classifier):
 
 
 class SelfPaced(Classifier):
-    """A threshold that is a percentile of the last losses; samples above it are left out. A hook seeds by the epoch."""
+    """A threshold that is a percentile of the last losses; samples above it are left out.
+
+    A hook seeds by the epoch.
+    """
 
     def __init__(self):
         super().__init__()
@@ -261,7 +273,7 @@ class Seeded(Classifier):
 
 
 class FrozenBatchNorm(Classifier):
-    """train() is overridden, and batch norm is frozen after an epoch, its running statistics too."""
+    """train() is overridden: batch norm and its running statistics are frozen after an epoch."""
 
     def train(self, mode=True):
         super().train(mode)
@@ -296,7 +308,7 @@ class Gradual(Classifier):
 
 
 class LazyNet(LightningModule):
-    """Lazy layers, buffers that come with the first batch, and a layer that is added in the second epoch."""
+    """Lazy layers, buffers made with the first batch, and a layer added in the second epoch."""
 
     def __init__(self):
         super().__init__()
@@ -346,7 +358,10 @@ class LoRALinear(nn.Module):
 
 
 class LoRA(Classifier):
-    """strict_loading=False and a state_dict of what is trained: Lightning's documentation of saving parts."""
+    """strict_loading=False and a state_dict of what is trained.
+
+    As in Lightning's documentation of saving parts.
+    """
 
     def __init__(self):
         super().__init__()
@@ -368,7 +383,10 @@ class LoRA(Classifier):
 
 
 class DeletesBackbone(Classifier):
-    """Deletes frozen weights of the checkpoint in on_save_checkpoint, and loads with strict_loading=False."""
+    """Deletes frozen weights of the checkpoint in on_save_checkpoint.
+
+    And loads with strict_loading=False.
+    """
 
     def __init__(self):
         super().__init__()
@@ -439,7 +457,10 @@ class Sparse(Classifier):
 
 
 class UsesData(Classifier):
-    """Looks at the loaders: class weights by a pass over the training data, and a batch at each epoch's start."""
+    """Looks at the loaders: class weights by a pass over the training data.
+
+    And a batch at each epoch's start.
+    """
 
     def on_fit_start(self):
         self.trainer.fit_loop.setup_data()
@@ -493,7 +514,10 @@ class Initialized(Classifier):
 
 
 class MonteCarlo(Classifier):
-    """Dropout in the validation, too: several passes that draw, and whose spread sets the rate of the next epoch."""
+    """Dropout in the validation, too: several passes that draw.
+
+    Their spread sets the rate of the next epoch.
+    """
 
     def __init__(self):
         super().__init__()
@@ -519,7 +543,10 @@ class MonteCarlo(Classifier):
 
 
 class StochasticDepth(Classifier):
-    """Blocks are skipped by Python's random, more of them with each step; blocks share their weights."""
+    """Blocks are skipped by Python's random, more of them with each step.
+
+    Blocks share their weights.
+    """
 
     def forward(self, x):
         x = self.backbone(x)

@@ -458,7 +458,10 @@ class GrowingData(LightningDataModule):
 
 
 class InPlaceData(LightningDataModule):
-    """The list of samples is shuffled in place at each epoch's start, by a hook, with the global generator."""
+    """The list of samples is shuffled in place at each epoch's start.
+
+    A hook shuffles it with the global generator.
+    """
 
     def __init__(self):
         super().__init__()

@@ -64,7 +64,7 @@ class Scheduled(Classifier):
 
 
 class Plateau(Classifier):
-    """ReduceLROnPlateau on a metric of the validation, or of the training epoch, or of each step."""
+    """ReduceLROnPlateau on a metric of the validation, the training epoch or each step."""
 
     def __init__(self, monitor: str = "val_loss", interval: str = "epoch"):
         super().__init__()
@@ -105,7 +105,10 @@ class NumpyCosine(Classifier):
 
 
 class CosineScheduler:
-    """A schedule that is no class of torch's, in the manner of timm's: step(epoch) and step_update(num_updates)."""
+    """A schedule that is no class of torch's, in the manner of timm's.
+
+    It has step(epoch) and step_update(num_updates).
+    """
 
     def __init__(self, optimizer, t_initial, warmup_t, noise_seed=None):
         self.optimizer, self.t_initial, self.warmup_t = optimizer, t_initial, warmup_t
@@ -129,7 +132,10 @@ class CosineScheduler:
 
 
 class TimmScheduled(Classifier):
-    """lr_scheduler_step is overridden, as Lightning's documentation says for schedulers of others."""
+    """lr_scheduler_step is overridden.
+
+    Lightning's documentation says so for schedulers of others.
+    """
 
     def configure_optimizers(self):
         optimizer = SGD(self.parameters(), lr=0.1)

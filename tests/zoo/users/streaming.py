@@ -246,7 +246,7 @@ class SemiSupervised(Classifier):
 
 
 class OwnIterator(Classifier):
-    """A second loader of unlabelled data that the module goes through by itself, with iter and next."""
+    """A second loader, of unlabelled data, that the module goes through with iter and next."""
 
     def setup(self, stage):
         self.unlabelled = DataLoader(Blobs(28, noise=1.0), 4, shuffle=True)

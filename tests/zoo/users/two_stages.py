@@ -1,4 +1,6 @@
-"""Two trainings in one program: a short one, and one that begins with its weights and other settings.
+"""Two trainings in one program: a short one, and one that begins with its weights.
+
+The second one has other settings.
 
 python two_stages.py FLAGS
 """

@@ -280,7 +280,10 @@ class Diffusion(LightningModule):
 
 
 class Distilled(LightningModule):
-    """A student of a teacher that is not part of the checkpoint: it is in a list, with random weights from a seed."""
+    """A student of a teacher that is not part of the checkpoint.
+
+    The teacher is in a list, with random weights from a seed.
+    """
 
     def __init__(self):
         super().__init__()
@@ -353,7 +356,7 @@ class NoiseFromDataModule(MNISTDataModule):
 
 
 class NoisyModule(ImageClassifier):
-    """A module whose noise is from generators of its own: torch's, numpy's new and old ones, Python's."""
+    """A module with noise of its own generators: torch's, numpy's new and old, Python's."""
 
     def __init__(self):
         super().__init__()
