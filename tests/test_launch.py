@@ -408,7 +408,8 @@ def test_what_is_needed(launch):
     done = launch("--dry-run")
     assert done.returncode == 2
     assert done.stderr == (
-        "error: the following arguments are required: --image, --role, --output; --help lists all flags\n"
+        "error: the following arguments are required: --image, --role, --output; --help lists "
+        "all flags\n"
     )
 
 
@@ -542,7 +543,8 @@ def test_a_refusal_of_sagemakers_is_one_line(aws, launch):
         done = launch(*NEEDED, UNCHECKED, endpoint=aws, AWS_ENDPOINT_URL_SAGEMAKER=sagemaker)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1] == (
-        "error: CreateTrainingJob: AccessDeniedException: not authorized to perform sagemaker:CreateTrainingJob"
+        "error: CreateTrainingJob: AccessDeniedException: not authorized to perform "
+        "sagemaker:CreateTrainingJob"
     )
 
 
@@ -616,7 +618,8 @@ def test_following_a_job_to_its_end(aws, launch):
         "Training: Training image download completed",
     ]
     assert lines[-2:] == [
-        "job-1: Completed, 400 s of training, 122 s billable on each of 2 instances, 69.5 % saved by spot",
+        "job-1: Completed, 400 s of training, 122 s billable on each of 2 instances, 69.5 % "
+        "saved by spot",
         "model: s3://my-bucket/jobs/job-1/output/model.tar.gz",
     ]
     assert done.stderr.splitlines() == [

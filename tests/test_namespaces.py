@@ -165,8 +165,10 @@ def install(folder: Path, distribution: str, version: str = "2.6.6", seconds: fl
     )
     if distribution == "lightning":
         (folder / "lightning/__init__.py").write_text(
-            "print('run lightning')\nfrom lightning.fabric import Fabric\n"
-            "from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, __version__\n"
+            "print('run lightning')\n"
+            "from lightning.fabric import Fabric\n"
+            "from lightning.pytorch import Callback, LightningDataModule, LightningModule, "
+            "Trainer, __version__\n"
         )
         (folder / "lightning/data.py").write_text("kept = 1\n")
     information = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
@@ -235,11 +237,15 @@ def test_both_before_the_runtime_are_one_line(tmp_path: Path):
     """The error comes only when something that needs Lightning is imported."""
     for distribution in MODULES:
         install(tmp_path, distribution)
-    code = "import lightning, pytorch_lightning\nfrom sagemaker_lightning import SageMakerEnvironment, UserError\n"
+    code = (
+        "import lightning, pytorch_lightning\n"
+        "from sagemaker_lightning import SageMakerEnvironment, UserError\n"
+    )
     said = run(tmp_path, code, "from sagemaker_lightning import ExactResume", status=1)
     assert said.splitlines()[-1] == (
-        "sagemaker_lightning.contract.errors.UserError: import lightning, import pytorch_lightning: found both before "
-        "import sagemaker_lightning, which makes them one; put import sagemaker_lightning above them"
+        "sagemaker_lightning.contract.errors.UserError: import lightning, import "
+        "pytorch_lightning: found both before import sagemaker_lightning, which makes them "
+        "one; put import sagemaker_lightning above them"
     )
 
 
@@ -305,7 +311,10 @@ def test_a_folder_of_the_users_own_is_no_package(tmp_path: Path):
 def test_a_module_is_run_by_either_name(tmp_path: Path, installed: str):
     install(tmp_path, installed)
     for name in ("pytorch_lightning.tool", "lightning.pytorch.tool"):
-        code = f"import runpy, sagemaker_lightning\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+        code = (
+            "import runpy, sagemaker_lightning\n"
+            f"runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+        )
         own = MODULES[installed][0].replace("/", ".")
         assert run(tmp_path, code).splitlines()[-1] == f"__main__ {own}.callbacks"
 

@@ -213,7 +213,10 @@ def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
         nodes.wait_for("TRAINING", "algo-2")
         nodes.kill_last_rank("algo-2")
         assert nodes.end() == {"algo-1": 1, "algo-2": 1}
-        killed = "host algo-2, (local rank 1|rank 3) ended without a word: it was killed by SIGKILL|rank 3 was killed"
+        killed = (
+            "host algo-2, (local rank 1|rank 3) ended without a word: it was killed by "
+            "SIGKILL|rank 3 was killed"
+        )
         for host in nodes.hosts:
             assert re.search(killed, nodes.failure(host)), nodes.failure(host)
 

@@ -242,7 +242,8 @@ def test_a_connection_that_breaks_off(hosts):
     )
     for why in hosts.verdicts("algo-1", "algo-3"):
         assert why.startswith(
-            "lost algo-2: its connection broke off; last heard 0 s ago: it was preparing its program"
+            "lost algo-2: its connection broke off; last heard 0 s ago: it was preparing its "
+            "program"
         )
 
 

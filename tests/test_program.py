@@ -98,49 +98,69 @@ def test_what_a_job_left_is_read_with_every_python(tmp_path, filters):
 
 LOGS = {  # as pip 23 and 26 write them
     "nothing of that name": (
-        "Looking in indexes: x\nERROR: Could not find a version that satisfies the requirement nosuch==1.0 (from "
+        "Looking in indexes: x\n"
+        "ERROR: Could not find a version that satisfies the requirement nosuch==1.0 (from "
         "versions: none)\nERROR: No matching distribution found for nosuch==1.0\n",
-        "pip could not install nosuch==1.0: No matching distribution found for nosuch==1.0; correct or remove that "
-        "line",
+        "pip could not install nosuch==1.0: No matching distribution found for nosuch==1.0; "
+        "correct or remove that line",
     ),
     "no network": (
-        "Collecting some\nWARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'\n"
+        "Collecting some\nWARNING: Retrying (Retry(total=0)) after connection broken by "
+        "'NewConnectionError'\n"
         "ERROR: No matching distribution found for some\n",
-        "pip could not install some: No matching distribution found for some (the package index was not reached); give "
-        "the job a network that reaches the index, or remove that line",
+        "pip could not install some: No matching distribution found for some (the package "
+        "index was not reached); give the job a network that reaches the index, or remove "
+        "that line",
     ),
     "a conflict": (
-        "Collecting a==1\nERROR: Cannot install a==1 and a==2 because these package versions have conflicting "
-        "dependencies.\nERROR: ResolutionImpossible: for help visit https://x\n",
-        "pip could not install a==1 and a==2: these package versions have conflicting dependencies; correct",
+        "Collecting a==1\nERROR: Cannot install a==1 and a==2 because these package versions "
+        "have conflicting dependencies.\n"
+        "ERROR: ResolutionImpossible: for help visit https://x\n",
+        "pip could not install a==1 and a==2: these package versions have conflicting "
+        "dependencies; correct",
     ),
     "a build": (
-        "Processing ./broken\n  Running command python setup.py\n  Traceback (most recent call last):\n  RuntimeError: "
-        "no luck\n  ERROR: [present-rich] Preparing metadata exited with 1\nERROR: [present-rich] metadata generation "
-        "failed\n",
-        "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited with 1); correct",
+        "Processing ./broken\n"
+        "  Running command python setup.py\n"
+        "  Traceback (most recent call last):\n"
+        "  RuntimeError: no luck\n"
+        "  ERROR: [present-rich] Preparing metadata exited with 1\n"
+        "ERROR: [present-rich] metadata generation failed\n",
+        "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited "
+        "with 1); correct",
     ),
     "a build of a later pip": (
-        "Processing ./broken\n  Running command Preparing metadata\n  RuntimeError: no luck\n  ERROR: Preparing "
-        "metadata exited with 1\nERROR: metadata generation failed\nException information:\n",
-        "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited with 1); correct",
+        "Processing ./broken\n"
+        "  Running command Preparing metadata\n"
+        "  RuntimeError: no luck\n"
+        "  ERROR: Preparing metadata exited with 1\n"
+        "ERROR: metadata generation failed\n"
+        "Exception information:\n",
+        "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited "
+        "with 1); correct",
     ),
     "no requirement": (
-        "ERROR: Invalid requirement: './no': Expected package name\n    ./no\n    ^ (from line 1 of x.txt)\n",
-        "pip could not install './no': it is neither a requirement nor a file of the source; correct",
+        "ERROR: Invalid requirement: './no': Expected package name\n"
+        "    ./no\n    ^ (from line 1 of x.txt)\n",
+        "pip could not install './no': it is neither a requirement nor a file of the source; "
+        "correct",
     ),
     "a secret": (
         "Collecting git+https://me:k5@host/x.git\n  fatal: unable to access https://me:k5@host/x.git\n"
         "  ERROR: [present-rich] git clone https://me:k5@host/x.git exited with 128\n",
-        "pip could not install git+https://******@host/x.git: fatal: unable to access https://******@host/x.git (git",
+        "pip could not install git+https://******@host/x.git: fatal: unable to access "
+        "https://******@host/x.git (git",
     ),
     "its own fault": (
-        "ERROR: Exception:\nTraceback (most recent call last):\nUnicodeDecodeError: bad\nRemoved build tracker: x\n",
+        "ERROR: Exception:\nTraceback (most recent call last):\n"
+        "UnicodeDecodeError: bad\n"
+        "Removed build tracker: x\n",
         "pip could not install what it asks for: UnicodeDecodeError: bad; correct",
     ),
     "nothing": (
         "",
-        "pip could not install what it asks for: pip ended with exit status 2, and its log says no more;",
+        "pip could not install what it asks for: pip ended with exit status 2, and its log "
+        "says no more;",
     ),
 }
 

@@ -194,7 +194,8 @@ FOUND = [
     (
         "what was seen is not skipped",
         ["--data.dataset=stream"],
-        r"the batch .*strangers\.Stream, an IterableDataset, which has to draw the same samples again",
+        r"the batch .*strangers\.Stream, an IterableDataset, which has to draw the same "
+        r"samples again",
     ),
     (
         "what samplers hold is not restored",
@@ -378,7 +379,10 @@ def test_a_failure_tells_of_it(tmp_path: Path, monkeypatch):
     run = Broken(tmp_path, "--data.dataset=timed", SAVES)
     run.kill()
     assert run.start(FAIL_AT="2:3") == 1
-    pattern = r"^error: RuntimeError: as it was told \(resumed at step \d+: step \d+ is not that of the interrupted run: "
+    pattern = (
+        r"^error: RuntimeError: as it was told \(resumed at step \d+: step \d+ is not that of "
+        r"the interrupted run: "
+    )
     assert re.search(pattern, run.said, re.M), run.said[-1000:]
 
 
@@ -439,7 +443,10 @@ def test_ranks_that_go_on_as_before(tmp_path: Path):
 def test_the_rank_that_does_not_is_named(tmp_path: Path, strict):
     """Rank 0 names rank 1, which differs; if this is to end the job, all ranks end alike."""
     ended = ranks.run(twice, True, strict, folder=tmp_path)
-    what = "resumed at step 5: step 7 is not that of the interrupted run: on rank 1, the loss differs; likely because of"
+    what = (
+        "resumed at step 5: step 7 is not that of the interrupted run: on rank 1, the loss "
+        "differs; likely because of"
+    )
     if strict:
         assert all(one.error.startswith(f"UserError: --resume.strict: {what}") for one in ended)
     else:

@@ -169,7 +169,10 @@ def test_metrics_and_logs(rehearsal, image):
         {"Name": "loss", "Regex": "loss=([0-9.]+)"},
         {"Name": "none", "Regex": "nothing=(.*)"},
     ]
-    script = 'for i in 3 2 1; do echo "step=$i loss=0.$i"; done; printf "no end of line"; printf "\\n\\n"; echo "ü"'
+    script = (
+        'for i in 3 2 1; do echo "step=$i loss=0.$i"; done; printf "no end of line"; printf '
+        '"\\n\\n"; echo "ü"'
+    )
     name = rehearsal.create(
         image, script, AlgorithmSpecification={"MetricDefinitions": definitions}
     )
@@ -207,7 +210,8 @@ FAILURES = {
     ),
     "no folder": (
         {"InputDataConfig": [channel("training", f"file://{ROOT}/no-such")]},
-        f"ClientError: Data download failed: file://{ROOT}/no-such is not a file, nor a folder with files in it",
+        f"ClientError: Data download failed: file://{ROOT}/no-such is not a file, nor a folder "
+        "with files in it",
     ),
     "no image": (
         {
@@ -215,7 +219,8 @@ FAILURES = {
                 "TrainingImage": "123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1"
             }
         },
-        "ClientError: Cannot pull image 123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1: there is no local image",
+        "ClientError: Cannot pull image 123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1: "
+        "there is no local image",
     ),
     "no program": (
         {"AlgorithmSpecification": {"ContainerEntrypoint": ["/no/such/program"]}},
@@ -543,7 +548,10 @@ def test_a_copy_that_stalls_lags_and_brings_its_markers_back(tmp_path, image):
         "--sync-every=0.1",
     ]
     with Rehearsal(tmp_path, *flags) as server:
-        script = "cd /opt/ml/checkpoints; ls; echo 1 >1; sleep 2; rm 1; echo 2 >2; sleep 2; echo 3 >3; sleep 1"
+        script = (
+            "cd /opt/ml/checkpoints; ls; echo 1 >1; sleep 2; rm 1; echo 2 >2; sleep 2; echo 3 "
+            ">3; sleep 1"
+        )
         server.ended(server.create(image, script, **CHECKPOINTS))
         found = server.keys("checkpoints/run/")
         assert "checkpoints/run/1" in found and "checkpoints/run/1.sagemaker-uploaded" in found

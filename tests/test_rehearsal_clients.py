@@ -194,13 +194,18 @@ def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tm
     Ten instances of an image with a `train` of its own split the rows.
     """
     (tmp_path / "train").write_text(
-        "#!/bin/bash\nset -e\nfile=/opt/ml/input/config/resourceconfig.json\n"
+        "#!/bin/bash\nset -e\n"
+        "file=/opt/ml/input/config/resourceconfig.json\n"
         "host=$(grep -o '\"current_host\": \"algo-[0-9]*' $file | grep -o '[0-9]*$')\n"
         'hosts=$(grep -o \'"hosts": \\[[^]]*\' $file | head -1 | grep -o "algo-" | wc -l)\n'
-        "awk -v n=$hosts -v i=$host 'NR % n == i % n' /opt/ml/input/data/my-input-data/rows >/opt/ml/model/part-$host\n"
+        "awk -v n=$hosts -v i=$host 'NR % n == i % n' /opt/ml/input/data/my-input-data/rows "
+        ">/opt/ml/model/part-$host\n"
     )
     (tmp_path / "Dockerfile").write_text(
-        f"FROM {image}\nENTRYPOINT []\nCOPY train /own/train\nRUN chmod +x /own/train\nENV PATH=/own:$PATH\n"
+        f"FROM {image}\nENTRYPOINT []\n"
+        "COPY train /own/train\n"
+        "RUN chmod +x /own/train\n"
+        "ENV PATH=/own:$PATH\n"
     )
     built = docker("build", "--quiet", "--tag=rehearsal-diy", str(tmp_path))
     assert built.returncode == 0, built.stdout

@@ -515,7 +515,10 @@ def secret_record() -> Record:
         },
         "NotInTheModel": {"Password": "of-more"},
     }
-    text = f"the password {PASSWORD} is wrong: see https://user:pass@host/x?a=b&token={TOKEN}, exit code: 3\n{PEM}"
+    text = (
+        f"the password {PASSWORD} is wrong: see https://user:pass@host/x?a=b&token={TOKEN}, "
+        f"exit code: 3\n{PEM}"
+    )
     record = replace(interrupted(), request=request, failure=text, notes=[text])
     record.transitions[0].message = record.interruptions[0].why = text
     return record

@@ -265,8 +265,14 @@ def test_settings_by_default_and_by_flags(tmp_path):
     )
     assert found.sync == settings.Sync(1.0, 0.0, 0.0, None, True, False, True, False)
     assert found.folder.is_absolute()
-    given = "--port=0 --interrupt=every~5m --grace=0 --repairs=2 --price=3 --spot-price=1 --sync-every=0.1 --sync-lag=2"
-    given += " --sync-settle=3 --sync-stall-after=0 --sync-no-markers --sync-markers-uploaded --sync-keep-deleted"
+    given = (
+        "--port=0 --interrupt=every~5m --grace=0 --repairs=2 --price=3 --spot-price=1 "
+        "--sync-every=0.1 --sync-lag=2"
+    )
+    given += (
+        " --sync-settle=3 --sync-stall-after=0 --sync-no-markers --sync-markers-uploaded "
+        "--sync-keep-deleted"
+    )
     given = given.replace("every~5m", "every\u00a0~5m").split(" ")
     found = flags(*given, "--sync-flush", "--interrupt=at 3s", f"--folder={tmp_path}")
     assert (found.port, found.grace, found.repairs, found.price, found.spot_price) == (
@@ -532,7 +538,8 @@ def test_what_an_address_stands_for(s3, tmp_path):
     [
         (
             "s3://bucket/none",
-            rf'No S3 objects found under S3 URL "s3://bucket/none" .* the role "{ROLE}" has "s3:List',
+            rf'No S3 objects found under S3 URL "s3://bucket/none" .* the role "{ROLE}" has '
+            r'"s3:List',
         ),
         (
             "s3://no-such-bucket/x",

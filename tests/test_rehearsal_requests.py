@@ -400,11 +400,12 @@ WORDS = [
             "ResourceConfig": {"InstanceType": "ml.m5", "InstanceCount": -1},
             "TrainingJobName": "a_b",
         },
-        r"3 validation errors detected: Value 'a_b' at 'trainingJobName' failed to satisfy constraint: Member must "
-        r"satisfy regular expression pattern: \[a-zA-Z0-9\]\(-\*\[a-zA-Z0-9\]\)\{0,62\}; Value 'ml.m5' at "
-        r"'resourceConfig.instanceType' failed to satisfy constraint: Member must satisfy enum value set: "
-        r"\[ml\.\S+(, ml\.\S+)+\]; Value '-1' at 'resourceConfig.instanceCount' failed to satisfy constraint: Member "
-        r"must have value greater than or equal to 0",
+        r"3 validation errors detected: Value 'a_b' at 'trainingJobName' failed to satisfy "
+        r"constraint: Member must satisfy regular expression pattern: "
+        r"\[a-zA-Z0-9\]\(-\*\[a-zA-Z0-9\]\)\{0,62\}; Value 'ml.m5' at "
+        r"'resourceConfig.instanceType' failed to satisfy constraint: Member must satisfy enum "
+        r"value set: \[ml\.\S+(, ml\.\S+)+\]; Value '-1' at 'resourceConfig.instanceCount' "
+        r"failed to satisfy constraint: Member must have value greater than or equal to 0",
     ),
     (
         {
@@ -412,42 +413,49 @@ WORDS = [
                 {"DataSource": {"S3DataSource": {"S3Uri": "s3://b/x"}}, "ChannelName": ""}
             ]
         },
-        r"3 validation errors detected: Value '' at 'inputDataConfig.1.member.channelName' failed to satisfy "
-        r"constraint: Member must have length greater than or equal to 1; Value '' at .*pattern.*; Value null at "
-        r"'inputDataConfig.1.member.dataSource.s3DataSource.s3DataType' failed to satisfy constraint: Member must not "
-        r"be null",
+        r"3 validation errors detected: Value '' at 'inputDataConfig.1.member.channelName' "
+        r"failed to satisfy constraint: Member must have length greater than or equal to 1; "
+        r"Value '' at .*pattern.*; Value null at "
+        r"'inputDataConfig.1.member.dataSource.s3DataSource.s3DataType' failed to satisfy "
+        r"constraint: Member must not be null",
     ),
     (
         {"HyperParameters": {"a": "x" * 2501}},
-        r"1 validation error detected: Value '\{a=x{294}\.\.\.' at 'hyperParameters' failed to satisfy constraint: Map "
-        r"value must satisfy constraint: \[Member must have length less than or equal to 2500, Member must have length "
-        r"greater than or equal to 0, Member must satisfy regular expression pattern: \.\*\]",
+        r"1 validation error detected: Value '\{a=x{294}\.\.\.' at 'hyperParameters' failed to "
+        r"satisfy constraint: Map value must satisfy constraint: \[Member must have length "
+        r"less than or equal to 2500, Member must have length greater than or equal to 0, "
+        r"Member must satisfy regular expression pattern: \.\*\]",
     ),
     (
         {"HyperParameters": {"a": "1", "b\0": "2"}},
-        r"1 validation error detected: Value '\{a=1, b\\u0000=2\}' at 'hyperParameters' failed to satisfy constraint: "
-        r"Map key must satisfy constraint: \[.*, Member must be text without NUL characters and lone surrogates\]",
+        r"1 validation error detected: Value '\{a=1, b\\u0000=2\}' at 'hyperParameters' failed "
+        r"to satisfy constraint: Map key must satisfy constraint: \[.*, Member must be text "
+        r"without NUL characters and lone surrogates\]",
     ),
     (
         {"Environment": {"A": "x\ud800"}, "HyperParameters": {"a": "\udfff"}},
-        r"2 validation errors detected: Value '\{a=\\udfff\}' at 'hyperParameters' failed .* without NUL characters "
-        r"and lone surrogates\]; Value '\{A=x\\ud800\}' at 'environment' failed .* Map value must satisfy constraint: "
-        r"\[.*, Member must be text without NUL characters and lone surrogates\]",
+        r"2 validation errors detected: Value '\{a=\\udfff\}' at 'hyperParameters' failed .* "
+        r"without NUL characters and lone surrogates\]; Value '\{A=x\\ud800\}' at "
+        r"'environment' failed .* Map value must satisfy constraint: \[.*, Member must be text "
+        r"without NUL characters and lone surrogates\]",
     ),
     (
         {
             "AlgorithmSpecification": JOB["AlgorithmSpecification"]
             | {"ContainerArguments": ["train", "\0"]}
         },
-        r"1 validation error detected: Value '\[train, \\u0000\]' at 'algorithmSpecification.containerArguments' "
-        r"failed to satisfy constraint: Member must satisfy constraint: \[.*, Member must be text without NUL .*\]",
+        r"1 validation error detected: Value '\[train, \\u0000\]' at "
+        r"'algorithmSpecification.containerArguments' failed to satisfy constraint: Member "
+        r"must satisfy constraint: \[.*, Member must be text without NUL .*\]",
     ),
     (
         {"VpcConfig": {"SecurityGroupIds": ["sg 1", "sg-2"], "Subnets": []}},
-        r"2 validation errors detected: Value '\[sg 1, sg-2\]' at 'vpcConfig.securityGroupIds' failed to satisfy "
-        r"constraint: Member must satisfy constraint: \[Member must have length less than or equal to 32, Member must "
-        r"have length greater than or equal to 0, Member must satisfy regular expression pattern: \S+\]; Value '\[\]' "
-        r"at 'vpcConfig.subnets' failed to satisfy constraint: Member must have length greater than or equal to 1",
+        r"2 validation errors detected: Value '\[sg 1, sg-2\]' at 'vpcConfig.securityGroupIds' "
+        r"failed to satisfy constraint: Member must satisfy constraint: \[Member must have "
+        r"length less than or equal to 32, Member must have length greater than or equal to 0, "
+        r"Member must satisfy regular expression pattern: \S+\]; Value '\[\]' at "
+        r"'vpcConfig.subnets' failed to satisfy constraint: Member must have length greater "
+        r"than or equal to 1",
     ),
 ]
 

@@ -358,8 +358,8 @@ def test_a_mistake_in_an_upload_is_one_line(checkout, aws, tmp_path):
     (tmp_path / "other.gz").write_bytes(b"dogs")
     said = failed(upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "other.gz")))
     assert (
-        f"found MD5 {hashlib.md5(b'dogs').hexdigest()}, allowed is {hashlib.md5(b'cifar').hexdigest()}"
-        in said
+        f"found MD5 {hashlib.md5(b'dogs').hexdigest()}, allowed is "
+        f"{hashlib.md5(b'cifar').hexdigest()}" in said
     )
     assert "there is no such file" in failed(
         upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "absent"))

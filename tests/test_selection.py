@@ -64,8 +64,8 @@ def test_none_that_all_have_is_no_start_anew(hosts: list, line: str):
     with pytest.raises(UserError) as raised:
         newest_common(hosts, "--resume.dirpath=/folder")
     assert str(raised.value) == (
-        "--resume.dirpath=/folder: found checkpoints, but none that is whole and the same on all hosts "
-        f"{line}; bring one back, or move them away to start anew"
+        "--resume.dirpath=/folder: found checkpoints, but none that is whole and the same on "
+        f"all hosts {line}; bring one back, or move them away to start anew"
     )
 
 
@@ -80,6 +80,7 @@ def test_another_format_is_refused_on_all_hosts(version: int):
     with pytest.raises(UserError) as raised:
         newest_common(hosts, "--resume.dirpath=/folder")
     assert str(raised.value) == (
-        f"--resume.dirpath=/folder: last.ckpt (on b) has checkpoint format {version}, this version of the program has "
-        f"format {FORMAT}; go on with the version that wrote it, or move the checkpoints away to start anew"
+        f"--resume.dirpath=/folder: last.ckpt (on b) has checkpoint format {version}, this "
+        f"version of the program has format {FORMAT}; go on with the version that wrote it, or "
+        "move the checkpoints away to start anew"
     )

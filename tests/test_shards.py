@@ -268,8 +268,8 @@ def test_a_job_with_a_sharded_channel(tmp_path: Path, nodes):
     assert not any(rank.error for rank in ended), ended[-1].said
     steps = 4 if nodes == [1, 1] else 2  # 80 - 21 images in batches of 16 for each rank
     assert (
-        f"host algo-1 59 + 21, host algo-2 100 + 20; an epoch of {steps} steps, the fewest that one has"
-        in ended[0].said
+        f"host algo-1 59 + 21, host algo-2 100 + 20; an epoch of {steps} steps, the fewest "
+        "that one has" in ended[0].said
     )
     assert "leaves out" in ended[0].said and "dataset fingerprint" not in ended[0].said
     written = json.loads((tmp_path / "node-0/output/model/model.json").read_text())

@@ -45,13 +45,20 @@ def test_a_quick_start_says_nothing():
 
 
 def test_a_slow_one_says_what_it_does_and_what_follows():
-    code = "start_notice.begin('one')\nwhile not start_notice._said: time.sleep(0.01)\nstart_notice.doing('two')"
+    code = (
+        "start_notice.begin('one')\n"
+        "while not start_notice._said: time.sleep(0.01)\n"
+        "start_notice.doing('two')"
+    )
     assert said(code, first=0.1) == "starting: one (0 s so far)\nstarting: two (0 s so far)\n"
 
 
 @pytest.mark.slow
 def test_it_is_said_again():
-    code = "start_notice.begin('one'); time.sleep(1); start_notice.done(); time.sleep(0.3); print('END', file=sys.stderr)"
+    code = (
+        "start_notice.begin('one'); time.sleep(1); start_notice.done(); time.sleep(0.3); "
+        "print('END', file=sys.stderr)"
+    )
     lines = said(code, first=0.05, later=0.05).splitlines()
     assert len(lines) > 3 and set(lines) <= {
         f"starting: one ({second} s so far)" for second in (0, 1, 2)

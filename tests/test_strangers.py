@@ -305,8 +305,8 @@ def test_before_the_first_step(tmp_path: Path):
         alone, run = Run(tmp_path / name / "alone", *flags), Run(tmp_path / name / "run", *flags)
         assert run.start(STOP_AT="0:1") == 143
         assert (
-            "interrupted, resume from step 0: SIGTERM; output/data/checkpoints/step-000000000.ckpt is whole"
-            in run.said
+            "interrupted, resume from step 0: SIGTERM; "
+            "output/data/checkpoints/step-000000000.ckpt is whole" in run.said
         )
         assert not same(alone.finish(), run.finish()) and "resuming from step 0: " in run.said
 
@@ -370,7 +370,10 @@ def test_ranks_that_do_not_train_one_model_are_told_so(tmp_path: Path):
         "--trainer.callbacks=strangers.OwnRates",
     )
     run.finish()
-    said = "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so that the ranks have other weights, too"
+    said = (
+        "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so that the ranks "
+        "have other weights, too"
+    )
     assert run.said.count(said) == 1
 
 

@@ -212,7 +212,10 @@ def test_what_a_stream_has_given_is_left_out(tmp_path, ranks):
     assert run.start(STOP_AT="1:3") == 143
     run.finish()
     assert steps(run) == steps(alone) == (18 if ranks else 30)
-    said = r"^the training data has no positions \(streams\.Sharded\): the 4 batches before this one were drawn again, in "
+    said = (
+        r"^the training data has no positions \(streams\.Sharded\): the 4 batches before this "
+        r"one were drawn again, in "
+    )
     assert len(re.findall(rf"{said}\d+\.\d s$", run.said, re.M)) == 1, run.said
 
 
@@ -230,7 +233,10 @@ def test_a_stream_that_is_another_one_is_told(tmp_path, name):
     """
     run = Run(tmp_path, *data(name))
     assert run.start(STOP_AT="1:3") == 143
-    said = "resumed at step 14: step 16 is not that of the interrupted run: on rank 0, the batch differs; likely"
+    said = (
+        "resumed at step 14: step 16 is not that of the interrupted run: on rank 0, the batch "
+        "differs; likely"
+    )
     assert run.start("--resume.strict=true") == 1
     assert f"\nerror: --resume.strict: {said} " in run.said
     run.finish()
@@ -268,6 +274,6 @@ def test_another_number_of_workers_cannot_go_on_with_their_state(tmp_path):
     run.flags.append("--data.workers=1")
     assert run.start() == 1
     assert (
-        "error: --data: streams.Resumable saved its state with 2 data workers, now there are 1; go on"
-        in run.said
+        "error: --data: streams.Resumable saved its state with 2 data workers, now there are "
+        "1; go on" in run.said
     )

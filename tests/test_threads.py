@@ -132,7 +132,10 @@ def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
         (tmp_path / f"{package}.py").write_text(
             "import os; print(os.environ.get('OMP_NUM_THREADS'))"
         )
-    code = "from sagemaker_lightning.process import lightning_import, threads\nthreads.usable_cpus = lambda: 1\n"
+    code = (
+        "from sagemaker_lightning.process import lightning_import, threads\n"
+        "threads.usable_cpus = lambda: 1\n"
+    )
     code += "lightning_import.import_lightning()"
     if len(os.sched_getaffinity(0)) == 1 and not own:
         pytest.skip("one CPU: there is nothing to say")
@@ -250,7 +253,10 @@ def test_waiting_threads_spin_only_while_nobody_else_wants_the_cpu():
 def test_how_the_user_has_threads_wait_stays(name):
     code = "import threading\nfrom sagemaker_lightning.process import threads\n"
     code += "import ctypes, importlib.util\nfrom pathlib import Path\n"
-    code += "ctypes.CDLL(str(Path(importlib.util.find_spec('torch').origin).parent / 'lib/libgomp.so.1'))\n"
+    code += (
+        "ctypes.CDLL(str(Path(importlib.util.find_spec('torch').origin).parent / "
+        "'lib/libgomp.so.1'))\n"
+    )
     code += "threads.spin_only_alone(2)\nprint(threading.active_count())"
     assert run(code).stdout == "2\n"
     assert run(code, **{name: "1" if name == "GOMP_SPINCOUNT" else "ACTIVE"}).stdout == "1\n"

@@ -379,7 +379,10 @@ def test_a_broken_job_says_why(job: Job, hyperparameters, sources, says):
 
 @pytest.mark.parametrize("text", ["", "my own words\nand more"])
 def test_a_failure_file_of_the_programs_own_stays_unless_it_is_empty(job: Job, text):
-    source = f"import os, sys\nopen(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write({text!r})\nsys.exit(9)\n"
+    source = (
+        f"import os, sys\nopen(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write({text!r})\n"
+        "sys.exit(9)\n"
+    )
     run = program(job, source).run()
     assert run.returncode == 1
     said = (job.base / "output/failure").read_text()
@@ -456,6 +459,7 @@ def test_a_program_gets_what_its_job_set(job: Job):
     """No variable of the user is overwritten, and none is added where there is one host."""
     program(
         job,
-        "import os\nprint([os.environ.get(name) for name in ('MASTER_PORT', 'FI_PROVIDER', 'NODE_RANK')])",
+        "import os\nprint([os.environ.get(name) for name in ('MASTER_PORT', 'FI_PROVIDER', "
+        "'NODE_RANK')])",
     )
     assert "['1234', 'tcp', None]" in job.run(MASTER_PORT="1234", FI_PROVIDER="tcp").stdout

@@ -256,9 +256,12 @@ def test_a_mistake_is_one_line_in_the_log_and_the_failure_file(
 def test_an_error_of_the_program_has_its_traceback(job: Job):
     job.write(
         "code/broken.py",
-        "import torch, pytorch_lightning as pl\n\n\nclass Model(pl.LightningModule):\n"
-        "    def training_step(self, batch, index):\n        return undefined_name\n\n"
-        "    def configure_optimizers(self):\n        return torch.optim.SGD([torch.zeros(1)], 1)\n",
+        "import torch, pytorch_lightning as pl\n\n\n"
+        "class Model(pl.LightningModule):\n"
+        "    def training_step(self, batch, index):\n"
+        "        return undefined_name\n\n"
+        "    def configure_optimizers(self):\n"
+        "        return torch.optim.SGD([torch.zeros(1)], 1)\n",
     )
     job.write("input/config/hyperparameters.json", '{"model": "broken.Model"}')
     run = job.run()
@@ -313,7 +316,10 @@ def test_a_rank_that_is_killed_is_the_reason(job: Job, program):
     rank_1.kill()
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1, said
-    reasons = "was killed by SIGKILL: most likely out of host memory|local rank 1 ended without a word: it was killed"
+    reasons = (
+        "was killed by SIGKILL: most likely out of host memory|local rank 1 ended without a "
+        "word: it was killed"
+    )
     assert re.match(rf"error: .*({reasons})", job.failure)
     if "torchrun" in program:
         assert "rank 1 was killed by SIGKILL" in job.failure

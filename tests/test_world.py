@@ -201,7 +201,10 @@ def test_ranks_that_were_told_the_same_train(tmp_path: Path):
         ),
     )
     assert [rank.value for rank in ended] == [2, 2], ended[1].said
-    line = "world_size=2 hosts=2 lr_scaling=sqrt lr=0.001 -> 0.00141421 effective_batch_size=128 (64 x 2 ranks x 1"
+    line = (
+        "world_size=2 hosts=2 lr_scaling=sqrt lr=0.001 -> 0.00141421 effective_batch_size=128 "
+        "(64 x 2 ranks x 1"
+    )
     assert [line in rank.said for rank in ended] == [True, False]
 
 
@@ -261,7 +264,10 @@ def test_hosts_with_other_files(tmp_path: Path):
         fit_by_flags, {}, *SHORT, "--data.val_split=20", nodes=[1, 1], folder=tmp_path,
         variables=lambda node: host(node, SM_CHANNEL_TRAINING=str(tmp_path / f"data-{node}")),
     )  # fmt: skip
-    says = r"UserError: dataset fingerprint: algo-1 \(rank 0\) has (\w{16}), algo-2 \(rank 1\) has (?!\1)\w{16}; give all"
+    says = (
+        r"UserError: dataset fingerprint: algo-1 \(rank 0\) has (\w{16}), algo-2 \(rank 1\) "
+        r"has (?!\1)\w{16}; give all"
+    )
     assert all(re.match(says, rank.error) for rank in ended), ended[0].said
 
 
@@ -307,7 +313,10 @@ def fit_uneven() -> None:
 
 def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
     ended = ranks.run(fit_uneven, folder=tmp_path)
-    says = "UserError: batches of an epoch: localhost (rank 0) has 2, localhost (rank 1) has 4; give all hosts as many"
+    says = (
+        "UserError: batches of an epoch: localhost (rank 0) has 2, localhost (rank 1) has 4; "
+        "give all hosts as many"
+    )
     assert all(rank.error.startswith(says) for rank in ended), ended[0].said
 
 

@@ -75,7 +75,10 @@ def run(given: argparse.Namespace) -> int:
             interruptions[round.outcome] += len(round.interruptions)
             with results.open("a") as file:
                 file.write(json.dumps(round.row()) + "\n")
-            how = f"{round.launcher}, seed {round.seed}, {len(round.interruptions)} interruptions, {round.seconds:.1f} s"
+            how = (
+                f"{round.launcher}, seed {round.seed}, {len(round.interruptions)} "
+                f"interruptions, {round.seconds:.1f} s"
+            )
             print(
                 f"{round.outcome:10}{round.configuration} [{how}] {round.detail[:400]}", flush=True
             )
@@ -112,7 +115,8 @@ def run(given: argparse.Namespace) -> int:
         for _ in pool.map(one, work):
             pass
     print(
-        f"{sum(outcomes.values())} rounds with {sum(interruptions.values())} interruptions: {dict(outcomes)}",
+        f"{sum(outcomes.values())} rounds with {sum(interruptions.values())} interruptions: "
+        f"{dict(outcomes)}",
         flush=True,
     )
     return int(any(outcome not in RIGHT for outcome in outcomes))

@@ -46,7 +46,10 @@ def line(name: str, rows: list[Mapping[str, Any]]) -> str:
         said = sorted({row["detail"].strip() for row in rows if row["outcome"] == "said"})
         outcome += "".join(f": `{one}`" for one in said)
     launched = ", ".join(sorted({row["launcher"] for row in rows}))
-    return f"| {name} | {launched} | {len(rows)} | {sum(len(row['interruptions']) for row in rows)} | {outcome} |"
+    return (
+        f"| {name} | {launched} | {len(rows)} | "
+        f"{sum(len(row['interruptions']) for row in rows)} | {outcome} |"
+    )
 
 
 def totals(rows: list[Mapping[str, Any]]) -> str:
@@ -56,9 +59,10 @@ def totals(rows: list[Mapping[str, Any]]) -> str:
     several = sum(len(row["interruptions"]) for row in rows if row["launcher"] != "process")
     commits = ", ".join(sorted({row["commit"] for row in rows}))
     return (
-        f"{len({row['configuration'] for row in rows})} configurations, {len(rows)} jobs, {sum(signals.values())} "
-        f"interruptions ({signals['SIGTERM']} stops, {signals['SIGKILL']} kills; {several} of jobs of two or three "
-        f"ranks), on {commits}: {', '.join(f'{counts[one]} {one}' for one in OUTCOMES)}."
+        f"{len({row['configuration'] for row in rows})} configurations, {len(rows)} jobs, "
+        f"{sum(signals.values())} interruptions ({signals['SIGTERM']} stops, "
+        f"{signals['SIGKILL']} kills; {several} of jobs of two or three ranks), on {commits}: "
+        f"{', '.join(f'{counts[one]} {one}' for one in OUTCOMES)}."
     )
 
 

@@ -232,7 +232,8 @@ def differences(expected: dict[str, dict], found: dict[str, dict]) -> list[str]:
         if other:
             values = [str(side.get(other[0], "absent"))[:100] for side in (values, found[kind])]
             lines.append(
-                f"{kind}: {len(other)} of {len(names)} differ, first {other[0]}: {' and '.join(values)}"
+                f"{kind}: {len(other)} of {len(names)} differ, first {other[0]}: "
+                f"{' and '.join(values)}"
             )
     return lines
 
@@ -247,8 +248,9 @@ def natural(name: str) -> tuple:
 
 # Lines in which a run says that it is not exact, or not supported.
 NOT_EXACT = re.compile(
-    r"^.*(not that of the interrupted run|no checkpoint can hold|no checkpoint sees|not what it would have been|"
-    r"not exact|cannot be resumed|not supported|as Lightning does; interrupted, it begins anew).*$",
+    r"^.*(not that of the interrupted run|no checkpoint can hold|no checkpoint sees|not what "
+    r"it would have been|not exact|cannot be resumed|not supported|as Lightning does; "
+    r"interrupted, it begins anew).*$",
     re.MULTILINE,
 )
 

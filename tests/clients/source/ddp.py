@@ -18,7 +18,8 @@ def main() -> None:
     loss.backward()
     gradient = model.module.weight.grad[0, 0].item()  # the mean of the ranks
     print(
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: gradient {gradient}, given {sys.argv[1:]}",
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: gradient {gradient}, given "
+        f"{sys.argv[1:]}",
         flush=True,
     )
     if dist.get_rank() == 0:
