@@ -806,7 +806,7 @@ for word in "$@"; do
     case "$word" in *:/opt/ml/input/config:ro) cat "${word%%:*}/hyperparameters.json" >>"$RECORD" ;; esac
 done
 case "$*" in *sagemaker_lightning.drill*) exit "$DRILLED";; esac
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("drilled", [0, 1])

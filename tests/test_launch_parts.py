@@ -55,7 +55,7 @@ def test_the_last_lines_are_waited_for(monkeypatch, capsys, found, looks):
     did = []
     job = {"TrainingJobStatus": "Completed", "TrainingJobName": "job-1"}
     log = SimpleNamespace(show=lambda: (did.append("look"), found.pop(0))[1])
-    client = SimpleNamespace(describe_training_job=lambda TrainingJobName: job)  # noqa: N803 (the API's name)
+    client = SimpleNamespace(describe_training_job=lambda TrainingJobName: job)  # noqa: N803
     monkeypatch.setattr(follower, "Log", lambda name, region: log)
     monkeypatch.setattr(
         follower,

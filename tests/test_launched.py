@@ -23,7 +23,8 @@ LAUNCHER = f"""
 import os, subprocess, sys
 from sagemaker_lightning.process.parent_process import launches
 launches(os.environ)
-child = subprocess.Popen([sys.executable, "-S", "-c", {RANK!r}], env=os.environ | {{"LOCAL_RANK": "1"}})
+variables = os.environ | {{"LOCAL_RANK": "1"}}
+child = subprocess.Popen([sys.executable, "-S", "-c", {RANK!r}], env=variables)
 print(child.pid, flush=True)
 sys.stdin.close()
 os.read(int(sys.argv[1]), 1)  # until it is killed

@@ -19,7 +19,8 @@ import sagemaker_lightning
 from sagemaker_lightning import UserError
 from sagemaker_lightning.launch import torchrun_command
 from sagemaker_lightning.nodes import watchdog
-assert issubclass(UserError, ValueError) and not {"torch", "numpy", "pytorch_lightning", "app"} & set(sys.modules)
+assert issubclass(UserError, ValueError)
+assert not {"torch", "numpy", "pytorch_lightning", "app"} & set(sys.modules)
 print(sagemaker_lightning.__version__)
 """
 

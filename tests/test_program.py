@@ -146,7 +146,8 @@ LOGS = {  # as pip 23 and 26 write them
         "correct",
     ),
     "a secret": (
-        "Collecting git+https://me:k5@host/x.git\n  fatal: unable to access https://me:k5@host/x.git\n"
+        "Collecting git+https://me:k5@host/x.git\n"
+        "  fatal: unable to access https://me:k5@host/x.git\n"
         "  ERROR: [present-rich] git clone https://me:k5@host/x.git exited with 128\n",
         "pip could not install git+https://******@host/x.git: fatal: unable to access "
         "https://******@host/x.git (git",

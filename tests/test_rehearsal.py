@@ -138,7 +138,7 @@ def test_outputs_are_gathered_over_hosts(rehearsal, image):
     host=$(grep -o '"current_host": "[^"]*' /opt/ml/input/config/resourceconfig.json | cut -d'"' -f4)
     cd /opt/ml/model; echo $host >shared; echo $host >$host; cd /opt/ml/output/data; mkdir deep; echo x >deep/$host
     [[ $host == algo-1 ]] && sleep 2 || true
-    """
+    """  # noqa: E501
     name = rehearsal.create(
         image,
         script,
@@ -188,7 +188,7 @@ def test_a_failure_says_why_and_ends_the_others(rehearsal, image):
     trap 'echo stopped; exit 0' TERM; echo m >/opt/ml/model/m
     cd /opt/ml; grep -q 'current_host": "algo-2' input/config/r*.json && { echo "error: why" >output/failure; exit 3; }
     sleep 100 & wait
-    """
+    """  # noqa: E501
     name = rehearsal.create(image, script, hosts=2)
     job = rehearsal.ended(name)
     assert (job["TrainingJobStatus"], job["FailureReason"]) == (
@@ -202,11 +202,13 @@ def test_a_failure_says_why_and_ends_the_others(rehearsal, image):
 FAILURES = {
     "no data": (
         {"InputDataConfig": [channel("training", "s3://rehearsal/nothing/")]},
-        'ClientError: Data download failed:No S3 objects found under S3 URL "s3://rehearsal/nothing/"',
+        "ClientError: Data download failed:No S3 objects found under S3 URL "
+        '"s3://rehearsal/nothing/"',
     ),
     "no bucket": (
         {"InputDataConfig": [channel("training", "s3://no-such-bucket/x")]},
-        'ClientError: Data download failed:No S3 objects found under S3 URL "s3://no-such-bucket/x"',
+        "ClientError: Data download failed:No S3 objects found under S3 URL "
+        '"s3://no-such-bucket/x"',
     ),
     "no folder": (
         {"InputDataConfig": [channel("training", f"file://{ROOT}/no-such")]},
@@ -283,7 +285,7 @@ def test_checkpoints_are_copied_while_it_runs_and_restored(rehearsal, image):
     script = """
     cd /opt/ml/checkpoints; cat old; echo one >1; echo temporary >2.sagemaker-ignore
     until [[ -e 1.sagemaker-uploaded ]]; do sleep 0.1; done; ls; rm old; echo more >>1; echo "synced"; sleep 3
-    """
+    """  # noqa: E501
     name = rehearsal.create(image, script, CheckpointConfig={"S3Uri": "s3://rehearsal/ck/before"})
     rehearsal.wait_for_line(name, "synced")
     rehearsal.ended(name)

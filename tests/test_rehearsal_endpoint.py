@@ -179,7 +179,8 @@ STRANGERS = {
     "the old dummy key": (
         "GET / HTTP/1.1",
         {
-            "Authorization": "AWS4-HMAC-SHA256 Credential=rehearsal/20260101/us-east-1/s3/aws4_request, "
+            "Authorization": "AWS4-HMAC-SHA256 "
+            "Credential=rehearsal/20260101/us-east-1/s3/aws4_request, "
             f"SignedHeaders=host, Signature={'0' * 64}",
             "X-Amz-Date": "20260101T000000Z",
         },

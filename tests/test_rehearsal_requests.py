@@ -57,7 +57,7 @@ class Checked(Service):
     It does not start the job, and returns the job's notes.
     """
 
-    def CreateTrainingJob(self, request: dict, region: str) -> list[str]:  # noqa: N802 (the API's names)
+    def CreateTrainingJob(self, request: dict, region: str) -> list[str]:  # noqa: N802
         notes = rules.check(request)
         Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or [])
         for host in layout.hosts(request):

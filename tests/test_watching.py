@@ -73,7 +73,10 @@ def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatc
 
         Return 0 if they are not more than `more_than`.
         """
-        address = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?tag=train_loss&run=lightning_logs%2Fversion_0"
+        address = (
+            f"http://127.0.0.1:{port}/data/plugin/scalars/scalars"
+            "?tag=train_loss&run=lightning_logs%2Fversion_0"
+        )
         try:
             with urllib.request.urlopen(address) as answer:
                 shown = len(json.load(answer))
@@ -118,7 +121,8 @@ os.makedirs(folder)
 with open(folder + "/curve.txt", "w") as file:
     file.write("half way")
 end = time.monotonic() + {WAIT}
-while not boto3.client("s3").list_objects_v2(Bucket=os.environ["BUCKET"], Prefix="out/").get("Contents"):
+bucket = os.environ["BUCKET"]
+while not boto3.client("s3").list_objects_v2(Bucket=bucket, Prefix="out/").get("Contents"):
     assert time.monotonic() < end
     time.sleep(0.5)
 print("SEEN")

@@ -36,7 +36,9 @@ from numbers_of_mine import Numbers
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
-    loader, _ = exact(DataLoader(Numbers(), 2, num_workers=2, multiprocessing_context=sys.argv[1]), 7, "train")
+    loader, _ = exact(
+        DataLoader(Numbers(), 2, num_workers=2, multiprocessing_context=sys.argv[1]), 7, "train"
+    )
     loader.exactly.begin(0, 0, 0)
     print("begins", flush=True)
     print([batch.tolist() for batch in loader if not print("a batch", flush=True)], flush=True)
