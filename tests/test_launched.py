@@ -37,7 +37,8 @@ def launched(variables: dict[str, str]) -> tuple[int, int, int, subprocess.Popen
     The first descriptor lets the launcher's rank begin, and the rank writes to the second one. The
     PID is the rank's, the process the launcher's.
     """
-    go, said = os.pipe(), os.pipe()
+    go = os.pipe()
+    said = os.pipe()
     end = os.pipe()
     started = subprocess.Popen(
         [sys.executable, "-S", "-c", LAUNCHER, str(end[0])],

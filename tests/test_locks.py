@@ -237,7 +237,8 @@ def database():
 
     Return its address, the names that were looked up, and the set of those with a vulnerability.
     """
-    asked, vulnerable = [], set()
+    asked = []
+    vulnerable = set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):

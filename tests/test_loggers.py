@@ -50,7 +50,8 @@ def curves(folder: Path) -> dict:
 
 @pytest.mark.slow
 def test_own_loggers_have_one_curve(tmp_path: Path):
-    alone, run = Run(tmp_path / "alone", *FLAGS), Run(tmp_path / "run", *FLAGS)
+    alone = Run(tmp_path / "alone", *FLAGS)
+    run = Run(tmp_path / "run", *FLAGS)
     alone.finish()
     expected = curves(alone.folder)
     rows = list(
@@ -94,7 +95,8 @@ def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path):
     for step in range(3):
         first.log_metrics({"loss": step / 3, "text": 'a "b", c'}, step)
     first.save()
-    state, content = first.state(), (tmp_path / "metrics.csv").read_bytes()
+    state = first.state()
+    content = (tmp_path / "metrics.csv").read_bytes()
     first.log_metrics({"loss": 1.0, "more": 2.0}, 3)
     first.save()
     with (tmp_path / "metrics.csv").open("a") as file:

@@ -20,7 +20,8 @@ from containers import ROOT
 
 from sagemaker_lightning.rows import archives, blocks, merge, parts
 
-ROWS, HOSTS = 30, 3
+ROWS = 30
+HOSTS = 3
 
 
 def write_parts(folder: Path, sharded: bool = False) -> dict[str, np.ndarray]:
@@ -53,7 +54,8 @@ def write_parts(folder: Path, sharded: bool = False) -> dict[str, np.ndarray]:
         }
         if sharded:
             block["neighbours"] = block["neighbours"] - rows.start
-            rows, about["files"] = range(each), {f"{name}.npy": each}
+            rows = range(each)
+            about["files"] = {f"{name}.npy": each}
         parts.write(folder / name, rows, [(rows, block)], about)
     return arrays
 
@@ -275,7 +277,8 @@ def bomb(header: bytes) -> bytes:
 def header_of(kind: bytes, size: int) -> bytes:
     """Return the header of a member of an archive."""
     member = tarfile.TarInfo("x")
-    member.type, member.size = kind, size
+    member.type = kind
+    member.size = size
     return member.tobuf(tarfile.GNU_FORMAT)
 
 
@@ -427,7 +430,8 @@ def mutate(folder: Path, draw: random.Random) -> None:
         shutil.copy(path, folder / draw.choice([path.name, "manifest-z.json", "z.npy"]))
     else:
         content = bytearray(path.read_bytes())
-        place, size = draw.randrange(len(content)), draw.choice([0, 1, 7, 500])
+        place = draw.randrange(len(content))
+        size = draw.choice([0, 1, 7, 500])
         content[place : place + size] = draw.randbytes(draw.choice([0, 1, 9]))
         path.write_bytes(content)
 
@@ -440,7 +444,8 @@ def fuzz(folder: Path, seeds: range) -> dict[str, int]:
     found = {"merged": 0, "refused": 0}
     for seed in seeds:
         draw = random.Random(seed)
-        place, output = folder / str(seed), folder / f"{seed}-merged"
+        place = folder / str(seed)
+        output = folder / f"{seed}-merged"
         sharded = draw.random() < 0.4
         wanted = write_parts(place, sharded)
         for _ in range(draw.choice([1, 1, 2])):

@@ -47,7 +47,9 @@ class Hosts:
     """The hosts that are up, and the verdicts that ended others."""
 
     def __init__(self, stack: ExitStack, network: str) -> None:
-        self.stack, self.network, self.port = stack, network, free_port()
+        self.stack = stack
+        self.network = network
+        self.port = free_port()
         self.names: dict[str, str] = {}
         self.up: dict[str, Watch] = {}
         self.ended: dict[str, list[Verdict]] = {}
@@ -97,7 +99,8 @@ class Hosts:
 
     def freeze(self, name: str) -> threading.Event:
         """Stop a host's loop until the returned event is set."""
-        event, frozen = threading.Event(), threading.Event()
+        event = threading.Event()
+        frozen = threading.Event()
         self.stack.callback(event.set)
         self.up[name].loop.call_soon_threadsafe(lambda: (frozen.set(), event.wait(ENOUGH)))
         assert frozen.wait(ENOUGH)
@@ -350,7 +353,8 @@ def test_last_words_are_waited_for(hosts, monkeypatch):
 
 
 LOST = "error: lost a peer, or never reached it: ..."
-KILL, ABORT = "os.kill(os.getpid(), signal.SIGKILL)", "os.abort()"
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+ABORT = "os.abort()"
 
 
 class Ranks:
@@ -597,7 +601,8 @@ def test_who_is_named_as_lost(monkeypatch, heard, says):
     settings = {"port": 1, "appear": 1.0, "silence": 5.0, "suspect": None}
     found = Peers("algo-1", ("algo-1", *heard), {}, decide=verdicts.append, **settings)
     for (name, seconds), status in zip(heard.items(), ("two", "three", "four"), strict=False):
-        found.others[name].heard, found.others[name].status = seconds and 100.0 - seconds, status
+        found.others[name].heard = seconds and 100.0 - seconds
+        found.others[name].status = status
     found._lost("algo-2", "how")
     assert verdicts == [Verdict(says, here=False)]
 
@@ -632,7 +637,8 @@ class Switch(Hosts):
 
     def __init__(self, stack: ExitStack, network: str) -> None:
         super().__init__(stack, network)
-        made, over = Future(), threading.Event()
+        made = Future()
+        over = threading.Event()
         stack.callback(over.set)
 
         def hold() -> None:

@@ -26,7 +26,8 @@ EPOCHS = 3
 def begin(make, limit: int = 0) -> tuple[CombinedLoader, _PrefetchDataFetcher]:
     """Set up the loaders of a new process."""
     torch.manual_seed(5)
-    seeding, trainer = Seeding(7), SimpleNamespace(global_rank=0, world_size=1)
+    seeding = Seeding(7)
+    trainer = SimpleNamespace(global_rank=0, world_size=1)
     both = (
         made
         if isinstance(made := make(), CombinedLoader)
@@ -46,13 +47,17 @@ def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int
 
     The processes that load them are stopped before some of the batches.
     """
-    stops, seen = list(stops), []
+    stops = list(stops)
+    seen = []
     both, fetcher = begin(make, limit)
-    epoch, done, states = 0, 0, None
+    epoch = 0
+    done = 0
+    states = None
     while epoch < EPOCHS:
         done = both.begin(fetcher, epoch, done, states, proves)
         fetcher.fetched += done
-        states, within = None, False
+        states = None
+        within = False
         while not fetcher.done and not within:
             try:
                 batch = next(fetcher)[0]
@@ -62,7 +67,8 @@ def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int
             done += 1
             within = stops[:1] == [(epoch, done)] and not fetcher.done
         if not within:
-            epoch, done = epoch + 1, 0
+            epoch = epoch + 1
+            done = 0
         if stops[:1] == [(epoch, done)]:
             stops.pop(0)
             states = both.states(fetcher, within)
@@ -79,7 +85,8 @@ def made(dataset: str, mode: str = "", **options):
     return lambda: streams.Data(dataset, mode, **options).train_dataloader()
 
 
-STATE, TWO = {"stateful": True}, {"workers": 2}
+STATE = {"stateful": True}
+TWO = {"workers": 2}
 KINDS = {
     "a buffer": made("buffered"),
     "a buffer in workers": made("buffered", **TWO, persistent=True),
@@ -170,9 +177,11 @@ def test_no_worker_outlives_loaders_that_are_made_anew():
 
     class Loop(_Loaders, _TakesLoaders):
         kind = "train"
-        trainer, restart = SimpleNamespace(global_rank=0), SimpleNamespace(seeding=Seeding(7))
+        trainer = SimpleNamespace(global_rank=0)
+        restart = SimpleNamespace(seeding=Seeding(7))
 
-    before, loop = set(active_children()), Loop()
+    before = set(active_children())
+    loop = Loop()
     both, fetcher = begin(made("resumable+resumable", **TWO, **STATE, persistent=True))
     vars(loop)["_combined_loader"] = both
     both.begin(fetcher, 0, 0)

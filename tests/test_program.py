@@ -48,7 +48,8 @@ def source(path: Path, **members: str | bytes) -> str:
         for name, content in members.items():
             member = tarfile.TarInfo(name)
             if isinstance(content, str):
-                member.type, member.linkname = tarfile.SYMTYPE, content
+                member.type = tarfile.SYMTYPE
+                member.linkname = content
                 tar.addfile(member)
             else:
                 member.size = len(content)

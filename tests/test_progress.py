@@ -62,7 +62,8 @@ def test_the_rate_counts_images_and_time_left_counts_steps(tmp_path, capsys, mon
     lines = train(tmp_path, capsys, every_n_seconds=2)
     for line in lines:
         # There are two steps between two lines, and each step reads the clock once.
-        images, seconds = 32 * 2, 2
+        images = 32 * 2
+        seconds = 2
         if "val_loss" not in line:
             assert f"images/s={images / seconds:.1f}" in line
     # The clock was read at the start (0, 1), at the epoch's start (2), after step 1 (3), after step
@@ -75,7 +76,8 @@ def test_the_rate_is_that_of_all_ranks(capsys, monkeypatch):
     trainer = SimpleNamespace(
         world_size=3, current_epoch=0, max_epochs=1, global_step=2, callback_metrics={}
     )
-    trainer.estimated_stepping_batches, trainer.is_global_zero = 4, True
+    trainer.estimated_stepping_batches = 4
+    trainer.is_global_zero = True
     log = LogProgress(2.0)
     log.on_train_start(trainer, None)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 9.0))

@@ -417,7 +417,8 @@ class Odd(Own):
 def train(
     folder: str, fails: int = -1, odd: bool = False, strict: bool = False, at: int = 2
 ) -> None:
-    model, resume = Odd(fails), ExactResume(folder, seed=3, every_n_steps=at, strict=strict)
+    model = Odd(fails)
+    resume = ExactResume(folder, seed=3, every_n_steps=at, strict=strict)
     model.odd = odd
     trainer = ranks.trainer([resume])
     trainer.fit(model, ranks.Numbered(44, batch_size=2))
@@ -481,7 +482,9 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
         lambda self: (read.append(len(self.waiting)), self.waiting.clear()),
     )
     noted = object.__new__(verification.Proof)
-    noted.waiting, noted.copied, noted.since = [], None, 0.0
+    noted.waiting = []
+    noted.copied = None
+    noted.since = 0.0
     import torch
 
     for number in range(2 * verification.EVERY - 1):

@@ -99,7 +99,8 @@ def test_the_stem_for_small_images():
     So the paper has it for CIFAR-10: the first convolution keeps the size, and there is no pooling.
     """
     model = ResNet18(num_classes=10, stem="small").eval()
-    image, sizes = torch.rand(2, 3, 32, 32), []
+    image = torch.rand(2, 3, 32, 32)
+    sizes = []
     for layer in (model.network.relu, model.network.layer1, model.network.layer4):
         layer.register_forward_hook(lambda _, __, output: sizes.append(tuple(output.shape[1:])))
     assert model(image).shape == (2, 10)
@@ -115,7 +116,8 @@ def test_an_exported_model_says_what_it_was_made_with(tmp_path):
     about = json.loads((tmp_path / "model.json").read_text())
     assert about["hyperparameters"]["stem"] == "small"
     network = resnet18(num_classes=about["num_classes"])
-    network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    network.maxpool = nn.Identity()
     network.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     image = torch.rand(2, 3, 32, 32)
     assert torch.allclose(network.eval()(image), model.eval()(image), atol=1e-4)
@@ -123,11 +125,9 @@ def test_an_exported_model_says_what_it_was_made_with(tmp_path):
 
 def test_the_layout_changes_no_result():
     torch.manual_seed(0)
-    plain, images, labels = (
-        ResNet18(num_classes=10),
-        torch.rand(16, 3, 32, 32),
-        torch.arange(16) % 10,
-    )
+    plain = ResNet18(num_classes=10)
+    images = torch.rand(16, 3, 32, 32)
+    labels = torch.arange(16) % 10
     other = ResNet18(num_classes=10, channels_last=True)
     other.load_state_dict(plain.state_dict())
     assert other.network.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
@@ -154,7 +154,9 @@ def test_label_smoothing(tmp_path):
         UserError, match=r"--model.label_smoothing: found 1.0, allowed is 0 to less than 1"
     ):
         ResNet18(num_classes=10, label_smoothing=1.0)
-    images, labels, losses = torch.rand(8, 3, 32, 32), torch.arange(8), []
+    images = torch.rand(8, 3, 32, 32)
+    labels = torch.arange(8)
+    losses = []
     for smoothing in (0.0, 0.3):
         torch.manual_seed(0)
         model = ResNet18(num_classes=10, label_smoothing=smoothing)

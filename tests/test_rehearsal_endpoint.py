@@ -29,8 +29,8 @@ from test_rehearsal_clients import Person
 
 pytestmark = pytest.mark.slow
 
-# An address of the loopback takes the place of the bridge's.
-LOOPBACK, BRIDGE = "127.0.0.1", "127.0.0.2"
+LOOPBACK = "127.0.0.1"
+BRIDGE = "127.0.0.2"  # an address of the loopback in place of the bridge's
 CREATE = "SageMaker.CreateTrainingJob"
 
 
@@ -336,7 +336,8 @@ def test_a_signature_is_of_one_request_and_now(endpoint, forged):
 @pytest.mark.parametrize("forged", ["body", "target", "unsigned target", "date"])
 def test_a_signature_is_of_one_order(endpoint, forged):
     """Whoever has seen one of our requests cannot make another one of it."""
-    host, target = endpoint.host, {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
+    host = endpoint.host
+    target = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
     given = {} if forged == "unsigned target" else target
     headers = signed(
         endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=b"{}"
@@ -382,7 +383,8 @@ def test_a_presigned_address(endpoint):
     url = s3.generate_presigned_url(
         "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=60
     )
-    own, target = {"Host": endpoint.host}, url.partition(str(endpoint.port))[2]
+    own = {"Host": endpoint.host}
+    target = url.partition(str(endpoint.port))[2]
     assert sent(endpoint, text(f"GET {target} HTTP/1.1", own))[2] == "treasure"
     for other in (
         target.replace("secret", "other"),
@@ -665,7 +667,8 @@ def test_many_strangers(endpoint):
     """
     status = Path(f"/proc/{endpoint.process.pid}/status")
     threads = lambda: int(re.search(r"Threads:\s+(\d+)", status.read_text())[1])  # noqa: E731
-    before, most = threads(), 0
+    before = threads()
+    most = 0
     crowd = [socket.create_connection((LOOPBACK, endpoint.port)) for _ in range(60)]
     for _ in range(10):
         most = max(most, threads())
@@ -739,7 +742,8 @@ def test_launch(endpoint, tmp_path):
 
 
 def test_the_aws_cli(endpoint, tmp_path):
-    aws, person = python_of("cli").with_name("aws"), Person("aws", tmp_path, endpoint)
+    aws = python_of("cli").with_name("aws")
+    person = Person("aws", tmp_path, endpoint)
     (tmp_path / "request.json").write_text(
         json.dumps(job(TrainingJobName="by-the-cli", Environment={"LEAVE": "1"}))
     )

@@ -120,7 +120,8 @@ def taken(host: Path) -> tuple[Store, str, list[str]]:
 
     Return what is in S3 then, the text of its failure, and the notes.
     """
-    store, notes = Store(), []
+    store = Store()
+    notes = []
     copy = uploader(store, host / "checkpoints", markers_uploaded=True)
     copy.seen.clear()  # no file of it was restored
     for _ in range(3):
@@ -187,7 +188,9 @@ def test_a_link_out_is_told(host, outside):
 @pytest.mark.parametrize("target", ["secret", "new"])
 def test_a_marker_that_is_a_link(host, outside, suffix, target):
     """Nothing is made, touched or removed at the link's target."""
-    before, store, folder = state(outside), Store(), host / "checkpoints"
+    before = state(outside)
+    store = Store()
+    folder = host / "checkpoints"
     (folder / "x").write_text("x")
     (folder / f"x{suffix}").symlink_to(outside / target)
     copy = uploader(store, folder)
@@ -201,7 +204,9 @@ def test_a_marker_that_is_a_link(host, outside, suffix, target):
 
 def test_a_folder_that_becomes_a_link(host, outside):
     """The markers of its former files are not removed at the link's target."""
-    before, store, folder = state(outside), Store(), host / "checkpoints"
+    before = state(outside)
+    store = Store()
+    folder = host / "checkpoints"
     copy = uploader(store, folder)
     (folder / "sub").mkdir()
     (folder / "sub/x").write_text("x")
@@ -220,7 +225,8 @@ def test_a_link_out_is_no_checkpoint(host, outside):
     The uploader does not look at it. If it takes a checkpoint's place between the look and the
     copy, the uploader does not open it.
     """
-    store, folder = Store(), host / "checkpoints"
+    store = Store()
+    folder = host / "checkpoints"
     (folder / "before").symlink_to(outside / "secret")
     copy = uploader(store, folder)
     assert copy._files() == {}
@@ -239,7 +245,8 @@ def test_a_link_out_is_no_checkpoint(host, outside):
 
 @pytest.mark.parametrize("where", ["file", "folder"])
 def test_a_link_between_a_check_and_the_opening(host, outside, monkeypatch, where):
-    folder, look = host / "model", os.stat
+    folder = host / "model"
+    look = os.stat
     (folder / "sub").mkdir()
     (folder / "sub/secret").write_text("x")
 
@@ -266,7 +273,8 @@ def test_a_link_between_a_check_and_the_opening(host, outside, monkeypatch, wher
 
 def test_links_that_change_all_the_time(host, outside):
     """Not even links that change all the time get a file of this machine out."""
-    folder, ended = host / "model", threading.Event()
+    folder = host / "model"
+    ended = threading.Event()
     (folder / "a").mkdir()
     (folder / "a/secret").write_text("mine")
     (folder / "b").symlink_to(outside)

@@ -74,7 +74,8 @@ class Container:
 class Engine:
     """A stand-in for the engine that starts the hosts, and for its network."""
 
-    name, interface = "fake", "eth0"
+    name = "fake"
+    interface = "eth0"
 
     def __init__(self) -> None:
         self.containers: list[Container] = []
@@ -130,7 +131,9 @@ class Rehearsed:
     """Jobs without an engine; their files are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.engine, self.client = folder, Engine(), Client()
+        self.folder = folder
+        self.engine = Engine()
+        self.client = Client()
         self.reported: Callable = lambda record, where: None
 
     def job(self, name: str = "job", metrics: list | None = None, **fields) -> Job:
@@ -398,10 +401,8 @@ SLOW = {
 @pytest.mark.parametrize("regex", SLOW)
 def test_a_metric_that_stalls(rehearsed, regex):
     """Its definition is left out with a note; the log and the other metrics go on."""
-    one, other = (
-        {"Name": "loss", "Regex": r"loss=(\S+)"},
-        {"Name": "epoch", "Regex": r"epoch=(\S+)"},
-    )
+    one = {"Name": "loss", "Regex": r"loss=(\S+)"}
+    other = {"Name": "epoch", "Regex": r"epoch=(\S+)"}
     job = rehearsed.job(metrics=[one, {"Name": "slow", "Regex": regex}, other])
     container = rehearsed.container()
     for line in ("loss=1", SLOW[regex], "step=7 loss=0.5 epoch=3"):
@@ -551,7 +552,8 @@ needs_namespaces = pytest.mark.skipif(
 def started(monkeypatch) -> Iterator[Callable]:
     """Start a command line as a host's first process."""
     monkeypatch.setattr(processes.bridge, "possible", lambda: False)
-    engine, made = Processes(Path(sys.executable), "owner", lambda _: None), []
+    engine = Processes(Path(sys.executable), "owner", lambda _: None)
+    made = []
 
     def start(*line: str) -> Process:
         pipes = {

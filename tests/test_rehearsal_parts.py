@@ -218,7 +218,8 @@ def test_several_rules_are_one_schedule():
 
 def drawn(seed: str, *texts: str) -> list:
     """Return the moments, hosts and warnings of ten attempts."""
-    found, said = scheduled(*texts, seed=seed), []
+    found = scheduled(*texts, seed=seed)
+    said = []
     for _ in range(10):
         found.begin(0.0, first=False)
         moment = found.next()
@@ -614,7 +615,8 @@ def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
 
 def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
     write(tmp_path / "from", "x", "y/z")
-    uri, groups = f"file://{tmp_path}/from", [group("g", 1), group("h", 2)]
+    uri = f"file://{tmp_path}/from"
+    groups = [group("g", 1), group("h", 2)]
     request = job(
         channel("all", uri, groups=["g", "h"]),
         channel("some", uri, groups=["h"], sharded=True),
@@ -692,7 +694,8 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
 
 def counted(found: checkpoint_sync.Uploader) -> list[str]:
     """Return the list of what an Uploader uploads from now on."""
-    said, upload = [], found._upload
+    said = []
+    upload = found._upload
 
     def noted(name: str) -> bool:
         said.append(name)
@@ -907,14 +910,16 @@ def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypa
 
 def test_a_copy_that_stalls(s3, tmp_path, clock):
     found = uploader(s3, tmp_path, stall_after=10.0)
-    waits, wait = [], found.ended.wait
+    waits = []
+    wait = found.ended.wait
     found.ended.wait = lambda seconds: waits.append(seconds) or wait(seconds)
     clock.now = 109.9
     found.start()
     write(tmp_path, "a")
     until(lambda: keys(s3) == ["run/a"])
     clock.now = 110.0
-    said, waited = counted(found), len(waits)
+    said = counted(found)
+    waited = len(waits)
     until(lambda: len(waits) > waited + 1)
     write(tmp_path, "b")
     until(lambda: len(waits) > waited + 20)
@@ -938,7 +943,8 @@ def test_what_the_end_leaves(s3, tmp_path, flush):
 def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
     """Neither the file is there, nor an unfinished upload in parts."""
     found = uploader(s3, tmp_path)
-    begun, alive = threading.Event(), found._alive
+    begun = threading.Event()
+    alive = found._alive
 
     def slow(size: int) -> None:
         begun.set()
@@ -992,7 +998,8 @@ def archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
 
 
 def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
-    first, second = ["a b", "deep/c", "empty/", "same", "empty-2/"], ["same", "ü", "empty-2/x"]
+    first = ["a b", "deep/c", "empty/", "same", "empty-2/"]
+    second = ["same", "ü", "empty-2/x"]
     hosts = outputs(tmp_path, {"algo-1": first, "algo-2": second})
     (tmp_path / "algo-1/model/link").symlink_to("a b")
     (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
@@ -1238,7 +1245,8 @@ def test_a_metric_that_cannot_be(regex):
 def events(client, stream: str) -> list[str]:
     """Return the messages of a stream."""
     key = {"logGroupName": logs.GROUP, "logStreamName": stream, "startFromHead": True}
-    found, page = [], client.get_log_events(**key)
+    found = []
+    page = client.get_log_events(**key)
     while page["events"]:
         found += [event["message"] for event in page["events"]]
         page = client.get_log_events(**key, nextToken=page["nextForwardToken"])

@@ -124,7 +124,8 @@ def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
     A shell, a loader or Python would run code that some variables name; nothing before the program
     does.
     """
-    trap, root = tmp_path / "trap", tmp_path / "root"
+    trap = tmp_path / "trap"
+    root = tmp_path / "root"
     for folder in (trap, root, tmp_path / "host/input/data/fast"):
         folder.mkdir(parents=True)
     (root / "entrypoint.sh").write_text(

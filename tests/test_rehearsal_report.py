@@ -265,16 +265,15 @@ def test_page_is_accessible(tmp_path: Path):
 def test_text_of_jobs_is_escaped(tmp_path: Path):
     """Text of a job is shown as it is wherever it occurs, and never makes an element."""
     record = interrupted()
-    record.name, record.failure, record.notes = (
-        f"name {HOSTILE}",
-        f"failure {HOSTILE}",
-        [f"note {HOSTILE}"],
-    )
+    record.name = f"name {HOSTILE}"
+    record.failure = f"failure {HOSTILE}"
+    record.notes = [f"note {HOSTILE}"]
     record.request["HyperParameters"] = {"x": f"request {HOSTILE}"}
     record.transitions[0].message = f"message {HOSTILE}"
     record.interruptions[0].why = f"why {HOSTILE}"
     for one in record.attempts:
-        one.instances[0].host, one.proved = f"host {HOSTILE}", f"proved {HOSTILE}"
+        one.instances[0].host = f"host {HOSTILE}"
+        one.proved = f"proved {HOSTILE}"
         one.points = [
             replace(point, values={f"loss {HOSTILE}": 1.0, f"{HOSTILE}/s": 2.0})
             for point in one.points
@@ -290,10 +289,8 @@ def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
 
     The attempt's log says it (resume/verification.py); a program that says nothing gets no column.
     """
-    record, said = (
-        interrupted(),
-        "warning: resumed at step 30: step 33 is not that of the interrupted run: ...",
-    )
+    record = interrupted()
+    said = "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."
     assert "went on" not in page(record, tmp_path).text
     record.attempts[1].proved = PROVED.search(said)[1]
     text = page(record, tmp_path).text

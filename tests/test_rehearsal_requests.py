@@ -184,7 +184,8 @@ def lengths(shape: Shape, size: int) -> str:
 
 def limits(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
     """Yield values that break one limit of a shape's own, each with the service's words for it."""
-    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    least = shape.metadata.get("min")
+    most = shape.metadata.get("max")
     if shape.type_name in ("integer", "long"):
         if most is not None:
             yield most + 1, f"Member must have value less than or equal to {most}"
@@ -234,7 +235,8 @@ def broken(value, path: tuple, words: str) -> str:
 
 def constraints(shape: Shape) -> str:
     """Return all limits of the items of a list or a map, as the service lists them."""
-    found, words = shape.metadata, []
+    found = shape.metadata
+    words = []
     if "max" in found:
         words.append(f"Member must have length less than or equal to {found['max']}")
     if "min" in found:
@@ -277,7 +279,8 @@ def broken_limits(value, shape: Shape) -> bool:
 
     Those are a greatest size, an enum and a pattern.
     """
-    kind, most = shape.type_name, shape.metadata.get("max")
+    kind = shape.type_name
+    most = shape.metadata.get("max")
     if kind == "structure":
         return any(
             broken_limits(value[name], member)
@@ -938,7 +941,8 @@ def service() -> Service:
 
 def listed(service: Service, **request) -> list[str]:
     """Return the names on all pages; each page has the size that the request asks for."""
-    names, size = [], request.get("MaxResults", 10)
+    names = []
+    size = request.get("MaxResults", 10)
     while True:
         page = service.answer("ListTrainingJobs", request, "us-east-1")
         names += [one["TrainingJobName"] for one in page["TrainingJobSummaries"]]

@@ -106,7 +106,8 @@ def test_the_wait_for_names_ends_with_its_limit(monkeypatch):
     The clock is the test's: the pauses before the last one add up to 0.475 s, and the next one
     would be 0.3375 s.
     """
-    now, slept = [0.0], []
+    now = [0.0]
+    slept = []
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
@@ -130,7 +131,8 @@ def test_a_name_that_resolves_later_is_waited_for(monkeypatch):
     The real resolver is asked for another name the first three times; in tests/test_nodes.py a real
     name resolves late.
     """
-    asked, real = [], socket.getaddrinfo
+    asked = []
+    real = socket.getaddrinfo
     monkeypatch.setattr(
         socket,
         "getaddrinfo",

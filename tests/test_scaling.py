@@ -109,7 +109,8 @@ def test_a_step_by_hand():
         efficiency=0.8,
         latency=0.001,
     )
-    one, four = Instance(devices=1, gbps=10), Instance(devices=4, gbps=10)
+    one = Instance(devices=1, gbps=10)
+    four = Instance(devices=4, gbps=10)
     assert job.buckets == 5
     assert prediction.exchange(job, one, nodes=1) == prediction.exchange(job, four, nodes=1) == 0
     assert prediction.exchange(job, one, nodes=2) == pytest.approx(0.1 + 2 * 0.001 * 5)

@@ -53,7 +53,8 @@ def test_a_checkpoint_keeps_no_number_of_steps():
     schedulers = [
         Triangle(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)) for _ in range(2)
     ]
-    schedulers[0].steps, schedulers[1].steps = 10, 20
+    schedulers[0].steps = 10
+    schedulers[1].steps = 20
     schedulers[1].load_state_dict(schedulers[0].state_dict())
     assert schedulers[1].steps == 20
 
@@ -108,7 +109,8 @@ def test_so_is_torchs_one_cycle(tmp_path):
         "--lr_scheduler.total_steps=10",
     )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
-    scheduler, wanted = OneCycleLR(optimizer, 2, total_steps=10), []
+    scheduler = OneCycleLR(optimizer, 2, total_steps=10)
+    wanted = []
     for _ in range(10):
         wanted.append(optimizer.param_groups[0]["lr"])
         optimizer.step()

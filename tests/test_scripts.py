@@ -109,7 +109,8 @@ def test_without_a_region_or_credentials_one_line_says_so():
 
 # push_image.sh
 
-VERSION, REVISION = "v1.2-3-gabcdef0", "0123456789abcdef0123456789abcdef01234567"
+VERSION = "v1.2-3-gabcdef0"
+REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture

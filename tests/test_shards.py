@@ -59,10 +59,8 @@ class Save(Callback):
 
 def fit(sizes: list[int], options: dict, epochs: int = 2, ckpt_path: str | None = None):
     """Train on parts of these sizes; return the numbers that the model saw, batch by batch."""
-    model, made = (
-        ranks.Regression(),
-        ranks.trainer([RankConsistency(SageMakerEnvironment(), {}), Save()], max_epochs=epochs),
-    )
+    model = ranks.Regression()
+    made = ranks.trainer([RankConsistency(SageMakerEnvironment(), {}), Save()], max_epochs=epochs)
     made.fit(model, Part(sizes, **options), ckpt_path=ckpt_path)
     return {"seen": model.seen, "val": model.validated}
 

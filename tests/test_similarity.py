@@ -167,7 +167,8 @@ def test_all_pairs_above_a_threshold(tmp_path):
     table = rows()
     job = Job(tmp_path, table)
     job.run(3, "--threshold=0.4", "--block_rows=50")
-    found, wanted = merged(job, 3), scores(table)
+    found = merged(job, 3)
+    wanted = scores(table)
     assert (
         np.array_equal(found["counts"], (wanted >= 0.4).sum(axis=1)) and found["counts"].sum() > 100
     )
@@ -201,7 +202,8 @@ def test_a_lower_precision(tmp_path, precision, error):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_random_and_resumed_with_another_number_of_hosts(tmp_path, seed):
-    table, draw = rows(3000, 16), random.Random(seed)
+    table = rows(3000, 16)
+    draw = random.Random(seed)
     job = Job(tmp_path, table)
     flags = ["--top_k=4", "--block_rows=40"]
     for hosts in (3, 1, 7, 2):

@@ -128,7 +128,8 @@ def test_a_long_value_is_kept_when_it_changes(make, change):
     change(owner.value)
     kept = state.changed()
     assert list(kept) == [("mine", "value")]
-    expected, owner.value = str(owner.value), make()
+    expected = str(owner.value)
+    owner.value = make()
     state.restore(kept)
     assert str(owner.value) == expected
 
@@ -181,7 +182,9 @@ def test_what_a_hook_has_gathered_elsewhere_is_there_again(meta):
 
     def made():
         owner = type("Mine", (), {})()
-        owner.seen, owner.last, owner.weight = [], None, torch.zeros(2)
+        owner.seen = []
+        owner.last = None
+        owner.weight = torch.zeros(2)
         return owner
 
     owner = made()

@@ -35,7 +35,8 @@ class Run:
     program = PROGRAM
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        self.folder, self.flags = folder, [*FLAGS, *flags]
+        self.folder = folder
+        self.flags = [*FLAGS, *flags]
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, *more: str, **variables: str) -> int:
@@ -74,7 +75,8 @@ def check(folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
 
     Return the output of the last attempt.
     """
-    alone, run = Run(folder / "alone", *flags), Run(folder / "run", *flags)
+    alone = Run(folder / "alone", *flags)
+    run = Run(folder / "run", *flags)
     expected = alone.finish()
     for place in at:
         assert run.start(STOP_AT=place) == 143, run.said[-3000:]
@@ -239,7 +241,8 @@ def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
     alone.flags.append("--trainer.max_steps=33")
     expected = alone.finish()
     run.flags.append("--trainer.max_steps=15")
-    short, curve = run.finish(), None
+    short = run.finish()
+    curve = None
     curve = rows(run)
     described = (run.folder / "output/model/model.json").read_text()
     (run.folder / "output/model/model.json").unlink()
@@ -263,7 +266,8 @@ def test_the_last_validation_of_a_number_of_steps(tmp_path: Path, steps):
         "--trainer.val_check_interval=2",
         "--checkpoint.monitor=val_loss",
     ]
-    alone, run = Run(tmp_path / "alone", *flags), Run(tmp_path / "run", *flags)
+    alone = Run(tmp_path / "alone", *flags)
+    run = Run(tmp_path / "run", *flags)
     expected = alone.finish()
     assert (
         run.start(STOP_AT=f"validation {steps}") == 143
@@ -282,10 +286,8 @@ def test_steps_are_logged_as_lightning_does(tmp_path: Path):
     So they are in a run with a limit of steps, which Lightning's own loops take for a resumed one.
     """
     flags = [*ALONE, "--trainer.max_steps=25", "--trainer.max_epochs=-1", "--data.dataset=numpy"]
-    exact, plain = (
-        Run(tmp_path / "exact", *flags),
-        Run(tmp_path / "plain", *flags, "--resume.exact=false"),
-    )
+    exact = Run(tmp_path / "exact", *flags)
+    plain = Run(tmp_path / "plain", *flags, "--resume.exact=false")
     exact.finish(), plain.finish()
     steps = [
         [row["step"] for row in csv.DictReader(rows(run).splitlines())] for run in (exact, plain)
@@ -302,7 +304,8 @@ def test_before_the_first_step(tmp_path: Path):
         ("by hand", ["--model=strangers.Accumulating"]),
         ("by Lightning", ["--trainer.accumulate_grad_batches=4"]),
     ):
-        alone, run = Run(tmp_path / name / "alone", *flags), Run(tmp_path / name / "run", *flags)
+        alone = Run(tmp_path / name / "alone", *flags)
+        run = Run(tmp_path / name / "run", *flags)
         assert run.start(STOP_AT="0:1") == 143
         assert (
             "interrupted, resume from step 0: SIGTERM; "

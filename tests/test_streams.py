@@ -17,7 +17,9 @@ def data(dataset: str = "points", *options: str) -> list[str]:
     return [DATA, f"--data.dataset={dataset}", *(f"--data.{option}" for option in options)]
 
 
-TWO, STAYS, STATE = "workers=2", "persistent=true", "stateful=true"
+TWO = "workers=2"
+STAYS = "persistent=true"
+STATE = "stateful=true"
 RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 AGENT = ["--model=streams.Agent", "--data=streams.OfModel"]
 CASES = {
@@ -207,7 +209,8 @@ def test_what_a_stream_has_given_is_left_out(tmp_path, ranks):
     A line says how long it took. The epoch keeps its length, although nothing tells the length.
     """
     flags = [*data("sharded", TWO), *ranks]
-    alone, run = Run(tmp_path / "alone", *flags), Run(tmp_path / "run", *flags)
+    alone = Run(tmp_path / "alone", *flags)
+    run = Run(tmp_path / "run", *flags)
     alone.finish()
     assert run.start(STOP_AT="1:3") == 143
     run.finish()

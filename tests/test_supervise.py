@@ -38,7 +38,8 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, how):
 
 @pytest.mark.slow
 def test_a_program_that_does_not_listen_is_killed(tmp_path):
-    supervisor, mark = Supervisor(), f"deaf-{uuid.uuid4().hex}"
+    supervisor = Supervisor()
+    mark = f"deaf-{uuid.uuid4().hex}"
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
     threading.Thread(target=lambda: _wait_for(mark) or supervisor.end(grace=1), daemon=True).start()
     assert supervisor.run([sys.executable, "-c", deaf, mark], cwd=tmp_path).status == -9

@@ -45,7 +45,8 @@ def write(folder: Path, **files: str) -> None:
         (folder / name.replace("_", ".", 1)).write_text(f"{text}\n")
 
 
-V1, HYBRID = "4:memory:/job\n2:cpu,cpuacct:/job\n", "2:cpu:/\n0::/job\n"
+V1 = "4:memory:/job\n2:cpu,cpuacct:/job\n"
+HYBRID = "2:cpu:/\n0::/job\n"
 TREES = {
     "none": ("0::/job\n", {}, MANY),
     "version 2": ("0::/job\n", {"job": {"cpu_max": "300000 100000"}}, 3),

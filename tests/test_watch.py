@@ -109,7 +109,8 @@ def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):
 @pytest.mark.parametrize("number", [0, signal.SIGKILL, signal.SIGABRT])
 def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
     """A DataLoader's worker outlives a rank for a while, whether the rank left or was killed."""
-    gate, held = os.pipe(), os.pipe()
+    gate = os.pipe()
+    held = os.pipe()
     if not (made := os.fork()):
         rank(watch)
         os.close(held[1])
@@ -216,7 +217,8 @@ def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
     The loop may hear of both at once. It may hear of the second one first if the last status of the
     first one is unread.
     """
-    first, second = rank(watch), rank(watch, OTHER)
+    first = rank(watch)
+    second = rank(watch, OTHER)
     seen = threading.Event()
     watch.loop.call_soon_threadsafe(seen.wait)
     first._say(status="step 7")
@@ -229,7 +231,8 @@ def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
 
 def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
     """The one that lost a peer was its launcher, or torchrun ended it."""
-    first, second = rank(watch), rank(watch, OTHER)
+    first = rank(watch)
+    second = rank(watch, OTHER)
     second.failed(LOST)
     assert comes(lambda: watch.bereft)
     die(first)
@@ -269,7 +272,8 @@ def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(mon
     """The other node knows the reason, and gets time to say it."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.5)
     with watched(("algo-1", "algo-2")) as watch:
-        first, second = rank(watch, OTHER), rank(watch)
+        first = rank(watch, OTHER)
+        second = rank(watch)
         first.failed(LOST)
         assert comes(lambda: watch.bereft)
         die(second)
@@ -348,7 +352,8 @@ def test_who_fails_by_itself_is_not_told_to_end(watch):
 def test_the_step_is_said_once_a_second(watch, monkeypatch):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    line, trainer = rank(watch), SimpleNamespace(current_epoch=1, global_step=7)
+    line = rank(watch)
+    trainer = SimpleNamespace(current_epoch=1, global_step=7)
     line.on_train_batch_start(trainer, None, None, 0)
     assert comes(lambda: watch.peers.status == "epoch 2, step 7")
     said = []

@@ -63,7 +63,8 @@ class Loading:
     def __init__(self, folder: Path, method: str) -> None:
         (folder / "numbers_of_mine.py").write_text(SOURCE)
         (folder / "program.py").write_text(PROGRAM)
-        self.log, self.method = folder / "log", method
+        self.log = folder / "log"
+        self.method = method
         with self.log.open("w") as log:
             environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}"}
             self.process = warm.start(

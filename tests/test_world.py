@@ -29,10 +29,8 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 def fit(size: int, accumulate: int = 1, weighed: bool = True, **options):
     """Train two epochs on this rank; return what the model noted, and its weights."""
     world = int(ranks.os.environ.get("WORLD_SIZE", 1))
-    model, callbacks = (
-        ranks.Regression(),
-        [RankConsistency(SageMakerEnvironment(), {})] if weighed else [],
-    )
+    model = ranks.Regression()
+    callbacks = [RankConsistency(SageMakerEnvironment(), {})] if weighed else []
     data = ranks.Numbered(size + 4, batch_size=BATCH // world, **options)
     ranks.trainer(callbacks, accumulate_grad_batches=accumulate).fit(model, data)
     return model.seen, model.losses, model.gradients, model.weights
@@ -47,7 +45,8 @@ def as_one_process(size: int, world: int, accumulate: int = 1):
     data.setup("fit")
     model = ranks.Regression()
     optimizer = model.configure_optimizers()
-    losses, gradients = [], []
+    losses = []
+    gradients = []
     for epoch in range(2):
         loaders = [loader_of(data, rank, world, epoch) for rank in range(world)]
         for batch, parts in enumerate(zip(*loaders, strict=True)):
@@ -134,7 +133,8 @@ def test_it_is_the_weights_that_do_it(tmp_path: Path):
 def plain_ddp(size: int):
     """Return the weights after two epochs of PyTorch's own DDP on the data module's batches."""
     torch.distributed.init_process_group("gloo")
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank = torch.distributed.get_rank()
+    world = torch.distributed.get_world_size()
     data = ranks.Numbered(size + 4, batch_size=BATCH // world)
     data.setup("fit")
     model = ranks.Regression()
@@ -360,7 +360,8 @@ class Scheduled(ranks.Regression):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.name, self.rates = name, []
+        self.name = name
+        self.rates = []
 
     def configure_optimizers(self):
         first, *others = self.parameters()
@@ -391,7 +392,8 @@ def curves(scaling: str, stops_at: int | None = None, goes_on: bool = False) -> 
     """
     found = {}
     for name in SCHEDULERS:
-        model, path = Scheduled(name), f"../{name}.ckpt"
+        model = Scheduled(name)
+        path = f"../{name}.ckpt"
         made = ranks.trainer(
             [RankConsistency(SageMakerEnvironment(), {}, scaling)],
             max_steps=stops_at or 8,

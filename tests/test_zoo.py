@@ -76,7 +76,8 @@ def test_other_weights_are_found(tmp_path):
 @pytest.mark.slow
 def test_the_commands_of_the_page(tmp_path):
     """They run a round that is not in the file yet, and make the table."""
-    results, page = tmp_path / "zoo.jsonl", tmp_path / "page.md"
+    results = tmp_path / "zoo.jsonl"
+    page = tmp_path / "page.md"
     (commands,) = re.findall(
         r"^```sh\n(.*?)^```$", (ROOT / "docs/zoo.md").read_text(), re.MULTILINE | re.DOTALL
     )

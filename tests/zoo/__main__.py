@@ -62,7 +62,9 @@ def run(given: argparse.Namespace) -> int:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True, stdout=subprocess.PIPE
     )
-    lock, outcomes, interruptions = Lock(), Counter(), Counter()
+    lock = Lock()
+    outcomes = Counter()
+    interruptions = Counter()
     rounds.warm.ensure_server()
 
     def add(round: rounds.Round, folder: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from zoo.table import CONFIGURATIONS
 
-BEGIN, END = "<!-- begin: python -m tests.zoo report -->", "<!-- end -->"
+BEGIN = "<!-- begin: python -m tests.zoo report -->"
+END = "<!-- end -->"
 OUTCOMES = ("identical", "said", "wrong", "lost", "hung", "crashed")
 
 

@@ -23,7 +23,8 @@ import warm  # noqa: E402
 
 from zoo.table import CONFIGURATIONS, Configuration  # noqa: E402
 
-PROGRAM, USERS = ROOT / "tests/zoo/program.py", ROOT / "tests/zoo/users"
+PROGRAM = ROOT / "tests/zoo/program.py"
+USERS = ROOT / "tests/zoo/users"
 # Seconds from a start, or from an interruption, to the end; what takes longer hangs.
 LIMIT = 240
 LAUNCHERS = {"process": 1, "lightning-2": 2, "torchrun-2": 2, "lightning-3": 3, "torchrun-3": 3}
@@ -40,7 +41,9 @@ class Job:
     def __init__(
         self, folder: Path, configuration: Configuration, launcher: str, every: int = 1000
     ) -> None:
-        self.folder, self.configuration, self.launcher = folder, configuration, launcher
+        self.folder = folder
+        self.configuration = configuration
+        self.launcher = launcher
         folder.mkdir(parents=True)
         flags = json.loads(json.dumps(configuration.flags))
         ranks = LAUNCHERS[launcher]
@@ -137,7 +140,8 @@ def result(job: Job) -> dict[str, dict]:
     """Return what a job has left: weights, metrics, curves, tables and files, each by name."""
     import torch
 
-    folder, configuration = job.folder, job.configuration
+    folder = job.folder
+    configuration = job.configuration
     state = torch.load(folder / "output/model/model.pt", weights_only=True)
     about = json.loads((folder / "output/model/model.json").read_text())
     own = [
@@ -318,7 +322,8 @@ def interrupted(
 ) -> Round:
     """Interrupt a job at each start, let it end, and return the round with its outcome."""
     job = Job(folder, CONFIGURATIONS[round.configuration], round.launcher, round.every)
-    began, said = time.monotonic(), ""
+    began = time.monotonic()
+    said = ""
     try:
         for one in interruptions:
             came = interrupt(job, one)
@@ -334,7 +339,8 @@ def interrupted(
         round.outcome, round.detail = judged(job, reference, status, said + job.said)
         return round
     except FileNotFoundError as error:
-        round.outcome, round.detail = "lost", f"{error}: {job.said[-1000:]}"
+        round.outcome = "lost"
+        round.detail = f"{error}: {job.said[-1000:]}"
         return round
     finally:
         round.seconds = float(f"{time.monotonic() - began:.2f}")
@@ -403,7 +409,8 @@ def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) ->
     else:
         whom = "all" if draw.random() < 0.85 else "self"
     if draw.random() < 0.8:
-        rank, hook = draw.randrange(ranks), draw.randint(1, max(1, int(reference.hooks * part)))
+        rank = draw.randrange(ranks)
+        hook = draw.randint(1, max(1, int(reference.hooks * part)))
         return Interruption(kind, whom, f"hook {rank} {hook} {draw.uniform(0, 0.004):.5f}")
     return Interruption(
         kind,
