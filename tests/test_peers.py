@@ -137,8 +137,8 @@ def _give_names(monkeypatch, found: Hosts) -> None:
 def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     """All hosts wait for the last one, at the start and at the end.
 
-    The first host that starts cannot resolve the names of the others, and no host calls the last
-    one.
+    The first host that starts cannot resolve the names of the others. A host calls those before it in
+    the list, so that none calls the last one.
     """
     hosts.start("algo-2")
     first = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_ready)
@@ -169,7 +169,7 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_host_that_never_appears(hosts, known):
-    """Each host says what it found out about the name; hosts that start later call it."""
+    """Whoever looked says what it found out; hosts call those before them in the list."""
     if known:
         hosts.names["algo-2"] = hosts.address("algo-2")  # where nothing listens
     hosts.start("algo-1", "algo-3", hosts=(*ALL, "algo-4"), appear=0.6)

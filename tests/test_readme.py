@@ -140,9 +140,14 @@ def test_a_job_by_an_sdk(checkouts, tmp_path: Path, image: str, sdk: str, client
     user = Client(sdk, tmp_path)
     try:
         done = subprocess.run(
-            [python_of(sdk), "-c", text], cwd=checkout, env=user.variables, text=True, timeout=600,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [python_of(sdk), "-c", text],
+            cwd=checkout,
+            env=user.variables,
+            text=True,
+            timeout=600,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         assert done.returncode == 0, done.stdout[-3000:]
         (archive,) = (checkout / output).rglob("model.tar.gz")
         assert "model.pt" in subprocess.check_output(["tar", "-tf", archive], text=True)

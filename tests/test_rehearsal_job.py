@@ -143,7 +143,7 @@ class Rehearsed:
             "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
             "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1},
             "OutputDataConfig": {"S3OutputPath": "s3://bucket"},
-        } | fields  # fmt: skip
+        } | fields
         kept = SimpleNamespace(
             folder=self.folder / "reports",
             interrupt=[],

@@ -52,10 +52,7 @@ def test_goodput_of_an_interruption(hosts: int):
 
 
 def test_goodput_without_the_step_that_the_log_names():
-    """Then the first step in its log counts.
-
-    But at most the step that an earlier attempt reached.
-    """
+    """Then its first step in the log counts, at most the last one of an earlier attempt."""
     record = interrupted()
     record.attempts[1].resumed = None
     assert goodput.measure(record, now=0.0).rows[1].first_step == 40  # the line says 40
@@ -298,7 +295,10 @@ def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
 
 
 def test_charts_by_name(tmp_path: Path):
-    """Losses share a chart, accuracies share one; time, step and epoch have no chart."""
+    """Losses share a chart, accuracies share one, and rates are drawn over time.
+
+    Step and epoch have no chart.
+    """
     record = interrupted()
     values = {
         "epoch": 1.0,

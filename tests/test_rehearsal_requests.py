@@ -481,7 +481,7 @@ def test_the_words_of_a_refusal(fields, words):
         ({"Environment": {"a": "two\nlines"}}, True),
         ({"Environment": {"1a": "x"}}, False),
     ],
-)  # fmt: skip
+)
 def test_patterns_are_javas(fields, right):
     assert (refusal(JOB | fields) is None) == right
 

@@ -25,8 +25,10 @@ def test_one_host_needs_nothing():
 def test_the_first_host_as_sagemaker_sorts_them_is_the_main_one():
     environment = SageMakerEnvironment(hosts=("algo-1", "algo-10", "algo-2"), current_host="algo-2")
     assert rendezvous.torch_distributed(environment) == {
-        "MASTER_ADDR": "algo-1", "MASTER_PORT": "7777", "NODE_RANK": "2"
-    }  # fmt: skip
+        "MASTER_ADDR": "algo-1",
+        "MASTER_PORT": "7777",
+        "NODE_RANK": "2",
+    }
 
 
 def test_a_host_that_takes_no_part_has_no_rank():

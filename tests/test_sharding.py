@@ -76,8 +76,12 @@ def test_groups_share_by_weight_in_any_order():
     parts = partition.groups(1100, hosts, weights)
     assert once([parts[host] for host in sorted(parts)], 1100)
     assert {host: len(part) for host, part in parts.items()} == {
-        "algo-1": 400, "algo-10": 400, "algo-2": 100, "algo-3": 100, "algo-4": 100
-    }  # fmt: skip
+        "algo-1": 400,
+        "algo-10": 400,
+        "algo-2": 100,
+        "algo-3": 100,
+        "algo-4": 100,
+    }
     turned = {name: hosts[name][::-1] for name in reversed(hosts)}
     assert partition.groups(1100, turned, dict(reversed(weights.items()))) == parts
 

@@ -189,9 +189,13 @@ def test_a_run_goes_on_in_mid_epoch_where_it_stopped(tmp_path: Path):
 )
 def test_a_shard_that_is_too_small_is_an_error_on_every_rank(tmp_path: Path, sizes, options, says):
     ended = ranks.run(
-        fit, sizes, {"batch_size": 5} | options, nodes=[2, 2], folder=tmp_path,
+        fit,
+        sizes,
+        {"batch_size": 5} | options,
+        nodes=[2, 2],
+        folder=tmp_path,
         variables=lambda node: {"SM_CURRENT_HOST": f"node-{node}"},
-    )  # fmt: skip
+    )
     assert len({rank.error for rank in ended}) == 1
     assert re.match(f"UserError: {says}", ended[0].error), ended[0].error
 

@@ -157,8 +157,13 @@ def on_two_devices() -> dict:
 
 def devices(value) -> list[str]:
     """Return the devices of the tensors."""
-    return [value["one"].device.type, value["few"][0].device.type, value["few"][1][0].device.type,
-            value["many"][7].device.type, value["steps"][7][0].device.type]  # fmt: skip
+    return [
+        value["one"].device.type,
+        value["few"][0].device.type,
+        value["few"][1][0].device.type,
+        value["many"][7].device.type,
+        value["steps"][7][0].device.type,
+    ]
 
 
 def test_tensors_come_back_on_the_device_they_were_on(meta):

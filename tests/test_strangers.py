@@ -224,8 +224,12 @@ def test_killed_it_goes_on_from_the_epochs_end(tmp_path: Path):
 
 
 LOGGER = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs", "version": "one"}}
-ALONE = [*CODE["plain attributes"], "--data=strangers.Validated", "--trainer.log_every_n_steps=1",
-         f"--trainer.logger={json.dumps(LOGGER)}"]  # fmt: skip
+ALONE = [
+    *CODE["plain attributes"],
+    "--data=strangers.Validated",
+    "--trainer.log_every_n_steps=1",
+    f"--trainer.logger={json.dumps(LOGGER)}",
+]
 
 
 def rows(run: Run) -> str:
@@ -343,9 +347,14 @@ def test_what_no_checkpoint_can_hold_is_named_when_it_is_saved(tmp_path: Path):
 
 
 def test_a_search_for_a_batch_size(tmp_path: Path):
-    check(tmp_path, "--model=strangers.Alone", "--trainer.callbacks=BatchSizeFinder",
-          "--trainer.callbacks.batch_arg_name=batch", "--trainer.callbacks.max_trials=2",
-          "--data=strangers.Validated")  # fmt: skip
+    check(
+        tmp_path,
+        "--model=strangers.Alone",
+        "--trainer.callbacks=BatchSizeFinder",
+        "--trainer.callbacks.batch_arg_name=batch",
+        "--trainer.callbacks.max_trials=2",
+        "--data=strangers.Validated",
+    )
 
 
 def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):

@@ -139,8 +139,10 @@ def test_a_stop_before_the_program_is_started(job: Job):
     process = subprocess.Popen(
         [str(ROOT / "entrypoint.sh"), "train"],
         env=job.variables | {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     while (
         "program:" not in (line := process.stdout.readline())
         and line

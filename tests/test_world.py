@@ -1,4 +1,7 @@
-"""N ranks compute what one process would, agree before they start, and end together."""
+"""N ranks compute what one process would, and agree before they start.
+
+Their learning rate follows their number.
+"""
 
 import pickle
 import re
@@ -244,9 +247,13 @@ CONTRADICTIONS = {
 )
 def test_a_contradiction_is_one_line_on_every_rank(tmp_path: Path, variables, flags, says):
     ended = ranks.run(
-        fit_by_flags, flags, *SHORT, nodes=[1, 1], folder=tmp_path,
+        fit_by_flags,
+        flags,
+        *SHORT,
+        nodes=[1, 1],
+        folder=tmp_path,
         variables=lambda node: host(node, **(variables if node else {})),
-    )  # fmt: skip
+    )
     assert len({rank.error for rank in ended}) == 1
     assert ended[0].error.startswith(f"UserError: {says}") and "\n" not in ended[0].error, ended[
         0
@@ -261,9 +268,14 @@ def test_hosts_with_other_files(tmp_path: Path):
     content["data"][7, 7] += 1
     (folder / "data_batch_5").write_bytes(pickle.dumps(content))
     ended = ranks.run(
-        fit_by_flags, {}, *SHORT, "--data.val_split=20", nodes=[1, 1], folder=tmp_path,
+        fit_by_flags,
+        {},
+        *SHORT,
+        "--data.val_split=20",
+        nodes=[1, 1],
+        folder=tmp_path,
         variables=lambda node: host(node, SM_CHANNEL_TRAINING=str(tmp_path / f"data-{node}")),
-    )  # fmt: skip
+    )
     says = (
         r"UserError: dataset fingerprint: algo-1 \(rank 0\) has (\w{16}), algo-2 \(rank 1\) "
         r"has (?!\1)\w{16}; give all"

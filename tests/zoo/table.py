@@ -92,10 +92,20 @@ add(
     more=MONITORED,
     ranks=RANKS,
 )
-add("fine-tuning by milestones", "vision.TransferLearningModel", "vision.MNISTDataModule",
-    ("vision.MilestonesFinetuning",), max_epochs=4)  # fmt: skip
-add("GAN", "adversarial.GAN", "vision.MNISTDataModule", ranks=(1, 2),
-    strategy="ddp_find_unused_parameters_true")  # fmt: skip
+add(
+    "fine-tuning by milestones",
+    "vision.TransferLearningModel",
+    "vision.MNISTDataModule",
+    ("vision.MilestonesFinetuning",),
+    max_epochs=4,
+)
+add(
+    "GAN",
+    "adversarial.GAN",
+    "vision.MNISTDataModule",
+    ranks=(1, 2),
+    strategy="ddp_find_unused_parameters_true",
+)
 add(
     "transformer on text",
     "language.LanguageModel",
@@ -111,8 +121,12 @@ add(
     ranks=(1, 2),
     limit_train_batches=9,
 )
-add("ManualOptimBoringModel", "pytorch_lightning.demos.boring_classes.ManualOptimBoringModel",
-    "pytorch_lightning.demos.boring_classes.BoringDataModule", max_epochs=1)  # fmt: skip
+add(
+    "ManualOptimBoringModel",
+    "pytorch_lightning.demos.boring_classes.ManualOptimBoringModel",
+    "pytorch_lightning.demos.boring_classes.BoringDataModule",
+    max_epochs=1,
+)
 add("a module with loaders of its own", "streaming.OwnLoaders", None, ranks=(1, 2))
 
 subject = "Images"
@@ -122,11 +136,17 @@ add(
     made("vision.MNISTDataModule", num_workers=2, augment=True),
     ranks=(1, 2),
 )
-add("CutMix and MixUp in collate_fn", "vision.ImageClassifier",
-    made("vision.MNISTDataModule", num_workers=1, cutmix=True))  # fmt: skip
+add(
+    "CutMix and MixUp in collate_fn",
+    "vision.ImageClassifier",
+    made("vision.MNISTDataModule", num_workers=1, cutmix=True),
+)
 add("mixup in training_step", "vision.Mixup", "vision.MNISTDataModule", ranks=(1, 2))
-add("augmentation in on_after_batch_transfer", "vision.AugmentedOnDevice",
-    made("vision.MNISTDataModule", num_workers=1))  # fmt: skip
+add(
+    "augmentation in on_after_batch_transfer",
+    "vision.AugmentedOnDevice",
+    made("vision.MNISTDataModule", num_workers=1),
+)
 add(
     "noise in on_before_batch_transfer",
     "vision.ImageClassifier",
@@ -285,9 +305,14 @@ add(
         ),
     ),
 )
-add("LearningRateMonitor, ModelSummary", "schedules.EstimatedOneCycle",
-    callbacks=(callback("LearningRateMonitor", logging_interval="step", log_momentum=True),
-               callback("RichModelSummary", max_depth=2)))  # fmt: skip
+add(
+    "LearningRateMonitor, ModelSummary",
+    "schedules.EstimatedOneCycle",
+    callbacks=(
+        callback("LearningRateMonitor", logging_interval="step", log_momentum=True),
+        callback("RichModelSummary", max_depth=2),
+    ),
+)
 add(
     "GradientAccumulationScheduler",
     callbacks=(callback("GradientAccumulationScheduler", scheduling={"0": 1, "1": 3, "2": 2}),),
@@ -354,10 +379,16 @@ add(
     callbacks=("callbacks_used.Curriculum",),
     ranks=(1, 2),
 )
-add("hard examples through the sampler", data=made("sampling.SampledData", kind="weighted"),
-    callbacks=("callbacks_used.HardExamples",))  # fmt: skip
-add("negative samples by the epoch", data=made("sampling.SampledData", kind="negatives"),
-    callbacks=("callbacks_used.Resampling",))  # fmt: skip
+add(
+    "hard examples through the sampler",
+    data=made("sampling.SampledData", kind="weighted"),
+    callbacks=("callbacks_used.HardExamples",),
+)
+add(
+    "negative samples by the epoch",
+    data=made("sampling.SampledData", kind="negatives"),
+    callbacks=("callbacks_used.Resampling",),
+)
 add(
     "samples shuffled in place",
     data="sampling.InPlaceData",
@@ -436,8 +467,7 @@ for kind in KINDS:
         if kind in ("weighted", "set-epoch", "numpy-workers", "persistent", "batch-sampler")
         else (1,)
     )
-    add(f"loader: {kind}", data=made("sampling.SampledData", kind=kind), ranks=ranks,
-        **limits)  # fmt: skip
+    add(f"loader: {kind}", data=made("sampling.SampledData", kind=kind), ranks=ranks, **limits)
 add("loader: one-batch", data=made("sampling.SampledData", kind="one-batch"), max_epochs=30)
 add(
     "DistributedSampler of one's own",
@@ -470,9 +500,12 @@ for kind in (
     limits = {"limit_train_batches": 10} if kind == "endless" else {}
     add(f"stream: {kind}", data=made("streaming.StreamData", kind=kind), **limits)
 for kind in ("dict", "list", "min_size", "max_size", "max_size_cycle"):
-    add(f"several loaders: {kind}", "streaming.SemiSupervised",
+    add(
+        f"several loaders: {kind}",
+        "streaming.SemiSupervised",
         made("streaming.SeveralData", mode=kind, num_workers=1 if kind == "dict" else 0),
-        ranks=(1, 2) if kind == "dict" else (1,))  # fmt: skip
+        ranks=(1, 2) if kind == "dict" else (1,),
+    )
 add("an iterator of the module's own", "streaming.OwnIterator")
 add("itertools.cycle in the module", "streaming.OwnCycle")
 

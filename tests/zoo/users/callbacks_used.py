@@ -438,9 +438,14 @@ class Pretraining(Callback):
 
         first = Classifier(hidden=16, lr=0.05)
         Trainer(
-            max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
-        ).fit(first, BlobsData(size=12))  # fmt: skip
+            max_epochs=1,
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(first, BlobsData(size=12))
         pl_module.backbone.load_state_dict(first.backbone.state_dict())
 
 
