@@ -137,8 +137,8 @@ def _give_names(monkeypatch, found: Hosts) -> None:
 def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     """All hosts wait for the last one, at the start and at the end.
 
-    The first host that starts cannot resolve the names of the others. A host calls those before it in
-    the list, so that none calls the last one.
+    The first host that starts cannot resolve the names of the others. A host calls those before it
+    in the list, so that none calls the last one.
     """
     hosts.start("algo-2")
     first = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_ready)
