@@ -1,4 +1,7 @@
-"""scripts/launch.py: what it asks SageMaker for, what it refuses before anything costs, and how it follows a job."""
+"""scripts/launch.py: its requests, what it refuses, and how it follows a job.
+
+It refuses what is wrong before anything costs money.
+"""
 
 import json
 import re
@@ -34,7 +37,7 @@ DATA = "--channel=training=s3://my-bucket/cifar10/"
 
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory) -> str:
-    """An AWS with data, a bucket elsewhere, and the image in its registry."""
+    """A moto server with data, a bucket in another region, and the image in its registry."""
     with aws_services.moto(tmp_path_factory.mktemp("moto")) as endpoint:
         s3 = client("s3", endpoint)
         s3.create_bucket(Bucket="my-bucket")
@@ -44,18 +47,35 @@ def aws(tmp_path_factory) -> str:
         )
         ecr = client("ecr", endpoint)
         ecr.create_repository(repositoryName="sagemaker-lightning")
-        manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": {"digest": f"sha256:{'0' * 64}"}, "layers": []}
-        ecr.put_image(repositoryName="sagemaker-lightning", imageManifest=json.dumps(manifest), imageTag="1.0")
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": {"digest": f"sha256:{'0' * 64}"},
+            "layers": [],
+        }
+        ecr.put_image(
+            repositoryName="sagemaker-lightning", imageManifest=json.dumps(manifest), imageTag="1.0"
+        )
         yield endpoint
 
 
 @pytest.fixture
 def launch(tmp_path):
-    """Runs launch.py in an empty folder; offline and without credentials unless an endpoint is given."""
+    """Return a function that runs launch.py in an empty folder.
 
-    def run(*arguments: str, endpoint: str | None = None, **others: str) -> subprocess.CompletedProcess:
+    It runs offline and without credentials, unless an endpoint is given.
+    """
+
+    def run(
+        *arguments: str, endpoint: str | None = None, **others: str
+    ) -> subprocess.CompletedProcess:
         others = {"AWS_REGION": REGION} | others
-        return script("launch.py", *arguments, environment=aws_services.variables(endpoint, **others), folder=tmp_path)
+        return script(
+            "launch.py",
+            *arguments,
+            environment=aws_services.variables(endpoint, **others),
+            folder=tmp_path,
+        )
 
     return run
 
@@ -68,28 +88,65 @@ def request_of(done: subprocess.CompletedProcess) -> dict:
 
 def test_the_smallest_request(launch):
     request = request_of(launch(*NEEDED, UNCHECKED, "--dry-run"))
-    assert re.fullmatch(r"sagemaker-lightning-\d{4}-\d\d-\d\d-\d\d-\d\d-\d\d-\d{3}", request.pop("TrainingJobName"))
+    assert re.fullmatch(
+        r"sagemaker-lightning-\d{4}-\d\d-\d\d-\d\d-\d\d-\d\d-\d{3}", request.pop("TrainingJobName")
+    )
     assert len(request["AlgorithmSpecification"].pop("MetricDefinitions")) == 9
     assert request == {
         "AlgorithmSpecification": {"TrainingImage": IMAGE, "TrainingInputMode": "File"},
         "RoleArn": ROLE,
         "OutputDataConfig": {"S3OutputPath": "s3://my-bucket/jobs/"},
-        "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 30},
+        "ResourceConfig": {
+            "InstanceType": "ml.g5.xlarge",
+            "InstanceCount": 1,
+            "VolumeSizeInGB": 30,
+        },
         "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
     }
 
 
 def test_a_request_with_everything(launch):
     done = launch(
-        *(*NEEDED, UNCHECKED, "--dry-run", "--job-name=job-1", "--instance-type=ml.g5.2xlarge", "--instance-count=2"),
-        *("--channel=training=s3://my-bucket/a,b=c/,mode=FastFile,distribution=ShardedByS3Key", "--volume-size=50"),
-        *("--channel=other=s3://my-bucket/x", "--checkpoints=s3://my-bucket/run-1", "--spot", "--max-run=100"),
-        *("--max-wait=200", "--retries=3", "--subnet=subnet-1", "--subnet=subnet-2", "--security-group=sg-1"),
-        *("--env=NCCL_DEBUG=INFO", "--env=A=b=c d", "--tag=team=vision", "--tag=cost centre=é", "--metric=f1=f1=(.*)"),
+        *(
+            *NEEDED,
+            UNCHECKED,
+            "--dry-run",
+            "--job-name=job-1",
+            "--instance-type=ml.g5.2xlarge",
+            "--instance-count=2",
+        ),
+        *(
+            "--channel=training=s3://my-bucket/a,b=c/,mode=FastFile,distribution=ShardedByS3Key",
+            "--volume-size=50",
+        ),
+        *(
+            "--channel=other=s3://my-bucket/x",
+            "--checkpoints=s3://my-bucket/run-1",
+            "--spot",
+            "--max-run=100",
+        ),
+        *(
+            "--max-wait=200",
+            "--retries=3",
+            "--subnet=subnet-1",
+            "--subnet=subnet-2",
+            "--security-group=sg-1",
+        ),
+        *(
+            "--env=NCCL_DEBUG=INFO",
+            "--env=A=b=c d",
+            "--tag=team=vision",
+            "--tag=cost centre=é",
+            "--metric=f1=f1=(.*)",
+        ),
     )
     request = request_of(done)
     assert request["TrainingJobName"] == "job-1"
-    assert request["ResourceConfig"] == {"InstanceType": "ml.g5.2xlarge", "InstanceCount": 2, "VolumeSizeInGB": 50}
+    assert request["ResourceConfig"] == {
+        "InstanceType": "ml.g5.2xlarge",
+        "InstanceCount": 2,
+        "VolumeSizeInGB": 50,
+    }
     assert request["InputDataConfig"] == [
         {
             "ChannelName": "training",
@@ -118,10 +175,18 @@ def test_a_request_with_everything(launch):
     assert request["EnableManagedSpotTraining"] is True
     assert request["StoppingCondition"] == {"MaxRuntimeInSeconds": 100, "MaxWaitTimeInSeconds": 200}
     assert request["RetryStrategy"] == {"MaximumRetryAttempts": 3}
-    assert request["VpcConfig"] == {"Subnets": ["subnet-1", "subnet-2"], "SecurityGroupIds": ["sg-1"]}
+    assert request["VpcConfig"] == {
+        "Subnets": ["subnet-1", "subnet-2"],
+        "SecurityGroupIds": ["sg-1"],
+    }
     assert request["Environment"] == {"NCCL_DEBUG": "INFO", "A": "b=c d"}
-    assert request["Tags"] == [{"Key": "team", "Value": "vision"}, {"Key": "cost centre", "Value": "é"}]
-    assert {"Name": "f1", "Regex": "f1=(.*)"} in request["AlgorithmSpecification"]["MetricDefinitions"]
+    assert request["Tags"] == [
+        {"Key": "team", "Value": "vision"},
+        {"Key": "cost centre", "Value": "é"},
+    ]
+    assert {"Name": "f1", "Regex": "f1=(.*)"} in request["AlgorithmSpecification"][
+        "MetricDefinitions"
+    ]
 
 
 def test_instance_groups_with_channels_of_their_own(launch):
@@ -133,7 +198,10 @@ def test_instance_groups_with_channels_of_their_own(launch):
             "--instance-group=data=ml.c5.xlarge:2",
             "--instance-group=gpu=ml.g5.xlarge:1",
         ),
-        *("--channel=raw=s3://my-bucket/raw,group=data", "--channel=training=s3://my-bucket/x,group=data,group=gpu"),
+        *(
+            "--channel=raw=s3://my-bucket/raw,group=data",
+            "--channel=training=s3://my-bucket/x,group=data,group=gpu",
+        ),
     )
     request = request_of(done)
     assert request["ResourceConfig"] == {
@@ -155,14 +223,26 @@ def test_keep_alive_and_a_spot_jobs_default_wait(launch):
         == 600
     )
     spot = request_of(
-        launch(*NEEDED, UNCHECKED, "--dry-run", "--spot", "--checkpoints=s3://my-bucket/c", "--max-run=50")
+        launch(
+            *NEEDED,
+            UNCHECKED,
+            "--dry-run",
+            "--spot",
+            "--checkpoints=s3://my-bucket/c",
+            "--max-run=50",
+        )
     )
     assert spot["StoppingCondition"] == {"MaxRuntimeInSeconds": 50, "MaxWaitTimeInSeconds": 100}
 
 
 def test_an_image_in_a_registry_of_the_vpc(launch):
     done = launch(
-        *("--image=registry.example:5000/app", *NEEDED[1:], "--subnet=subnet-1", "--security-group=sg-1"),
+        *(
+            "--image=registry.example:5000/app",
+            *NEEDED[1:],
+            "--subnet=subnet-1",
+            "--security-group=sg-1",
+        ),
         *(UNCHECKED, "--dry-run"),
     )
     algorithm = request_of(done)["AlgorithmSpecification"]
@@ -204,15 +284,23 @@ VALUES = {
 
 
 def test_hyperparameters_go_out_as_they_were_typed(launch):
-    done = launch(*NEEDED, UNCHECKED, "--dry-run", *(f"{key}={value}" for key, value in VALUES.items()))
+    done = launch(
+        *NEEDED, UNCHECKED, "--dry-run", *(f"{key}={value}" for key, value in VALUES.items())
+    )
     assert request_of(done)["HyperParameters"] == VALUES
 
 
 WRONG = {
     "no key": (["epochs"], "hyperparameter: found 'epochs', allowed is KEY=VALUE"),
     "a key twice": (["a=1", "a=2"], "hyperparameter: found a twice"),
-    "101 hyperparameters": ([f"k{k}=1" for k in range(101)], "101 entries in its value, allowed is 0 to 100 entries"),
-    "a long value": ([f"a.b={'x' * 2501}"], "hyperparameter a.b: found 2501 characters in its value"),
+    "101 hyperparameters": (
+        [f"k{k}=1" for k in range(101)],
+        "101 entries in its value, allowed is 0 to 100 entries",
+    ),
+    "a long value": (
+        [f"a.b={'x' * 2501}"],
+        "hyperparameter a.b: found 2501 characters in its value",
+    ),
     "a line break": (["a.b=1\n2"], "hyperparameter a.b: found '1\\n2'"),
     "a dash too many": (["--trainer.max_epochs=2"], "a hyperparameter has no dashes: KEY=VALUE"),
     "a short wait": (
@@ -221,13 +309,28 @@ WRONG = {
     ),
     "spot without checkpoints": (["--spot"], "--spot: needs --checkpoints=s3://BUCKET/PREFIX"),
     "a wait without spot": (["--max-wait=9"], "--max-wait: found 9, but only a --spot job waits"),
-    "keep-alive of spot": (["--spot", "--checkpoints=s3://my-bucket/c", "--keep-alive=9"], "--keep-alive: not allowed"),
-    "a long keep-alive": (["--keep-alive=21601"], "--keep-alive: found 21601, allowed is 0 to 21600"),
+    "keep-alive of spot": (
+        ["--spot", "--checkpoints=s3://my-bucket/c", "--keep-alive=9"],
+        "--keep-alive: not allowed",
+    ),
+    "a long keep-alive": (
+        ["--keep-alive=21601"],
+        "--keep-alive: found 21601, allowed is 0 to 21600",
+    ),
     "31 retries": (["--retries=31"], "--retries: found 31, allowed is 1 to 30"),
     "an instance type": (["--instance-type=ml.g5.xlrage"], "--instance-type: found 'ml.g5.xlrage'"),
-    "no instance": (["--instance-count=0"], "--instance-count: found '0', allowed is a whole number above 0"),
-    "a role": ([f"--role={ACCOUNT}/SageMaker"], "--role: found '123456789012/SageMaker', allowed is arn:aws:iam::"),
-    "a role elsewhere": ([f"--role=arn:aws-cn:iam::{ACCOUNT}:role/x"], "--role: found a role in aws-cn"),
+    "no instance": (
+        ["--instance-count=0"],
+        "--instance-count: found '0', allowed is a whole number above 0",
+    ),
+    "a role": (
+        [f"--role={ACCOUNT}/SageMaker"],
+        "--role: found '123456789012/SageMaker', allowed is arn:aws:iam::",
+    ),
+    "a role elsewhere": (
+        [f"--role=arn:aws-cn:iam::{ACCOUNT}:role/x"],
+        "--role: found a role in aws-cn",
+    ),
     "an image elsewhere": (
         ["--region=eu-west-1"],
         "--image: found an image in us-east-1, but the job is to run in eu-west",
@@ -246,14 +349,26 @@ WRONG = {
         "--channel training: found 'cifar10', allowed is s3://BUCKET/PREFIX",
     ),
     "a channel's name": (["--channel=my data=s3://my-bucket/x"], "--channel: found 'my data'"),
-    "a mode": ([f"{DATA},mode=Pipe"], "--channel training: found mode=Pipe, allowed is one of File, FastFile"),
-    "FastFile of half a name": (["--channel=training=s3://my-bucket/cif,mode=FastFile"], "end it with /"),
+    "a mode": (
+        [f"{DATA},mode=Pipe"],
+        "--channel training: found mode=Pipe, allowed is one of File, FastFile",
+    ),
+    "FastFile of half a name": (
+        ["--channel=training=s3://my-bucket/cif,mode=FastFile"],
+        "end it with /",
+    ),
     "a distribution": (
         [f"{DATA},distribution=Sharded"],
         "found distribution=Sharded, allowed is one of FullyReplicated",
     ),
-    "a group without groups": ([f"{DATA},group=a"], "found group=a, allowed is none, as there is no --instance-group"),
-    "another group": ([f"{DATA},group=b", "--instance-group=a=ml.g5.xlarge:1"], "found group=b, allowed is one of a"),
+    "a group without groups": (
+        [f"{DATA},group=a"],
+        "found group=a, allowed is none, as there is no --instance-group",
+    ),
+    "another group": (
+        [f"{DATA},group=b", "--instance-group=a=ml.g5.xlarge:1"],
+        "found group=b, allowed is one of a",
+    ),
     "a group for some": (
         ["--instance-group=a=ml.g5.xlarge:1", f"{DATA},group=a", "--channel=b=s3://my-bucket/b"],
         "allowed is a group for all channels or for none",
@@ -269,8 +384,14 @@ WRONG = {
     "a variable's name": (["--env=MY-VAR=1"], "--env: found 'MY-VAR'"),
     "a tag's character": (["--tag=a=<b>"], "--tag: found '<b>'"),
     "a long job name": ([f"--job-name={'x' * 64}"], "--job-name: found 64 characters in its value"),
-    "a job name": (["--job-name=my_job"], "--job-name: found 'my_job', allowed is up to 63 letters"),
-    "another flag": (["--instance=ml.g5.xlarge"], "unrecognized arguments: --instance=ml.g5.xlarge"),
+    "a job name": (
+        ["--job-name=my_job"],
+        "--job-name: found 'my_job', allowed is up to 63 letters",
+    ),
+    "another flag": (
+        ["--instance=ml.g5.xlarge"],
+        "unrecognized arguments: --instance=ml.g5.xlarge",
+    ),
 }
 
 
@@ -287,7 +408,8 @@ def test_what_is_needed(launch):
     done = launch("--dry-run")
     assert done.returncode == 2
     assert done.stderr == (
-        "error: the following arguments are required: --image, --role, --output; --help lists all flags\n"
+        "error: the following arguments are required: --image, --role, --output; --help lists "
+        "all flags\n"
     )
 
 
@@ -295,17 +417,27 @@ def test_the_region_is_the_environments_or_else_the_images(launch):
     elsewhere = launch(*NEEDED, UNCHECKED, "--dry-run", AWS_REGION="eu-west-1")
     assert "but the job is to run in eu-west-1" in elsewhere.stderr
     assert request_of(launch(*NEEDED, UNCHECKED, "--dry-run", AWS_REGION=""))
-    vpc = ("--image=registry.example/app", *NEEDED[1:], "--subnet=subnet-1", "--security-group=sg-1")
+    vpc = (
+        "--image=registry.example/app",
+        *NEEDED[1:],
+        "--subnet=subnet-1",
+        "--security-group=sg-1",
+    )
     done = launch(*vpc, UNCHECKED, "--dry-run", AWS_REGION="")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("error: --region: found none")
 
 
 def test_without_credentials_a_dry_run_says_what_it_did_not_check_and_a_job_is_not_started(launch):
-    assert "not checked: the data, the buckets and the image: no AWS" in launch(*NEEDED, UNCHECKED, "--dry-run").stderr
+    assert (
+        "not checked: the data, the buckets and the image: no AWS"
+        in launch(*NEEDED, UNCHECKED, "--dry-run").stderr
+    )
     done = launch(*NEEDED, UNCHECKED)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: no AWS credentials found") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith("error: no AWS credentials found") and done.stderr.count("\n") == 1
+    )
 
 
 MISSING = {
@@ -313,13 +445,22 @@ MISSING = {
         ["--channel=training=s3://my-bucket/nothing/"],
         "--channel training: found nothing stored at s3://",
     ),
-    "no bucket": (["--channel=training=s3://no-such-bucket/x"], "there is no bucket no-such-bucket"),
+    "no bucket": (
+        ["--channel=training=s3://no-such-bucket/x"],
+        "there is no bucket no-such-bucket",
+    ),
     "no bucket to write": (
         ["--output=s3://no-such-bucket/x"],
         "--output: found s3://no-such-bucket/x/, but there is no",
     ),
-    "a bucket elsewhere": (["--checkpoints=s3://far-bucket/c"], "--checkpoints: found a bucket in eu-west-1"),
-    "no tag": ([f"--image={IMAGE}.1"], "(ImageNotFoundException); push it with scripts/push_image.sh"),
+    "a bucket elsewhere": (
+        ["--checkpoints=s3://far-bucket/c"],
+        "--checkpoints: found a bucket in eu-west-1",
+    ),
+    "no tag": (
+        [f"--image={IMAGE}.1"],
+        "(ImageNotFoundException); push it with scripts/push_image.sh",
+    ),
     "no repository": (
         [f"--image={IMAGE.replace('sagemaker-lightning', 'other')}"],
         "(RepositoryNotFoundException); push it with scripts/push_image.sh",
@@ -348,7 +489,11 @@ def test_what_may_not_be_looked_at_is_said_and_does_not_stop_the_job(launch):
         raise PermissionError("not authorized to perform ecr:DescribeImages")
 
     stand_in = SageMakerStandIn([], {})
-    with served_here(forbid) as ecr, served_here(stand_in.answer) as sagemaker, served_forbidden_buckets() as s3:
+    with (
+        served_here(forbid) as ecr,
+        served_here(stand_in.answer) as sagemaker,
+        served_forbidden_buckets() as s3,
+    ):
         done = launch(
             *(*NEEDED, UNCHECKED, "--no-follow"),
             endpoint=sagemaker,
@@ -356,23 +501,38 @@ def test_what_may_not_be_looked_at_is_said_and_does_not_stop_the_job(launch):
             AWS_ENDPOINT_URL_S3=s3,
         )
     assert done.returncode == 0, done.stderr
-    assert "not checked: --image: DescribeImages: AccessDeniedException: not authorized" in done.stderr
+    assert (
+        "not checked: --image: DescribeImages: AccessDeniedException: not authorized" in done.stderr
+    )
     assert "not checked: --output: HeadBucket: 403" in done.stderr
     assert stand_in.names() == ["CreateTrainingJob"]
 
 
 def test_a_job_in_moto(aws, launch):
     done = launch(
-        *(*NEEDED, DATA, UNCHECKED, "--job-name=moto-1", "--tag=team=vision", "--poll=1", "trainer.max_epochs=2"),
+        *(
+            *NEEDED,
+            DATA,
+            UNCHECKED,
+            "--job-name=moto-1",
+            "--tag=team=vision",
+            "--poll=1",
+            "trainer.max_epochs=2",
+        ),
         endpoint=aws,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"started moto-1 in {REGION}\n")
-    assert "moto-1: Completed" in done.stdout and "model: s3://my-bucket/jobs/moto-1/output/model.tar.gz" in done.stdout
+    assert (
+        "moto-1: Completed" in done.stdout
+        and "model: s3://my-bucket/jobs/moto-1/output/model.tar.gz" in done.stdout
+    )
     sagemaker = client("sagemaker", aws)
     job = sagemaker.describe_training_job(TrainingJobName="moto-1")
     assert job["HyperParameters"] == {"trainer.max_epochs": "2"}
-    assert sagemaker.list_tags(ResourceArn=job["TrainingJobArn"])["Tags"] == [{"Key": "team", "Value": "vision"}]
+    assert sagemaker.list_tags(ResourceArn=job["TrainingJobArn"])["Tags"] == [
+        {"Key": "team", "Value": "vision"}
+    ]
 
 
 def test_a_refusal_of_sagemakers_is_one_line(aws, launch):
@@ -383,18 +543,31 @@ def test_a_refusal_of_sagemakers_is_one_line(aws, launch):
         done = launch(*NEEDED, UNCHECKED, endpoint=aws, AWS_ENDPOINT_URL_SAGEMAKER=sagemaker)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1] == (
-        "error: CreateTrainingJob: AccessDeniedException: not authorized to perform sagemaker:CreateTrainingJob"
+        "error: CreateTrainingJob: AccessDeniedException: not authorized to perform "
+        "sagemaker:CreateTrainingJob"
     )
 
 
-# Following: a spot job of two instances, of which each look finds one state and one line more.
+# Following: a spot job of two instances; each look finds one more state and one more line.
 CHANGES = [
     {"Status": "Starting", "StartTime": 1700000000, "StatusMessage": "Preparing the instances"},
-    {"Status": "Training", "StartTime": 1700000100, "StatusMessage": "Training image download completed"},
+    {
+        "Status": "Training",
+        "StartTime": 1700000100,
+        "StatusMessage": "Training image download completed",
+    },
 ]
 RUNNING = [
-    {"TrainingJobStatus": "InProgress", "SecondaryStatus": "Starting", "SecondaryStatusTransitions": CHANGES[:1]},
-    {"TrainingJobStatus": "InProgress", "SecondaryStatus": "Training", "SecondaryStatusTransitions": CHANGES},
+    {
+        "TrainingJobStatus": "InProgress",
+        "SecondaryStatus": "Starting",
+        "SecondaryStatusTransitions": CHANGES[:1],
+    },
+    {
+        "TrainingJobStatus": "InProgress",
+        "SecondaryStatus": "Training",
+        "SecondaryStatusTransitions": CHANGES,
+    },
 ]
 DONE = {
     "TrainingJobStatus": "Completed",
@@ -411,11 +584,17 @@ FAILED = DONE | {
 }
 STOPPED = DONE | {"TrainingJobStatus": "Stopped", "SecondaryStatus": "MaxRuntimeExceeded"}
 LINES = {"algo-1": ["one", "two", "three", "last"], "algo-2": ["uno"]}
-SPOT = ("--spot", "--checkpoints=s3://my-bucket/c", "--instance-count=2", "--job-name=job-1", "--poll=1")
+SPOT = (
+    "--spot",
+    "--checkpoints=s3://my-bucket/c",
+    "--instance-count=2",
+    "--job-name=job-1",
+    "--poll=1",
+)
 
 
 def follow(aws: str, launch, *arguments: str, states: list[dict], lines=LINES):
-    """Launch a job in the stand-in and return what was printed, and the stand-in."""
+    """Launch a job in the stand-in; return what was printed, and the stand-in."""
     stand_in = SageMakerStandIn(states, lines)
     with served_here(stand_in.answer) as address:
         done = launch(
@@ -439,17 +618,22 @@ def test_following_a_job_to_its_end(aws, launch):
         "Training: Training image download completed",
     ]
     assert lines[-2:] == [
-        "job-1: Completed, 400 s of training, 122 s billable on each of 2 instances, 69.5 % saved by spot",
+        "job-1: Completed, 400 s of training, 122 s billable on each of 2 instances, 69.5 % "
+        "saved by spot",
         "model: s3://my-bucket/jobs/job-1/output/model.tar.gz",
     ]
-    assert done.stderr.splitlines() == ["not checked: the hyperparameters, as --check-hyperparameters=no says"]
+    assert done.stderr.splitlines() == [
+        "not checked: the hyperparameters, as --check-hyperparameters=no says"
+    ]
 
 
 def test_a_failed_job_says_why(aws, launch):
     done, _ = follow(aws, launch, "--job-name=job-1", "--poll=1", states=[RUNNING[0], FAILED])
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "job-1: Failed, 400 s of training, 122 s billable"
-    assert done.stderr.splitlines()[-1] == "error: AlgorithmError: error: --data.batch_size: found 0"
+    assert (
+        done.stderr.splitlines()[-1] == "error: AlgorithmError: error: --data.batch_size: found 0"
+    )
 
 
 def test_a_stopped_job_did_not_complete(aws, launch):
@@ -462,9 +646,19 @@ def test_a_stopped_job_did_not_complete(aws, launch):
 def test_ctrl_c_stops_following_and_leaves_the_job_alone(aws, tmp_path):
     stand_in = SageMakerStandIn(RUNNING, LINES)
     with served_here(stand_in.answer) as address:
-        others = {"AWS_ENDPOINT_URL_SAGEMAKER": address, "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": address}
+        others = {
+            "AWS_ENDPOINT_URL_SAGEMAKER": address,
+            "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": address,
+        }
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / "scripts/launch.py"), *NEEDED, UNCHECKED, "--job-name=job-1", "--poll=1"],
+            [
+                sys.executable,
+                str(ROOT / "scripts/launch.py"),
+                *NEEDED,
+                UNCHECKED,
+                "--job-name=job-1",
+                "--poll=1",
+            ],
             env=aws_services.variables(aws, **others),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -496,23 +690,35 @@ def test_a_log_that_may_not_be_read_does_not_end_the_following(aws, launch):
 
     stand_in = Silent([*RUNNING, DONE], LINES)
     with served_here(stand_in.answer) as address:
-        others = {"AWS_ENDPOINT_URL_SAGEMAKER": address, "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": address}
+        others = {
+            "AWS_ENDPOINT_URL_SAGEMAKER": address,
+            "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": address,
+        }
         done = launch(*NEEDED, UNCHECKED, "--job-name=job-1", "--poll=1", endpoint=aws, **others)
     assert done.returncode == 0
-    assert done.stderr.count("the log cannot be shown: DescribeLogStreams: AccessDeniedException") == 1
+    assert (
+        done.stderr.count("the log cannot be shown: DescribeLogStreams: AccessDeniedException") == 1
+    )
 
 
 def test_hyperparameters_are_checked_by_the_applications_parser(launch):
-    right = launch(*NEEDED, "--dry-run", DATA, "trainer.max_epochs=2", "optimizer=Adam", "optimizer.lr=1e-3")
+    right = launch(
+        *NEEDED, "--dry-run", DATA, "trainer.max_epochs=2", "optimizer=Adam", "optimizer.lr=1e-3"
+    )
     assert request_of(right)["HyperParameters"]["optimizer.lr"] == "1e-3"
     assert "hyperparameters" not in right.stderr
     wrong = launch(*NEEDED, "--dry-run", "trainer.max_epoch=2")
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (1, "", 1)
-    assert wrong.stderr.startswith("error: the application refuses a hyperparameter: --trainer.max_epoch")
+    assert wrong.stderr.startswith(
+        "error: the application refuses a hyperparameter: --trainer.max_epoch"
+    )
 
 
 def test_the_data_module_that_is_asked_is_that_of_the_channels(launch):
-    """CIFAR10DataModule, the default where there is a channel, has a flag that DigitsDataModule lacks."""
+    """Ask the data module of the channels which flags there are.
+
+    CIFAR10DataModule, the default where there is a channel, has a flag that DigitsDataModule lacks.
+    """
     with_channel = launch(*NEEDED, "--dry-run", DATA, "data.download=false")
     assert with_channel.returncode == 0, with_channel.stderr
     without = launch(*NEEDED, "--dry-run", "data.download=false")
@@ -522,26 +728,44 @@ def test_the_data_module_that_is_asked_is_that_of_the_channels(launch):
 def test_hyperparameters_that_cannot_be_checked_are_said_to_be_so(launch, tmp_path):
     own = launch(*NEEDED, "--dry-run", "--env=SAGEMAKER_PROGRAM=mine.py", "anything=1")
     assert own.returncode == 0
-    assert "not checked: the hyperparameters: they are for a program of the job's own, mine.py" in own.stderr
-    absent = launch(*NEEDED, "--dry-run", "--check-hyperparameters=image", "anything=1", DOCKER="no-docker-here")
+    assert (
+        "not checked: the hyperparameters: they are for a program of the job's own, mine.py"
+        in own.stderr
+    )
+    absent = launch(
+        *NEEDED, "--dry-run", "--check-hyperparameters=image", "anything=1", DOCKER="no-docker-here"
+    )
     assert absent.returncode == 0
-    assert "not checked: the hyperparameters: " in absent.stderr and "no-docker-here" in absent.stderr
+    assert (
+        "not checked: the hyperparameters: " in absent.stderr and "no-docker-here" in absent.stderr
+    )
 
 
 def test_without_the_applications_packages_one_line_says_so(aws, tmp_path):
-    """moto's environment has boto3 and no Lightning; a copy of the checkout has no .venv beside it."""
+    """Without Lightning, launch.py says so in one line.
+
+    moto's environment has boto3 and no Lightning; a copy of the checkout has no .venv beside it.
+    """
     from environments import python_of
 
     for folder in ("app", "sagemaker_lightning", "launcher", "scripts"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     done = subprocess.run(
-        [str(python_of("rehearsal")), str(tmp_path / "scripts/launch.py"), *NEEDED, "--dry-run", "anything=1"],
+        [
+            str(python_of("rehearsal")),
+            str(tmp_path / "scripts/launch.py"),
+            *NEEDED,
+            "--dry-run",
+            "anything=1",
+        ],
         env=aws_services.variables(aws),
         capture_output=True,
         text=True,
     )
     assert request_of(done)["HyperParameters"] == {"anything": "1"}
-    assert re.fullmatch(r"not checked: the hyperparameters: \S+ lacks the application's packages; .*\n", done.stderr)
+    assert re.fullmatch(
+        r"not checked: the hyperparameters: \S+ lacks the application's packages; .*\n", done.stderr
+    )
 
 
 @pytest.mark.docker
@@ -549,10 +773,15 @@ def test_an_image_that_cannot_be_had_is_said_to_be_so(launch):
     port = aws_services.free_port()
     image = f"--image=127.0.0.1:{port}/app:1"
     network = ("--subnet=subnet-1", "--security-group=sg-1")
-    done = launch(image, *NEEDED[1:], *network, "--dry-run", "--check-hyperparameters=image", DOCKER=DOCKER)
+    done = launch(
+        image, *NEEDED[1:], *network, "--dry-run", "--check-hyperparameters=image", DOCKER=DOCKER
+    )
     assert done.returncode == 0
     line = done.stderr.splitlines()[0]
-    assert line.startswith("not checked: the hyperparameters: docker: ") and f"127.0.0.1:{port}" in line, done.stderr
+    assert (
+        line.startswith("not checked: the hyperparameters: docker: ")
+        and f"127.0.0.1:{port}" in line
+    ), done.stderr
 
 
 @pytest.mark.docker
@@ -564,7 +793,9 @@ def test_hyperparameters_are_checked_by_the_images_parser(launch, image):
         assert request_of(right) and "hyperparameters" not in right.stderr
         wrong = launch(*arguments, DATA, "data.batch_size=many", DOCKER=DOCKER)
         assert wrong.returncode == 1
-        assert wrong.stderr.startswith("error: the application refuses a hyperparameter: --data.batch_size")
+        assert wrong.stderr.startswith(
+            "error: the application refuses a hyperparameter: --data.batch_size"
+        )
     finally:
         docker("rmi", IMAGE)
 
@@ -575,18 +806,24 @@ for word in "$@"; do
     case "$word" in *:/opt/ml/input/config:ro) cat "${word%%:*}/hyperparameters.json" >>"$RECORD" ;; esac
 done
 case "$*" in *sagemaker_lightning.drill*) exit "$DRILLED";; esac
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("drilled", [0, 1])
 def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
-    """In the image, with what the job is sent, and what stands for its data."""
+    """The drill runs in the image, with what is sent to the job and stand-ins for its data."""
     stub = tmp_path / "docker"
     stub.write_text(DOCKERS)
     stub.chmod(0o755)
     (tmp_path / "some").mkdir()
     variables = {"DOCKER": str(stub), "RECORD": str(tmp_path / "record"), "DRILLED": str(drilled)}
-    flags = ["--check-hyperparameters=image", "--env=A=b", DATA, "--drill", "--drill-data=training=some"]
+    flags = [
+        "--check-hyperparameters=image",
+        "--env=A=b",
+        DATA,
+        "--drill",
+        "--drill-data=training=some",
+    ]
     done = launch(*NEEDED, *flags, "--dry-run", "trainer.max_epochs=3", **variables)
     line, sent = (tmp_path / "record").read_text().splitlines()[1:]
     assert line.endswith(
@@ -595,7 +832,11 @@ def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
     )
     assert line.startswith("run --rm ") and json.loads(sent) == {"trainer.max_epochs": "3"}
     if drilled:
-        assert done.returncode == 1 and "the job is not exact, or cannot be drilled" in done.stderr and not done.stdout
+        assert (
+            done.returncode == 1
+            and "the job is not exact, or cannot be drilled" in done.stderr
+            and not done.stdout
+        )
     else:
         assert request_of(done)["HyperParameters"] == {"trainer.max_epochs": "3"}
 
@@ -603,17 +844,22 @@ def test_a_job_is_drilled_before_it_is_started(launch, tmp_path, drilled):
 def test_a_drill_needs_the_data_here(launch):
     done = launch(*NEEDED, UNCHECKED, "--dry-run", DATA, "--drill", "--drill-data=other=.")
     assert (
-        done.returncode == 1 and "--drill-data: found none for the channel training, which is at s3://" in done.stderr
+        done.returncode == 1
+        and "--drill-data: found none for the channel training, which is at s3://" in done.stderr
     )
     done = launch(*NEEDED, UNCHECKED, "--dry-run", "--drill-data=training=.")
     assert done.returncode == 1 and "--drill-data: found without --drill" in done.stderr
 
 
 def test_a_job_that_fails_is_drilled_in_this_checkout(launch):
-    """By the toolkit, as the job would be."""
-    done = launch(*NEEDED, UNCHECKED, "--dry-run", "--drill", "trainer.max_steps=0", "trainer.accelerator=cpu")
+    """The toolkit starts the drill, as it would start the job."""
+    done = launch(
+        *NEEDED, UNCHECKED, "--dry-run", "--drill", "trainer.max_steps=0", "trainer.accelerator=cpu"
+    )
     assert done.returncode == 1 and not done.stdout
-    assert "the command, left alone, fails with exit status 1: error: --trainer" in done.stderr, done.stderr
+    assert "the command, left alone, fails with exit status 1: error: --trainer" in done.stderr, (
+        done.stderr
+    )
 
 
 def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
@@ -627,13 +873,24 @@ def test_each_metric_is_found_in_the_log_of_a_real_training(launch, tmp_path):
         for metric in request["AlgorithmSpecification"]["MetricDefinitions"]
     }
     assert all(found.values()), found
-    assert [len(found[name]) for name in ("val_loss", "val_acc", "test_loss", "test_acc")] == [1, 1, 1, 1]
+    assert [len(found[name]) for name in ("val_loss", "val_acc", "test_loss", "test_acc")] == [
+        1,
+        1,
+        1,
+        1,
+    ]
     assert found["epoch"] == [1.0] * len(found["epoch"]) and found["step"][:2] == [1.0, 2.0]
-    assert 0 <= min(found["train_acc"]) <= max(found["train_acc"]) <= 1 and min(found["images_per_second"]) > 0
+    assert (
+        0 <= min(found["train_acc"]) <= max(found["train_acc"]) <= 1
+        and min(found["images_per_second"]) > 0
+    )
 
 
 def test_the_requests_shape_is_botocores_to_judge():
-    """A field that the model does not know, or that is missing, cannot come of flags: botocore's own check finds it."""
+    """Flags cannot make a request with an unknown or a missing field.
+
+    botocore's own check finds such a request.
+    """
     from launcher import request_validation
 
     with pytest.raises(ValueError, match="Missing required parameter"):
@@ -643,4 +900,6 @@ def test_the_requests_shape_is_botocores_to_judge():
 def test_help_is_the_manual(launch):
     done = launch("--help")
     assert done.returncode == 0
-    assert "Launches one SageMaker training job" in done.stdout and "--max-wait SECONDS" in done.stdout
+    assert (
+        "Launches one SageMaker training job" in done.stdout and "--max-wait SECONDS" in done.stdout
+    )

@@ -1,4 +1,7 @@
-"""The parts of scripts/launch.py by themselves: waits that contradict the run's limit, and the last looks at a log."""
+"""The parts of scripts/launch.py: waiting times, and the last lines of a log.
+
+Some waiting times contradict the run's limit.
+"""
 
 import argparse
 from types import SimpleNamespace
@@ -8,8 +11,21 @@ import pytest
 from launcher import contradictions, follower
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/x:1"
-FLAGS = {"image": IMAGE, "spot": True, "checkpoints": "s3://b/c", "max_run": 100, "keep_alive": None, "subnet": None}
-FLAGS |= {"instance_group": None, "instance_type": None, "instance_count": None, "security_group": None, "drill": False}
+FLAGS = {
+    "image": IMAGE,
+    "spot": True,
+    "checkpoints": "s3://b/c",
+    "max_run": 100,
+    "keep_alive": None,
+    "subnet": None,
+}
+FLAGS |= {
+    "instance_group": None,
+    "instance_type": None,
+    "instance_count": None,
+    "security_group": None,
+    "drill": False,
+}
 FLAGS |= {"drill_data": []}
 
 
@@ -19,11 +35,14 @@ def test_a_wait_as_long_as_the_run_is_allowed(max_wait):
 
 
 def test_a_shorter_wait_is_not():
-    with pytest.raises(ValueError, match=r"--max-wait: found 99, allowed is --max-run \(100\) or more"):
+    with pytest.raises(
+        ValueError, match=r"--max-wait: found 99, allowed is --max-run \(100\) or more"
+    ):
         contradictions.check_flags(argparse.Namespace(**FLAGS, max_wait=99))
 
 
-LOOKS = {  # what each look finds, the last one of a job that runs included, and how many there are
+# what each look finds (the last look of a running job included), and how many looks there are
+LOOKS = {
     "nothing more": ([True, False], 2),
     "a late line": ([False, True, False, True], 3),
     "lines without an end": ([True] * 9, 4),
@@ -32,14 +51,17 @@ LOOKS = {  # what each look finds, the last one of a job that runs included, and
 
 @pytest.mark.parametrize(("found", "looks"), LOOKS.values(), ids=LOOKS)
 def test_the_last_lines_are_waited_for(monkeypatch, capsys, found, looks):
-    """CloudWatch Logs gets them some seconds after the job's end."""
+    """CloudWatch Logs gets the last lines some seconds after the job's end."""
     did = []
     job = {"TrainingJobStatus": "Completed", "TrainingJobName": "job-1"}
     log = SimpleNamespace(show=lambda: (did.append("look"), found.pop(0))[1])
-    client = SimpleNamespace(describe_training_job=lambda TrainingJobName: job)  # noqa: N803 (the API's name)
+    client = SimpleNamespace(describe_training_job=lambda TrainingJobName: job)  # noqa: N803
     monkeypatch.setattr(follower, "Log", lambda name, region: log)
-    monkeypatch.setattr(follower, "aws", SimpleNamespace(client=lambda *_: client, ClientError=OSError,
-                                                              BotoCoreError=OSError))  # fmt: skip
+    monkeypatch.setattr(
+        follower,
+        "aws",
+        SimpleNamespace(client=lambda *_: client, ClientError=OSError, BotoCoreError=OSError),
+    )
     monkeypatch.setattr(follower, "time", SimpleNamespace(sleep=did.append))
     assert follower.follow("job-1", "us-east-1", 5.0) == 0
     assert did == ["look"] + [5.0, "look"] * (looks - 1)

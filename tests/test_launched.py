@@ -1,4 +1,7 @@
-"""process/parent_process.py: a rank whose launcher is gone ends, whether it had begun before that or not."""
+"""process/parent_process.py: a rank ends when its launcher is gone.
+
+It ends whether or not it had begun before that.
+"""
 
 import os
 import signal
@@ -20,7 +23,8 @@ LAUNCHER = f"""
 import os, subprocess, sys
 from sagemaker_lightning.process.parent_process import launches
 launches(os.environ)
-child = subprocess.Popen([sys.executable, "-S", "-c", {RANK!r}], env=os.environ | {{"LOCAL_RANK": "1"}})
+variables = os.environ | {{"LOCAL_RANK": "1"}}
+child = subprocess.Popen([sys.executable, "-S", "-c", {RANK!r}], env=variables)
 print(child.pid, flush=True)
 sys.stdin.close()
 os.read(int(sys.argv[1]), 1)  # until it is killed
@@ -28,13 +32,21 @@ os.read(int(sys.argv[1]), 1)  # until it is killed
 
 
 def launched(variables: dict[str, str]) -> tuple[int, int, int, subprocess.Popen]:
-    """Start a launcher, and return what lets its rank begin, what the rank writes to, its PID, and the launcher."""
-    go, said = os.pipe(), os.pipe()
+    """Start a launcher and return a descriptor, a descriptor, a PID and a process.
+
+    The first descriptor lets the launcher's rank begin, and the rank writes to the second one. The
+    PID is the rank's, the process the launcher's.
+    """
+    go = os.pipe()
+    said = os.pipe()
     end = os.pipe()
     started = subprocess.Popen(
-        [sys.executable, "-S", "-c", LAUNCHER, str(end[0])], stdin=go[0], stdout=said[1], pass_fds=(end[0],),
+        [sys.executable, "-S", "-c", LAUNCHER, str(end[0])],
+        stdin=go[0],
+        stdout=said[1],
+        pass_fds=(end[0],),
         env=variables | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     for descriptor in (go[0], said[1], end[0]):
         os.close(descriptor)
     rank = int(os.read(said[0], 100))
@@ -53,7 +65,8 @@ def test_a_rank_that_begins_when_its_launcher_is_gone():
 
 
 def test_a_rank_whose_launcher_goes_afterwards():
-    go, said, rank, launcher = launched({"SAGEMAKER_LIGHTNING_LAUNCHER": "1"})  # of somebody else, who lives
+    # PID 1 is another program's, and that program is alive.
+    go, said, rank, launcher = launched({"SAGEMAKER_LIGHTNING_LAUNCHER": "1"})
     os.write(go, b"x")
     assert os.read(said, 100) == b"lives"
     variables = Path(f"/proc/{rank}/environ").read_text().split("\0")

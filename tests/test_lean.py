@@ -1,4 +1,4 @@
-"""What a process leaves out that most jobs would pay for in vain."""
+"""A process leaves out what most jobs do not need and would pay for at the start."""
 
 import os
 import re
@@ -55,7 +55,10 @@ print(kept - before, resident() - before)
 
 
 def test_memory_that_was_needed_once_is_given_back():
-    kept, left = map(int, subprocess.check_output([sys.executable, "-c", GIVEN_BACK], cwd=ROOT, text=True).split())
+    kept, left = map(
+        int,
+        subprocess.check_output([sys.executable, "-c", GIVEN_BACK], cwd=ROOT, text=True).split(),
+    )
     assert kept > 150e6 and 40e6 < left < 60e6
 
 
@@ -107,19 +110,33 @@ def test_lightning_comes_without_what_it_imports_in_vain(program):
 
 @pytest.mark.parametrize("name", ["train.py", "train_multi_node.py"])
 def test_a_program_imports_that_way(name, tmp_path):
-    """A stray import of Lightning before it would cost a third of the start."""
+    """A stray import of Lightning before that would cost a third of the start."""
     line = [sys.executable, "-X", "importtime", str(ROOT / "app" / name), "--help"]
     done = subprocess.run(
-        line, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        line,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE))
     assert done.returncode == 0 and "pytorch_lightning" in imported
-    assert not imported & {"scipy.signal", "scipy.stats", "s3fs", "boto3", "botocore", "sklearn", "matplotlib"}
+    assert not imported & {
+        "scipy.signal",
+        "scipy.stats",
+        "s3fs",
+        "boto3",
+        "botocore",
+        "sklearn",
+        "matplotlib",
+    }
 
 
 def test_a_logged_value_is_moved_to_another_device_only():
     overhead.trim_lightning()
-    metric = _ResultMetric(_Metadata("training_step", "loss", on_step=True, on_epoch=False), is_tensor=True)
+    metric = _ResultMetric(
+        _Metadata("training_step", "loss", on_step=True, on_epoch=False), is_tensor=True
+    )
     value = metric.value
     assert metric.to(torch.device("cpu")) is metric and metric.value is value
     assert metric.to(torch.device("meta")).value.device.type == "meta"

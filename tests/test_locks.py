@@ -1,4 +1,7 @@
-"""The locks agree with the lists, every package has hashes, and another file of the same name is not installed."""
+"""The locks agree with the lists, and a file that is not the locked one is refused.
+
+Every package has hashes, so that another file of the same name is not installed.
+"""
 
 import hashlib
 import json
@@ -15,13 +18,20 @@ from pathlib import Path
 import pytest
 from containers import ROOT, copy_checkout
 
-LOCKS = {path.stem: path.read_text() for path in sorted((ROOT / "locks").glob("*.txt")) if path.stem != "never"}
+LOCKS = {
+    path.stem: path.read_text()
+    for path in sorted((ROOT / "locks").glob("*.txt"))
+    if path.stem != "never"
+}
 STANZA = re.compile(r"^([a-z0-9.-]+)==(\S+)(?: ; ([^\\\n]+))? \\\n((?:^    .*\n)+)", re.MULTILINE)
 PIN = r"([\w.-]+)(?:\[.*\])?==(\S+)"
 
 
 def locked(name: str) -> dict[str, set[str]]:
-    """Return the versions of each package of a lock: of some there is one for each range of Pythons."""
+    """Return the versions of each package of a lock.
+
+    Some packages have one version for each range of Pythons.
+    """
     versions = {}
     for package, version, _, _ in STANZA.findall(LOCKS[name]):
         versions.setdefault(package, set()).add(version)
@@ -46,11 +56,17 @@ LISTS = {
     "bolts": pins("environment.yml", r"^# .*: (?=lightning-bolts)"),
     "tools": pins("scripts/tools.txt"),
     "uv": {"uv": pins("scripts/tools.txt")["uv"]},
-} | {path.stem: pins(f"tests/environments/{path.name}") for path in (ROOT / "tests/environments").glob("*.txt")}
+} | {
+    path.stem: pins(f"tests/environments/{path.name}")
+    for path in (ROOT / "tests/environments").glob("*.txt")
+}
 
 
 def wanted(name: str) -> set[str]:
-    """Return the packages of a lock that are there for no other package's sake: uv names in a comment who asks."""
+    """Return the packages of a lock that no other package asked for.
+
+    uv names in a comment who asked for a package.
+    """
     return {
         package
         for package, _, _, rest in STANZA.findall(LOCKS[name])
@@ -65,7 +81,7 @@ def test_every_list_has_a_lock():
 
 @pytest.mark.parametrize("name", LISTS)
 def test_lock_and_list_agree(name):
-    """If not: `make lock`."""
+    """If they do not agree, run `make lock`."""
     versions = locked(name)
     assert {package: versions.get(package) for package in LISTS[name]} == {
         package: {version} for package, version in LISTS[name].items()
@@ -75,14 +91,16 @@ def test_lock_and_list_agree(name):
 
 @pytest.mark.parametrize("name", LISTS)
 def test_every_package_has_hashes_and_no_place(name):
-    """No line is anything else than a package, its hashes, and who asks for it; no index is named."""
+    """Each line is a package, its hashes, or who asks for it; no line names an index."""
     text = LOCKS[name]
     named = re.findall(r"^[^\s#].*$", text, re.MULTILINE)
     stanzas = STANZA.findall(text)
     assert len(named) == len(stanzas) and len(stanzas) >= len(LISTS[name])
     for package, _, _, rest in stanzas:
         hashes = [line for line in rest.splitlines() if not line.lstrip().startswith("#")]
-        assert hashes and all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in hashes), package
+        assert hashes and all(
+            re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in hashes
+        ), package
     assert "://" not in text
 
 
@@ -94,20 +112,26 @@ def test_the_tests_have_what_the_image_has():
 @pytest.mark.parametrize("name", LISTS)
 def test_no_malicious_release_is_locked(name):
     never = (ROOT / "locks/never.txt").read_text()
-    assert {"2.6.2", "2.6.3"} == set(re.findall(r"!=([\d.]+)", re.search("^lightning!=.*", never, re.MULTILINE)[0]))
+    assert {"2.6.2", "2.6.3"} == set(
+        re.findall(r"!=([\d.]+)", re.search("^lightning!=.*", never, re.MULTILINE)[0])
+    )
     assert not {"2.6.2", "2.6.3"} & locked(name).get("lightning", set())
 
 
 def test_this_environment_is_what_is_locked():
-    """Made by `make env`; the packages that `make compat` puts in place of others aside."""
-    installed = {re.sub(r"[-_.]+", "-", package.name).lower(): package.version for package in distributions()}
+    """`make env` made this environment; packages that `make compat` replaces do not count."""
+    installed = {
+        re.sub(r"[-_.]+", "-", package.name).lower(): package.version for package in distributions()
+    }
     expected = locked("tests") | locked("bolts")
     if "sagemaker-lightning" in installed or Path(sys.prefix).name.startswith("lightning-"):
         pytest.skip("an environment of another kind")
-    assert {name for name, version in installed.items() if version not in expected.get(name, ())} == set()
+    assert {
+        name for name, version in installed.items() if version not in expected.get(name, ())
+    } == set()
 
 
-# A local index -------------------------------------------------------------------------------------------------------
+# A local index ------------------------------------------------------------------------------------
 
 
 def write_wheel(folder: Path, name: str, version: str) -> Path:
@@ -117,9 +141,16 @@ def write_wheel(folder: Path, name: str, version: str) -> Path:
     about = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(f"{name}.py", "")
-        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{about}/RECORD", f"{name}.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
+        archive.writestr(
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(
+            f"{about}/RECORD",
+            f"{name}.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n",
+        )
     return wheel
 
 
@@ -127,20 +158,34 @@ def install(tmp_path: Path, lock: str, index: Path) -> subprocess.CompletedProce
     """Install a lock from a local index into tmp_path/site."""
     (tmp_path / "lock.txt").write_text(lock)
     script = ROOT / "scripts/install_locked.sh"
-    local = ["--no-index", "--find-links", index, "--cache-dir", tmp_path / "cache", "--target", tmp_path / "site"]
+    local = [
+        "--no-index",
+        "--find-links",
+        index,
+        "--cache-dir",
+        tmp_path / "cache",
+        "--target",
+        tmp_path / "site",
+    ]
     line = [script, sys.executable, "install", *local, tmp_path / "lock.txt"]
     return subprocess.run(line, capture_output=True, text=True)
 
 
 def test_a_wheel_that_is_not_the_locked_one_is_not_installed(tmp_path):
-    """An index that serves another six: the lock's own stanza refuses it, and one of this very file takes it."""
+    """An index serves another file for `six`, and the lock's own entry refuses it.
+
+    A lock entry with the hash of that very file takes it.
+    """
     version = max(locked("image")["six"])
     wheel = write_wheel(tmp_path / "index", "six", version)
     (stanza,) = (match[0] for match in STANZA.finditer(LOCKS["image"]) if match[1] == "six")
     refused = install(tmp_path, stanza, tmp_path / "index")
     assert refused.returncode == 1 and not (tmp_path / "site/six.py").exists()
     assert "Hash mismatch for `six==" in refused.stderr
-    assert "the index serves another file than the one that was locked, do not install it" in refused.stderr
+    assert (
+        "the index serves another file than the one that was locked, do not install it"
+        in refused.stderr
+    )
     own = f"six=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
     taken = install(tmp_path, own, tmp_path / "index")
     assert taken.returncode == 0 and (tmp_path / "site/six.py").exists(), taken.stderr
@@ -149,7 +194,11 @@ def test_a_wheel_that_is_not_the_locked_one_is_not_installed(tmp_path):
 def test_a_package_that_no_lock_has_is_not_installed(tmp_path):
     write_wheel(tmp_path / "index", "six", "9.9")
     refused = install(tmp_path, "six==9.9\n", tmp_path / "index")
-    assert refused.returncode == 1 and "six==9.9" in refused.stderr and not (tmp_path / "site/six.py").exists()
+    assert (
+        refused.returncode == 1
+        and "six==9.9" in refused.stderr
+        and not (tmp_path / "site/six.py").exists()
+    )
 
 
 @pytest.mark.slow
@@ -158,22 +207,38 @@ def test_a_jobs_own_requirements_bring_no_malicious_release(tmp_path, wish):
     """The image sets PIP_CONSTRAINT."""
     for version in ("2.6.2", "2.6.3"):
         write_wheel(tmp_path / "index", "lightning", version)
-    line = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", tmp_path / "index",
-            "--target", tmp_path / "site", wish]  # fmt: skip
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--find-links",
+        tmp_path / "index",
+        "--target",
+        tmp_path / "site",
+        wish,
+    ]
     given = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     given |= {"PIP_CONFIG_FILE": os.devnull}
-    done = subprocess.run(line, env=given | {"PIP_CONSTRAINT": str(ROOT / "locks/never.txt")}, capture_output=True)
+    done = subprocess.run(
+        line, env=given | {"PIP_CONSTRAINT": str(ROOT / "locks/never.txt")}, capture_output=True
+    )
     assert done.returncode == 1 and not (tmp_path / "site").exists(), done
     assert subprocess.run(line, env=given, capture_output=True).returncode == 0
 
 
-# What says what is in it ---------------------------------------------------------------------------------------------
+# What reads the locks: the audit and the SBOM -----------------------------------------------------
 
 
 @pytest.fixture
 def database():
-    """A stand-in for OSV's database: address, the names that were looked up, and those with a vulnerability."""
-    asked, vulnerable = [], set()
+    """Serve a stand-in for OSV's database.
+
+    Return its address, the names that were looked up, and the set of those with a vulnerability.
+    """
+    asked = []
+    vulnerable = set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -182,7 +247,12 @@ def database():
             asked.append(name)
             ranges = [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}]}]
             affected = [{"package": {"name": name, "ecosystem": "PyPI"}, "ranges": ranges}]
-            about = {"id": "PYSEC-0000-1", "details": "x", "modified": "2026-01-01T00:00:00Z", "affected": affected}
+            about = {
+                "id": "PYSEC-0000-1",
+                "details": "x",
+                "modified": "2026-01-01T00:00:00Z",
+                "affected": affected,
+            }
             body = json.dumps({"vulns": [about]} if name in vulnerable else {}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -202,34 +272,49 @@ def database():
 
 
 def make(*words: str) -> subprocess.CompletedProcess:
-    return subprocess.run(["make", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.run(
+        ["make", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 @pytest.mark.slow
 def test_an_audit(database):
-    """Every package is looked up; one that is vulnerable fails it, and so does a database that does not answer."""
+    """Every package is looked up.
+
+    The audit fails if a package is vulnerable, and if the database does not answer.
+    """
     address, asked, vulnerable = database
     flags = "FLAGS=--vulnerability-service=osv --osv-url="
     done = make("audit", flags + address)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert set(asked) == (locked("image").keys() | locked("bolts").keys()) - {"colorama"}  # Windows's
+    # Windows only
+    assert set(asked) == (locked("image").keys() | locked("bolts").keys()) - {"colorama"}
     vulnerable.add("six")
     done = make("audit", flags + address)
     assert done.returncode != 0 and "PYSEC-0000-1" in done.stdout, done.stdout[-3000:]
-    done = make("audit", flags + address.replace("/v1", "/nowhere").replace("127.0.0.1", "127.0.0.2"))
-    assert done.returncode != 0 and "or the database could not be asked" in done.stdout, done.stdout[-3000:]
+    done = make(
+        "audit", flags + address.replace("/v1", "/nowhere").replace("127.0.0.1", "127.0.0.2")
+    )
+    assert done.returncode != 0 and "or the database could not be asked" in done.stdout, (
+        done.stdout[-3000:]
+    )
 
 
 @pytest.mark.slow
 def test_the_sbom_of_an_environment(tmp_path):
-    """`make sbom` lists what is locked, with a licence for nearly all; here of this environment."""
+    """`make sbom` lists what is locked, nearly all with a licence; here, of this environment."""
     said = make("--dry-run", "sbom")
-    assert said.returncode == 0 and "scripts/make_sbom.sh output/sbom .venvs/image/bin/python" in said.stdout
+    assert (
+        said.returncode == 0
+        and "scripts/make_sbom.sh output/sbom .venvs/image/bin/python" in said.stdout
+    )
     assert make(".venvs/tools/locked.txt").returncode == 0
     line = [ROOT / "scripts/make_sbom.sh", tmp_path, sys.executable]
     subprocess.run(line, check=True, env=os.environ | {"TOOLS": str(ROOT / ".venvs/tools")})
     components = json.loads((tmp_path / "packages.cdx.json").read_text())["components"]
-    assert {one["name"].lower() for one in components} == {package.name.lower() for package in distributions()}
+    assert {one["name"].lower() for one in components} == {
+        package.name.lower() for package in distributions()
+    }
     assert sum("licenses" in one for one in components) > 0.9 * len(components)
     licences = (tmp_path / "licenses.txt").read_text()
     assert "Redistribution and use in source and binary forms" in licences
@@ -239,15 +324,24 @@ def test_the_sbom_of_an_environment(tmp_path):
 @pytest.mark.soak
 @pytest.mark.slow
 def test_make_lock_changes_nothing_where_lock_and_list_agree(tmp_path):
-    """And a package that a list asks for in another version gets it, and no other."""
+    """Where a list asks for another version of a package, that package alone changes."""
     copy_checkout(tmp_path)
     line = [tmp_path / "scripts/make_lock.sh"]
-    variables = os.environ | {"UV_FOLDER": str(ROOT / ".venvs/uv"), "UV_CACHE_DIR": str(ROOT / ".venvs/cache")}
+    variables = os.environ | {
+        "UV_FOLDER": str(ROOT / ".venvs/uv"),
+        "UV_CACHE_DIR": str(ROOT / ".venvs/cache"),
+    }
     subprocess.run(line, check=True, env=variables)
-    written = {path.stem: path.read_text() for path in (tmp_path / "locks").glob("*.txt") if path.stem != "never"}
+    written = {
+        path.stem: path.read_text()
+        for path in (tmp_path / "locks").glob("*.txt")
+        if path.stem != "never"
+    }
     assert written == LOCKS
     environment = tmp_path / "environment.yml"
-    environment.write_text(environment.read_text().replace(f"psutil=={CONDA['psutil']}", "psutil==7.2.1"))
+    environment.write_text(
+        environment.read_text().replace(f"psutil=={CONDA['psutil']}", "psutil==7.2.1")
+    )
     subprocess.run(line, check=True, env=variables)
     lock = (tmp_path / "locks/image.txt").read_text()
     old, new = (re.findall(r"^[a-z].*==.*$", text, re.MULTILINE) for text in (LOCKS["image"], lock))

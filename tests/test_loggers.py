@@ -1,4 +1,7 @@
-"""Curves of a user's own loggers are one curve, however often the run was interrupted: no point lost, none doubled."""
+"""A user's own loggers draw one curve, however often the run was interrupted.
+
+No point is lost, and none is there twice.
+"""
 
 import csv
 import json
@@ -13,33 +16,59 @@ from sagemaker_lightning.callbacks.loggers import Rows
 LOGGERS = [
     {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}},
     {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "logs"}},
-    {"class_path": "CSVLogger", "init_args": {"save_dir": "logs", "name": "mine", "version": "all", "prefix": "x"}},
-    {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "boards", "sub_dir": "a", "log_graph": True}},
+    {
+        "class_path": "CSVLogger",
+        "init_args": {"save_dir": "logs", "name": "mine", "version": "all", "prefix": "x"},
+    },
+    {
+        "class_path": "TensorBoardLogger",
+        "init_args": {"save_dir": "boards", "sub_dir": "a", "log_graph": True},
+    },
 ]
 FLAGS = [
-    "--model=strangers.Logging", "--data=strangers.Validated", f"--trainer.logger={json.dumps(LOGGERS)}",
-    "--trainer.callbacks=LearningRateMonitor", "--trainer.log_every_n_steps=2",
-]  # fmt: skip
+    "--model=strangers.Logging",
+    "--data=strangers.Validated",
+    f"--trainer.logger={json.dumps(LOGGERS)}",
+    "--trainer.callbacks=LearningRateMonitor",
+    "--trainer.log_every_n_steps=2",
+]
 
 
 def curves(folder: Path) -> dict:
     """Return what the loggers' files hold, by folder."""
-    found = {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.glob("logs/**/metrics.csv"))}
-    boards = {file.parent for where in ("logs", "boards") for file in folder.glob(f"{where}/**/events.*")}
-    return found | {str(board.relative_to(folder)): sorted(map(str, points(board))) for board in boards}
+    found = {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.glob("logs/**/metrics.csv"))
+    }
+    boards = {
+        file.parent for where in ("logs", "boards") for file in folder.glob(f"{where}/**/events.*")
+    }
+    return found | {
+        str(board.relative_to(folder)): sorted(map(str, points(board))) for board in boards
+    }
 
 
 @pytest.mark.slow
 def test_own_loggers_have_one_curve(tmp_path: Path):
-    alone, run = Run(tmp_path / "alone", *FLAGS), Run(tmp_path / "run", *FLAGS)
+    alone = Run(tmp_path / "alone", *FLAGS)
+    run = Run(tmp_path / "run", *FLAGS)
     alone.finish()
     expected = curves(alone.folder)
-    rows = list(csv.DictReader(expected["logs/lightning_logs/version_0/metrics.csv"].decode().splitlines()))
-    assert all(any(row[name] for row in rows) for name in ("begun", "later", "lr-SGD", "val_loss", "loss_epoch"))
-    assert run.start(KILL_AT="1:2") == -9 and run.start(STOP_AT="1:5") == 143 and run.start(KILL_AT="2:3") == -9
+    rows = list(
+        csv.DictReader(expected["logs/lightning_logs/version_0/metrics.csv"].decode().splitlines())
+    )
+    assert all(
+        any(row[name] for row in rows)
+        for name in ("begun", "later", "lr-SGD", "val_loss", "loss_epoch")
+    )
+    assert (
+        run.start(KILL_AT="1:2") == -9
+        and run.start(STOP_AT="1:5") == 143
+        and run.start(KILL_AT="2:3") == -9
+    )
     run.finish()
     assert curves(run.folder) == expected
-    run.finish()  # it is done already
+    run.finish()  # the run has already finished
     assert curves(run.folder) == expected
 
 
@@ -50,7 +79,9 @@ def test_a_log_that_is_lost_is_said(tmp_path: Path):
     file = tmp_path / "logs/lightning_logs/version_0/metrics.csv"
     file.unlink()
     run.finish()
-    assert "version_0/metrics.csv lacks rows of the interrupted run: the curves have a gap" in run.said
+    assert (
+        "version_0/metrics.csv lacks rows of the interrupted run: the curves have a gap" in run.said
+    )
     assert "later" in file.read_text().splitlines()[0]
 
 
@@ -59,12 +90,13 @@ def rows(folder: Path, waits: bool) -> Rows:
 
 
 def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path):
-    """Also where it has got more columns since, or a row that is not whole."""
+    """So it does if the file has got more columns since, or its last row is incomplete."""
     first = rows(tmp_path, waits=False)
     for step in range(3):
         first.log_metrics({"loss": step / 3, "text": 'a "b", c'}, step)
     first.save()
-    state, content = first.state(), (tmp_path / "metrics.csv").read_bytes()
+    state = first.state()
+    content = (tmp_path / "metrics.csv").read_bytes()
     first.log_metrics({"loss": 1.0, "more": 2.0}, 3)
     first.save()
     with (tmp_path / "metrics.csv").open("a") as file:
@@ -98,7 +130,7 @@ def test_a_file_that_is_written_anew_is_whole_or_as_it_was(tmp_path: Path, monke
     first.log_metrics({"loss": 1.0}, 0)
     first.save()
     before = (tmp_path / "metrics.csv").read_bytes()
-    monkeypatch.setattr("os.replace", lambda *_: 1 / 0)  # killed before
+    monkeypatch.setattr("os.replace", lambda *_: 1 / 0)  # as if it were killed before that
     first.log_metrics({"more": 1.0}, 1)
     with pytest.raises(ZeroDivisionError):
         first.save()

@@ -1,4 +1,7 @@
-"""scripts/merge_parts.py on hostile parts: the right result, or one line and an output folder as it was."""
+"""scripts/merge_parts.py with hostile parts: the right result, or an error of one line.
+
+After an error the output folder is as it was before.
+"""
 
 import gzip
 import io
@@ -17,13 +20,20 @@ from containers import ROOT
 
 from sagemaker_lightning.rows import archives, blocks, merge, parts
 
-ROWS, HOSTS = 30, 3
+ROWS = 30
+HOSTS = 3
 
 
 def write_parts(folder: Path, sharded: bool = False) -> dict[str, np.ndarray]:
-    """Write the parts of three hosts into folders of their own, and return what merging them has to give."""
+    """Write the parts of three hosts, each into its own folder.
+
+    Return what merging them has to give.
+    """
     numbers = np.arange(ROWS)
-    arrays = {"neighbours": (numbers[:, None] + [1, 2]) % ROWS, "scores": numbers.astype(np.float32) / 7}
+    arrays = {
+        "neighbours": (numbers[:, None] + [1, 2]) % ROWS,
+        "scores": numbers.astype(np.float32) / 7,
+    }
     arrays["counts"] = np.ones(ROWS, np.int64)
     hosts = [f"algo-{host + 1}" for host in range(HOSTS)]
     each = ROWS // HOSTS
@@ -32,11 +42,20 @@ def write_parts(folder: Path, sharded: bool = False) -> dict[str, np.ndarray]:
     for host, name in enumerate(hosts):
         rows = range(each * host, each * (host + 1))
         block = {key: array[rows.start : rows.stop] for key, array in arrays.items()}
-        about = {"source": "s" if not sharded else name, "settings": {"k": 2, "numbers": ["neighbours"]}, "host": name}
-        about |= {"total": None if sharded else ROWS, "hosts": hosts, "files": {"a.npy": 20, "b.npy": 10}}
+        about = {
+            "source": "s" if not sharded else name,
+            "settings": {"k": 2, "numbers": ["neighbours"]},
+            "host": name,
+        }
+        about |= {
+            "total": None if sharded else ROWS,
+            "hosts": hosts,
+            "files": {"a.npy": 20, "b.npy": 10},
+        }
         if sharded:
             block["neighbours"] = block["neighbours"] - rows.start
-            rows, about["files"] = range(each), {f"{name}.npy": each}
+            rows = range(each)
+            about["files"] = {f"{name}.npy": each}
         parts.write(folder / name, rows, [(rows, block)], about)
     return arrays
 
@@ -50,7 +69,7 @@ def archived(folder: Path, archive: Path) -> Path:
 
 
 def refused(models: list, output: Path) -> str:
-    """Merge, which has to fail; return its line."""
+    """Run a merge that has to fail, and return its line."""
     before = sorted(output.rglob("*")) if output.exists() else None
     with pytest.raises(ValueError) as error:  # noqa: PT011  the caller looks at it
         merge.merge([str(model) for model in models], output)
@@ -66,7 +85,7 @@ def edited(folder: Path, **changes) -> Path:
 
 
 def arrays_of(folder: Path) -> dict:
-    """Return what the first part's manifest says of its arrays."""
+    """Return the part of the first manifest that describes the arrays."""
     (path,) = (folder / "algo-1").glob("manifest-*.json")
     return json.loads(path.read_text())["arrays"]
 
@@ -74,11 +93,17 @@ def arrays_of(folder: Path) -> dict:
 @pytest.mark.parametrize("sharded", [False, True])
 def test_good_parts(tmp_path, sharded):
     wanted = write_parts(tmp_path / "parts", sharded)
-    models = [str(archived(tmp_path / "parts", tmp_path / "model.tar.gz"))], [str(tmp_path / "parts")]
+    models = (
+        [str(archived(tmp_path / "parts", tmp_path / "model.tar.gz"))],
+        [str(tmp_path / "parts")],
+    )
     for number, model in enumerate(models):
         merge.merge(model, tmp_path / f"merged-{number}")
         found = {path.stem: np.load(path) for path in (tmp_path / f"merged-{number}").glob("*.npy")}
-        assert all(np.array_equal(found[name], wanted[name]) for name in wanted) and found.keys() == wanted.keys()
+        assert (
+            all(np.array_equal(found[name], wanted[name]) for name in wanted)
+            and found.keys() == wanted.keys()
+        )
         assert len(list((tmp_path / f"merged-{number}").iterdir())) == len(wanted) + 1
 
 
@@ -108,7 +133,10 @@ def test_an_array_whose_name_is_no_files_name(tmp_path, name):
     edited(tmp_path / "parts", arrays=arrays | {name: arrays.pop("scores")})
     before = sorted(tmp_path.rglob("*"))
     assert "found an array" in refused([tmp_path / "parts"], tmp_path / "merged")
-    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "outside.npy").read_text() == "precious"
+    assert (
+        sorted(tmp_path.rglob("*")) == before
+        and (tmp_path / "outside.npy").read_text() == "precious"
+    )
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
@@ -132,7 +160,9 @@ def test_of_a_merge_that_fails_at_its_very_end_nothing_is_left(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "replace", full)
     (tmp_path / "merged").mkdir()
-    assert "cannot be written (No space left on device)" in refused([tmp_path / "parts"], tmp_path / "merged")
+    assert "cannot be written (No space left on device)" in refused(
+        [tmp_path / "parts"], tmp_path / "merged"
+    )
 
 
 DTYPES = [
@@ -158,7 +188,21 @@ def test_a_dtype_that_is_not_plain(tmp_path, dtype):
     assert "is damaged (scores " in refused([tmp_path / "parts"], tmp_path / "merged")
 
 
-SHAPES = [[], [-1], [10, -1], [True], [10.0], [[10]], [2**70], [2**40, 2**40], [10] + [1] * 200, "10", None, {}, ["10"]]
+SHAPES = [
+    [],
+    [-1],
+    [10, -1],
+    [True],
+    [10.0],
+    [[10]],
+    [2**70],
+    [2**40, 2**40],
+    [10] + [1] * 200,
+    "10",
+    None,
+    {},
+    ["10"],
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -171,12 +215,14 @@ def test_a_shape_that_is_none(tmp_path, shape):
 
 
 def test_what_would_be_merged_wrongly_is_refused(tmp_path):
-    """Each of these once gave a result that lacked rows, or had wrong numbers, without a word."""
+    """Each of these once gave a result without some rows, or with wrong numbers, and no error."""
     write_parts(tmp_path / "parts")
     arrays = arrays_of(tmp_path / "parts")
     arrays.pop("scores")
     edited(tmp_path / "parts", arrays=arrays)
-    assert "(rows 10 to 19) has counts, neighbours, scores" in refused([tmp_path / "parts"], tmp_path / "merged")
+    assert "(rows 10 to 19) has counts, neighbours, scores" in refused(
+        [tmp_path / "parts"], tmp_path / "merged"
+    )
     write_parts(tmp_path / "sharded", sharded=True)
     edited(tmp_path / "sharded", hosts=["algo-1"])
     assert "is of another hosts" in refused([tmp_path / "sharded"], tmp_path / "merged")
@@ -184,13 +230,23 @@ def test_what_would_be_merged_wrongly_is_refused(tmp_path):
     about = {"source": "s", "settings": {"numbers": ["n"]}, "total": None, "hosts": ["a", "b"]}
     for host in "ab":
         block = {"n": np.arange(100, dtype=np.int8)}
-        parts.write(tmp_path / "small", rows, [(rows, block)], about | {"host": host, "files": {f"{host}.npy": 100}})
+        parts.write(
+            tmp_path / "small",
+            rows,
+            [(rows, block)],
+            about | {"host": host, "files": {f"{host}.npy": 100}},
+        )
     assert "cannot number 200 rows" in refused([tmp_path / "small"], tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
     "block",
-    [{"a/b": np.zeros(3)}, {"..": np.zeros(3)}, {"x": np.zeros(3, [("a", "<f4")])}, {"x": np.array([{}] * 3, object)}],
+    [
+        {"a/b": np.zeros(3)},
+        {"..": np.zeros(3)},
+        {"x": np.zeros(3, [("a", "<f4")])},
+        {"x": np.array([{}] * 3, object)},
+    ],
     ids=str,
 )
 def test_what_could_not_be_merged_is_refused_in_its_first_block(block):
@@ -199,7 +255,10 @@ def test_what_could_not_be_merged_is_refused_in_its_first_block(block):
 
 
 def hostile(text: bytes | None = None, **attributes) -> bytes:
-    """Return a model.tar.gz with one member, manifest-x.json unless its attributes say otherwise."""
+    """Return a model.tar.gz with one member.
+
+    The member is manifest-x.json unless its attributes say otherwise.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         member = tarfile.TarInfo("manifest-x.json")
@@ -211,20 +270,27 @@ def hostile(text: bytes | None = None, **attributes) -> bytes:
 
 
 def bomb(header: bytes) -> bytes:
-    """Return a packed archive that begins so, and goes on for gigabytes if one reads on."""
+    """Return a gzipped archive: this header, then 128 MiB of other bytes."""
     return gzip.compress(header + b"0\n" * 2**26, compresslevel=1)
 
 
 def header_of(kind: bytes, size: int) -> bytes:
-    """Return an archive's header of a member."""
+    """Return the header of a member of an archive."""
     member = tarfile.TarInfo("x")
-    member.type, member.size = kind, size
+    member.type = kind
+    member.size = size
     return member.tobuf(tarfile.GNU_FORMAT)
 
 
 ARCHIVES = {
-    "a link": (hostile(type=tarfile.SYMTYPE, linkname="/etc/passwd"), "manifest-x.json is a link or no regular file"),
-    "a hard link": (hostile(type=tarfile.LNKTYPE, linkname="/etc/passwd"), "is a link or no regular file"),
+    "a link": (
+        hostile(type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        "manifest-x.json is a link or no regular file",
+    ),
+    "a hard link": (
+        hostile(type=tarfile.LNKTYPE, linkname="/etc/passwd"),
+        "is a link or no regular file",
+    ),
     "a device": (hostile(type=tarfile.CHRTYPE), "is a link or no regular file"),
     "a pipe": (hostile(type=tarfile.FIFOTYPE), "is a link or no regular file"),
     "an absolute name": (hostile(b"{}", name="/etc/manifest-x.json"), "which is outside of it"),
@@ -235,13 +301,19 @@ ARCHIVES = {
     "not UTF-8": (hostile(b"\xff\xfe\xfa"), "is damaged ("),
     "a long number": (hostile(b'{"rows": [1' + b"0" * 5000 + b"]}"), "is damaged ("),
     "no number": (hostile(b'{"rows": NaN}'), "NaN is no JSON"),
-    "a name of a gigabyte": (bomb(header_of(tarfile.GNUTYPE_LONGNAME, 2**30)), "its headers are too long"),
-    "a pax header of a gigabyte": (bomb(header_of(tarfile.XHDTYPE, 2**30)), "its headers are too long"),
+    "a name of a gigabyte": (
+        bomb(header_of(tarfile.GNUTYPE_LONGNAME, 2**30)),
+        "its headers are too long",
+    ),
+    "a pax header of a gigabyte": (
+        bomb(header_of(tarfile.XHDTYPE, 2**30)),
+        "its headers are too long",
+    ),
     "a negative length": (bomb(header_of(tarfile.REGTYPE, -(2**30))), "is damaged or no archive"),
     "half an archive": (hostile(b"{}" * 9999)[:60], "is damaged or no archive"),
     "no archive": (b"PK\3\4", "is damaged or no archive"),
     "nothing": (b"", "is damaged or no archive"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", ARCHIVES)
@@ -278,10 +350,22 @@ def test_a_model_that_is_none(tmp_path, model):
 
 def test_the_command_says_it_in_one_line_and_hands_no_escape_to_the_terminal(tmp_path):
     write_parts(tmp_path / "parts")
-    edited(tmp_path / "parts", host="algo-1\n\x1b[2J", hosts=["algo-1\n\x1b[2J"], source="x\n\x1b]0;" + "y" * 5000)
-    command = [sys.executable, ROOT / "scripts/merge_parts.py", tmp_path / "parts", f"--output={tmp_path / 'merged'}"]
+    edited(
+        tmp_path / "parts",
+        host="algo-1\n\x1b[2J",
+        hosts=["algo-1\n\x1b[2J"],
+        source="x\n\x1b]0;" + "y" * 5000,
+    )
+    command = [
+        sys.executable,
+        ROOT / "scripts/merge_parts.py",
+        tmp_path / "parts",
+        f"--output={tmp_path / 'merged'}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    )
     assert "\x1b" not in done.stderr and len(done.stderr) <= 1010
 
 
@@ -309,7 +393,7 @@ VALUES = [
 
 
 def mutated(value, draw: random.Random):
-    """Return a copy of a JSON value in which one thing is another."""
+    """Return a copy of a JSON value with one change."""
     value = json.loads(json.dumps(value))
     where = value
     while type(where) in (dict, list) and where:
@@ -320,7 +404,9 @@ def mutated(value, draw: random.Random):
             if act == 0:
                 del where[key]
             elif act == 1 and type(where) is dict:
-                where[draw.choice(["x", "..", "/x", "counts", "a/b", "", "x" * 300])] = where.pop(key)
+                where[draw.choice(["x", "..", "/x", "counts", "a/b", "", "x" * 300])] = where.pop(
+                    key
+                )
             elif act == 2 and type(where) is list:
                 where.append(where[key])
             else:
@@ -344,17 +430,22 @@ def mutate(folder: Path, draw: random.Random) -> None:
         shutil.copy(path, folder / draw.choice([path.name, "manifest-z.json", "z.npy"]))
     else:
         content = bytearray(path.read_bytes())
-        place, size = draw.randrange(len(content)), draw.choice([0, 1, 7, 500])
+        place = draw.randrange(len(content))
+        size = draw.choice([0, 1, 7, 500])
         content[place : place + size] = draw.randbytes(draw.choice([0, 1, 9]))
         path.write_bytes(content)
 
 
 def fuzz(folder: Path, seeds: range) -> dict[str, int]:
-    """Merge mutated parts, and return how often it went well and how often it was refused; all else is an error."""
+    """Merge mutated parts; return how many merges succeeded and how many were refused.
+
+    Anything else is an error.
+    """
     found = {"merged": 0, "refused": 0}
     for seed in seeds:
         draw = random.Random(seed)
-        place, output = folder / str(seed), folder / f"{seed}-merged"
+        place = folder / str(seed)
+        output = folder / f"{seed}-merged"
         sharded = draw.random() < 0.4
         wanted = write_parts(place, sharded)
         for _ in range(draw.choice([1, 1, 2])):
@@ -376,7 +467,8 @@ def fuzz(folder: Path, seeds: range) -> dict[str, int]:
         else:
             result = {path.stem: np.load(path, allow_pickle=False) for path in output.glob("*.npy")}
             assert {*about["arrays"]} == {*result}, seed
-            for name in wanted.keys() & result.keys():  # a name may have been another one in all parts
+            # The mutation may have given an array another name in all parts.
+            for name in wanted.keys() & result.keys():
                 assert np.array_equal(result[name], wanted[name]), (seed, name)
             found["merged"] += 1
             shutil.rmtree(output)

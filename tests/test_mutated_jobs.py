@@ -1,6 +1,7 @@
-"""Jobs as their users get them wrong, by chance: each ends as a right run, or with one line that says what is wrong.
+"""Jobs with random mistakes of their users: each trains right, or names its mistake.
 
-A small round of one seed; with SOAK=1 in the environment, 400 of each of three.
+A job that does not train ends with one line that says what is wrong. One round of one seed runs by
+default; with SOAK=1 in the environment, 400 of each of three seeds.
 """
 
 import itertools
@@ -14,12 +15,16 @@ pytestmark = pytest.mark.slow
 
 N, SEEDS = (400, [1, 2, 3]) if os.environ.get("SOAK") else (40, [11])
 ROUNDS = {seed: list(itertools.islice(mutated_jobs.cases(seed), N)) for seed in SEEDS}
-CASES = [pytest.param(case, id=f"{seed}-{number}") for seed in SEEDS for number, case in enumerate(ROUNDS[seed])]
+CASES = [
+    pytest.param(case, id=f"{seed}-{number}")
+    for seed in SEEDS
+    for number, case in enumerate(ROUNDS[seed])
+]
 
 
 @pytest.fixture(scope="module")
 def server():
-    """What forks the jobs."""
+    """The process that forks the jobs."""
     return mutated_jobs.server()
 
 
@@ -28,17 +33,20 @@ def test_a_mutated_job_ends_as_it_must(server, tmp_path: Path, case: mutated_job
     assert mutated_jobs.check(server, case, tmp_path / "ml") == [], case
 
 
-# What the long rounds have found, mended since.
+# What the long rounds found; all of it is fixed now.
 FOUND = [
-    mutated_jobs.Case("a long value", {"trainer.strategy": "x" * 2500}, names=("--trainer",), fails=True),
+    mutated_jobs.Case(
+        "a long value", {"trainer.strategy": "x" * 2500}, names=("--trainer",), fails=True
+    ),
     mutated_jobs.Case(
         "a dead link for logs",
         {"logger.save_dir": "here"},
-        lambda folder: (folder / "code/here").symlink_to("/proc/nonexistent/there"),  # which root cannot make either
+        # root cannot make this folder either
+        lambda folder: (folder / "code/here").symlink_to("/proc/nonexistent/there"),
         names=("code/here: logs cannot be written there",),
         fails=True,
     ),
-    # Numbers that nobody expects.
+    # Numbers that no code expects.
     mutated_jobs.Case("no test", {"trainer.limit_test_batches": "0"}, fails=False),
     mutated_jobs.Case("logs in years", {"logger.flush_secs": str(2**63 - 1)}, fails=False),
 ]
@@ -58,10 +66,20 @@ def test_a_seed_gives_the_same_jobs_again():
 
 
 def test_what_is_wrong_is_seen(server, tmp_path: Path):
-    """A run that should have failed, a line that names something else, and a success without a model."""
+    """A check of the checks: three kinds of failures have to be found.
+
+    A run that should have failed, a line that names something else, and a success without a model.
+    """
     right = mutated_jobs.Case("right", dict(mutated_jobs.BASE), fails=True)
     assert mutated_jobs.check(server, right, tmp_path / "right") == ["it must fail"]
-    other = mutated_jobs.Case("other", mutated_jobs.BASE | {"zzz": "1"}, names=("--yyy",), fails=False)
-    assert mutated_jobs.check(server, other, tmp_path / "other") == ["it must not fail", "none of ('--yyy',) is named"]
-    assert mutated_jobs.faults(right, tmp_path / "nothing", 0)[1].startswith("a success without a model")
+    other = mutated_jobs.Case(
+        "other", mutated_jobs.BASE | {"zzz": "1"}, names=("--yyy",), fails=False
+    )
+    assert mutated_jobs.check(server, other, tmp_path / "other") == [
+        "it must not fail",
+        "none of ('--yyy',) is named",
+    ]
+    assert mutated_jobs.faults(right, tmp_path / "nothing", 0)[1].startswith(
+        "a success without a model"
+    )
     assert mutated_jobs.faults(right, tmp_path / "nothing", None) == ["it hangs"]

@@ -1,6 +1,8 @@
-"""compat/namespaces.py: `pytorch_lightning` and `lightning.pytorch` are the same modules, whichever is installed.
+"""compat/namespaces.py: the two names of Lightning are the same modules.
 
-Lightning itself says it for this environment; small packages of its shape say it for the others, one process each.
+`pytorch_lightning` and `lightning.pytorch` are the same, whichever of the two is installed.
+Lightning itself shows it for this environment; small packages of its shape show it for the others,
+one process each.
 """
 
 import importlib
@@ -24,7 +26,7 @@ from test_strangers import check
 from sagemaker_lightning.compat import namespaces
 from sagemaker_lightning.state import encoding
 
-# The Lightning of this environment ------------------------------------------------------------------------------------
+# The Lightning of this environment ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("packages", list(zip(*namespaces.PACKAGES.values(), strict=True)), ids=str)
@@ -33,7 +35,9 @@ def test_a_module_is_the_same_under_both_names(packages: tuple[str, str]):
     names = [module.name for module in pkgutil.iter_modules(path) if module.name[0] != "_"]
     assert {"loggers", "strategies", "utilities"} <= set(names)
     for name in ["", *names, "utilities.seed", "utilities.rank_zero", "plugins.environments"]:
-        first, second = (importlib.import_module(f"{package}.{name}".strip(".")) for package in packages)
+        first, second = (
+            importlib.import_module(f"{package}.{name}".strip(".")) for package in packages
+        )
         assert first is second
         assert first.__spec__.name == first.__name__ and not first.__spec__._initializing
 
@@ -41,12 +45,22 @@ def test_a_module_is_the_same_under_both_names(packages: tuple[str, str]):
 def test_the_names_of_the_root():
     import lightning_fabric.utilities.seed
 
-    assert L.Trainer is pytorch_lightning.Trainer and L.LightningModule is pytorch_lightning.LightningModule
-    assert L.LightningDataModule is pytorch_lightning.LightningDataModule and L.Callback is pytorch_lightning.Callback
+    assert (
+        L.Trainer is pytorch_lightning.Trainer
+        and L.LightningModule is pytorch_lightning.LightningModule
+    )
+    assert (
+        L.LightningDataModule is pytorch_lightning.LightningDataModule
+        and L.Callback is pytorch_lightning.Callback
+    )
     assert L.seed_everything is lightning_fabric.utilities.seed.seed_everything
     assert L.Fabric is lightning_fabric.Fabric and L.__version__ == pytorch_lightning.__version__
     assert L.pytorch is pytorch_lightning and L.fabric is lightning_fabric
-    assert ModelCheckpoint is pytorch_lightning.callbacks.ModelCheckpoint is L.pytorch.callbacks.ModelCheckpoint
+    assert (
+        ModelCheckpoint
+        is pytorch_lightning.callbacks.ModelCheckpoint
+        is L.pytorch.callbacks.ModelCheckpoint
+    )
     with pytest.raises(ModuleNotFoundError, match="No module named 'lightning.pytorch.nothing'"):
         importlib.import_module("lightning.pytorch.nothing")
     with pytest.raises(ModuleNotFoundError, match="No module named 'pytorch_lightning.nothing'"):
@@ -62,16 +76,24 @@ def test_a_pickle_may_name_either(name: str):
 
 @pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
 def test_our_checkpoints_may_name_either(package: str):
-    """A job may go on in an environment with the other distribution."""
+    """A job may continue in an environment with the other distribution."""
     stage = pytorch_lightning.trainer.states.RunningStage
-    assert encoding.raised(("enum", f"{package}.trainer.states", "RunningStage"), "VALIDATING") is stage.VALIDATING
+    assert (
+        encoding.raised(("enum", f"{package}.trainer.states", "RunningStage"), "VALIDATING")
+        is stage.VALIDATING
+    )
 
 
 def test_a_module_may_be_reloaded_and_asked_for():
     progress = importlib.import_module("lightning.pytorch.callbacks.lambda_function")
     assert importlib.reload(progress) is progress
     assert importlib.import_module("pytorch_lightning.callbacks.lambda_function") is progress
-    for name in ("lightning", "lightning.pytorch.tuner", "pytorch_lightning.tuner", "lightning.fabric.loggers"):
+    for name in (
+        "lightning",
+        "lightning.pytorch.tuner",
+        "pytorch_lightning.tuner",
+        "lightning.fabric.loggers",
+    ):
         assert importlib.util.find_spec(name).origin
     assert importlib.util.find_spec("lightning.pytorch.nothing") is None
 
@@ -90,7 +112,7 @@ def test_either_distribution_is_asked_for_its_version():
     assert [name for name in listed if name in namespaces.PACKAGES] == [namespaces.distribution()]
 
 
-# Programs as Lightning's documentation writes them --------------------------------------------------------------------
+# Programs as Lightning's documentation writes them ------------------------------------------------
 
 
 @pytest.mark.slow
@@ -101,7 +123,7 @@ def test_a_module_of_lightnings_documentation_is_exact(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_program_of_lightnings_documentation_runs_as_a_job(job: Job):
-    """In a Python that starts anew: nothing of ours is imported but by the environment itself."""
+    """The job runs in a new Python, where only the environment itself imports the runtime."""
     job.write("code/train.py", (ROOT / "tests/autoencoder.py").read_text())
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
     done = job.run(cold=True)
@@ -110,7 +132,7 @@ def test_a_program_of_lightnings_documentation_runs_as_a_job(job: Job):
     assert (job.base / "model/autoencoder.ckpt").is_file()
 
 
-# Packages of Lightning's shape ----------------------------------------------------------------------------------------
+# Packages of Lightning's shape --------------------------------------------------------------------
 
 MODULES = {
     "pytorch-lightning": ("pytorch_lightning", "lightning_fabric"),
@@ -135,21 +157,32 @@ def install(folder: Path, distribution: str, version: str = "2.6.6", seconds: fl
         "from .callbacks import Callback\n__version__ = '" + version + "'\n"
         "class Trainer: pass\nclass LightningModule: pass\nclass LightningDataModule: pass\n"
     )
-    (pytorch / "callbacks/__init__.py").write_text(f"import time\ntime.sleep({seconds})\nclass Callback: pass\n")
-    (pytorch / "tool.py").write_text("from .callbacks import Callback\nprint(__name__, Callback.__module__)\n")
+    (pytorch / "callbacks/__init__.py").write_text(
+        f"import time\ntime.sleep({seconds})\nclass Callback: pass\n"
+    )
+    (pytorch / "tool.py").write_text(
+        "from .callbacks import Callback\nprint(__name__, Callback.__module__)\n"
+    )
     if distribution == "lightning":
         (folder / "lightning/__init__.py").write_text(
-            "print('run lightning')\nfrom lightning.fabric import Fabric\n"
-            "from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, __version__\n"
+            "print('run lightning')\n"
+            "from lightning.fabric import Fabric\n"
+            "from lightning.pytorch import Callback, LightningDataModule, LightningModule, "
+            "Trainer, __version__\n"
         )
         (folder / "lightning/data.py").write_text("kept = 1\n")
     information = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
     information.mkdir()
-    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    (information / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    )
 
 
 def run(folder: Path, *line: str, status: int = 0) -> str:
-    """Run a command line of a Python that has the runtime and what is in `folder`, and return what it says."""
+    """Run a command line in a Python with the runtime and what is in `folder`.
+
+    Return what it prints.
+    """
     start = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(ROOT)!r}]\n"
     command = [sys.executable, "-I", "-S", "-c", start + "\n".join(line)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
@@ -171,7 +204,9 @@ print("is", old.__name__, lightning_fabric.__name__)
 """
 
 
-@pytest.mark.parametrize("installed", [["pytorch-lightning"], ["lightning"], ["pytorch-lightning", "lightning"]])
+@pytest.mark.parametrize(
+    "installed", [["pytorch-lightning"], ["lightning"], ["pytorch-lightning", "lightning"]]
+)
 def test_one_distribution_is_imported_whichever_is_there(tmp_path: Path, installed: list[str]):
     for distribution in installed:
         install(tmp_path, distribution)
@@ -180,14 +215,16 @@ def test_one_distribution_is_imported_whichever_is_there(tmp_path: Path, install
     if installed == ["lightning"]:
         expected = ("lightning.pytorch", "lightning.fabric")
     assert said.splitlines()[-1] == f"is {' '.join(expected)}"
-    assert sorted(line for line in said.splitlines() if line.startswith("run ") and line != "run lightning") == sorted(
-        f"run {name}" for name in expected
-    )
+    assert sorted(
+        line for line in said.splitlines() if line.startswith("run ") and line != "run lightning"
+    ) == sorted(f"run {name}" for name in expected)
     if "lightning" in installed:
         run(tmp_path, "import sagemaker_lightning, lightning.data\nassert lightning.data.kept == 1")
 
 
-@pytest.mark.parametrize("first", ["pytorch_lightning", "lightning", "lightning.pytorch", "lightning.fabric"])
+@pytest.mark.parametrize(
+    "first", ["pytorch_lightning", "lightning", "lightning.pytorch", "lightning.fabric"]
+)
 def test_the_one_that_is_imported_before_the_runtime_is_taken(tmp_path: Path, first: str):
     for distribution in MODULES:
         install(tmp_path, distribution)
@@ -197,34 +234,47 @@ def test_the_one_that_is_imported_before_the_runtime_is_taken(tmp_path: Path, fi
 
 
 def test_both_before_the_runtime_are_one_line(tmp_path: Path):
-    """And nothing is said until what needs Lightning is asked for."""
+    """The error comes only when something that needs Lightning is imported."""
     for distribution in MODULES:
         install(tmp_path, distribution)
-    code = "import lightning, pytorch_lightning\nfrom sagemaker_lightning import SageMakerEnvironment, UserError\n"
+    code = (
+        "import lightning, pytorch_lightning\n"
+        "from sagemaker_lightning import SageMakerEnvironment, UserError\n"
+    )
     said = run(tmp_path, code, "from sagemaker_lightning import ExactResume", status=1)
     assert said.splitlines()[-1] == (
-        "sagemaker_lightning.contract.errors.UserError: import lightning, import pytorch_lightning: found both before "
-        "import sagemaker_lightning, which makes them one; put import sagemaker_lightning above them"
+        "sagemaker_lightning.contract.errors.UserError: import lightning, import "
+        "pytorch_lightning: found both before import sagemaker_lightning, which makes them "
+        "one; put import sagemaker_lightning above them"
     )
 
 
 def test_neither_is_one_line(tmp_path: Path):
     said = run(tmp_path, "from sagemaker_lightning import ExactResume", status=1)
     assert "UserError: Lightning: not installed in " in said.splitlines()[-1]
-    assert "No module named 'lightning'" in run(tmp_path, "import sagemaker_lightning, lightning", status=1)
+    assert "No module named 'lightning'" in run(
+        tmp_path, "import sagemaker_lightning, lightning", status=1
+    )
     said = run(tmp_path, "import sagemaker_lightning, pytorch_lightning", status=1)
     assert "No module named 'pytorch_lightning'" in said
 
 
-@pytest.mark.parametrize("others", [[], ["pytorch-lightning"]], ids=["alone", "beside pytorch-lightning"])
-@pytest.mark.parametrize("code", ["import lightning.pytorch", "from sagemaker_lightning import ExactResume"])
+@pytest.mark.parametrize(
+    "others", [[], ["pytorch-lightning"]], ids=["alone", "beside pytorch-lightning"]
+)
+@pytest.mark.parametrize(
+    "code", ["import lightning.pytorch", "from sagemaker_lightning import ExactResume"]
+)
 def test_a_malicious_release_is_not_run(tmp_path: Path, others: list[str], code: str):
     for other in others:
         install(tmp_path, other)
     install(tmp_path, "lightning", "2.6.3")
     said = run(tmp_path, "import sagemaker_lightning", code, status=1)
     assert "run " not in said
-    assert "UserError: lightning: found 2.6.3, a malicious release that steals" in said.splitlines()[-1]
+    assert (
+        "UserError: lightning: found 2.6.3, a malicious release that steals"
+        in said.splitlines()[-1]
+    )
 
 
 def test_a_package_of_the_users_own_stays_theirs(tmp_path: Path):
@@ -233,22 +283,38 @@ def test_a_package_of_the_users_own_stays_theirs(tmp_path: Path):
     (tmp_path / "lightning/__init__.py").write_text("storm = 1\n")
     (tmp_path / "lightning/pytorch/rain.py").write_text("wet = 2\n")
     code = "import pytorch_lightning, lightning, lightning.pytorch.rain\n"
-    run(tmp_path, "import sagemaker_lightning", code, "assert (lightning.storm, lightning.pytorch.rain.wet) == (1, 2)")
+    run(
+        tmp_path,
+        "import sagemaker_lightning",
+        code,
+        "assert (lightning.storm, lightning.pytorch.rain.wet) == (1, 2)",
+    )
 
 
 def test_a_folder_of_the_users_own_is_no_package(tmp_path: Path):
-    """Python takes a folder for a package where nothing else has its name; modules in it are found all the same."""
+    """A folder with Lightning's name is no package, and modules in it are still found.
+
+    Python takes a folder for a package where nothing else has its name.
+    """
     install(tmp_path, "pytorch-lightning")
     (tmp_path / "lightning").mkdir()
     (tmp_path / "lightning/rain.py").write_text("wet = 2\n")
-    run(tmp_path, "import sagemaker_lightning", USE, "import lightning.rain\nassert lightning.rain.wet == 2")
+    run(
+        tmp_path,
+        "import sagemaker_lightning",
+        USE,
+        "import lightning.rain\nassert lightning.rain.wet == 2",
+    )
 
 
 @pytest.mark.parametrize("installed", MODULES)
 def test_a_module_is_run_by_either_name(tmp_path: Path, installed: str):
     install(tmp_path, installed)
     for name in ("pytorch_lightning.tool", "lightning.pytorch.tool"):
-        code = f"import runpy, sagemaker_lightning\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+        code = (
+            "import runpy, sagemaker_lightning\n"
+            f"runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+        )
         own = MODULES[installed][0].replace("/", ".")
         assert run(tmp_path, code).splitlines()[-1] == f"__main__ {own}.callbacks"
 
@@ -273,11 +339,21 @@ assert lightning.pytorch is pytorch_lightning
 """
 
 
-# Not beside them: "pytorch_lightning.callbacks" where that is its first name. Python locks it and then its package,
-# which locks them the other way round.
+# "pytorch_lightning.callbacks" is not imported at the same time where that is its first name.
+# Python locks it and then its package, which locks them the other way round.
 AT_ONCE = {
-    "pytorch-lightning": ["lightning", "lightning.pytorch", "pytorch_lightning", "lightning.pytorch.callbacks"],
-    "lightning": ["lightning", "lightning_fabric", "pytorch_lightning", "pytorch_lightning.callbacks"],
+    "pytorch-lightning": [
+        "lightning",
+        "lightning.pytorch",
+        "pytorch_lightning",
+        "lightning.pytorch.callbacks",
+    ],
+    "lightning": [
+        "lightning",
+        "lightning_fabric",
+        "pytorch_lightning",
+        "pytorch_lightning.callbacks",
+    ],
 }
 
 

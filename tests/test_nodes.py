@@ -1,6 +1,7 @@
-"""Several nodes, each a container that the real toolkit starts: they find each other, and none hangs.
+"""Several nodes, each a container that the real toolkit starts.
 
-What the nodes say to one another is in tests/test_peers.py; here is what it does to real programs.
+They find each other, and none hangs. tests/test_peers.py tests what the nodes say to one another;
+here is what it does to real programs.
 """
 
 import json
@@ -28,18 +29,30 @@ PROBE = {
     "checkpoint.monitor": "null",
     "checkpoint.filename": "null",
 }
-LONG = PROBE | {"trainer.max_epochs": 1000, "data.samples": 4003, "model.sleep": 0.05, "progress.every_n_seconds": 1}
+LONG = PROBE | {
+    "trainer.max_epochs": 1000,
+    "data.samples": 4003,
+    "model.sleep": 0.05,
+    "progress.every_n_seconds": 1,
+}
 SOON = {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "12", "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "40"}
 LAUNCHERS = ["app/train_multi_node.py", "app/train_torchrun.py"]
 
 
 def job(image: str, folder: Path, hosts: int, hyperparameters: dict, **more) -> Nodes:
     """Return the nodes algo-1, algo-2, ... of a job."""
-    return Nodes(image, folder, [f"algo-{k}" for k in range(1, hosts + 1)], hyperparameters, code=CODE, **SOON | more)
+    return Nodes(
+        image,
+        folder,
+        [f"algo-{k}" for k in range(1, hosts + 1)],
+        hyperparameters,
+        code=CODE,
+        **SOON | more,
+    )
 
 
 def steps_of(hosts: list[Path], ranks: int) -> list[tuple[list[int], float]]:
-    """Return of each step the samples of all ranks, and the loss over all of them."""
+    """Return for each step the samples of all ranks, and the loss over all of them."""
     ranks = [
         json.loads((hosts[rank // ranks] / f"output/data/probe-{rank}.json").read_text())
         for rank in range(ranks * len(hosts))
@@ -47,21 +60,35 @@ def steps_of(hosts: list[Path], ranks: int) -> list[tuple[list[int], float]]:
     steps = []
     for parts in zip(*ranks, strict=True):
         samples = [sample for numbers, _ in parts for sample in numbers]
-        steps.append((sorted(samples), sum(len(numbers) * loss for numbers, loss in parts) / len(samples)))
+        steps.append(
+            (sorted(samples), sum(len(numbers) * loss for numbers, loss in parts) / len(samples))
+        )
     return steps
 
 
 def one_process(folder: Path, batch_size: int) -> list[tuple[list[int], float]]:
-    """Train in one process with that batch size and return its steps; the model is in `folder`/model."""
+    """Train in one process with this batch size, and return its steps.
+
+    The model is in `folder`/model.
+    """
     (folder / "output/data").mkdir(parents=True)
     (folder / "probe.py").write_text(CODE["probe.py"])
     flags = TWO_EPOCHS | {"data.batch_size": batch_size}
     places = {"SM_OUTPUT_DATA_DIR": folder / "output/data", "SM_MODEL_DIR": folder / "model"}
     done = subprocess.run(
-        [sys.executable, ROOT / "app/train.py", *(f"--{name}={value}" for name, value in flags.items())],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{folder}"} | {name: str(place) for name, place in places.items()},
-        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            ROOT / "app/train.py",
+            *(f"--{name}={value}" for name, value in flags.items()),
+        ],
+        env=os.environ
+        | {"PYTHONPATH": f"{ROOT}:{folder}"}
+        | {name: str(place) for name, place in places.items()},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout
     return steps_of([folder], 1)
 
@@ -73,7 +100,11 @@ DATA_GROUP = {
     "current_group_name": "train",
     "instance_groups": [
         {"instance_group_name": "data", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
-        {"instance_group_name": "train", "instance_type": "ml.g5.xlarge", "hosts": ["algo-2", "algo-3"]},
+        {
+            "instance_group_name": "train",
+            "instance_type": "ml.g5.xlarge",
+            "hosts": ["algo-2", "algo-3"],
+        },
     ],
 }
 DISTRIBUTION = {
@@ -86,20 +117,37 @@ DISTRIBUTION = {
     ("hosts", "ranks", "program", "more"),
     [
         pytest.param(["algo-1", "algo-2"], 2, LAUNCHERS[0], {}, marks=pytest.mark.soak),
-        pytest.param(["algo-1", "algo-10", "algo-2", "algo-3"], 1, LAUNCHERS[1], {}, marks=pytest.mark.soak),
+        pytest.param(
+            ["algo-1", "algo-10", "algo-2", "algo-3"], 1, LAUNCHERS[1], {}, marks=pytest.mark.soak
+        ),
         (["algo-1", "algo-2", "algo-3"], 2, LAUNCHERS[0], DISTRIBUTION),
     ],
-    ids=["2 nodes of 2 ranks, Lightning", "4 nodes, torchrun", "a group of 2 nodes of 2 ranks, torchrun"],
+    ids=[
+        "2 nodes of 2 ranks, Lightning",
+        "4 nodes, torchrun",
+        "a group of 2 nodes of 2 ranks, torchrun",
+    ],
 )
-def test_n_ranks_compute_what_one_does(image: str, tmp_path: Path, hosts: list[str], ranks: int, program: str, more):
-    """The samples of each step, its loss, and the weights after two epochs of 185 samples, which no batch divides."""
+def test_n_ranks_compute_what_one_does(
+    image: str, tmp_path: Path, hosts: list[str], ranks: int, program: str, more
+):
+    """N ranks have the samples, the losses and the weights of one process.
+
+    They are compared at each step, the weights after two epochs of 185 samples, which no batch
+    divides.
+    """
     given = TWO_EPOCHS | {"trainer.devices": ranks} | more
     resources = DATA_GROUP if more else {}
-    with Nodes(image, tmp_path, hosts, given, resources=resources, code=CODE, SAGEMAKER_PROGRAM=program) as nodes:
+    with Nodes(
+        image, tmp_path, hosts, given, resources=resources, code=CODE, SAGEMAKER_PROGRAM=program
+    ) as nodes:
         nodes.start()
         assert nodes.end() == dict.fromkeys(hosts, 0)
         if more:
-            assert "algo-1 takes no part in the training, which is for algo-2, algo-3" in nodes.said("algo-1")
+            assert (
+                "algo-1 takes no part in the training, which is for algo-2, algo-3"
+                in nodes.said("algo-1")
+            )
     training = hosts[1:] if more else hosts
     steps = steps_of([tmp_path / host for host in training], ranks)
     expected = one_process(tmp_path / "one", batch_size=4 * ranks * len(training))
@@ -110,15 +158,21 @@ def test_n_ranks_compute_what_one_does(image: str, tmp_path: Path, hosts: list[s
         )
     assert [samples for samples, _ in steps] == [samples for samples, _ in expected]
     torch.testing.assert_close(
-        torch.tensor([loss for _, loss in steps]), torch.tensor([loss for _, loss in expected]), **TOLERANCE
+        torch.tensor([loss for _, loss in steps]),
+        torch.tensor([loss for _, loss in expected]),
+        **TOLERANCE,
     )
     weights = torch.load(tmp_path / training[0] / "model/model.pt", weights_only=True)
-    torch.testing.assert_close(weights, torch.load(tmp_path / "one/model/model.pt", weights_only=True), **TOLERANCE)
+    torch.testing.assert_close(
+        weights, torch.load(tmp_path / "one/model/model.pt", weights_only=True), **TOLERANCE
+    )
 
     for host in training:
         files = {path.name for path in (tmp_path / host).rglob("*") if path.is_file()}
-        assert ("model.pt" in files) == (host == training[0]) and "last.ckpt" not in files  # a finished run needs none
-        assert (tmp_path / host / "output/data/prepared").read_text() == "prepared\n"  # once, whatever its ranks
+        # A finished run needs no last.ckpt.
+        assert ("model.pt" in files) == (host == training[0]) and "last.ckpt" not in files
+        # Prepared once, however many ranks there are.
+        assert (tmp_path / host / "output/data/prepared").read_text() == "prepared\n"
 
 
 def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
@@ -145,30 +199,39 @@ def test_the_main_node_is_killed(image: str, tmp_path: Path):
         nodes.wait_for("TRAINING", "algo-1")
         nodes.kill("algo-1")
         assert nodes.end() == {"algo-1": 137, "algo-2": 1}
-        assert nodes.failure("algo-2").startswith("error: lost algo-1: its connection broke off; last heard ")
+        assert nodes.failure("algo-2").startswith(
+            "error: lost algo-1: its connection broke off; last heard "
+        )
 
 
-@pytest.mark.parametrize("program", [LAUNCHERS[0], pytest.param(LAUNCHERS[1], marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "program", [LAUNCHERS[0], pytest.param(LAUNCHERS[1], marks=pytest.mark.soak)]
+)
 def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
     with job(image, tmp_path, 2, LONG | {"trainer.devices": 2}, SAGEMAKER_PROGRAM=program) as nodes:
         nodes.start()
         nodes.wait_for("TRAINING", "algo-2")
         nodes.kill_last_rank("algo-2")
         assert nodes.end() == {"algo-1": 1, "algo-2": 1}
-        killed = "host algo-2, (local rank 1|rank 3) ended without a word: it was killed by SIGKILL|rank 3 was killed"
+        killed = (
+            "host algo-2, (local rank 1|rank 3) ended without a word: it was killed by "
+            "SIGKILL|rank 3 was killed"
+        )
         for host in nodes.hosts:
             assert re.search(killed, nodes.failure(host)), nodes.failure(host)
 
 
 def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
-    """Its ranks and those of the others wait for one another, and are ended."""
+    """The ranks on both sides wait for one another, and are ended."""
     with job(image, tmp_path, 3, LONG) as nodes:
         nodes.start()
-        nodes.wait_for("step=", "algo-1", times=3)  # seconds: the others have heard of the first
+        nodes.wait_for("step=", "algo-1", times=3)  # seconds: the others know of the first
         nodes.cut("algo-3")
         assert nodes.end() == {"algo-1": 1, "algo-2": 1, "algo-3": 1}
         for host in ("algo-1", "algo-2"):
-            assert nodes.failure(host).startswith("error: lost algo-3: nothing was heard of it any more; last heard ")
+            assert nodes.failure(host).startswith(
+                "error: lost algo-3: nothing was heard of it any more; last heard "
+            )
             assert "epoch" in nodes.failure(host)
         assert "the network of this one (algo-3) is most likely cut" in nodes.failure("algo-3")
 
@@ -184,7 +247,9 @@ def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
         assert "algo-2" in nodes.failure("algo-1")
 
 
-@pytest.mark.parametrize("program", [pytest.param(LAUNCHERS[0], marks=pytest.mark.soak), LAUNCHERS[1]])
+@pytest.mark.parametrize(
+    "program", [pytest.param(LAUNCHERS[0], marks=pytest.mark.soak), LAUNCHERS[1]]
+)
 def test_a_node_is_told_to_stop(image: str, tmp_path: Path, program: str):
     with job(image, tmp_path, 2, LONG, SAGEMAKER_PROGRAM=program) as nodes:
         nodes.start()

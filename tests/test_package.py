@@ -1,4 +1,4 @@
-"""The runtime as a package of its own: installed without the rest, and imported without torch."""
+"""The runtime as a package: installed without the rest, and imported without torch."""
 
 import os
 import shutil
@@ -19,7 +19,8 @@ import sagemaker_lightning
 from sagemaker_lightning import UserError
 from sagemaker_lightning.launch import torchrun_command
 from sagemaker_lightning.nodes import watchdog
-assert issubclass(UserError, ValueError) and not {"torch", "numpy", "pytorch_lightning", "app"} & set(sys.modules)
+assert issubclass(UserError, ValueError)
+assert not {"torch", "numpy", "pytorch_lightning", "app"} & set(sys.modules)
 print(sagemaker_lightning.__version__)
 """
 
@@ -32,14 +33,20 @@ def test_each_public_name_is_there():
 
 
 def test_it_is_imported_without_any_package():
-    """Isolated, without site-packages: the standard library alone."""
-    line = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{ALONE}"]
+    """Python runs isolated and without site-packages: only the standard library is there."""
+    line = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{ALONE}",
+    ]
     assert subprocess.check_output(line, text=True).strip() == sagemaker_lightning.__version__
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel of this checkout."""
+    """The wheel that this checkout builds."""
     folder = tmp_path_factory.mktemp("wheel")
     copy_checkout(folder / "source")
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder]
@@ -68,10 +75,22 @@ assert "torchvision" not in sys.modules and "jsonargparse" not in sys.modules
     ],
     ids=["after Lightning", "before Lightning"],
 )
-def test_all_but_the_command_line_needs_torch_and_lightning_alone(tmp_path: Path, wheel: Path, imports: str, name: str):
-    """In the environment that `pip install lightning` makes, which has both distributions."""
+def test_all_but_the_command_line_needs_torch_and_lightning_alone(
+    tmp_path: Path, wheel: Path, imports: str, name: str
+):
+    """It runs in the environment of `pip install lightning`, which has both distributions."""
     target = tmp_path / "target"
-    installed = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target]
+    installed = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        target,
+    ]
     subprocess.run([*installed, wheel], check=True)
     shutil.copy(ROOT / "tests/autoencoder.py", target)
     line = [environments.python_of("bare"), "-c", FOREIGN.format(imports=imports, name=name)]
@@ -86,12 +105,29 @@ def test_a_wheel_installs_into_an_empty_environment(tmp_path: Path, wheel: Path)
     assert wheel.name.split("-")[1] == sagemaker_lightning.__version__
     python = tmp_path / "empty/bin/python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "empty"], check=True)
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
-    assert subprocess.check_output([python, "-I", "-c", ALONE], text=True).strip() == sagemaker_lightning.__version__
-    listed = subprocess.check_output([python, "-m", "pip", "show", "--files", "sagemaker-lightning"], text=True)
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True
+    )
+    assert (
+        subprocess.check_output([python, "-I", "-c", ALONE], text=True).strip()
+        == sagemaker_lightning.__version__
+    )
+    listed = subprocess.check_output(
+        [python, "-m", "pip", "show", "--files", "sagemaker-lightning"], text=True
+    )
     assert "\nRequires: psutil\n" in listed
-    packages = {line.strip().partition("/")[0] for line in listed.partition("Files:")[2].splitlines() if ".py" in line}
+    packages = {
+        line.strip().partition("/")[0]
+        for line in listed.partition("Files:")[2].splitlines()
+        if ".py" in line
+    }
     assert packages == {"sagemaker_lightning", "launcher", "rehearsal"}
     assert "rehearsal/report/report.css" in listed
-    launched = subprocess.run([python.with_name("sagemaker-lightning-launch")], capture_output=True, text=True)
-    assert launched.returncode == 1 and launched.stderr.startswith("error: ") and "has no boto3" in launched.stderr
+    launched = subprocess.run(
+        [python.with_name("sagemaker-lightning-launch")], capture_output=True, text=True
+    )
+    assert (
+        launched.returncode == 1
+        and launched.stderr.startswith("error: ")
+        and "has no boto3" in launched.stderr
+    )

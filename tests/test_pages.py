@@ -1,4 +1,7 @@
-"""The pages of the documentation hang together: links lead somewhere, and each page is one click from the README."""
+"""The pages of the documentation are linked with each other.
+
+Each link leads to something, and each page is one click from the README.
+"""
 
 import re
 from pathlib import PurePosixPath
@@ -12,16 +15,23 @@ WIDEST = 120  # columns of a line that can be wrapped
 
 
 def anchors(page: str) -> set[str]:
-    """Return what a link may have after its #, as GitHub makes it of the headings."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", PAGES[page]), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def links(page: str) -> list[tuple[str, str]]:
-    """Return where the links of a page lead, within the repository: (path, anchor)."""
-    found = [link.partition("#") for link in LINK.findall(FENCE.sub("", PAGES[page])) if "://" not in link]
+    """Return the targets of a page's links within the repository: (path, anchor)."""
+    found = [
+        link.partition("#")
+        for link in LINK.findall(FENCE.sub("", PAGES[page]))
+        if "://" not in link
+    ]
     folder = ROOT / PurePosixPath(page).parent
-    return [(str((folder / path).resolve().relative_to(ROOT)) if path else page, anchor) for path, _, anchor in found]
+    return [
+        (str((folder / path).resolve().relative_to(ROOT)) if path else page, anchor)
+        for path, _, anchor in found
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -37,6 +47,6 @@ def test_each_page_is_one_click_from_the_readme():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_lines_are_wrapped(page):
-    """Rows of tables and blocks of code cannot be."""
+    """No line is wider than WIDEST; rows of tables and blocks of code cannot be wrapped."""
     lines = FENCE.sub("", PAGES[page]).splitlines()
     assert not [line for line in lines if len(line) > WIDEST and not line.startswith(("|", "!["))]

@@ -1,7 +1,8 @@
-"""nodes/mesh.py and nodes/watchdog.py between hosts: all in this process, each with an address, a thread and a loop.
+"""nodes/mesh.py and nodes/watchdog.py between hosts, all of them in this process.
 
-Their names are this module's to give: a host is known when `Hosts.names` has its address. A host that is frozen, or cut
-off, is one whose loop stands still; one that is cut off by its network has a network namespace (root only).
+Each host has an address, a thread and a loop. This module decides about their names: the name of a
+host resolves when `Hosts.names` has its address. A host that is frozen or cut off is one whose loop
+does not run; a host whose network is cut has a network namespace of its own (root only).
 """
 
 import asyncio
@@ -29,13 +30,13 @@ from sagemaker_lightning.nodes import mesh
 from sagemaker_lightning.nodes.mesh import Peers, Verdict
 from sagemaker_lightning.nodes.watchdog import Watch
 
-ENOUGH = 30.0  # seconds for what comes within a few
+ENOUGH = 30.0  # seconds; what is waited for comes within a few
 SILENCE = 1.5
 ALL = ("algo-1", "algo-2", "algo-3")
 
 
 def comes(condition: Callable[[], object], limit: float = ENOUGH) -> bool:
-    """Wait for a condition, and return whether it has come."""
+    """Wait for a condition, and return whether it became true."""
     end = time.monotonic() + limit
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
@@ -43,10 +44,12 @@ def comes(condition: Callable[[], object], limit: float = ENOUGH) -> bool:
 
 
 class Hosts:
-    """Hosts that are up, and what became of them."""
+    """The hosts that are up, and the verdicts that ended others."""
 
     def __init__(self, stack: ExitStack, network: str) -> None:
-        self.stack, self.network, self.port = stack, network, free_port()
+        self.stack = stack
+        self.network = network
+        self.port = free_port()
         self.names: dict[str, str] = {}
         self.up: dict[str, Watch] = {}
         self.ended: dict[str, list[Verdict]] = {}
@@ -58,12 +61,17 @@ class Hosts:
         return f"{self.network}.{int(name.removeprefix('algo-')) + 1}"
 
     def start(self, *names: str, hosts=ALL, told: Mapping = {}, first=None, **settings) -> None:
-        """Start the watches on hosts, which are known from now on; `first` is what each does in its thread first."""
+        """Start the watches of hosts, whose names resolve from now on.
+
+        Each host calls `first` in its thread before anything else.
+        """
         for name in names:
             self.names.setdefault(name, self.address(name))
             self.ended[name] = []
             settings = {"port": self.port, "appear": 60.0, "silence": SILENCE} | settings
-            watch = self.up[name] = Watch(name, hosts, told, on_verdict=self.ended[name].append, **settings)
+            watch = self.up[name] = Watch(
+                name, hosts, told, on_verdict=self.ended[name].append, **settings
+            )
             if first:
                 watch.loop.call_soon(first)
             watch.__enter__()
@@ -71,7 +79,7 @@ class Hosts:
             self.stack.callback(self._end, name)
 
     def leave(self, name: str) -> Future:
-        """Have a host leave; what is returned is done when it has."""
+        """Have a host leave; return a future that is done when it has left."""
         return self.work.submit(self._end, name)
 
     def _end(self, name: str) -> None:
@@ -80,18 +88,19 @@ class Hosts:
             self.up[name].__exit__()
 
     def meet(self) -> None:
-        """Return when all that are up have heard of one another."""
+        """Wait until all hosts that are up have heard of one another."""
         everyone = [peer for watch in self.up.values() for peer in watch.peers.others.values()]
         assert comes(lambda: all(peer.heard for peer in everyone))
 
     def verdicts(self, *names: str) -> list[str | None]:
-        """Return the verdicts on hosts, for which there is time enough to come."""
+        """Return the verdicts on hosts, and wait long enough for them."""
         comes(lambda: all(self.up[name].verdict for name in names))
         return [self.up[name].verdict and self.up[name].verdict.why for name in names]
 
     def freeze(self, name: str) -> threading.Event:
-        """Have a host stand still until the event is set."""
-        event, frozen = threading.Event(), threading.Event()
+        """Stop a host's loop until the returned event is set."""
+        event = threading.Event()
+        frozen = threading.Event()
         self.stack.callback(event.set)
         self.up[name].loop.call_soon_threadsafe(lambda: (frozen.set(), event.wait(ENOUGH)))
         assert frozen.wait(ENOUGH)
@@ -100,7 +109,7 @@ class Hosts:
 
 @pytest.fixture
 def hosts(monkeypatch) -> Iterator[Hosts]:
-    """No host yet; each will listen on an address of its own of this machine."""
+    """No host is up yet; each will listen on an address of its own of this machine."""
     listen = asyncio.start_server
 
     def listen_on_its_own(called, **options):
@@ -126,13 +135,18 @@ def _give_names(monkeypatch, found: Hosts) -> None:
 
 @pytest.mark.slow
 def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
-    """The first that starts knows no other one's name, and the one that comes last is called by nobody."""
+    """All hosts wait for the last one, at the start and at the end.
+
+    The first host that starts cannot resolve the names of the others. A host calls those before it
+    in the list, so that none calls the last one.
+    """
     hosts.start("algo-2")
     first = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_ready)
     hosts.start("algo-3")
     others = [first, hosts.work.submit(hosts.up["algo-3"].wait_until_all_are_ready)]
     assert comes(lambda: hosts.up["algo-2"].peers.others["algo-3"].ready)
-    assert not comes(lambda: any(one.done() for one in others), SILENCE * 1.3)  # nor is who waits taken for lost
+    # And a host that waits is not taken for lost.
+    assert not comes(lambda: any(one.done() for one in others), SILENCE * 1.3)
     assert "does not resolve" not in hosts.up["algo-2"].peers.others["algo-1"].problem
     hosts.start("algo-1")
     assert hosts.up["algo-1"].wait_until_all_are_ready() is None
@@ -148,29 +162,33 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     assert (ended.result(ENOUGH), second.result(ENOUGH)) == (None, None)
     for one in (gone, hosts.leave("algo-1")):
         one.result(ENOUGH)
-    assert all(watch.verdict is None for watch in hosts.up.values()) and not any(hosts.ended.values())
+    assert all(watch.verdict is None for watch in hosts.up.values()) and not any(
+        hosts.ended.values()
+    )
 
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_host_that_never_appears(hosts, known):
-    """What is known of its name is said by whoever has looked: those that come after it call it."""
+    """Whoever looked says what it found out; hosts call those before them in the list."""
     if known:
-        hosts.names["algo-2"] = hosts.address("algo-2")  # where nobody listens
+        hosts.names["algo-2"] = hosts.address("algo-2")  # where nothing listens
     hosts.start("algo-1", "algo-3", hosts=(*ALL, "algo-4"), appear=0.6)
     first, third = hosts.verdicts("algo-1", "algo-3")
     assert first.startswith("host algo-2 did not appear within 1 s: ")
     assert third.startswith("host algo-2 did not appear within 1 s: ")
-    found = {why.partition("within 1 s: ")[2].partition("; nor did algo-4; see whether it started")[0]
-             for why in (first, third)}  # fmt: skip
+    found = {
+        why.partition("within 1 s: ")[2].partition("; nor did algo-4; see whether it started")[0]
+        for why in (first, third)
+    }
     refused = f"but it does not answer on port {hosts.port} ("
-    if known:  # the first to say so has told the other
+    if known:  # the first host to find out has told the other one
         assert all(f"its name is that of {hosts.address('algo-2')}, but " in how for how in found)
         assert any(refused in how or "it never called" in how for how in found)
     else:
         assert found == {"its name does not resolve (Name or service not known)"}
     assert "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT" in first
     assert hosts.up["algo-1"].verdict.here is hosts.up["algo-1"].verdict.stopped is False
-    assert comes(lambda: len(hosts.ended["algo-1"]) == 1)  # at once: it is nobody's last word
+    assert comes(lambda: len(hosts.ended["algo-1"]) == 1)  # at once: nobody waits for it
 
 
 def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
@@ -179,7 +197,9 @@ def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
     assert f"but it does not answer on port {hosts.port} (" in hosts.verdicts("algo-2")[0]
     hosts.start("algo-1", hosts=("algo-1", "algo-9"), appear=0.1)
     hosts.names["algo-9"] = hosts.address("algo-9")
-    assert "its name is that of 127.77.0.10, but it never called; see" in hosts.verdicts("algo-1")[0]
+    assert (
+        "its name is that of 127.77.0.10, but it never called; see" in hosts.verdicts("algo-1")[0]
+    )
 
 
 @pytest.mark.slow
@@ -190,7 +210,7 @@ def test_a_host_that_goes_quiet(hosts):
     seen = [hosts.up[name].peers.others["algo-3"] for name in ALL[:2]]
     assert comes(lambda: all(peer.status == "epoch 2, step 7" for peer in seen))
     going_on = hosts.freeze("algo-3")
-    time.sleep(SILENCE / 3)  # for a moment, nothing is wrong
+    time.sleep(SILENCE / 3)  # a short silence is no failure
     going_on.set()
     assert not comes(lambda: any(watch.verdict for watch in hosts.up.values()), SILENCE)
     hosts.freeze("algo-3")
@@ -206,19 +226,28 @@ def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts,
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
     hosts.start(*ALL[:2], hosts=ALL[:2])
     hosts.meet()
-    assert hosts.up["algo-1"].wait_for_verdict() is None  # and it ends where there is none
+    assert hosts.up["algo-1"].wait_for_verdict() is None  # and the wait ends if there is no verdict
     hosts.freeze("algo-2")
-    assert hosts.up["algo-1"].wait_for_verdict().why.startswith("lost algo-2: nothing was heard of it any more")
+    assert (
+        hosts.up["algo-1"]
+        .wait_for_verdict()
+        .why.startswith("lost algo-2: nothing was heard of it any more")
+    )
 
 
 def test_a_connection_that_breaks_off(hosts):
-    """As that of a machine that is switched off while its network lives: no silence has to pass."""
+    """As when a machine is switched off while its network lives: no silence has to pass."""
     hosts.start(*ALL, silence=60.0)
     hosts.meet()
     lost = hosts.up["algo-2"]
-    lost.loop.call_soon_threadsafe(lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()])
+    lost.loop.call_soon_threadsafe(
+        lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()]
+    )
     for why in hosts.verdicts("algo-1", "algo-3"):
-        assert why.startswith("lost algo-2: its connection broke off; last heard 0 s ago: it was preparing its program")
+        assert why.startswith(
+            "lost algo-2: its connection broke off; last heard 0 s ago: it was preparing its "
+            "program"
+        )
 
 
 CONTRADICTIONS = {
@@ -234,19 +263,30 @@ def test_hosts_that_were_told_different_things(hosts, one, other, says):
     hosts.start("algo-1", told=one, hosts=ALL[:2])
     hosts.start("algo-2", told=other, hosts=ALL[:2])
     why = f"hosts algo-1 and algo-2 were told different things: {says}; start all with the same"
-    assert hosts.verdicts("algo-1", "algo-2") == [why, why]  # in the same order, whoever says it
-    assert not hosts.up["algo-1"].verdict.here and hosts.up["algo-2"].wait_until_all_are_ready().why == why
+    assert hosts.verdicts("algo-1", "algo-2") == [why, why]  # in this order on all hosts
+    assert (
+        not hosts.up["algo-1"].verdict.here
+        and hosts.up["algo-2"].wait_until_all_are_ready().why == why
+    )
 
 
 def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
-    """All that the job was told, secrets masked; and how long a program that has to end may take."""
-    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))  # which the training toolkit sets where it is not
+    """Hosts compare all that the job was told, with secrets masked.
+
+    And they compare how long a program may take to end.
+    """
+    # The training toolkit sets it if it is not set.
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
     from sagemaker_lightning.launch import toolkit_hook
 
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("SAGEMAKER_PROGRAM", "app/train_torchrun.py")
     here = SageMakerEnvironment(
-        hosts=ALL[:2], current_host="algo-2", revision="1.2", peer_timeout=12.0, rendezvous_timeout=40.0
+        hosts=ALL[:2],
+        current_host="algo-2",
+        revision="1.2",
+        peer_timeout=12.0,
+        rendezvous_timeout=40.0,
     )
     graces: list[float] = []
     given = {"data.batch_size": "4", "api_token": "a"}
@@ -259,19 +299,25 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
         "hyperparameter data.batch_size": "4",
         "hyperparameter api_token": "******",
     }
-    assert (watch.peers.host, set(watch.peers.others), watch.peers.before) == ("algo-2", {"algo-1"}, ("algo-1",))
+    assert (watch.peers.host, set(watch.peers.others), watch.peers.before) == (
+        "algo-2",
+        {"algo-1"},
+        ("algo-1",),
+    )
     assert (watch.peers.port, watch.peers.appear, watch.peers.silence) == (29501, 40.0, 6.0)
     for stopped in (False, True):
         watch.on_verdict(Verdict("why", here=False, stopped=stopped))
     assert graces == [2.0, deadlines.HOOK_KILLS]
-    alone = toolkit_hook._watch(replace(here, current_host="algo-9"), given, SimpleNamespace(end=graces.append))
+    alone = toolkit_hook._watch(
+        replace(here, current_host="algo-9"), given, SimpleNamespace(end=graces.append)
+    )
     alone.loop.close()
     assert alone.peers.others == {}  # it takes no part in the training
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_last_words_of_a_host_that_fails(hosts, stopped):
-    """It says why and is gone; those that had not appeared by then hear of it from the others."""
+    """It says why and leaves; hosts that appear later hear the reason from the others."""
     hosts.start(*ALL[:2])
     assert comes(lambda: hosts.up["algo-1"].peers.others["algo-2"].heard)
     hosts.up["algo-2"].fail("host algo-2: boom", stopped=stopped)
@@ -285,7 +331,11 @@ def test_the_last_words_of_a_host_that_fails(hosts, stopped):
 
 
 def test_last_words_are_waited_for(hosts, monkeypatch):
-    """A container's network goes with it: it stays until those that listen have hung up, but not for ever."""
+    """A host that fails stays until its last words were heard, but not for ever.
+
+    A container's network is gone when the container ends; so the host waits until those that listen
+    have hung up.
+    """
     monkeypatch.setattr("sagemaker_lightning.nodes.mesh.ENDS_BY_ITSELF", 60.0)
     hosts.start(*ALL, silence=60.0)
     hosts.meet()
@@ -303,11 +353,12 @@ def test_last_words_are_waited_for(hosts, monkeypatch):
 
 
 LOST = "error: lost a peer, or never reached it: ..."
-KILL, ABORT = "os.kill(os.getpid(), signal.SIGKILL)", "os.abort()"
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+ABORT = "os.abort()"
 
 
 class Ranks:
-    """Two ranks on each of two hosts, the programs of which have not ended; nobody has much patience."""
+    """Two ranks on each of two hosts, whose programs have not ended; deadlines are short."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
@@ -325,15 +376,17 @@ class Ranks:
         assert comes(lambda: self.hosts.up[f"algo-{host}"].bereft)
 
     def die(self, host: str, number: int) -> None:
-        """Break a rank's line."""
+        """Break the connection of a rank, as its death does."""
         self.lines[host, number].socket.close()
 
     def suspected(self, number: int) -> None:
-        """Wait until both hosts have heard of so many suspicions."""
-        assert comes(lambda: all(len(watch.suspected) == number for watch in self.hosts.up.values()))
+        """Wait until both hosts have heard of this many suspicions."""
+        assert comes(
+            lambda: all(len(watch.suspected) == number for watch in self.hosts.up.values())
+        )
 
     def reasons(self) -> list[str]:
-        """Return what both hosts say when their programs have ended, and have said that they lost a peer."""
+        """Have both programs end with a lost peer, and return the reasons that the hosts give."""
         for watch in self.hosts.up.values():
             watch.ended = True
         waits = [self.hosts.work.submit(self._wait, watch) for watch in self.hosts.up.values()]
@@ -354,11 +407,13 @@ def ranks(hosts, monkeypatch) -> Ranks:
 
 @pytest.mark.parametrize("ended", [False, True], ids=["programs that hang", "programs that end"])
 def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
-    """As one of algo-2 is killed, Lightning's launcher on algo-1 loses a peer and ends, and so does its other rank.
+    """A rank that its launcher took with it is not named as the reason.
 
-    That rank's line breaks before the launcher's own, of which other threads live a moment longer.
+    One rank of algo-2 is killed; Lightning's launcher on algo-1 loses a peer and ends, and its
+    other rank ends with it. That rank's connection breaks before the launcher's own, because other
+    threads of the launcher live a moment longer.
     """
-    ranks.lose("1", 0)  # which algo-1 may hear of before anything of algo-2
+    ranks.lose("1", 0)  # algo-1 may hear of this before it hears anything of algo-2
     ranks.die("1", 1)
     ranks.die("1", 0)
     ranks.suspected(1)
@@ -366,11 +421,16 @@ def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
     ranks.lose("2", 0)
     ranks.die("2", 0)
     found = ranks.reasons() if ended else ranks.hosts.verdicts(*ALL[:2])
-    assert found == ["host algo-2, local rank 1 ended without a word: it was killed, or it crashed"] * 2
+    assert (
+        found
+        == ["host algo-2, local rank 1 ended without a word: it was killed, or it crashed"] * 2
+    )
 
 
-def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_is_heard_of(ranks, monkeypatch):
-    """As NCCL ends a process whose peer is gone, while the host of that peer is too busy to say so."""
+def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_is_heard_of(
+    ranks, monkeypatch
+):
+    """NCCL ends a process whose peer is gone, and the peer's host is too busy to say so."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
     first, second = (ranks.hosts.up[name].path for name in ALL[:2])
     with process(second, "the cause", KILL) as dead, process(first, "the victim", ABORT) as victim:
@@ -378,20 +438,30 @@ def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_i
         may(dead)
         may(victim)
         assert comes(lambda: ranks.hosts.up["algo-1"].suspected)
-        assert ranks.hosts.up["algo-1"].dead.why == "the victim ended without a word: it was killed by SIGABRT"
+        assert (
+            ranks.hosts.up["algo-1"].dead.why
+            == "the victim ended without a word: it was killed by SIGABRT"
+        )
         going_on.set()
         for why in ranks.reasons():
-            assert why.startswith("the cause ended without a word: it was killed by SIGKILL: most likely")
+            assert why.startswith(
+                "the cause ended without a word: it was killed by SIGKILL: most likely"
+            )
 
 
 def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
-    """An exception in what a rank does when it lost a peer, a host whose connection breaks off: on other hosts, too."""
+    """What fails after a rank was killed is not the reason, on no host.
+
+    Here a rank raises because it lost a peer, and a host's connection breaks off.
+    """
     with process(ranks.hosts.up["algo-2"].path, "the dead one", KILL) as dead:
         may(dead)
         ranks.suspected(1)
         ranks.lines["1", 0].failed("error: OSError: no space left")
         lost = ranks.hosts.up["algo-2"]
-        lost.loop.call_soon_threadsafe(lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()])
+        lost.loop.call_soon_threadsafe(
+            lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()]
+        )
         for why in ranks.hosts.verdicts(*ALL[:2]):
             assert why.startswith("the dead one ended without a word: it was killed by SIGKILL")
 
@@ -414,7 +484,7 @@ def test_of_two_that_may_be_the_reason_the_first_is(ranks):
 
 
 def test_an_exception_is_a_better_reason_than_a_rank_that_aborts(ranks):
-    """It may be said later: a rank that raises lets go of its peers before it says why."""
+    """It may come later: a rank that raises lets go of its peers before it says why."""
     with process(ranks.hosts.up["algo-1"].path, "the victim", ABORT) as victim:
         may(victim)
         ranks.suspected(1)
@@ -423,7 +493,7 @@ def test_an_exception_is_a_better_reason_than_a_rank_that_aborts(ranks):
 
 
 def hostile(hosts: Hosts, name: str, *lines: bytes) -> bytes:
-    """Return what a host answers to a stranger until it hangs up."""
+    """Return what a host answers to an unknown client until it hangs up."""
     with socket.create_connection((hosts.address(name), hosts.port), timeout=ENOUGH) as line:
         with suppress(OSError):
             line.sendall(b"".join(lines))
@@ -435,7 +505,7 @@ def hostile(hosts: Hosts, name: str, *lines: bytes) -> bytes:
 
 
 def greeting(**changed) -> bytes:
-    """Return what algo-2 says first when it calls algo-1, but for what is changed."""
+    """Return the first line of algo-2 when it calls algo-1, with these changes."""
     return json.dumps({"host": "algo-2", "told": {}, "calls": "algo-1"} | changed).encode() + b"\n"
 
 
@@ -479,7 +549,7 @@ def test_what_a_stranger_was_told_may_be_anything(hosts):
 
 @pytest.mark.parametrize(("caller", "reached"), [("algo-2", "algo-3"), ("algo-3", "algo-1")])
 def test_a_name_that_leads_to_another_host_at_first(hosts, caller, reached):
-    """As that of a host that is not up yet, and whose address another one has had."""
+    """As the name of a host that is not up yet, whose address another host had before."""
     called = "algo-1" if caller == "algo-2" else "algo-2"
     hosts.start(reached)
     hosts.names[called] = hosts.address(reached)
@@ -493,30 +563,46 @@ def test_a_name_that_leads_to_another_host_at_first(hosts, caller, reached):
 
 def test_a_port_that_is_taken(hosts):
     says = rf"port {hosts.port}: cannot be listened on .* the one after MASTER_PORT"
-    with socket.create_server((hosts.address("algo-1"), hosts.port)), pytest.raises(ValueError, match=says):
+    with (
+        socket.create_server((hosts.address("algo-1"), hosts.port)),
+        pytest.raises(ValueError, match=says),
+    ):
         hosts.start("algo-1")
 
 
-HEARD = {  # seconds ago that the others were heard, which of them is lost, and who is named
+HEARD = {  # seconds since the others were heard, which of them is lost, and who is named
     "one of two": ({"algo-2": 3.0, "algo-3": 0.1}, "lost algo-2: how; last heard 3 s ago: two"),
-    "all": ({"algo-2": 3.0, "algo-3": 2.6}, "lost every other host: how: the network of this one (algo-1) is most "
-            "likely cut; last heard 3 s ago: three"),
-    "just half the silence": ({"algo-2": 3.0, "algo-3": 2.5}, "lost algo-2: how; last heard 3 s ago: two"),
-    "one that never was there": ({"algo-2": 3.0, "algo-3": None}, "lost algo-2: how; last heard 3 s ago: two"),
+    "all": (
+        {"algo-2": 3.0, "algo-3": 2.6},
+        "lost every other host: how: the network of this one (algo-1) is most "
+        "likely cut; last heard 3 s ago: three",
+    ),
+    "just half the silence": (
+        {"algo-2": 3.0, "algo-3": 2.5},
+        "lost algo-2: how; last heard 3 s ago: two",
+    ),
+    "one that never was there": (
+        {"algo-2": 3.0, "algo-3": None},
+        "lost algo-2: how; last heard 3 s ago: two",
+    ),
     "the only one": ({"algo-2": 9.0}, "lost algo-2: how; last heard 9 s ago: two"),
-    "two of three": ({"algo-2": 3.0, "algo-3": 4.0, "algo-4": 1.0}, "lost algo-2: how; last heard 3 s ago: two"),
-}  # fmt: skip
+    "two of three": (
+        {"algo-2": 3.0, "algo-3": 4.0, "algo-4": 1.0},
+        "lost algo-2: how; last heard 3 s ago: two",
+    ),
+}
 
 
 @pytest.mark.parametrize(("heard", "says"), HEARD.values(), ids=HEARD)
 def test_who_is_named_as_lost(monkeypatch, heard, says):
-    """With a clock that stands still; the silence is 5 s."""
+    """The clock stands still; the allowed silence is 5 s."""
     monkeypatch.setattr(mesh, "time", SimpleNamespace(monotonic=lambda: 100.0))
     verdicts = []
     settings = {"port": 1, "appear": 1.0, "silence": 5.0, "suspect": None}
     found = Peers("algo-1", ("algo-1", *heard), {}, decide=verdicts.append, **settings)
     for (name, seconds), status in zip(heard.items(), ("two", "three", "four"), strict=False):
-        found.others[name].heard, found.others[name].status = seconds and 100.0 - seconds, status
+        found.others[name].heard = seconds and 100.0 - seconds
+        found.others[name].status = status
     found._lost("algo-2", "how")
     assert verdicts == [Verdict(says, here=False)]
 
@@ -525,8 +611,10 @@ CLONE_NEWNET = 0x40000000  # sched.h
 
 
 def _own_network() -> None:
-    """Give the thread that calls it a network namespace, which is gone when the thread is."""
-    assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+    """Give the calling thread a network namespace, which ends with the thread."""
+    assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0, os.strerror(
+        ctypes.get_errno()
+    )
 
 
 def _ip(thread: int, *line: str) -> None:
@@ -537,7 +625,7 @@ def _ip(thread: int, *line: str) -> None:
 
 @pytest.fixture
 def switch(monkeypatch) -> Iterator["Switch"]:
-    """Nothing is plugged in yet."""
+    """A switch without any hosts."""
     with ExitStack() as stack:
         found = Switch(stack, "10.177.0")
         _give_names(monkeypatch, found)
@@ -545,11 +633,12 @@ def switch(monkeypatch) -> Iterator["Switch"]:
 
 
 class Switch(Hosts):
-    """Hosts that have a network namespace each, and a bridge between them in another one."""
+    """Hosts with a network namespace each, and a bridge between them in another one."""
 
     def __init__(self, stack: ExitStack, network: str) -> None:
         super().__init__(stack, network)
-        made, over = Future(), threading.Event()
+        made = Future()
+        over = threading.Event()
         stack.callback(over.set)
 
         def hold() -> None:
@@ -563,17 +652,29 @@ class Switch(Hosts):
         _ip(self.bridge, "link", "set", "switch", "up")
 
     def plug(self, *names: str) -> None:
-        """Start hosts, and give them their cables."""
+        """Start hosts, and connect them with cables."""
         self.start(*names, first=_own_network)
         for name in names:
             host = self.up[name].thread.native_id
-            _ip(self.bridge, "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", str(host))
+            _ip(
+                self.bridge,
+                "link",
+                "add",
+                name,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                str(host),
+            )
             _ip(self.bridge, "link", "set", name, "master", "switch", "up")
             _ip(host, "address", "add", f"{self.address(name)}/24", "dev", "eth0")
             _ip(host, "link", "set", "eth0", "up")
 
     def cut(self, name: str) -> None:
-        """Cut a cable: packets are lost, and no connection is closed."""
+        """Cut a host's cable: packets are lost, and no connection is closed."""
         _ip(self.bridge, "link", "set", name, "down")
 
 

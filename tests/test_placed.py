@@ -1,6 +1,7 @@
-"""Training loaders of every kind, left at any batch and begun again by a new process, give the batches they would have.
+"""Training loaders of every kind continue at any batch with the right batches.
 
-A process is played by new loaders, and by Lightning's fetcher, which may be one batch ahead.
+A new process begins where another one stopped, and its batches are those of an uninterrupted run.
+New loaders play the part of the new process; Lightning's fetcher may be one batch ahead.
 """
 
 from multiprocessing import active_children
@@ -23,10 +24,15 @@ EPOCHS = 3
 
 
 def begin(make, limit: int = 0) -> tuple[CombinedLoader, _PrefetchDataFetcher]:
-    """Set up the loaders of a process."""
+    """Set up the loaders of a new process."""
     torch.manual_seed(5)
-    seeding, trainer = Seeding(7), SimpleNamespace(global_rank=0, world_size=1)
-    both = made if isinstance(made := make(), CombinedLoader) else CombinedLoader(made, "max_size_cycle")
+    seeding = Seeding(7)
+    trainer = SimpleNamespace(global_rank=0, world_size=1)
+    both = (
+        made
+        if isinstance(made := make(), CombinedLoader)
+        else CombinedLoader(made, "max_size_cycle")
+    )
     both.flattened = [seeding._exact(trainer, one, RunningStage.TRAINING) for one in both.flattened]
     both.limits = limit or None
     seeding.together(trainer, both, "train")
@@ -37,14 +43,21 @@ def begin(make, limit: int = 0) -> tuple[CombinedLoader, _PrefetchDataFetcher]:
 
 
 def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int, int, str]]:
-    """Return (epoch, batch, what it holds) of all epochs, by processes that are stopped before some of the batches."""
-    stops, seen = list(stops), []
+    """Return (epoch, batch, its content) of all epochs.
+
+    The processes that load them are stopped before some of the batches.
+    """
+    stops = list(stops)
+    seen = []
     both, fetcher = begin(make, limit)
-    epoch, done, states = 0, 0, None
+    epoch = 0
+    done = 0
+    states = None
     while epoch < EPOCHS:
         done = both.begin(fetcher, epoch, done, states, proves)
         fetcher.fetched += done
-        states, within = None, False
+        states = None
+        within = False
         while not fetcher.done and not within:
             try:
                 batch = next(fetcher)[0]
@@ -54,7 +67,8 @@ def train(make, stops=(), limit: int = 0, proves: bool = True) -> list[tuple[int
             done += 1
             within = stops[:1] == [(epoch, done)] and not fetcher.done
         if not within:
-            epoch, done = epoch + 1, 0
+            epoch = epoch + 1
+            done = 0
         if stops[:1] == [(epoch, done)]:
             stops.pop(0)
             states = both.states(fetcher, within)
@@ -71,7 +85,8 @@ def made(dataset: str, mode: str = "", **options):
     return lambda: streams.Data(dataset, mode, **options).train_dataloader()
 
 
-STATE, TWO = {"stateful": True}, {"workers": 2}
+STATE = {"stateful": True}
+TWO = {"workers": 2}
 KINDS = {
     "a buffer": made("buffered"),
     "a buffer in workers": made("buffered", **TWO, persistent=True),
@@ -84,7 +99,9 @@ KINDS = {
     "few snapshots": made("resumable", **STATE, **TWO, every=4),
     "a state of an iterator": made("walked", **STATE, **TWO),
     "a stateful loader without a state": made("counted", **STATE),
-    "a stateful loader without a state, in workers": made("buffered", **STATE, **TWO, persistent=True),
+    "a stateful loader without a state, in workers": made(
+        "buffered", **STATE, **TWO, persistent=True
+    ),
     "a state of a dataset": made("remembered", **STATE, **TWO, persistent=True),
     "shards in workers": made("sharded", **TWO),
     "a loader of its own": made("steady"),
@@ -103,22 +120,38 @@ KINDS = {
     "the longest of states": made("remembered+resumable+keeping", "max_size", **STATE),
     "a cycle of states": made("counted+resumable+points", "max_size_cycle", **STATE, **TWO),
 }
-FEW = ["a buffer", "a state in workers that stay", "a stateful loader without a state", "lazy in workers",
-       "a generator", "the longest, and others again"]  # fmt: skip
+FEW = [
+    "a buffer",
+    "a state in workers that stay",
+    "a stateful loader without a state",
+    "lazy in workers",
+    "a generator",
+    "the longest, and others again",
+]
 
 
 @pytest.mark.parametrize("limit", [0, 3])
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in FEW else pytest.mark.soak) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in FEW else pytest.mark.soak) for kind in KINDS]
+)
 def test_any_batch(kind, limit):
     alone = train(KINDS[kind], limit=limit)
     later = (2, 0) if alone[-1][0] == 2 else (1, 0)
-    for stops in ([(0, 2)], [(1, 0)], [(0, 2), (1, 1), later] if later[0] == 2 else [(0, 2), later]):
+    for stops in (
+        [(0, 2)],
+        [(1, 0)],
+        [(0, 2), (1, 1), later] if later[0] == 2 else [(0, 2), later],
+    ):
         assert train(KINDS[kind], stops, limit) == alone
 
 
 @pytest.mark.parametrize("options", [{}, STATE, {**STATE, "persistent": True}], ids=str)
 def test_no_worker_outlives_its_loaders(options):
-    """Left to the garbage collector, torchdata's would be waited for for 5 s each, as nobody tells them to end."""
+    """No worker outlives its loaders.
+
+    Left to the garbage collector, each loader of torchdata would be waited for for 5 s, because
+    nothing tells its workers to end.
+    """
     before = set(active_children())
     both, fetcher = begin(made("resumable", **TWO, **options))
     both.begin(fetcher, 0, 0)
@@ -136,13 +169,19 @@ def test_workers_that_stay_are_said_to_begin_anew(capsys, options, begin_anew):
 
 
 def test_no_worker_outlives_loaders_that_are_made_anew():
-    """As Lightning does with `reload_dataloaders_every_n_epochs`; one that stays keeps its workers."""
+    """No worker outlives loaders that are made anew, except those that stay.
+
+    Lightning makes them anew with `reload_dataloaders_every_n_epochs`; persistent loaders keep
+    workers.
+    """
 
     class Loop(_Loaders, _TakesLoaders):
         kind = "train"
-        trainer, restart = SimpleNamespace(global_rank=0), SimpleNamespace(seeding=Seeding(7))
+        trainer = SimpleNamespace(global_rank=0)
+        restart = SimpleNamespace(seeding=Seeding(7))
 
-    before, loop = set(active_children()), Loop()
+    before = set(active_children())
+    loop = Loop()
     both, fetcher = begin(made("resumable+resumable", **TWO, **STATE, persistent=True))
     vars(loop)["_combined_loader"] = both
     both.begin(fetcher, 0, 0)
@@ -156,7 +195,11 @@ def test_no_worker_outlives_loaders_that_are_made_anew():
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_worker_that_has_ended_before_the_others_does_not_begin_anew(persistent):
-    """Its dataset says at its end that it is at its beginning; the epoch goes on with the other worker."""
+    """A worker that ended before the others does not begin anew.
+
+    At its end its dataset says that it is at its beginning; the epoch continues with the other
+    worker.
+    """
     make = made("uneven", **STATE, **TWO, persistent=persistent)
     alone = train(make)
     assert train(make, [(0, 7), (1, 9)]) == alone
@@ -166,13 +209,18 @@ def test_a_worker_that_has_ended_before_the_others_does_not_begin_anew(persisten
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_litdata(tmp_path, monkeypatch, workers):
-    """Its loader says where it is, and counts its epochs; what samples draw in its workers is no part of that."""
+    """litdata's loader saves its position, and counts its epochs.
+
+    What samples draw in its workers is not part of its state.
+    """
     monkeypatch.chdir(tmp_path)
     streams.Streamed().prepare_data()
     make = lambda: streams.Streamed(workers).train_dataloader()  # noqa: E731
     for limit in (0, 7):
         alone = train(make, limit=limit)
-        assert len(alone) == 3 * (limit or 10) and len({batch for _, _, batch in alone}) == len(alone)
+        assert len(alone) == 3 * (limit or 10) and len({batch for _, _, batch in alone}) == len(
+            alone
+        )
         assert train(make, [(0, 3), (1, 0), (1, 2), (2, 0)], limit) == alone
 
 
@@ -181,10 +229,17 @@ def test_litdata(tmp_path, monkeypatch, workers):
     "workers", [pytest.param(0, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.soak), 2]
 )
 @pytest.mark.parametrize(
-    "kind", ["all", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("weights", "batches", "parallel"))]
+    "kind",
+    [
+        "all",
+        *(
+            pytest.param(kind, marks=pytest.mark.soak)
+            for kind in ("weights", "batches", "parallel")
+        ),
+    ],
 )
 def test_litdata_of_several_datasets(tmp_path, monkeypatch, workers, kind):
-    """Of several datasets, its state is right between epochs only; so an epoch is drawn again."""
+    """Here its state is right between epochs only, so an epoch is drawn again."""
     monkeypatch.chdir(tmp_path)
     streams.Mixed().prepare_data()
     make = lambda: streams.Mixed(workers, kind).train_dataloader()  # noqa: E731
@@ -208,7 +263,10 @@ def test_what_is_not_the_same_when_drawn_again_is_told():
 
     assert why(lambda: streams.Unsteady()) == "streams.Unsteady draws other batches each time"
     assert why(lambda: DataLoader(Timed(), 4)).endswith("Timed draws other batches each time")
-    assert why(lambda: [streams.Steady(), streams.Unsteady()]) == "streams.Unsteady draws other batches each time"
+    assert (
+        why(lambda: [streams.Steady(), streams.Unsteady()])
+        == "streams.Unsteady draws other batches each time"
+    )
     for same in (streams.Steady, made("buffered"), made("points"), made("resumable", **STATE)):
         assert why(same) == ""
 
@@ -218,7 +276,9 @@ def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():
         pass
 
     def make():
-        return streams.StatefulDataLoader(streams.Resumable(), 4, collate_fn=lambda samples: Thing())
+        return streams.StatefulDataLoader(
+            streams.Resumable(), 4, collate_fn=lambda samples: Thing()
+        )
 
     both, fetcher = begin(make)
     both.begin(fetcher, 0, 0)
@@ -236,7 +296,7 @@ def test_states_are_taken_only_when_they_are_asked_for():
             return super().state_dict()
 
     train(Counting)
-    assert Counting.asked == 1  # once, whether a checkpoint can hold it
+    assert Counting.asked == 1  # asked once: can a checkpoint hold it?
     train(Counting, [(0, 2)])
     assert Counting.asked == 3
 
@@ -260,7 +320,12 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
 
     def made() -> list[float]:
         seed_all("sample", 1)
-        makers = (np.random.default_rng, random.Random, np.random.RandomState, np.random.default_rng)
+        makers = (
+            np.random.default_rng,
+            random.Random,
+            np.random.RandomState,
+            np.random.default_rng,
+        )
         return [float(make().random()) for make in makers]
 
     numbers = made()
@@ -271,7 +336,11 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
 
 
 def test_a_dataset_in_a_worker_is_that_of_the_beginning_of_its_epoch():
-    """What a callback changes meanwhile is seen by the workers of the next epoch, also if it is resumed within one."""
+    """A dataset in a worker is that of the beginning of its epoch.
+
+    If a callback changes the dataset, the workers of the next epoch see the change; so they do if
+    that epoch is resumed.
+    """
 
     def levels(stop: int) -> list[float]:
         both, fetcher = begin(lambda: DataLoader(streams.Points(), 8, num_workers=1))

@@ -1,4 +1,7 @@
-"""A job's source before it runs: unpacked safely with every Python, and what pip could not install of it."""
+"""A job's source before it runs: unpacking it, and what pip could not install.
+
+It is unpacked safely with every Python.
+"""
 
 import io
 import os
@@ -15,19 +18,24 @@ from sagemaker_lightning.launch import requirements, user_program
 
 @pytest.fixture
 def code(tmp_path, monkeypatch) -> Path:
-    """Where a job's source goes."""
+    """The folder for a job's source."""
     monkeypatch.setattr(user_program, "CODE", tmp_path / "code")
     return tmp_path / "code"
 
 
 @pytest.fixture(params=[True, False], ids=["3.11.4", "3.11.2"])
 def filters(request, monkeypatch) -> bool:
-    """Whether tarfile has filters: Debian 12's Python 3.11.2 has none, and no argument for them."""
+    """With and without tarfile's filters.
+
+    Python 3.11.2 of Debian 12 has none, and no argument for them.
+    """
     if not request.param:
         extractall = tarfile.TarFile.extractall
         monkeypatch.delattr(tarfile, "data_filter", raising=False)
         monkeypatch.setattr(
-            tarfile.TarFile, "extractall", lambda self, path=".", members=None: extractall(self, path, members)
+            tarfile.TarFile,
+            "extractall",
+            lambda self, path=".", members=None: extractall(self, path, members),
         )
     elif not hasattr(tarfile, "data_filter"):
         pytest.skip("this Python's tarfile has no filters")
@@ -35,12 +43,13 @@ def filters(request, monkeypatch) -> bool:
 
 
 def source(path: Path, **members: str | bytes) -> str:
-    """Write a source archive: files by their content, links by their target."""
+    """Write a source archive: files with their content, links with their target."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in members.items():
             member = tarfile.TarInfo(name)
             if isinstance(content, str):
-                member.type, member.linkname = tarfile.SYMTYPE, content
+                member.type = tarfile.SYMTYPE
+                member.linkname = content
                 tar.addfile(member)
             else:
                 member.size = len(content)
@@ -54,12 +63,15 @@ def test_a_source_is_unpacked(code, tmp_path, filters):
 
 
 def test_a_link_stays_a_link_also_when_it_is_there_already(code, tmp_path):
-    for _ in range(2):  # the second: a desk, where the folder is used again
-        user_program.unpack(source(tmp_path / "s.tar.gz", **{"deep/all": "..", "deep/train.py": b"1"}))
+    for _ in range(2):  # twice: on a person's machine the folder is used again
+        user_program.unpack(
+            source(tmp_path / "s.tar.gz", **{"deep/all": "..", "deep/train.py": b"1"})
+        )
     assert (code / "deep/all").is_symlink() and (code / "deep/all/deep/train.py").read_text() == "1"
 
 
-# The second is three links that are harmless one by one: checked before they are there, the file seems to stay inside.
+# The second one is three links that are harmless one by one: if each is checked before the others
+# exist, the file seems to stay inside.
 ESCAPES = [
     {"../evil": b"x", "/evil": b"x", "ok": b"1"},
     {"p/q": "..", "p/q/r": "../..", "p/q/r/evil": b"x", "ok": b"1"},
@@ -87,48 +99,72 @@ def test_what_a_job_left_is_read_with_every_python(tmp_path, filters):
 
 LOGS = {  # as pip 23 and 26 write them
     "nothing of that name": (
-        "Looking in indexes: x\nERROR: Could not find a version that satisfies the requirement nosuch==1.0 (from "
+        "Looking in indexes: x\n"
+        "ERROR: Could not find a version that satisfies the requirement nosuch==1.0 (from "
         "versions: none)\nERROR: No matching distribution found for nosuch==1.0\n",
-        "pip could not install nosuch==1.0: No matching distribution found for nosuch==1.0; correct or remove that "
-        "line",
+        "pip could not install nosuch==1.0: No matching distribution found for nosuch==1.0; "
+        "correct or remove that line",
     ),
     "no network": (
-        "Collecting some\nWARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError'\n"
+        "Collecting some\nWARNING: Retrying (Retry(total=0)) after connection broken by "
+        "'NewConnectionError'\n"
         "ERROR: No matching distribution found for some\n",
-        "pip could not install some: No matching distribution found for some (the package index was not reached); give "
-        "the job a network that reaches the index, or remove that line",
+        "pip could not install some: No matching distribution found for some (the package "
+        "index was not reached); give the job a network that reaches the index, or remove "
+        "that line",
     ),
     "a conflict": (
-        "Collecting a==1\nERROR: Cannot install a==1 and a==2 because these package versions have conflicting "
-        "dependencies.\nERROR: ResolutionImpossible: for help visit https://x\n",
-        "pip could not install a==1 and a==2: these package versions have conflicting dependencies; correct",
+        "Collecting a==1\nERROR: Cannot install a==1 and a==2 because these package versions "
+        "have conflicting dependencies.\n"
+        "ERROR: ResolutionImpossible: for help visit https://x\n",
+        "pip could not install a==1 and a==2: these package versions have conflicting "
+        "dependencies; correct",
     ),
     "a build": (
-        "Processing ./broken\n  Running command python setup.py\n  Traceback (most recent call last):\n  RuntimeError: "
-        "no luck\n  ERROR: [present-rich] Preparing metadata exited with 1\nERROR: [present-rich] metadata generation "
-        "failed\n",
-        "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited with 1); correct",
+        "Processing ./broken\n"
+        "  Running command python setup.py\n"
+        "  Traceback (most recent call last):\n"
+        "  RuntimeError: no luck\n"
+        "  ERROR: [present-rich] Preparing metadata exited with 1\n"
+        "ERROR: [present-rich] metadata generation failed\n",
+        "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited "
+        "with 1); correct",
     ),
     "a build of a later pip": (
-        "Processing ./broken\n  Running command Preparing metadata\n  RuntimeError: no luck\n  ERROR: Preparing "
-        "metadata exited with 1\nERROR: metadata generation failed\nException information:\n",
-        "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited with 1); correct",
+        "Processing ./broken\n"
+        "  Running command Preparing metadata\n"
+        "  RuntimeError: no luck\n"
+        "  ERROR: Preparing metadata exited with 1\n"
+        "ERROR: metadata generation failed\n"
+        "Exception information:\n",
+        "pip could not install ./broken: RuntimeError: no luck (Preparing metadata exited "
+        "with 1); correct",
     ),
     "no requirement": (
-        "ERROR: Invalid requirement: './no': Expected package name\n    ./no\n    ^ (from line 1 of x.txt)\n",
-        "pip could not install './no': it is neither a requirement nor a file of the source; correct",
+        "ERROR: Invalid requirement: './no': Expected package name\n"
+        "    ./no\n    ^ (from line 1 of x.txt)\n",
+        "pip could not install './no': it is neither a requirement nor a file of the source; "
+        "correct",
     ),
     "a secret": (
-        "Collecting git+https://me:k5@host/x.git\n  fatal: unable to access https://me:k5@host/x.git\n"
+        "Collecting git+https://me:k5@host/x.git\n"
+        "  fatal: unable to access https://me:k5@host/x.git\n"
         "  ERROR: [present-rich] git clone https://me:k5@host/x.git exited with 128\n",
-        "pip could not install git+https://******@host/x.git: fatal: unable to access https://******@host/x.git (git",
+        "pip could not install git+https://******@host/x.git: fatal: unable to access "
+        "https://******@host/x.git (git",
     ),
     "its own fault": (
-        "ERROR: Exception:\nTraceback (most recent call last):\nUnicodeDecodeError: bad\nRemoved build tracker: x\n",
+        "ERROR: Exception:\nTraceback (most recent call last):\n"
+        "UnicodeDecodeError: bad\n"
+        "Removed build tracker: x\n",
         "pip could not install what it asks for: UnicodeDecodeError: bad; correct",
     ),
-    "nothing": ("", "pip could not install what it asks for: pip ended with exit status 2, and its log says no more;"),
-}  # fmt: skip
+    "nothing": (
+        "",
+        "pip could not install what it asks for: pip ended with exit status 2, and its log "
+        "says no more;",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", LOGS)
@@ -145,11 +181,14 @@ def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, given)
     (tmp_path / "train.py").touch()
     (tmp_path / "requirements.txt").write_text("pip\nnosuchpackage-of-ours==1.0\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.syspath_prepend(str(tmp_path))  # what the toolkit does
+    monkeypatch.syspath_prepend(str(tmp_path))  # the toolkit does it
     if given:
         (tmp_path / "log").write_text("ERROR: No matching distribution found for an-earlier-one\n")
         monkeypatch.setenv("PIP_LOG", str(tmp_path / "log"))
-    with pytest.raises(UserError, match="requirements.txt: pip could not install nosuchpackage-of-ours==1.0: No match"):
+    with pytest.raises(
+        UserError,
+        match="requirements.txt: pip could not install nosuchpackage-of-ours==1.0: No match",
+    ):
         requirements.install(tmp_path, "train.py", own)
     assert ("PIP_LOG" in os.environ) == given
 
@@ -161,4 +200,7 @@ def test_of_a_source_that_is_a_package_setup_py_is_named(job: Job):
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
     assert job.run(PIP_NO_BUILD_ISOLATION="0", PIP_NO_INDEX="1").returncode == 1
     first = job.failure.splitlines()[0]
-    assert first.startswith("error: setup.py: pip could not install") and "RuntimeError: no luck" in first
+    assert (
+        first.startswith("error: setup.py: pip could not install")
+        and "RuntimeError: no luck" in first
+    )

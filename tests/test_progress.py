@@ -1,4 +1,4 @@
-"""Progress as log lines: what a line says, how often one comes, and on which rank."""
+"""Progress as log lines: what a line says, how often it comes, and on which rank."""
 
 import re
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ LINE = re.compile(
 
 
 def train(tmp_path, capsys, every_n_seconds: float, **settings) -> list[str]:
-    """Train four steps an epoch for two epochs and return the lines that were printed."""
+    """Train two epochs of four steps, and return the lines that were printed."""
     trainer = Trainer(
         default_root_dir=tmp_path,
         callbacks=[LogProgress(every_n_seconds)],
@@ -48,28 +48,36 @@ def test_a_line_after_each_validation(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_line_whenever_the_seconds_are_over(tmp_path, capsys):
-    steps = [re.search(r"step=(\d+)", line)[1] for line in train(tmp_path, capsys, every_n_seconds=0)]
+    steps = [
+        re.search(r"step=(\d+)", line)[1] for line in train(tmp_path, capsys, every_n_seconds=0)
+    ]
     assert steps == ["1", "2", "3", "4", "4", "5", "6", "7", "8", "8"]
 
 
 @pytest.mark.slow
 def test_the_rate_counts_images_and_time_left_counts_steps(tmp_path, capsys, monkeypatch):
-    """With a clock that moves on by one second whenever it is read."""
+    """Here each reading of the clock moves it on by one second."""
     clock = iter(range(1000))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     lines = train(tmp_path, capsys, every_n_seconds=2)
     for line in lines:
-        images, seconds = 32 * 2, 2  # two steps between two lines, each of which reads the clock once
+        # There are two steps between two lines, and each step reads the clock once.
+        images = 32 * 2
+        seconds = 2
         if "val_loss" not in line:
             assert f"images/s={images / seconds:.1f}" in line
-    # The clock was read at the start (0, 1), the epoch's start (2), after step 1 (3), step 2 (4) and for `left` (5).
+    # The clock was read at the start (0, 1), at the epoch's start (2), after step 1 (3), after step
+    # 2 (4) and for `left` (5).
     assert lines[0].endswith(f"left=0:00:{round(5 / 2 * 6)}")
 
 
 def test_the_rate_is_that_of_all_ranks(capsys, monkeypatch):
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 7.0))
-    trainer = SimpleNamespace(world_size=3, current_epoch=0, max_epochs=1, global_step=2, callback_metrics={})
-    trainer.estimated_stepping_batches, trainer.is_global_zero = 4, True
+    trainer = SimpleNamespace(
+        world_size=3, current_epoch=0, max_epochs=1, global_step=2, callback_metrics={}
+    )
+    trainer.estimated_stepping_batches = 4
+    trainer.is_global_zero = True
     log = LogProgress(2.0)
     log.on_train_start(trainer, None)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: 9.0))
@@ -79,7 +87,7 @@ def test_the_rate_is_that_of_all_ranks(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_epochs_shorter_than_the_interval_and_no_validation(tmp_path, capsys, monkeypatch):
-    """With the same clock: a step takes a second, an epoch is one step."""
+    """The same clock: a step takes a second, and an epoch is one step."""
     clock = iter(range(1000))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     lines = train(tmp_path, capsys, 3, max_epochs=9, limit_train_batches=1, limit_val_batches=0)
@@ -99,7 +107,9 @@ def test_without_a_known_end_the_time_left_is_unknown(tmp_path, capsys):
     )
     trainer.fit(ResNet18(num_classes=10), DigitsDataModule())
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch=")]
-    assert re.fullmatch(r"epoch=1 step=1 train_loss=\S+ train_acc=\S+ images/s=\S+ left=unknown", lines[0])
+    assert re.fullmatch(
+        r"epoch=1 step=1 train_loss=\S+ train_acc=\S+ images/s=\S+ left=unknown", lines[0]
+    )
 
 
 class StopAfter(progress.Callback):

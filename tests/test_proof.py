@@ -1,4 +1,7 @@
-"""resume/verification.py: a run that goes on says whether it does what was done before, or what differs first."""
+"""resume/verification.py: a resumed run compares itself with the interrupted one.
+
+It says whether it does the same again, or what differs first.
+"""
 
 import json
 import re
@@ -22,48 +25,66 @@ ANNOUNCED = "the state is as it was saved, and the next batch the one that was t
 
 
 class Broken(Run):
-    """A job whose programs note each step at once, and that goes on with a mistake."""
+    """A job whose programs note each step at once, and whose resumed run has a mistake."""
 
     program = ROOT / "tests/broken.py"
 
     def kill(self, at: str = "1:9") -> None:
-        """Have it killed where the model says so, which loses a few steps."""
+        """Kill the run where the model says so, which loses a few steps."""
         assert self.start(KILL_AT=at) == -signal.SIGKILL, self.said[-3000:]
 
     def stop(self, at: str = "1:6") -> None:
-        """Have it stopped, which loses none."""
+        """Stop the run, which loses no step."""
         assert self.start(STOP_AT=at) == 128 + signal.SIGTERM, self.said[-3000:]
 
     @property
     def verdicts(self) -> list[str]:
-        """What it says of itself."""
-        return [line for line in self.said.splitlines() if re.match(r"(warning: |error: .*)?resumed at step ", line)]
+        """The lines in which the run says how it compares."""
+        return [
+            line
+            for line in self.said.splitlines()
+            if re.match(r"(warning: |error: .*)?resumed at step ", line)
+        ]
 
     @property
     def described(self) -> list[dict]:
-        """What model.json says."""
+        """What model.json says of the resumes."""
         return json.loads((self.folder / "output/model/model.json").read_text())["resumes"]
 
 
 def test_what_is_done_again_is_what_was_done(tmp_path: Path):
-    """Killed twice; and the last words are in model.json, as are those of the first time."""
+    """The run is killed twice; model.json has the verdicts of both."""
     run = Broken(tmp_path)
     run.kill("1:6")
     run.kill("2:3")
     line = "resumed at step 10: the next 6 steps are those of the interrupted run, bit for bit"
     assert run.verdicts == [line]
     run.finish()
-    assert run.verdicts == ["resumed at step 20: the next 3 steps are those of the interrupted run, bit for bit"]
-    assert [(one["step"], one["steps"], one["identical"]) for one in run.described] == [(10, 6, True), (20, 3, True)]
+    assert run.verdicts == [
+        "resumed at step 20: the next 3 steps are those of the interrupted run, bit for bit"
+    ]
+    assert [(one["step"], one["steps"], one["identical"]) for one in run.described] == [
+        (10, 6, True),
+        (20, 3, True),
+    ]
     assert run.described[0]["said"] == line.partition(": ")[2]
-    run.finish()  # nothing is left to train, and it is told all the same
+    run.finish()  # nothing is left to train, and model.json still says it
     assert not run.verdicts and len(run.described) == 2
 
 
 def test_a_model_that_is_saved_again_has_the_same_name(tmp_path: Path):
-    """By a ModelCheckpoint of the user's own; a file of another run in its folder is left as it is."""
-    flags = ["--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.dirpath=mine", "--resume.every_n_steps=6",
-             "--trainer.callbacks.every_n_train_steps=4", "--trainer.callbacks.save_top_k=-1"]  # fmt: skip
+    """A model that is saved again has the same file name.
+
+    A ModelCheckpoint of the user's own saves it; a file of another run in its folder stays as it
+    is.
+    """
+    flags = [
+        "--trainer.callbacks=ModelCheckpoint",
+        "--trainer.callbacks.dirpath=mine",
+        "--resume.every_n_steps=6",
+        "--trainer.callbacks.every_n_train_steps=4",
+        "--trainer.callbacks.save_top_k=-1",
+    ]
     run = Broken(tmp_path, *flags)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/epoch=0-step=4.ckpt").write_text("of another run")
@@ -71,22 +92,32 @@ def test_a_model_that_is_saved_again_has_the_same_name(tmp_path: Path):
     assert (tmp_path / "mine/epoch=1-step=16.ckpt").exists()
     run.finish()
     assert "resumed at step 12: " in run.said
-    expected = {f"epoch={(step - 1) // 10}-step={step}.ckpt" for step in range(4, 31, 4)} | {"epoch=0-step=4-v1.ckpt"}
+    expected = {f"epoch={(step - 1) // 10}-step={step}.ckpt" for step in range(4, 31, 4)} | {
+        "epoch=0-step=4-v1.ckpt"
+    }
     assert {path.name for path in (tmp_path / "mine").iterdir()} == expected
     assert (tmp_path / "mine/epoch=0-step=4.ckpt").read_text() == "of another run"
 
 
 KILLED = {name: flags for name, flags in CODE.items() if "min_size" not in "".join(flags)}
-FEW = ["the control", "two optimizers, by hand", "accumulated gradients", "an iterable dataset in workers"]
+FEW = [
+    "the control",
+    "two optimizers, by hand",
+    "accumulated gradients",
+    "an iterable dataset in workers",
+]
 
 
 def check_killed(folder: Path, flags: list[str]) -> None:
-    """What is done again is what was done, whatever code it is."""
+    """Check that a killed run does the same again, whatever its code."""
     run = Broken(folder, *flags, "--resume.every_n_steps=6")
     run.kill("1:3" if "--trainer.overfit_batches=4" in flags else "1:7")
     run.finish()
     (verdict,) = run.verdicts
-    assert re.search(r": the next (\d steps are those|step is that) of the interrupted run, bit for bit$", verdict)
+    assert re.search(
+        r": the next (\d steps are those|step is that) of the interrupted run, bit for bit$",
+        verdict,
+    )
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -101,8 +132,12 @@ def test_code_of_all_kinds(tmp_path: Path, flags):
 
 
 def test_after_a_stop_in_a_validation(tmp_path: Path):
-    """The batch that comes after it is announced, as a step in training would have got it."""
-    flags = ["--data=strangers.Validated", "--model=strangers.Augmenting", "--trainer.val_check_interval=5"]
+    """The next batch is announced at the stop, as the next training step would have got it."""
+    flags = [
+        "--data=strangers.Validated",
+        "--model=strangers.Augmenting",
+        "--trainer.val_check_interval=5",
+    ]
     run = Broken(tmp_path, *flags)
     run.stop("validation 15")
     run.finish()
@@ -121,7 +156,9 @@ def test_at_an_epochs_end_nothing_is_known_of_the_next(tmp_path: Path):
     run.stop("0:9")
     run.finish()
     words = "the state is as it was saved; no step after it is known that could be compared"
-    assert run.verdicts == [f"resumed at step 10: {words}"] and run.described[0]["identical"] is None
+    assert (
+        run.verdicts == [f"resumed at step 10: {words}"] and run.described[0]["identical"] is None
+    )
 
 
 STATE = r"the state is not that of the interrupted run: on rank 0, "
@@ -129,45 +166,97 @@ STEP = r"step \d+ is not that of the interrupted run: on rank 0, "
 FOUND = [
     ("the loaders begin at the first batch", [WORKERS], "the batch and the loss differ"),
     ("the order is that of another epoch", [], "the batch and the loss differ"),
-    ("generators are not seeded", ["--data.sampler=shuffled"],
-     r"the batch .*a generator of random numbers in strangers\.Shuffled\.random[;,]"),
-    ("generators are not seeded", ["--data.dataset=numpy"],
-     r"the batch .*a generator of random numbers in strangers\.Points\.generator[;,]"),
-    ("generators are not seeded", ["--data.dataset=state", WORKERS, STAY],
-     r"the batch .*a generator of random numbers in strangers\.Points\.generator[;,]"),
-    ("what is drawn on the way is not seeded", ["--model=strangers.Augmented"],
-     r"the batch .*what strangers\.Augmented\.on_after_batch_transfer draws"),
-    ("a step is not seeded", [], "the loss differs; likely because of state that no checkpoint holds, or a kernel"),
-    ("what was seen is not skipped", ["--data.dataset=stream"],
-     r"the batch .*strangers\.Stream, an IterableDataset, which has to draw the same samples again"),
-    ("what samplers hold is not restored", ["--data.sampler=counting"], "the batch and the loss differ"),
-]  # fmt: skip
+    (
+        "generators are not seeded",
+        ["--data.sampler=shuffled"],
+        r"the batch .*a generator of random numbers in strangers\.Shuffled\.random[;,]",
+    ),
+    (
+        "generators are not seeded",
+        ["--data.dataset=numpy"],
+        r"the batch .*a generator of random numbers in strangers\.Points\.generator[;,]",
+    ),
+    (
+        "generators are not seeded",
+        ["--data.dataset=state", WORKERS, STAY],
+        r"the batch .*a generator of random numbers in strangers\.Points\.generator[;,]",
+    ),
+    (
+        "what is drawn on the way is not seeded",
+        ["--model=strangers.Augmented"],
+        r"the batch .*what strangers\.Augmented\.on_after_batch_transfer draws",
+    ),
+    (
+        "a step is not seeded",
+        [],
+        "the loss differs; likely because of state that no checkpoint holds, or a kernel",
+    ),
+    (
+        "what was seen is not skipped",
+        ["--data.dataset=stream"],
+        r"the batch .*strangers\.Stream, an IterableDataset, which has to draw the same "
+        r"samples again",
+    ),
+    (
+        "what samplers hold is not restored",
+        ["--data.sampler=counting"],
+        "the batch and the loss differ",
+    ),
+]
 OF_STATE = [
-    ("generators are not restored", ["--model=strangers.Remembering"], r"generators model\.generator differ"),
+    (
+        "generators are not restored",
+        ["--model=strangers.Remembering"],
+        r"generators model\.generator differ",
+    ),
     ("modes are not restored", ["--model=strangers.EvalMode"], "eval body"),
     ("modes are not restored", ["--model=strangers.Unfrozen"], r"frozen body\.0\.weight"),
-    ("schedulers are not restored", ["--model=strangers.Estimated"], r"lr_schedulers\.0\.last_epoch"),
+    (
+        "schedulers are not restored",
+        ["--model=strangers.Estimated"],
+        r"lr_schedulers\.0\.last_epoch",
+    ),
     ("optimizers are not restored", ["--model=strangers.Estimated"], r"optimizer_states\.0\."),
     ("weights are not restored", [], r"state_dict\.body\.0\.weight"),
     ("what objects hold is not restored", ["--model=strangers.Remembering"], r"model\.count"),
-    ("what objects hold is not restored", ["--data.dataset=growing"], r"train\.0\.dataset\.seen differ"),
-    ("buffers and metrics are not restored", ["--model=strangers.Measured"], r"metrics\.model\.range"),
-    ("an average is not restored", ["--trainer.callbacks=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.01",
-     "--trainer.callbacks.swa_epoch_start=1", "--data=strangers.Validated"], "callbacks.*average_model_state"),
-]  # fmt: skip
+    (
+        "what objects hold is not restored",
+        ["--data.dataset=growing"],
+        r"train\.0\.dataset\.seen differ",
+    ),
+    (
+        "buffers and metrics are not restored",
+        ["--model=strangers.Measured"],
+        r"metrics\.model\.range",
+    ),
+    (
+        "an average is not restored",
+        [
+            "--trainer.callbacks=StochasticWeightAveraging",
+            "--trainer.callbacks.swa_lrs=0.01",
+            "--trainer.callbacks.swa_epoch_start=1",
+            "--data=strangers.Validated",
+        ],
+        "callbacks.*average_model_state",
+    ),
+]
 
 
 def cases(found: list, *few: int) -> list:
-    """Return the cases; all but a few are for the soak."""
+    """Return the cases as parameters; all but a few are for the soak."""
     return [
-        pytest.param(*one, id=f"{one[0]} {' '.join(one[1][:1])}", marks=[] if number in few else [pytest.mark.soak])
+        pytest.param(
+            *one,
+            id=f"{one[0]} {' '.join(one[1][:1])}",
+            marks=[] if number in few else [pytest.mark.soak],
+        )
         for number, one in enumerate(found)
     ]
 
 
 @pytest.mark.parametrize(("mistake", "flags", "words"), cases(FOUND, 0, 2, 4, 6, 8))
 def test_a_mistake_is_found_in_what_is_done_again(tmp_path: Path, mistake, flags, words):
-    """Killed, and gone on with one mechanism broken."""
+    """The run is killed, and resumed with one mechanism broken."""
     run = Broken(tmp_path, *flags, SAVES)
     run.kill()
     run.finish(BREAK=mistake)
@@ -190,14 +279,16 @@ def test_a_mistake_is_found_in_the_batch_that_was_announced(tmp_path: Path, mist
 def test_state_that_is_not_given_back_is_named(tmp_path: Path, mistake, flags, words):
     run = Broken(tmp_path, *flags)
     run.stop()
-    run.start(BREAK=mistake)  # some cannot go on at all
+    run.start(BREAK=mistake)  # some of them cannot go on at all
     (verdict,) = run.verdicts
     assert re.match(rf"warning: resumed at step 17: {STATE}.*{words}", verdict), verdict
 
 
 @pytest.mark.parametrize(("mistake", "flags", "_"), cases(OF_STATE[:6], 0, 3))
-def test_state_that_is_not_given_back_shows_in_what_is_done_again(tmp_path: Path, mistake, flags, _):
-    """Were the state not looked at, losses and learning rates would tell."""
+def test_state_that_is_not_given_back_shows_in_what_is_done_again(
+    tmp_path: Path, mistake, flags, _
+):
+    """Here the state is not compared; losses and learning rates show the mistake."""
     run = Broken(tmp_path, *flags, SAVES)
     run.kill()
     run.start(BREAK=mistake, BLIND="1")
@@ -207,9 +298,15 @@ def test_state_that_is_not_given_back_shows_in_what_is_done_again(tmp_path: Path
 
 
 CAUSES = {
-    "an iterator": (["--model=strangers.Cycling"], r"state .* as in strangers\.Cycling\.signs \(a itertools\.cycle\)"),
+    "an iterator": (
+        ["--model=strangers.Cycling"],
+        r"state .* as in strangers\.Cycling\.signs \(a itertools\.cycle\)",
+    ),
     "the clock": (["--data.dataset=timed"], "something in the data that no seed decides: time"),
-    "a worker's counter": (["--data.dataset=growing", WORKERS], r"what strangers\.Growing keeps in its 1 data worker"),
+    "a worker's counter": (
+        ["--data.dataset=growing", WORKERS],
+        r"what strangers\.Growing keeps in its 1 data worker",
+    ),
 }
 
 
@@ -223,54 +320,68 @@ def test_what_no_run_can_carry_on_is_told_with_its_cause(tmp_path: Path, flags, 
 
 
 def test_what_came_otherwise_is_what_the_next_one_is_compared_with(tmp_path: Path):
-    """Not what was before it, of which some steps were not done again yet."""
+    """A run is compared with the attempt before it, even if that one differed.
+
+    It is not compared with an earlier one, of which some steps were not done again yet.
+    """
     run = Broken(tmp_path, "--resume.every_n_steps=100")
     run.kill("1:8")
     assert run.start(BREAK="a step is not seeded", KILL_AT="1:3") == -signal.SIGKILL
     assert "warning: resumed at step 10: step 11 is not that" in run.verdicts[0]
     run.finish(BREAK="a step is not seeded")
-    assert run.verdicts == ["resumed at step 10: the next 3 steps are those of the interrupted run, bit for bit"]
+    assert run.verdicts == [
+        "resumed at step 10: the next 3 steps are those of the interrupted run, bit for bit"
+    ]
 
 
 def test_strict_ends_the_job(tmp_path: Path):
-    """Each time, until it is left out; and no checkpoint is written from there on."""
+    """Each attempt ends so until the flag is left out, and none writes a checkpoint."""
     run = Broken(tmp_path, "--data.dataset=timed", SAVES)
     run.kill()
     before = sorted(tmp_path.rglob("*.ckpt"))
     for _ in range(2):
         assert run.start("--resume.strict=true") == 1
         assert "Traceback" not in run.said and sorted(tmp_path.rglob("*.ckpt")) == before
-        assert re.search(r"^error: --resume\.strict: resumed at step \d+: step \d+ is not that of ", run.said, re.M)
+        assert re.search(
+            r"^error: --resume\.strict: resumed at step \d+: step \d+ is not that of ",
+            run.said,
+            re.M,
+        )
     run.finish()
     assert [one["identical"] for one in run.described] == [False]
 
 
 def test_each_strict_attempt_is_compared_with_the_run_that_was_interrupted(tmp_path: Path):
-    """Not with the attempt before, which made the same mistake."""
+    """It is not compared with the attempt before it, which made the same mistake."""
     run = Broken(tmp_path, SAVES)
     run.kill()
     for _ in range(2):
         assert run.start("--resume.strict=true", BREAK="a step is not seeded") == 1
     run.finish("--resume.strict=true")
-    assert run.verdicts[0].endswith("steps are those of the interrupted run, bit for bit"), run.verdicts
+    assert run.verdicts[0].endswith("steps are those of the interrupted run, bit for bit"), (
+        run.verdicts
+    )
 
 
 def test_what_was_set_otherwise_is_told_as_the_cause(tmp_path: Path):
-    """Here it is: with another number of threads, sums are added up otherwise."""
+    """And it is the cause here: sums differ with another number of threads."""
     run = Broken(tmp_path, SAVES)
     run.kill()
     run.finish("--data.workers=1", OMP_NUM_THREADS="2")
-    cause = "--data.workers, which was 0 and is 1, or threads, which was 1 and is 2; the run may end"
+    cause = (
+        "--data.workers, which was 0 and is 1, or threads, which was 1 and is 2; the run may end"
+    )
     assert f"the loss differs; likely because of {cause}" in run.verdicts[0]
 
 
 def test_a_failure_tells_of_it(tmp_path: Path, monkeypatch):
-    """A job that fails later has it in the line that says why."""
+    """If a job fails later, the line that says why has it, too."""
     run = Broken(tmp_path, "--data.dataset=timed", SAVES)
     run.kill()
     assert run.start(FAIL_AT="2:3") == 1
     pattern = (
-        r"^error: RuntimeError: as it was told \(resumed at step \d+: step \d+ is not that of the interrupted run: "
+        r"^error: RuntimeError: as it was told \(resumed at step \d+: step \d+ is not that of "
+        r"the interrupted run: "
     )
     assert re.search(pattern, run.said, re.M), run.said[-1000:]
 
@@ -290,11 +401,11 @@ def test_a_damaged_journal_harms_no_job(tmp_path: Path, content):
     assert "no step after it is known" in run.verdicts[0]
 
 
-# Several ranks --------------------------------------------------------------------------------------------------------
+# Several ranks ------------------------------------------------------------------------------------
 
 
 class Odd(Own):
-    """A model that has another loss on rank 1 where it is told so."""
+    """A model that has another loss on rank 1, at one batch, if it is `odd`."""
 
     odd = False
 
@@ -303,15 +414,18 @@ class Odd(Own):
         return loss * 2 if self.odd and self.global_rank and batch_idx == 6 else loss
 
 
-def train(folder: str, fails: int = -1, odd: bool = False, strict: bool = False, at: int = 2) -> None:
-    model, resume = Odd(fails), ExactResume(folder, seed=3, every_n_steps=at, strict=strict)
+def train(
+    folder: str, fails: int = -1, odd: bool = False, strict: bool = False, at: int = 2
+) -> None:
+    model = Odd(fails)
+    resume = ExactResume(folder, seed=3, every_n_steps=at, strict=strict)
     model.odd = odd
     trainer = ranks.trainer([resume])
     trainer.fit(model, ranks.Numbered(44, batch_size=2))
 
 
 def twice(odd: bool, strict: bool) -> None:
-    """Train to step 8 with a checkpoint at step 5, and go on from there."""
+    """Train to step 8 with a checkpoint at step 5, and resume from there."""
     journal.SHARE = 1.0
     with suppress(RuntimeError):
         train("run", fails=8, at=5)
@@ -328,10 +442,11 @@ def test_ranks_that_go_on_as_before(tmp_path: Path):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_rank_that_does_not_is_named(tmp_path: Path, strict):
-    """The second one, by the first; where it is to end the job, all end alike."""
+    """Rank 0 names rank 1, which differs; if this is to end the job, all ranks end alike."""
     ended = ranks.run(twice, True, strict, folder=tmp_path)
     what = (
-        "resumed at step 5: step 7 is not that of the interrupted run: on rank 1, the loss differs; likely because of"
+        "resumed at step 5: step 7 is not that of the interrupted run: on rank 1, the loss "
+        "differs; likely because of"
     )
     if strict:
         assert all(one.error.startswith(f"UserError: --resume.strict: {what}") for one in ended)
@@ -341,7 +456,7 @@ def test_the_rank_that_does_not_is_named(tmp_path: Path, strict):
 
 
 def test_other_ranks_are_not_compared(tmp_path: Path):
-    """What they do is another thing; the line before says so."""
+    """Another number of ranks computes something else; the line before says so."""
     ended = ranks.run(twice_otherwise, folder=tmp_path)
     assert not ended[0].error and not ended[1].error
     alone = ranks.run(train, "run", folder=tmp_path, nodes=(1,))
@@ -355,20 +470,26 @@ def twice_otherwise() -> None:
         train("run", fails=8, at=5)
 
 
-# On a GPU -------------------------------------------------------------------------------------------------------------
+# On a GPU -----------------------------------------------------------------------------------------
 
 
 def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
-    """A part that is a tensor stays one until there are some dozens of them."""
+    """A loss that is a tensor stays one until there are some dozens of them."""
     read = []
     monkeypatch.setattr(
-        verification.Proof, "_send", lambda self: (read.append(len(self.waiting)), self.waiting.clear())
+        verification.Proof,
+        "_send",
+        lambda self: (read.append(len(self.waiting)), self.waiting.clear()),
     )
     noted = object.__new__(verification.Proof)
-    noted.waiting, noted.copied, noted.since = [], None, 0.0
+    noted.waiting = []
+    noted.copied = None
+    noted.since = 0.0
     import torch
 
     for number in range(2 * verification.EVERY - 1):
-        noted.now = verification.Batch(number, (0, number), [torch.tensor(7)], [1], [torch.tensor(3)])
+        noted.now = verification.Batch(
+            number, (0, number), [torch.tensor(7)], [1], [torch.tensor(3)]
+        )
         noted.end(None)
     assert read == [verification.EVERY]

@@ -1,4 +1,7 @@
-"""Every block of commands of a page is run, in the page's order, on a copy of this checkout."""
+"""Every block of commands of a page is run on a copy of this checkout.
+
+The blocks of a page are run in the page's order.
+"""
 
 import functools
 import os
@@ -25,7 +28,10 @@ NEEDS_DOCKER = re.compile(r"docker|make build|make rehearsal|output/model/")
 
 @pytest.fixture(scope="module")
 def checkouts(tmp_path_factory) -> Callable[[str], Path]:
-    """What `git clone` gives, for each page: with the environment that there is, and CIFAR-10 (small) in `cifar10`."""
+    """Return a function that makes a page's checkout, as `git clone` does.
+
+    It has this environment, and a small CIFAR-10 in `cifar10`.
+    """
 
     @functools.cache
     def checkout(page: str) -> Path:
@@ -35,9 +41,13 @@ def checkouts(tmp_path_factory) -> Callable[[str], Path]:
             (folder / ".venv").symlink_to(sys.prefix)
         python_of("rehearsal")
         (folder / ".venvs").symlink_to(ROOT / ".venvs")
-        example = folder / "examples/spot.json"  # with an eighth of the images
-        text = example.read_text().replace('"sagemaker-lightning"', f'"{TAG}"').replace('"64"', '"8"')
-        example.write_text(text.replace('"resume.every', '"trainer.limit_train_batches": "12", "resume.every'))
+        example = folder / "examples/spot.json"  # made to train on an eighth of the images
+        text = (
+            example.read_text().replace('"sagemaker-lightning"', f'"{TAG}"').replace('"64"', '"8"')
+        )
+        example.write_text(
+            text.replace('"resume.every', '"trainer.limit_train_batches": "12", "resume.every')
+        )
         write_cifar(folder / "cifar10", images=10)
         # Twenty epochs are the soak's (tests/test_train.py).
         config = folder / "output/ml/input/config"
@@ -49,15 +59,21 @@ def checkouts(tmp_path_factory) -> Callable[[str], Path]:
 
 
 def image_variables() -> dict[str, str]:
-    """Return what makes `make build` tag a test's image as other tests do, and stands in for what is out of reach."""
+    """Return the variables of `make build` for a test.
+
+    With them the image has the tag that other tests use, and stand-ins replace what is out of
+    reach.
+    """
     return {"IMAGE": TAG, "DOCKER": DOCKER, "GIT_DIR": str(ROOT / ".git"), **build_variables()}
 
 
 @pytest.mark.parametrize(
-    ("page", "language", "text"), COMMANDS, ids=[f"{page}: {text.splitlines()[-1]}" for page, _, text in COMMANDS]
+    ("page", "language", "text"),
+    COMMANDS,
+    ids=[f"{page}: {text.splitlines()[-1]}" for page, _, text in COMMANDS],
 )
 def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: str):
-    if text == "make test\n":  # it is what runs these tests; .ci/run calls it
+    if text == "make test\n":  # it runs these tests; .ci/run calls it
         assert re.search(r"^run make test$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
         return
     needs_docker = NEEDS_DOCKER.search(text)
@@ -66,20 +82,37 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
     if needs_docker and "make build" not in text:
         request.getfixturevalue("image")
     checkout = checkouts(page)
-    if name := re.match(r"# (\w+\.py)\n", text):  # a file of the user's, which another command names
+    # A file of the user's, which another command of the page names.
+    if name := re.match(r"# (\w+\.py)\n", text):
         (checkout / name[1]).write_text(text)
         compile(text, name[1], "exec")
         assert f"{Path(name[1]).stem}." in PAGES[page].replace(text, "").replace(name[1], "")
         return
-    # The image's name is the user's: a test does not tag one of its own with it.
+    # The page's image name belongs to the user: a test never tags its own image with it.
     text = re.sub(r"\bsagemaker-lightning(?= train| python| bash)", TAG, text)
-    short = "output/ml/input/config/hyperparameters.json:/opt/ml/input/config/hyperparameters.json:ro"
+    short = (
+        "output/ml/input/config/hyperparameters.json:/opt/ml/input/config/hyperparameters.json:ro"
+    )
     text = text.replace(f"--rm {TAG} train", f'--rm -v "$PWD/{short}" {TAG} train')
     text = text.replace("docker run", f"docker run {' '.join(sweeper.labels())}")
-    command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
-    variables = os.environ | {"XDG_CACHE_HOME": str(checkout / "cache")} | (image_variables() if needs_docker else {})
+    command = (
+        [sys.executable, "-c", text]
+        if language == "python"
+        else ["bash", "-euo", "pipefail", "-c", text]
+    )
+    variables = (
+        os.environ
+        | {"XDG_CACHE_HOME": str(checkout / "cache")}
+        | (image_variables() if needs_docker else {})
+    )
     done = subprocess.run(
-        command, cwd=checkout, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=1500
+        command,
+        cwd=checkout,
+        env=variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=1500,
     )
     assert done.returncode == 0, done.stdout[-3000:]
     if "make rehearsal" in text:
@@ -107,9 +140,14 @@ def test_a_job_by_an_sdk(checkouts, tmp_path: Path, image: str, sdk: str, client
     user = Client(sdk, tmp_path)
     try:
         done = subprocess.run(
-            [python_of(sdk), "-c", text], cwd=checkout, env=user.variables, text=True, timeout=600,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [python_of(sdk), "-c", text],
+            cwd=checkout,
+            env=user.variables,
+            text=True,
+            timeout=600,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         assert done.returncode == 0, done.stdout[-3000:]
         (archive,) = (checkout / output).rglob("model.tar.gz")
         assert "model.pt" in subprocess.check_output(["tar", "-tf", archive], text=True)
@@ -118,9 +156,20 @@ def test_a_job_by_an_sdk(checkouts, tmp_path: Path, image: str, sdk: str, client
 
 
 def test_the_file_tree_is_true():
-    (tree,) = [text for _, text in FENCE.findall(PAGES["docs/architecture.md"]) if text.startswith("Dockerfile ")]
+    (tree,) = [
+        text
+        for _, text in FENCE.findall(PAGES["docs/architecture.md"])
+        if text.startswith("Dockerfile ")
+    ]
     for name in re.findall(r"(?:^|  )(\.?[\w./]+[/.\w])  ", tree):
         assert (ROOT / name).exists(), name
     for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
         top = f"{name.split('/')[0]}{'/' if '/' in name else ''}"
-        assert top in tree or top in (".dockerignore", ".gitignore", "LICENSE", "pyproject.toml", ".ci/", *PAGES), name
+        assert top in tree or top in (
+            ".dockerignore",
+            ".gitignore",
+            "LICENSE",
+            "pyproject.toml",
+            ".ci/",
+            *PAGES,
+        ), name

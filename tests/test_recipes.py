@@ -21,13 +21,20 @@ pytestmark = pytest.mark.slow
 
 RECIPES = sorted(path.stem for path in (ROOT / "app/recipes").glob("*.yaml"))
 # A CPU has no use for bfloat16, and the tests' image has no compiler.
-MINIATURE = ["--trainer.precision=32-true", "--trainer.accelerator=cpu", "--trainer.max_steps=2", "--data.batch_size=8"]
+MINIATURE = [
+    "--trainer.precision=32-true",
+    "--trainer.accelerator=cpu",
+    "--trainer.max_steps=2",
+    "--data.batch_size=8",
+]
 
 
 def made(folder, *flags: str) -> CommandLine:
-    """Return what the command line makes of flags."""
+    """Return the command line that these flags make."""
     return CommandLine(
-        SageMakerEnvironment(model_dir=folder / "m", output_data_dir=folder, checkpoint_dir=folder / "c"),
+        SageMakerEnvironment(
+            model_dir=folder / "m", output_data_dir=folder, checkpoint_dir=folder / "c"
+        ),
         list(flags),
         APPLICATION,
     )
@@ -36,7 +43,9 @@ def made(folder, *flags: str) -> CommandLine:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_in_miniature(recipe, cifar, tmp_path):
     flags = [f"--config={recipe}", f"--data.data_dir={cifar}", *MINIATURE]
-    flags += ["--data=CIFAR10DataModule"] if recipe in ("cpu", "original") else ["--model.compile=false"]
+    flags += (
+        ["--data=CIFAR10DataModule"] if recipe in ("cpu", "original") else ["--model.compile=false"]
+    )
     flags += ["--data.val_split=20"] if recipe in ("cpu", "original") else []
     cli = made(tmp_path, *flags)
     cli.trainer.fit(cli.model, cli.datamodule)
@@ -51,37 +60,54 @@ def test_there_are_these_recipes():
 
 def test_a_recipe_is_given_by_its_name_or_by_its_file(cifar, tmp_path):
     more = [f"--data.data_dir={cifar}", "--data=CIFAR10DataModule"]
-    for config in (["--config=original"], ["--config", "original"], [f"--config={ROOT}/app/recipes/original.yaml"]):
+    for config in (
+        ["--config=original"],
+        ["--config", "original"],
+        [f"--config={ROOT}/app/recipes/original.yaml"],
+    ):
         cli = made(tmp_path, *config, *more)
-        assert (cli.datamodule.batch_size, cli.datamodule.val_split, cli.trainer.max_epochs) == (32, 0.2, 5)
+        assert (cli.datamodule.batch_size, cli.datamodule.val_split, cli.trainer.max_epochs) == (
+            32,
+            0.2,
+            5,
+        )
         assert cli.config.optimizer.class_path == "torch.optim.Adam"
     cli = made(tmp_path, "--config=original", "--data.batch_size=7", *more)
-    assert cli.datamodule.batch_size == 7  # a flag wins over a recipe
+    assert cli.datamodule.batch_size == 7  # a flag has priority over a recipe
 
 
 def test_a_recipe_that_is_not_there(tmp_path):
     with pytest.raises(
-        UserError, match=r"--config: found 'quick', which .*; allowed is a file, or one of .*cpu.*original"
+        UserError,
+        match=r"--config: found 'quick', which .*; allowed is a file, or one of .*cpu.*original",
     ):
         made(tmp_path, "--config=quick")
 
 
 @pytest.mark.parametrize(("old", "new"), [("cifar10-94", "fast"), ("cifar10-96", "accurate")])
 def test_a_recipe_that_has_another_name_now(old, new, tmp_path):
-    with pytest.raises(UserError, match=rf"^--config: found '{old}', which is called {new} now; allowed is a file, or"):
+    with pytest.raises(
+        UserError,
+        match=rf"^--config: found '{old}', which is called {new} now; allowed is a file, or",
+    ):
         made(tmp_path, f"--config={old}")
 
 
 def test_the_stem_for_small_images():
-    """As the paper has it for CIFAR-10: the first convolution keeps the size, and there is no pooling."""
+    """The stem for small images keeps the size, and does not pool.
+
+    So the paper has it for CIFAR-10: the first convolution keeps the size, and there is no pooling.
+    """
     model = ResNet18(num_classes=10, stem="small").eval()
-    image, sizes = torch.rand(2, 3, 32, 32), []
+    image = torch.rand(2, 3, 32, 32)
+    sizes = []
     for layer in (model.network.relu, model.network.layer1, model.network.layer4):
         layer.register_forward_hook(lambda _, __, output: sizes.append(tuple(output.shape[1:])))
     assert model(image).shape == (2, 10)
     assert sizes[0] == sizes[1] == (64, 32, 32) and sizes[-1] == (512, 4, 4)
     spread = model.network.conv1.weight.std().item()
-    assert spread == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.1)  # torchvision's initialization, by fan-out
+    # torchvision's initialization, by fan-out
+    assert spread == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.1)
 
 
 def test_an_exported_model_says_what_it_was_made_with(tmp_path):
@@ -90,7 +116,8 @@ def test_an_exported_model_says_what_it_was_made_with(tmp_path):
     about = json.loads((tmp_path / "model.json").read_text())
     assert about["hyperparameters"]["stem"] == "small"
     network = resnet18(num_classes=about["num_classes"])
-    network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    network.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    network.maxpool = nn.Identity()
     network.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     image = torch.rand(2, 3, 32, 32)
     assert torch.allclose(network.eval()(image), model.eval()(image), atol=1e-4)
@@ -98,7 +125,9 @@ def test_an_exported_model_says_what_it_was_made_with(tmp_path):
 
 def test_the_layout_changes_no_result():
     torch.manual_seed(0)
-    plain, images, labels = ResNet18(num_classes=10), torch.rand(16, 3, 32, 32), torch.arange(16) % 10
+    plain = ResNet18(num_classes=10)
+    images = torch.rand(16, 3, 32, 32)
+    labels = torch.arange(16) % 10
     other = ResNet18(num_classes=10, channels_last=True)
     other.load_state_dict(plain.state_dict())
     assert other.network.layer1[0].conv1.weight.is_contiguous(memory_format=torch.channels_last)
@@ -121,9 +150,13 @@ def test_a_compiled_model_needs_a_compiler(monkeypatch):
 
 
 def test_label_smoothing(tmp_path):
-    with pytest.raises(UserError, match=r"--model.label_smoothing: found 1.0, allowed is 0 to less than 1"):
+    with pytest.raises(
+        UserError, match=r"--model.label_smoothing: found 1.0, allowed is 0 to less than 1"
+    ):
         ResNet18(num_classes=10, label_smoothing=1.0)
-    images, labels, losses = torch.rand(8, 3, 32, 32), torch.arange(8), []
+    images = torch.rand(8, 3, 32, 32)
+    labels = torch.arange(8)
+    losses = []
     for smoothing in (0.0, 0.3):
         torch.manual_seed(0)
         model = ResNet18(num_classes=10, label_smoothing=smoothing)
@@ -132,4 +165,6 @@ def test_label_smoothing(tmp_path):
     torch.manual_seed(0)
     logits = ResNet18(num_classes=10)(images).log_softmax(1)
     wanted = [-(0.7 * logits[range(8), labels].mean() + 0.3 * logits.mean())]
-    assert torch.allclose(losses[1], wanted[0], atol=1e-5) and not torch.allclose(losses[0], losses[1])
+    assert torch.allclose(losses[1], wanted[0], atol=1e-5) and not torch.allclose(
+        losses[0], losses[1]
+    )

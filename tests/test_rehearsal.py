@@ -1,4 +1,7 @@
-"""Jobs of the rehearsal under the service's rules: real containers of the real image, S3 and logs of moto."""
+"""Jobs of the rehearsal under the service's rules: real containers, moto's S3 and logs.
+
+The containers run the real image.
+"""
 
 import json
 import os
@@ -16,7 +19,8 @@ from rehearsals import LABEL, Rehearsal, run, run_command
 pytestmark = pytest.mark.docker
 
 
-# Says each step of STEPS, a second long, and keeps the step it has reached; goes on from the newest that it finds.
+# Says each step of STEPS, one second each, and saves the step that it has reached; resumes from the
+# newest step that it finds.
 COUNTS = """
 trap 'exit 143' TERM
 cd /opt/ml/checkpoints; step=$(ls | grep -v sagemaker | sort -n | tail -1)
@@ -32,14 +36,19 @@ SECONDARY = "SecondaryStatusTransitions"
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """A rehearsal in which nothing is interrupted of its own accord."""
-    flags = ["--grace=5", "--sync-every=0.2", f"--allow={tmp_path_factory.getbasetemp()}", f"--allow={ROOT}"]
+    """A rehearsal that interrupts nothing on its own."""
+    flags = [
+        "--grace=5",
+        "--sync-every=0.2",
+        f"--allow={tmp_path_factory.getbasetemp()}",
+        f"--allow={ROOT}",
+    ]
     with Rehearsal(tmp_path_factory.mktemp("rehearsal"), *flags) as server:
         yield server
 
 
 def channel(name: str, uri: str, distribution: str = "FullyReplicated", **more) -> dict:
-    """Return one of InputDataConfig."""
+    """Return a channel for InputDataConfig."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": distribution}
     groups = more.pop("groups", None)
     return {
@@ -51,7 +60,9 @@ def channel(name: str, uri: str, distribution: str = "FullyReplicated", **more) 
 def statuses(job: dict) -> list[str]:
     """Return the secondary statuses that a job went through."""
     found = [one["Status"] for one in job[SECONDARY]]
-    return [status for status, before in zip(found, [None, *found], strict=False) if status != before]
+    return [
+        status for status, before in zip(found, [None, *found], strict=False) if status != before
+    ]
 
 
 def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
@@ -84,7 +95,9 @@ def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
     assert job["TrainingJobStatus"] == "Completed", job
     said = rehearsal.lines(name)
     config = {
-        line.split(" ")[0][7:]: json.loads(line.partition(" ")[2]) for line in said["algo-2"] if "config/" in line
+        line.split(" ")[0][7:]: json.loads(line.partition(" ")[2])
+        for line in said["algo-2"]
+        if "config/" in line
     }
     assert config["hyperparameters.json"] == {"a.b": "1", "c": '"x"'}
     assert config["checkpointconfig.json"] == {"LocalPath": "/opt/ml/kept"}
@@ -95,14 +108,20 @@ def test_a_host_finds_what_the_service_gives_it(rehearsal, image, tmp_path):
         "hosts": ["algo-1", "algo-2", "algo-3"],
         "instance_groups": [
             {"instance_group_name": "big", "instance_type": "ml.p4d.24xlarge", "hosts": ["algo-1"]},
-            {"instance_group_name": "small", "instance_type": "ml.m5.xlarge", "hosts": ["algo-2", "algo-3"]},
+            {
+                "instance_group_name": "small",
+                "instance_type": "ml.m5.xlarge",
+                "hosts": ["algo-2", "algo-3"],
+            },
         ],
         "network_interface_name": "eth0",
         "topology": None,
     }
     assert config["inputdataconfig.json"]["sharded"]["S3DistributionType"] == "ShardedByS3Key"
     assert set(config["inputdataconfig.json"]) == {"sharded", "fast"}
-    files = {host: [line for line in lines if line.startswith("data/")] for host, lines in said.items()}
+    files = {
+        host: [line for line in lines if line.startswith("data/")] for host, lines in said.items()
+    }
     fast = ["data/fast/a", "data/fast/b", "data/fast/c/d"]
     assert files == {
         "algo-1": [*fast, "data/local/file"],
@@ -119,26 +138,44 @@ def test_outputs_are_gathered_over_hosts(rehearsal, image):
     host=$(grep -o '"current_host": "[^"]*' /opt/ml/input/config/resourceconfig.json | cut -d'"' -f4)
     cd /opt/ml/model; echo $host >shared; echo $host >$host; cd /opt/ml/output/data; mkdir deep; echo x >deep/$host
     [[ $host == algo-1 ]] && sleep 2 || true
-    """
+    """  # noqa: E501
     name = rehearsal.create(
-        image, script, hosts=2, AlgorithmSpecification={"MetricDefinitions": [{"Name": "x", "Regex": "x"}]}
+        image,
+        script,
+        hosts=2,
+        AlgorithmSpecification={"MetricDefinitions": [{"Name": "x", "Regex": "x"}]},
     )
     job = rehearsal.ended(name)
     assert statuses(job) == ["Starting", "Downloading", "Training", "Uploading", "Completed"]
-    assert job["ModelArtifacts"]["S3ModelArtifacts"] == f"s3://rehearsal/output/{name}/output/model.tar.gz"
+    assert (
+        job["ModelArtifacts"]["S3ModelArtifacts"]
+        == f"s3://rehearsal/output/{name}/output/model.tar.gz"
+    )
     assert (
         job["TrainingTimeInSeconds"] >= 2 and job["BillableTimeInSeconds"] >= 2
-    )  # a worker that is done is waited for
-    assert rehearsal.archive(name) == {"shared": b"algo-2\n", "algo-1": b"algo-1\n", "algo-2": b"algo-2\n"}
+    )  # A worker that has ended is waited for.
+    assert rehearsal.archive(name) == {
+        "shared": b"algo-2\n",
+        "algo-1": b"algo-1\n",
+        "algo-2": b"algo-2\n",
+    }
     assert set(rehearsal.archive(name, "output")) == {"deep/algo-1", "deep/algo-2"}
     record = json.loads((rehearsal.folder / name / "job.json").read_text())
     assert any("shared of algo-2 replaces that of algo-1" in note for note in record["notes"])
 
 
 def test_metrics_and_logs(rehearsal, image):
-    definitions = [{"Name": "loss", "Regex": "loss=([0-9.]+)"}, {"Name": "none", "Regex": "nothing=(.*)"}]
-    script = 'for i in 3 2 1; do echo "step=$i loss=0.$i"; done; printf "no end of line"; printf "\\n\\n"; echo "ü"'
-    name = rehearsal.create(image, script, AlgorithmSpecification={"MetricDefinitions": definitions})
+    definitions = [
+        {"Name": "loss", "Regex": "loss=([0-9.]+)"},
+        {"Name": "none", "Regex": "nothing=(.*)"},
+    ]
+    script = (
+        'for i in 3 2 1; do echo "step=$i loss=0.$i"; done; printf "no end of line"; printf '
+        '"\\n\\n"; echo "ü"'
+    )
+    name = rehearsal.create(
+        image, script, AlgorithmSpecification={"MetricDefinitions": definitions}
+    )
     (metric,) = rehearsal.ended(name)["FinalMetricDataList"]
     assert (metric["MetricName"], round(metric["Value"], 3)) == ("loss", 0.1)
     assert rehearsal.lines(name)["algo-1"][-2:] == ["no end of line", "ü"]
@@ -151,10 +188,13 @@ def test_a_failure_says_why_and_ends_the_others(rehearsal, image):
     trap 'echo stopped; exit 0' TERM; echo m >/opt/ml/model/m
     cd /opt/ml; grep -q 'current_host": "algo-2' input/config/r*.json && { echo "error: why" >output/failure; exit 3; }
     sleep 100 & wait
-    """
+    """  # noqa: E501
     name = rehearsal.create(image, script, hosts=2)
     job = rehearsal.ended(name)
-    assert (job["TrainingJobStatus"], job["FailureReason"]) == ("Failed", "AlgorithmError: error: why\n, exit code: 3")
+    assert (job["TrainingJobStatus"], job["FailureReason"]) == (
+        "Failed",
+        "AlgorithmError: error: why\n, exit code: 3",
+    )
     assert rehearsal.lines(name)["algo-1"] == ["stopped"]
     assert rehearsal.archive(name) == {"m": b"m\n"}  # uploaded on a failure, too
 
@@ -162,19 +202,27 @@ def test_a_failure_says_why_and_ends_the_others(rehearsal, image):
 FAILURES = {
     "no data": (
         {"InputDataConfig": [channel("training", "s3://rehearsal/nothing/")]},
-        'ClientError: Data download failed:No S3 objects found under S3 URL "s3://rehearsal/nothing/"',
+        "ClientError: Data download failed:No S3 objects found under S3 URL "
+        '"s3://rehearsal/nothing/"',
     ),
     "no bucket": (
         {"InputDataConfig": [channel("training", "s3://no-such-bucket/x")]},
-        'ClientError: Data download failed:No S3 objects found under S3 URL "s3://no-such-bucket/x"',
+        "ClientError: Data download failed:No S3 objects found under S3 URL "
+        '"s3://no-such-bucket/x"',
     ),
     "no folder": (
         {"InputDataConfig": [channel("training", f"file://{ROOT}/no-such")]},
-        f"ClientError: Data download failed: file://{ROOT}/no-such is not a file, nor a folder with files in it",
+        f"ClientError: Data download failed: file://{ROOT}/no-such is not a file, nor a folder "
+        "with files in it",
     ),
     "no image": (
-        {"AlgorithmSpecification": {"TrainingImage": "123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1"}},
-        "ClientError: Cannot pull image 123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1: there is no local image",
+        {
+            "AlgorithmSpecification": {
+                "TrainingImage": "123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1"
+            }
+        },
+        "ClientError: Cannot pull image 123456789012.dkr.ecr.us-east-1.amazonaws.com/none:1: "
+        "there is no local image",
     ),
     "no program": (
         {"AlgorithmSpecification": {"ContainerEntrypoint": ["/no/such/program"]}},
@@ -218,47 +266,73 @@ def test_stop(rehearsal, image):
 
 def test_max_runtime_ends_even_who_does_not_listen(rehearsal, image):
     name = rehearsal.create(
-        image, "trap '' TERM; while true; do sleep 1; done", StoppingCondition={"MaxRuntimeInSeconds": 2}
+        image,
+        "trap '' TERM; while true; do sleep 1; done",
+        StoppingCondition={"MaxRuntimeInSeconds": 2},
     )
     job = rehearsal.ended(name)
     assert (job["TrainingJobStatus"], job["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
-    assert job["TrainingTimeInSeconds"] >= 2 + 5  # the grace
+    assert job["TrainingTimeInSeconds"] >= 2 + 5  # the grace period
 
 
 def test_checkpoints_are_copied_while_it_runs_and_restored(rehearsal, image):
-    """Markers beside the files, what is to be ignored left out, a deletion passed on, a change copied again."""
+    """Checkpoints are copied while the job runs, and restored when it starts.
+
+    There are markers beside the files; files to be ignored are left out, a deletion is passed on,
+    and a changed file is copied again.
+    """
     rehearsal.s3.put_object(Bucket="rehearsal", Key="ck/before/old", Body=b"old\n")
     script = """
     cd /opt/ml/checkpoints; cat old; echo one >1; echo temporary >2.sagemaker-ignore
     until [[ -e 1.sagemaker-uploaded ]]; do sleep 0.1; done; ls; rm old; echo more >>1; echo "synced"; sleep 3
-    """
+    """  # noqa: E501
     name = rehearsal.create(image, script, CheckpointConfig={"S3Uri": "s3://rehearsal/ck/before"})
     rehearsal.wait_for_line(name, "synced")
     rehearsal.ended(name)
     assert rehearsal.lines(name)["algo-1"][0] == "old"
-    assert {"1", "1.sagemaker-uploaded", "1.sagemaker-uploading"} <= set(rehearsal.lines(name)["algo-1"])
+    assert {"1", "1.sagemaker-uploaded", "1.sagemaker-uploading"} <= set(
+        rehearsal.lines(name)["algo-1"]
+    )
     assert rehearsal.keys("ck/before/") == ["ck/before/1"]
-    assert rehearsal.s3.get_object(Bucket="rehearsal", Key="ck/before/1")["Body"].read() == b"one\nmore\n"
+    assert (
+        rehearsal.s3.get_object(Bucket="rehearsal", Key="ck/before/1")["Body"].read()
+        == b"one\nmore\n"
+    )
 
 
 def test_an_interruption_by_hand(rehearsal, image):
-    name = rehearsal.create(image, COUNTS, spot=True, hosts=2, Environment={"STEPS": "10"}, **CHECKPOINTS)
+    name = rehearsal.create(
+        image, COUNTS, spot=True, hosts=2, Environment={"STEPS": "10"}, **CHECKPOINTS
+    )
     on_demand = run_command(rehearsal, "interrupt", rehearsal.create(image, "sleep 2"))
     assert on_demand.returncode == 1 and "is not a spot job; create it with" in on_demand.stdout
     rehearsal.wait_for_line(name, "step=3")
     done = run_command(rehearsal, "interrupt", name, "--host=algo-2", "--unwarned", "--gap=1.5")
     assert done.returncode == 0 and "algo-2" in done.stdout, done.stdout
     job = rehearsal.ended(name)
-    chain = ["Starting", "Downloading", "Training", "Interrupted", "Starting", "Downloading", "Training", "Uploading"]
+    chain = [
+        "Starting",
+        "Downloading",
+        "Training",
+        "Interrupted",
+        "Starting",
+        "Downloading",
+        "Training",
+        "Uploading",
+    ]
     assert statuses(job) == [*chain, "Completed"]
     said = rehearsal.lines(name)["algo-1"]
     resumed = [int(line.split()[-1]) for line in said if line.startswith("resuming")]
     assert len(resumed) == 2 and 2 <= resumed[1] < 10
     record = json.loads((rehearsal.folder / name / "job.json").read_text())
     first, second = (attempt["instances"][0] for attempt in record["attempts"])
-    assert second["started"] - first["released"] >= 1.5  # which is not billed
+    assert second["started"] - first["released"] >= 1.5  # the time between is not billed
     (interruption,) = record["interruptions"]
-    assert (interruption["hosts"], interruption["warned"], interruption["why"]) == (["algo-2"], False, "by hand")
+    assert (interruption["hosts"], interruption["warned"], interruption["why"]) == (
+        ["algo-2"],
+        False,
+        "by hand",
+    )
     assert [one["reclaimed"] for one in record["attempts"][0]["instances"]] == [False, True]
     assert "goodput" in (rehearsal.folder / name / "report.html").read_text().lower()
 
@@ -270,13 +344,19 @@ def test_ten_jobs_at_once(rehearsal, image):
         jobs = list(pool.map(rehearsal.ended, names))
     assert [job["TrainingJobStatus"] for job in jobs] == ["Completed"] * 10
     assert all(list(rehearsal.archive(name)) == [name] for name in names)
-    listed = rehearsal.sagemaker.list_training_jobs(MaxResults=100, StatusEquals="Completed")["TrainingJobSummaries"]
+    listed = rehearsal.sagemaker.list_training_jobs(MaxResults=100, StatusEquals="Completed")[
+        "TrainingJobSummaries"
+    ]
     assert set(names) <= {one["TrainingJobName"] for one in listed}
-    first = rehearsal.sagemaker.list_training_jobs(MaxResults=3, SortBy="Name", SortOrder="Ascending")
+    first = rehearsal.sagemaker.list_training_jobs(
+        MaxResults=3, SortBy="Name", SortOrder="Ascending"
+    )
     second = rehearsal.sagemaker.list_training_jobs(
         MaxResults=3, SortBy="Name", SortOrder="Ascending", NextToken=first["NextToken"]
     )
-    pages = [one["TrainingJobName"] for page in (first, second) for one in page["TrainingJobSummaries"]]
+    pages = [
+        one["TrainingJobName"] for page in (first, second) for one in page["TrainingJobSummaries"]
+    ]
     assert len(pages) == 6 and pages == sorted(pages)
 
 
@@ -292,38 +372,51 @@ def test_names_and_tags(rehearsal, image):
     with pytest.raises(ClientError, match="Requested resource not found"):
         rehearsal.describe("no-such-job")
     with pytest.raises(ClientError, match="does not emulate CreateModel"):
-        rehearsal.sagemaker.create_model(ModelName="x", ExecutionRoleArn="arn:aws:iam::123456789012:role/x")
+        rehearsal.sagemaker.create_model(
+            ModelName="x", ExecutionRoleArn="arn:aws:iam::123456789012:role/x"
+        )
     rehearsal.ended(name)
 
 
 @pytest.mark.parametrize("isolated", [False, True])
 def test_network_isolation(rehearsal, image, isolated):
-    """An isolated host reaches the other hosts only, and is told of no AWS."""
+    """An isolated host reaches only the other hosts, and gets no variables of AWS."""
     script = 'getent ahostsv4 algo-1 | head -1; echo "endpoint ${AWS_ENDPOINT_URL-none}"; sleep 2'
     name = rehearsal.create(image, script, EnableNetworkIsolation=isolated)
     rehearsal.wait_for(name, "Training")
     chosen = f"name=-{name}$"
-    internal = docker("network", "ls", "--filter", chosen, "--format", "{{.Internal}}").stdout.strip()
+    internal = docker(
+        "network", "ls", "--filter", chosen, "--format", "{{.Internal}}"
+    ).stdout.strip()
     rehearsal.ended(name)
     found, endpoint = rehearsal.lines(name)["algo-1"]
-    assert "algo-1" in found and internal == str(isolated).lower() and (endpoint == "endpoint none") == isolated
+    assert (
+        "algo-1" in found
+        and internal == str(isolated).lower()
+        and (endpoint == "endpoint none") == isolated
+    )
 
 
 def test_a_strangers_container_on_a_jobs_network(rehearsal, image):
-    """It is taken off the network, which can be removed then; the job ends as it would have."""
+    """It is removed from the network, so that the network can be removed; the job ends as ever."""
     name = rehearsal.create(image, "echo ready; sleep 5")
     rehearsal.wait_for_line(name, "ready")
     (network,) = docker("network", "ls", "--quiet", "--filter", f"name=-{name}$").stdout.split()
-    stranger = docker("run", "--detach", "--network", network, "--entrypoint=sleep", image, "100").stdout.strip()
+    stranger = docker(
+        "run", "--detach", "--network", network, "--entrypoint=sleep", image, "100"
+    ).stdout.strip()
     try:
         assert rehearsal.ended(name)["TrainingJobStatus"] == "Completed"
         assert docker("network", "ls", "--quiet", "--filter", f"name=-{name}$").stdout == ""
-        assert docker("inspect", "--format", "{{.State.Running}}", stranger).stdout.strip() == "true"
+        assert (
+            docker("inspect", "--format", "{{.State.Running}}", stranger).stdout.strip() == "true"
+        )
     finally:
         docker("rm", "--force", stranger)
 
 
-# A real network, whose list names a container once that has left since: the moment itself cannot be met.
+# A real network whose list once names a container that has left since: a test cannot hit that
+# moment.
 LEAVES = """
 import docker
 from rehearsal.engines.containers import remove
@@ -348,14 +441,16 @@ def test_a_container_that_leaves_a_network_by_itself(tmp_path):
     name = f"rehearsal-test-{tmp_path.name}-{os.getpid()}"
     line = [python_of("rehearsal"), "-c", LEAVES.replace("NAME", repr(name))]
     try:
-        done = subprocess.run(line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+        done = subprocess.run(
+            line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+        )
         assert done.stdout == "True\n"
         assert docker("network", "ls", "--quiet", "--filter", f"name={name}").stdout == ""
     finally:
         docker("network", "rm", name)
 
 
-# Of a user who is not root, to whom what a container's root has written is not theirs to remove.
+# For a user who is not root and may not remove the files of a container's root.
 EMPTIES = """
 import sys
 from pathlib import Path
@@ -386,7 +481,9 @@ def test_what_a_containers_root_has_left_is_removed_by_one_that_sees_nothing_els
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
     line = [python_of("rehearsal"), "-c", EMPTIES, tmp_path / "one"]
-    done = subprocess.run(line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    done = subprocess.run(
+        line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+    )
     assert done.stdout == "[True] ['another', 'file', 'one']\n"
 
 
@@ -400,26 +497,47 @@ def test_what_a_containers_root_has_left_is_removed_by_one_that_sees_nothing_els
     ],
 )
 def test_spot_by_a_rule(tmp_path, image, rule, wanted):
-    flags = [f"--interrupt={rule}", "--sync-every=0.1", "--grace=2", "--price=3.06", "--spot-price=0.92"]
+    flags = [
+        f"--interrupt={rule}",
+        "--sync-every=0.1",
+        "--grace=2",
+        "--price=3.06",
+        "--spot-price=0.92",
+    ]
     with Rehearsal(tmp_path, *flags) as server:
-        limits = {"MaxRuntimeInSeconds": 4, "MaxWaitTimeInSeconds": 6} if wanted[-1] != "Completed" else None
+        limits = (
+            {"MaxRuntimeInSeconds": 4, "MaxWaitTimeInSeconds": 6}
+            if wanted[-1] != "Completed"
+            else None
+        )
         more = {"StoppingCondition": limits} if limits else {}
         name = server.create(image, COUNTS, spot=True, hosts=2, **CHECKPOINTS, **more)
         job = server.ended(name)
-        found = [status for status in statuses(job) if status in ("Interrupted", job["SecondaryStatus"])]
-        assert found[-1] == wanted[-1] and found.count("Interrupted") >= wanted.count("Interrupted"), job
+        found = [
+            status for status in statuses(job) if status in ("Interrupted", job["SecondaryStatus"])
+        ]
+        assert found[-1] == wanted[-1] and found.count("Interrupted") >= wanted.count(
+            "Interrupted"
+        ), job
         if wanted[-1] == "Completed":
             assert found == wanted
-            steps = [line.split()[0] for line in server.lines(name)["algo-1"] if line.startswith("step=")]
+            steps = [
+                line.split()[0] for line in server.lines(name)["algo-1"] if line.startswith("step=")
+            ]
             assert set(steps) == {f"step={step}" for step in range(1, 7)}
             assert "cost on spot" in (server.folder / name / "report.html").read_text()
 
 
 def test_retries_are_spent(tmp_path, image):
     with Rehearsal(tmp_path, "--interrupt=every 0.5s unwarned") as server:
-        name = server.create(image, "sleep 60", spot=True, RetryStrategy={"MaximumRetryAttempts": 1})
+        name = server.create(
+            image, "sleep 60", spot=True, RetryStrategy={"MaximumRetryAttempts": 1}
+        )
         job = server.ended(name)
-        assert job["TrainingJobStatus"] == "Failed" and "MaximumRetryAttempts is 1" in job["FailureReason"]
+        assert (
+            job["TrainingJobStatus"] == "Failed"
+            and "MaximumRetryAttempts is 1" in job["FailureReason"]
+        )
         assert statuses(job).count("Interrupted") == 2
 
 
@@ -432,7 +550,10 @@ def test_a_copy_that_stalls_lags_and_brings_its_markers_back(tmp_path, image):
         "--sync-every=0.1",
     ]
     with Rehearsal(tmp_path, *flags) as server:
-        script = "cd /opt/ml/checkpoints; ls; echo 1 >1; sleep 2; rm 1; echo 2 >2; sleep 2; echo 3 >3; sleep 1"
+        script = (
+            "cd /opt/ml/checkpoints; ls; echo 1 >1; sleep 2; rm 1; echo 2 >2; sleep 2; echo 3 "
+            ">3; sleep 1"
+        )
         server.ended(server.create(image, script, **CHECKPOINTS))
         found = server.keys("checkpoints/run/")
         assert "checkpoints/run/1" in found and "checkpoints/run/1.sagemaker-uploaded" in found
@@ -444,7 +565,7 @@ def test_a_copy_that_stalls_lags_and_brings_its_markers_back(tmp_path, image):
 
 @pytest.mark.parametrize("folder", ["the same folder", "a folder of its own", "its folder is gone"])
 def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, image, folder):
-    name = "orphans"  # of both
+    name = "orphans"  # the same for both
     first, other, following = (Rehearsal(tmp_path / which) for which in ("first", "other", "next"))
     if folder == "the same folder":
         other.cache = following.cache = first.cache
@@ -452,7 +573,12 @@ def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, imag
         first.start()
         try:
             for server in (first, other):
-                server.create(image, "trap exit TERM; echo up; sleep 600 & wait", hosts=2, TrainingJobName=name)
+                server.create(
+                    image,
+                    "trap exit TERM; echo up; sleep 600 & wait",
+                    hosts=2,
+                    TrainingJobName=name,
+                )
                 server.wait_for_line(name, "up", "algo-2")
         finally:
             first.process.kill()
@@ -464,15 +590,17 @@ def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, imag
         following.process.send_signal(signal.SIGINT)
         assert following.process.wait(timeout=60) == 0
         assert following.said.count("ended what a killed rehearsal had left") == 1
-        assert len(containers(name)) == 2  # those of the other one, which is at work
+        assert len(containers(name)) == 2  # the containers of the other rehearsal, which is at work
         other.sagemaker.stop_training_job(TrainingJobName=name)
         assert other.ended(name)["TrainingJobStatus"] == "Stopped"
     assert first.left() == []
 
 
 def containers(job: str) -> list[str]:
-    """Return the containers of the jobs of a name."""
-    return docker("ps", "--all", "--quiet", f"--filter={LABEL}", f"--filter=name=-{job}-").stdout.split()
+    """Return the containers of the jobs with this name."""
+    return docker(
+        "ps", "--all", "--quiet", f"--filter={LABEL}", f"--filter=name=-{job}-"
+    ).stdout.split()
 
 
 def test_ctrl_c_ends_the_jobs(tmp_path, image):
@@ -501,7 +629,11 @@ def test_a_client_of_exec_has_nothing_of_the_persons_aws(rehearsal):
         line,
         env=os.environ | {"AWS_PROFILE": "mine", "AWS_ENDPOINT_URL_S3": "x"},
     )
-    assert f"'{rehearsal.endpoint}'" in done.stdout and "mine" not in done.stdout and "URL_S3" not in done.stdout
+    assert (
+        f"'{rehearsal.endpoint}'" in done.stdout
+        and "mine" not in done.stdout
+        and "URL_S3" not in done.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -518,6 +650,8 @@ def test_a_client_is_not_started_without_a_rehearsal(endpoint):
         "echo",
         "started",
     ]
-    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60)
+    done = subprocess.run(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+    )
     assert done.returncode == 1 and "started" not in done.stdout
     assert done.stdout.startswith("error: --endpoint: ") and done.stdout.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Unmodified clients against the rehearsal: nothing but the endpoint tells them that it is not AWS."""
+"""Unmodified clients against the rehearsal: only the endpoint differs from AWS."""
 
 import io
 import json
@@ -18,14 +18,23 @@ from rehearsals import LIMIT, ROLE, Rehearsal
 
 pytestmark = pytest.mark.docker
 
-FAST = {"trainer.accelerator": "cpu", "trainer.devices": "1", "trainer.enable_progress_bar": "false"}
-# What the tutorial's run_sagemaker.py sends, on a CPU.
-TUTORIAL = {"data": "CIFAR10DataModule", "data.batch_size": "4", "optimizer": "Adam", "optimizer.lr": "0.001"} | FAST
+FAST = {
+    "trainer.accelerator": "cpu",
+    "trainer.devices": "1",
+    "trainer.enable_progress_bar": "false",
+}
+# The hyperparameters of the tutorial's run_sagemaker.py, on a CPU.
+TUTORIAL = {
+    "data": "CIFAR10DataModule",
+    "data.batch_size": "4",
+    "optimizer": "Adam",
+    "optimizer.lr": "0.001",
+} | FAST
 TUTORIAL |= {"logger.name": "tutorial", "data.val_split": "0.2"}
 
 
 class Person(Client):
-    """Somebody with an SDK, whose AWS is the rehearsal."""
+    """A user with an SDK, whose AWS is the rehearsal."""
 
     def __init__(self, sdk: str, folder: Path, rehearsal: Rehearsal) -> None:
         super().__init__(sdk, folder)
@@ -33,37 +42,45 @@ class Person(Client):
 
     @property
     def variables(self) -> dict[str, str]:
-        """The user's environment, and what the rehearsal has printed for a client."""
+        """The user's environment, and the variables that the rehearsal prints for a client."""
         return super().variables | self.rehearsal.variables | {"OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """A rehearsal that takes one of a spot job's two instances away, once, in its training."""
+    """A rehearsal that takes one of a spot job's two instances away, once, in training."""
     folder = tmp_path_factory.mktemp("rehearsal")
-    with Rehearsal(folder, "--interrupt=at step 5 of algo-2 unwarned", "--sync-every=0.2", "--grace=30") as server:
+    with Rehearsal(
+        folder, "--interrupt=at step 5 of algo-2 unwarned", "--sync-every=0.2", "--grace=30"
+    ) as server:
         for path in write_cifar(folder / "data", images=10).iterdir():
-            server.s3.upload_file(str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}")
+            server.s3.upload_file(
+                str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}"
+            )
         yield server
 
 
 def weights(rehearsal: Rehearsal, job: str) -> dict[str, torch.Tensor]:
-    """Return a job's model."""
+    """Return the weights of a job's model."""
     return torch.load(io.BytesIO(rehearsal.archive(job)["model.pt"]), weights_only=True)
 
 
 def model(rehearsal: Rehearsal, job: str) -> dict:
-    """Return what the job says of its model."""
+    """Return model.json of a job."""
     return json.loads(rehearsal.archive(job)["model.json"])
 
 
 def same(one: dict, other: dict) -> bool:
-    """Return whether two models are alike to the bit."""
+    """Return whether two models are equal bit by bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
-    """Part 1: two nodes on demand. Part 2: the same on spot, interrupted; then one more epoch from its checkpoints."""
+    """The tutorial's two parts run by SDK 2.
+
+    Part 1: two nodes on demand. Part 2: the same on spot, interrupted; then one more epoch from its
+    checkpoints.
+    """
     common = {
         "image_uri": image,
         "role": ROLE,
@@ -80,13 +97,21 @@ def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
         "max_run": 3600,
         "checkpoint_s3_uri": "s3://rehearsal/output/spot/checkpoints",
     }
-    logged = {"logger.save_dir": "s3://rehearsal/output/spot/logger-output", "logger.flush_secs": "10"}
+    logged = {
+        "logger.save_dir": "s3://rehearsal/output/spot/logger-output",
+        "logger.flush_secs": "10",
+    }
     person = Person("sdk2", tmp_path, rehearsal)
     more = {"checkpoint_s3_uri": spot["checkpoint_s3_uri"]}
     jobs = [
-        common | {"job_name": "on-demand", "hyperparameters": TUTORIAL | {"trainer.max_epochs": "3"}},
-        common | spot | {"job_name": "spot", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "2"}},
-        common | more | {"job_name": "more", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "3"}},
+        common
+        | {"job_name": "on-demand", "hyperparameters": TUTORIAL | {"trainer.max_epochs": "3"}},
+        common
+        | spot
+        | {"job_name": "spot", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "2"}},
+        common
+        | more
+        | {"job_name": "more", "hyperparameters": TUTORIAL | logged | {"trainer.max_epochs": "3"}},
     ]
     done = person.run("sdk2_session.py", jobs)
     assert done.returncode == 0, done.stdout[-5000:]
@@ -98,7 +123,9 @@ def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
     assert found.count("Interrupted") == 1 and described["TrainingJobStatus"] == "Completed"
     said = rehearsal.lines("more")["algo-1"]
     assert any(re.search(r"resuming from step \d+", line) for line in said)
-    assert not any("epoch=2/3" in line for line in said) and any("epoch=3/3" in line for line in said)
+    assert not any("epoch=2/3" in line for line in said) and any(
+        "epoch=3/3" in line for line in said
+    )
     assert same(weights(rehearsal, "on-demand"), weights(rehearsal, "more"))
     assert any("tfevents" in key for key in rehearsal.keys("output/spot/logger-output/"))
 
@@ -108,7 +135,11 @@ def test_a_model_trainer_of_sdk_3(rehearsal, image, tmp_path):
         "training_image": image,
         "role": ROLE,
         "base_job_name": "model-trainer",
-        "compute": {"instance_type": "ml.g5.xlarge", "instance_count": 1, "enable_managed_spot_training": True},
+        "compute": {
+            "instance_type": "ml.g5.xlarge",
+            "instance_count": 1,
+            "enable_managed_spot_training": True,
+        },
         "stopping": {"max_runtime_in_seconds": 600, "max_wait_time_in_seconds": 900},
         "output": "s3://rehearsal/output",
         "checkpoints": "s3://rehearsal/checkpoints/sdk3",
@@ -130,8 +161,16 @@ def test_launch(rehearsal, image, tmp_path):
         f"--role={ROLE}",
         "--poll=1",
     ]
-    line += ["--output=s3://rehearsal/output", "--channel=training=s3://rehearsal/cifar10/,mode=FastFile"]
-    line += ["--spot", "--checkpoints=s3://rehearsal/checkpoints/launch", "--max-run=600", "--max-wait=900"]
+    line += [
+        "--output=s3://rehearsal/output",
+        "--channel=training=s3://rehearsal/cifar10/,mode=FastFile",
+    ]
+    line += [
+        "--spot",
+        "--checkpoints=s3://rehearsal/checkpoints/launch",
+        "--max-run=600",
+        "--max-wait=900",
+    ]
     settings = [f"{name}={value}" for name, value in (TUTORIAL | {"trainer.max_epochs": 1}).items()]
     done = subprocess.run(
         [*map(str, line), *settings],
@@ -142,20 +181,31 @@ def test_launch(rehearsal, image, tmp_path):
         timeout=LIMIT,
     )
     assert done.returncode == 0, done.stdout[-5000:]
-    assert "Uploading: Uploading generated training model" in done.stdout and "algo-1: epoch=1/1" in done.stdout
+    assert (
+        "Uploading: Uploading generated training model" in done.stdout
+        and "algo-1: epoch=1/1" in done.stdout
+    )
     assert ": Completed" in done.stdout
 
 
 def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tmp_path):
-    """Ten instances of an image with a `train` of its own, which split the rows; the request is the article's JSON."""
+    """The do-it-yourself article's request, as its JSON, sent by the AWS CLI.
+
+    Ten instances of an image with a `train` of its own split the rows.
+    """
     (tmp_path / "train").write_text(
-        "#!/bin/bash\nset -e\nfile=/opt/ml/input/config/resourceconfig.json\n"
+        "#!/bin/bash\nset -e\n"
+        "file=/opt/ml/input/config/resourceconfig.json\n"
         "host=$(grep -o '\"current_host\": \"algo-[0-9]*' $file | grep -o '[0-9]*$')\n"
         'hosts=$(grep -o \'"hosts": \\[[^]]*\' $file | head -1 | grep -o "algo-" | wc -l)\n'
-        "awk -v n=$hosts -v i=$host 'NR % n == i % n' /opt/ml/input/data/my-input-data/rows >/opt/ml/model/part-$host\n"
+        "awk -v n=$hosts -v i=$host 'NR % n == i % n' /opt/ml/input/data/my-input-data/rows "
+        ">/opt/ml/model/part-$host\n"
     )
     (tmp_path / "Dockerfile").write_text(
-        f"FROM {image}\nENTRYPOINT []\nCOPY train /own/train\nRUN chmod +x /own/train\nENV PATH=/own:$PATH\n"
+        f"FROM {image}\nENTRYPOINT []\n"
+        "COPY train /own/train\n"
+        "RUN chmod +x /own/train\n"
+        "ENV PATH=/own:$PATH\n"
     )
     built = docker("build", "--quiet", "--tag=rehearsal-diy", str(tmp_path))
     assert built.returncode == 0, built.stdout
@@ -176,42 +226,66 @@ def test_the_do_it_yourself_articles_request_by_the_aws_cli(rehearsal, image, tm
             }
         ],
         "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output/"},
-        "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 10, "VolumeSizeInGB": 50},
+        "ResourceConfig": {
+            "InstanceType": "ml.m5.xlarge",
+            "InstanceCount": 10,
+            "VolumeSizeInGB": 50,
+        },
         "StoppingCondition": {"MaxRuntimeInSeconds": 86400},
     }
     (tmp_path / "request.json").write_text(json.dumps(request))
     rows = [str(row) for row in range(100)]
-    rehearsal.s3.put_object(Bucket="rehearsal", Key="my-input-data/rows", Body="\n".join([*rows, ""]).encode())
+    rehearsal.s3.put_object(
+        Bucket="rehearsal", Key="my-input-data/rows", Body="\n".join([*rows, ""]).encode()
+    )
     aws = python_of("cli").with_name("aws")
     environment = Person("aws", tmp_path / "aws", rehearsal).variables
     try:
-        line = [aws, "sagemaker", "create-training-job", "--cli-input-json", f"file://{tmp_path}/request.json"]
+        line = [
+            aws,
+            "sagemaker",
+            "create-training-job",
+            "--cli-input-json",
+            f"file://{tmp_path}/request.json",
+        ]
         done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, done.stderr
         rehearsal.ended("do-it-yourself")
         assert rehearsal.describe("do-it-yourself")["TrainingJobStatus"] == "Completed"
         parts = rehearsal.archive("do-it-yourself")
-        assert len(parts) == 10 and sorted(b"".join(parts.values()).split(), key=int) == [row.encode() for row in rows]
+        assert len(parts) == 10 and sorted(b"".join(parts.values()).split(), key=int) == [
+            row.encode() for row in rows
+        ]
     finally:
         docker("image", "rm", "rehearsal-diy")
 
 
 def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
-    """Three instances of its ten compare all rows; their parts are merged from S3."""
+    """Three instances instead of ten compare all rows; their parts are merged from S3."""
     request = json.loads((ROOT / "examples/similarity.json").read_text())
-    text = json.dumps(request).replace("my-bucket", "rehearsal").replace('"sagemaker-lightning"', f'"{image}"')
+    text = (
+        json.dumps(request)
+        .replace("my-bucket", "rehearsal")
+        .replace('"sagemaker-lightning"', f'"{image}"')
+    )
     assert text.count('"InstanceCount": 10') == 1
     request = json.loads(text.replace('"InstanceCount": 10', '"InstanceCount": 3'))
     request |= {"StoppingCondition": {"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 900}}
     rows = np.random.default_rng(0).standard_normal((300, 16)).astype(np.float32)
     content = io.BytesIO()
     np.save(content, rows)
-    rehearsal.s3.put_object(Bucket="rehearsal", Key="my-input-data/rows.npy", Body=content.getvalue())
+    rehearsal.s3.put_object(
+        Bucket="rehearsal", Key="my-input-data/rows.npy", Body=content.getvalue()
+    )
     name = request["TrainingJobName"]
     rehearsal.sagemaker.create_training_job(**request)
     job = rehearsal.ended(name)
     assert job["TrainingJobStatus"] == "Completed", (job, rehearsal.lines(name))
-    line = [sys.executable, ROOT / "scripts/merge_parts.py", f"s3://rehearsal/jobs/{name}/output/model.tar.gz"]
+    line = [
+        sys.executable,
+        ROOT / "scripts/merge_parts.py",
+        f"s3://rehearsal/jobs/{name}/output/model.tar.gz",
+    ]
     done = subprocess.run(
         [*line, f"--output={tmp_path / 'merged'}"],
         env=Person("aws", tmp_path / "aws", rehearsal).variables,
@@ -223,4 +297,6 @@ def test_the_committed_example_of_a_split_job(rehearsal, image, tmp_path):
     unit = rows.astype(np.float64) / np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     scores = unit @ unit.T
     np.fill_diagonal(scores, -1)
-    assert np.allclose(np.load(tmp_path / "merged/scores.npy"), np.sort(scores, axis=1)[:, ::-1][:, :10], atol=1e-6)
+    assert np.allclose(
+        np.load(tmp_path / "merged/scores.npy"), np.sort(scores, axis=1)[:, ::-1][:, :10], atol=1e-6
+    )

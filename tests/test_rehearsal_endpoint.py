@@ -1,4 +1,7 @@
-"""Attacks on the endpoint by real requests: by a web page, a neighbour on Docker's bridge, a job; and its clients."""
+"""Attacks on the endpoint by real requests, and its clients.
+
+A web page attacks it, a neighbour on Docker's bridge, and a job.
+"""
 
 import datetime
 import io
@@ -26,7 +29,8 @@ from test_rehearsal_clients import Person
 
 pytestmark = pytest.mark.slow
 
-LOOPBACK, BRIDGE = "127.0.0.1", "127.0.0.2"  # the latter's place is taken by an address of the loopback, too
+LOOPBACK = "127.0.0.1"
+BRIDGE = "127.0.0.2"  # an address of the loopback in place of the bridge's
 CREATE = "SageMaker.CreateTrainingJob"
 
 
@@ -42,7 +46,7 @@ class Endpoint(Rehearsal):
 
     @property
     def host(self) -> str:
-        """What the header Host says."""
+        """The value of the header Host."""
         return f"{LOOPBACK}:{self.port}"
 
 
@@ -54,14 +58,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory, folder):
-    """The endpoint, with an object that somebody may want."""
+    """The endpoint, with an object that an attacker may want."""
     with Endpoint(tmp_path_factory.mktemp("endpoint"), f"--allow={folder}", "--grace=5") as server:
         server.s3.put_object(Bucket="rehearsal", Key="secret", Body=b"treasure")
         yield server
 
 
 def sent(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[int, str, str]:
-    """Send bytes, and return the status, the headers and the body of the answer."""
+    """Send bytes; return the status, the headers and the body of the answer."""
     with socket.create_connection((address, endpoint.port), timeout=30) as connection:
         connection.sendall(request)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
@@ -70,14 +74,24 @@ def sent(endpoint: Endpoint, request: bytes, address: str = LOOPBACK) -> tuple[i
 
 
 def text(line: str, headers: dict, body: bytes = b"") -> bytes:
-    """Return a request as it is sent."""
-    lines = [line, *(f"{name}: {value}" for name, value in headers.items()), f"Content-Length: {len(body)}", "", ""]
+    """Return a request as the text that is sent."""
+    lines = [
+        line,
+        *(f"{name}: {value}" for name, value in headers.items()),
+        f"Content-Length: {len(body)}",
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode() + body
 
 
-def signed(key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", when=None) -> dict:
-    """Return the headers of a request with a signature that is good for the host."""
-    request = AWSRequest(method, f"http://{host}{target}", data=body, headers={"Host": host} | dict(headers))
+def signed(
+    key, target="/", *, host, method="GET", service="s3", headers=(), body=b"", when=None
+) -> dict:
+    """Return the headers of a request, with a valid signature for the host."""
+    request = AWSRequest(
+        method, f"http://{host}{target}", data=body, headers={"Host": host} | dict(headers)
+    )
     signer = auth.S3SigV4Auth if service == "s3" else auth.SigV4Auth
     found = signer(Credentials(*key), service, "us-east-1")
     now = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=when or 0)
@@ -87,17 +101,21 @@ def signed(key, target="/", *, host, method="GET", service="s3", headers=(), bod
     return dict(request.headers.items())
 
 
-def ask(endpoint: Endpoint, key, operation: str, content: dict | bytes, **more) -> tuple[int, str, str]:
-    """Ask SageMaker for something, with a signature."""
+def ask(
+    endpoint: Endpoint, key, operation: str, content: dict | bytes, **more
+) -> tuple[int, str, str]:
+    """Call an operation of SageMaker with a signature."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     host = endpoint.host
     given = {"X-Amz-Target": f"SageMaker.{operation}", "Content-Type": "application/x-amz-json-1.1"}
-    headers = signed(key, host=host, method="POST", service="sagemaker", headers=given, body=body, **more)
+    headers = signed(
+        key, host=host, method="POST", service="sagemaker", headers=given, body=body, **more
+    )
     return sent(endpoint, text("POST / HTTP/1.1", headers, body))
 
 
 def job(**more) -> dict:
-    """Return a job that the rehearsal takes."""
+    """Return a job that the rehearsal accepts."""
     return {
         "TrainingJobName": f"job-{time.time_ns()}",
         "RoleArn": "arn:aws:iam::123456789012:role/rehearsal",
@@ -109,15 +127,22 @@ def job(**more) -> dict:
 
 
 def nothing_told(answer: tuple[int, str, str], status: int = 403) -> None:
-    """Check that an answer tells nothing to whoever has no key."""
+    """Check that an answer tells nothing to a client without the key."""
     assert answer[0] == status, answer
-    assert "access-control-" not in answer[1] and "server: rehearsal\r\n" in answer[1] and answer[2].count("\n") <= 1
+    assert (
+        "access-control-" not in answer[1]
+        and "server: rehearsal\r\n" in answer[1]
+        and answer[2].count("\n") <= 1
+    )
     for word in ("werkzeug", "python/", "moto", "bucket", "treasure", "job-", "<html", "traceback"):
         assert word not in (answer[1] + answer[2]).lower(), answer
 
 
 def test_a_signed_request_passes(endpoint):
-    """What the attacks below are like but for one thing: they are not refused for want of something else."""
+    """A signed request passes.
+
+    The attacks below are like this one but for one thing, so that no other mistake refuses them.
+    """
     for host in (endpoint.host, f"localhost:{endpoint.port}", f"LocalHost:{endpoint.port}"):
         status, head, body = sent(endpoint, text("GET / HTTP/1.1", signed(endpoint.key, host=host)))
         assert status == 200 and "<Name>rehearsal</Name>" in body and "access-control-" not in head
@@ -133,7 +158,10 @@ STRANGERS = {
     "a head": ("HEAD /rehearsal/secret HTTP/1.1", {}),
     "an upload": ("PUT /rehearsal/x HTTP/1.1", {}),
     "a job": ("POST / HTTP/1.1", {"X-Amz-Target": CREATE}),
-    "a job in plain text": ("POST / HTTP/1.1", {"x-amz-target": CREATE, "Content-Type": "text/plain"}),
+    "a job in plain text": (
+        "POST / HTTP/1.1",
+        {"x-amz-target": CREATE, "Content-Type": "text/plain"},
+    ),
     "another service": ("POST / HTTP/1.1", {"X-Amz-Target": "AWSLambda.ListFunctions"}),
     "credentials in a body": ("POST /?Action=AssumeRoleWithWebIdentity HTTP/1.1", {}),
     "our own": ("GET /Rehearsal/ HTTP/1.1", {}),
@@ -150,24 +178,35 @@ STRANGERS = {
     "keys of users": ("GET /us-east-1_x/.well-known/jwks.json HTTP/1.1", {}),
     "the old dummy key": (
         "GET / HTTP/1.1",
-        {"Authorization": "AWS4-HMAC-SHA256 Credential=rehearsal/20260101/us-east-1/s3/aws4_request, "
-         f"SignedHeaders=host, Signature={'0' * 64}", "X-Amz-Date": "20260101T000000Z"},
+        {
+            "Authorization": "AWS4-HMAC-SHA256 "
+            "Credential=rehearsal/20260101/us-east-1/s3/aws4_request, "
+            f"SignedHeaders=host, Signature={'0' * 64}",
+            "X-Amz-Date": "20260101T000000Z",
+        },
     ),
     "no signature": ("GET / HTTP/1.1", {"Authorization": "AWS test:test"}),
     "a password": ("GET / HTTP/1.1", {"Authorization": "Basic dGVzdDp0ZXN0"}),
     "no method": ("FOO / HTTP/1.1", {}),
-    "an upload by a page's form": ("POST /rehearsal HTTP/1.1", {"Content-Type": "multipart/form-data; boundary=x"}),
-}  # fmt: skip
+    "an upload by a page's form": (
+        "POST /rehearsal HTTP/1.1",
+        {"Content-Type": "multipart/form-data; boundary=x"},
+    ),
+}
 
 
 @pytest.mark.parametrize("address", [LOOPBACK, BRIDGE])
 @pytest.mark.parametrize("what", STRANGERS)
 def test_a_stranger_gets_nothing(endpoint, what, address):
     line, headers = STRANGERS[what]
-    nothing_told(sent(endpoint, text(line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"), address))
+    nothing_told(
+        sent(endpoint, text(line, {"Host": f"{address}:{endpoint.port}"} | headers, b"{}"), address)
+    )
 
 
-@pytest.mark.parametrize("line", ["", "GET", "GET /", "GET / HTTP/9.9", "GET / HTTP/1.1\r\nno header", "\x16\x03\x01"])
+@pytest.mark.parametrize(
+    "line", ["", "GET", "GET /", "GET / HTTP/9.9", "GET / HTTP/1.1\r\nno header", "\x16\x03\x01"]
+)
 def test_what_is_no_request_gets_no_version(endpoint, line):
     with socket.create_connection((LOOPBACK, endpoint.port), timeout=30) as connection:
         connection.sendall(f"{line}\r\n\r\n".encode())
@@ -196,14 +235,18 @@ HOSTS = {
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_another_host_is_refused_whatever_its_signature(endpoint, host):
-    """DNS that changes its mind: the page's host is the name of somebody else, at our address."""
-    headers = signed(endpoint.key, host=endpoint.host) | {"Host": HOSTS[host].format(port=endpoint.port)}
+    """DNS rebinding: the page's host is the name of another host, with our address."""
+    headers = signed(endpoint.key, host=endpoint.host) | {
+        "Host": HOSTS[host].format(port=endpoint.port)
+    }
     if "@" not in headers["Host"]:
         headers = signed(endpoint.key, host=headers["Host"]) | {"Host": headers["Host"]}
     nothing_told(sent(endpoint, text("GET / HTTP/1.1", headers)))
 
 
-@pytest.mark.parametrize("case", ["two", "two, the other way", "none", "none in HTTP/1.0", "in the target", "in both"])
+@pytest.mark.parametrize(
+    "case", ["two", "two, the other way", "none", "none in HTTP/1.0", "in the target", "in both"]
+)
 def test_a_host_is_said_once_and_in_its_header(endpoint, case):
     headers = signed(endpoint.key, host=endpoint.host)
     lines = [f"{name}: {value}" for name, value in headers.items() if name != "Host"]
@@ -218,7 +261,7 @@ def test_a_host_is_said_once_and_in_its_header(endpoint, case):
         lines = [f"Host: {endpoint.host}", *lines]
     answer = sent(endpoint, "\r\n".join([first, *lines, "", ""]).encode())
     nothing_told(answer)
-    assert answer[2].startswith("found a request for ")  # before the signature is looked at
+    assert answer[2].startswith("found a request for ")  # refused before the signature is looked at
 
 
 PAGES = {
@@ -260,7 +303,11 @@ def test_no_page_may_read_even_what_a_bucket_allows(endpoint):
     own = {"Host": endpoint.host}
     nothing_told(sent(endpoint, text("GET /open-to-all/x HTTP/1.1", own)))
     status, head, body = sent(
-        endpoint, text("GET /open-to-all/x HTTP/1.1", signed(endpoint.key, "/open-to-all/x", host=endpoint.host))
+        endpoint,
+        text(
+            "GET /open-to-all/x HTTP/1.1",
+            signed(endpoint.key, "/open-to-all/x", host=endpoint.host),
+        ),
     )
     assert (status, body) == (200, "treasure") and "access-control-" not in head
 
@@ -288,10 +335,13 @@ def test_a_signature_is_of_one_request_and_now(endpoint, forged):
 
 @pytest.mark.parametrize("forged", ["body", "target", "unsigned target", "date"])
 def test_a_signature_is_of_one_order(endpoint, forged):
-    """Somebody who has seen a request of ours cannot make another one of it."""
-    host, target = endpoint.host, {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
+    """Whoever has seen one of our requests cannot make another one of it."""
+    host = endpoint.host
+    target = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
     given = {} if forged == "unsigned target" else target
-    headers = signed(endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=b"{}")
+    headers = signed(
+        endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=b"{}"
+    )
     body = json.dumps(job()).encode() if forged == "body" else b"{}"
     headers |= {"X-Amz-Target": CREATE} if "target" in forged else {}
     headers |= {"X-Amz-Date": "20260101T000000Z"} if forged == "date" else {}
@@ -308,7 +358,11 @@ def test_a_signature_for_one_service_is_for_no_other(endpoint):
 
 @pytest.mark.parametrize("service", ["lambda", "batch", "ssm", "secretsmanager", "codebuild"])
 def test_what_runs_programs_in_moto_is_not_there(endpoint, service):
-    calls = {"lambda": "list_functions", "ssm": "describe_parameters", "secretsmanager": "list_secrets"}
+    calls = {
+        "lambda": "list_functions",
+        "ssm": "describe_parameters",
+        "secretsmanager": "list_secrets",
+    }
     calls |= {"batch": "describe_job_queues", "codebuild": "list_projects"}
     with pytest.raises(ClientError, match=f"does not emulate {service}"):
         getattr(client(service, endpoint.endpoint, key=endpoint.key), calls[service])()
@@ -318,14 +372,19 @@ def test_what_runs_programs_in_moto_is_not_there(endpoint, service):
     "path", ["/moto-api/data.json", "//moto-api/data.json", "/%6doto-api/data.json", "/favicon.ico"]
 )
 def test_motos_own_page_is_closed_even_to_the_person(endpoint, path):
-    status, _, body = sent(endpoint, text(f"GET {path} HTTP/1.1", signed(endpoint.key, path, host=endpoint.host)))
+    status, _, body = sent(
+        endpoint, text(f"GET {path} HTTP/1.1", signed(endpoint.key, path, host=endpoint.host))
+    )
     assert status in (403, 404) and ("NoSuch" in body or "Signature" in body), body
 
 
 def test_a_presigned_address(endpoint):
     s3 = client("s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3v4"))
-    url = s3.generate_presigned_url("get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=60)
-    own, target = {"Host": endpoint.host}, url.partition(str(endpoint.port))[2]
+    url = s3.generate_presigned_url(
+        "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=60
+    )
+    own = {"Host": endpoint.host}
+    target = url.partition(str(endpoint.port))[2]
     assert sent(endpoint, text(f"GET {target} HTTP/1.1", own))[2] == "treasure"
     for other in (
         target.replace("secret", "other"),
@@ -337,14 +396,24 @@ def test_a_presigned_address(endpoint):
     ):
         nothing_told(sent(endpoint, text(f"GET {other} HTTP/1.1", own)))
     nothing_told(sent(endpoint, text(f"DELETE {target} HTTP/1.1", own)))
-    nothing_told(sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"Origin": "http://evil.com"})))
+    nothing_told(
+        sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"Origin": "http://evil.com"}))
+    )
     nothing_told(sent(endpoint, text(f"GET {target} HTTP/1.1", own | {"x-amz-date": "x"})))
-    old = s3.generate_presigned_url("get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=0)
+    old = s3.generate_presigned_url(
+        "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}, ExpiresIn=0
+    )
     time.sleep(1.1)
     nothing_told(sent(endpoint, text(f"GET {old.partition(str(endpoint.port))[2]} HTTP/1.1", own)))
-    second = client("s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3"))
-    url = second.generate_presigned_url("get_object", Params={"Bucket": "rehearsal", "Key": "secret"})
-    status, _, body = sent(endpoint, text(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", own))
+    second = client(
+        "s3", endpoint.endpoint, key=endpoint.key, config=Config(signature_version="s3")
+    )
+    url = second.generate_presigned_url(
+        "get_object", Params={"Bucket": "rehearsal", "Key": "secret"}
+    )
+    status, _, body = sent(
+        endpoint, text(f"GET {url.partition(str(endpoint.port))[2]} HTTP/1.1", own)
+    )
     assert status == 403 and "signature_version='s3v4'" in body
 
 
@@ -362,10 +431,17 @@ def test_what_a_client_signs(endpoint):
         "=;,",
     ):
         metadata = {"my_key": "a   b", "other-key": " c "}
-        endpoint.s3.put_object(Bucket="rehearsal", Key=f"odd/{name}", Body=name.encode(), Metadata=metadata)
+        endpoint.s3.put_object(
+            Bucket="rehearsal", Key=f"odd/{name}", Body=name.encode(), Metadata=metadata
+        )
         found = endpoint.s3.get_object(Bucket="rehearsal", Key=f"odd/{name}")
-        assert found["Body"].read() == name.encode() and set(found["Metadata"]) == {"my_key", "other-key"}
-        assert endpoint.s3.list_objects_v2(Bucket="rehearsal", Prefix=f"odd/{name}")["KeyCount"] == 1
+        assert found["Body"].read() == name.encode() and set(found["Metadata"]) == {
+            "my_key",
+            "other-key",
+        }
+        assert (
+            endpoint.s3.list_objects_v2(Bucket="rehearsal", Prefix=f"odd/{name}")["KeyCount"] == 1
+        )
     content = bytes(20 * 2**20)
     endpoint.s3.upload_fileobj(io.BytesIO(content), "rehearsal", "big")
     assert endpoint.s3.head_object(Bucket="rehearsal", Key="big")["ContentLength"] == len(content)
@@ -382,7 +458,7 @@ def test_what_a_client_signs(endpoint):
 
 
 def started(endpoint: Endpoint, **more) -> tuple[str, tuple[str, str]]:
-    """Start a job, and return its name and its key, as its host tells it."""
+    """Start a job; return its name, and its key as its host says it."""
     name = endpoint.create("image", **more)
     endpoint.wait_for_line(name, "AWS_SECRET_ACCESS_KEY=")
     told = dict(line.partition("=")[::2] for line in endpoint.lines(name)["algo-1"])
@@ -415,13 +491,19 @@ def test_what_a_job_may_do(endpoint):
         assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
     order = json.dumps({"name": name, "hosts": [], "warned": False, "gap": 0}).encode()
     nothing_but = signed(
-        key, "/Rehearsal/interrupt", host=endpoint.host, method="POST", service="rehearsal", body=order
+        key,
+        "/Rehearsal/interrupt",
+        host=endpoint.host,
+        method="POST",
+        service="rehearsal",
+        body=order,
     )
     assert sent(endpoint, text("POST /Rehearsal/interrupt HTTP/1.1", nothing_but, order))[0] == 403
     assert endpoint.describe(name)["TrainingJobStatus"] == "InProgress"
     endpoint.sagemaker.stop_training_job(TrainingJobName=name)
     endpoint.ended(name)
-    with pytest.raises(ClientError, match="is not this rehearsal's"):  # it is good as long as the job is
+    # The key is valid as long as the job runs.
+    with pytest.raises(ClientError, match="is not this rehearsal's"):
         s3.list_buckets()
     kept = "".join(path.read_text() for path in (endpoint.folder / name).glob("*.*"))
     assert name in kept and not any(part in kept for part in (*key, *endpoint.key))
@@ -431,14 +513,20 @@ def test_what_a_job_may_do(endpoint):
 
 ORDER = {"name": "no-such-job", "hosts": [], "warned": True, "gap": 0}
 NO_ORDERS = [{}, [], "x", None, {"name": "x"}, ORDER, ORDER | {"more": 1}, ORDER | {"name": 1}]
-NO_ORDERS += [ORDER | {"hosts": hosts} for hosts in ("algo-1", [[]], None)] + [ORDER | {"warned": "no"}]
+NO_ORDERS += [ORDER | {"hosts": hosts} for hosts in ("algo-1", [[]], None)] + [
+    ORDER | {"warned": "no"}
+]
 NO_ORDERS += [ORDER | {"gap": gap} for gap in ("1", True, -1, float("inf"), float("nan"), None)]
 
 
-@pytest.mark.parametrize("content", [*(json.dumps(order).encode() for order in NO_ORDERS), b"[" * 100000, b"{", b""])
+@pytest.mark.parametrize(
+    "content", [*(json.dumps(order).encode() for order in NO_ORDERS), b"[" * 100000, b"{", b""]
+)
 def test_what_is_no_interruption(endpoint, content):
     path = "/Rehearsal/interrupt"
-    headers = signed(endpoint.key, path, host=endpoint.host, method="POST", service="rehearsal", body=content)
+    headers = signed(
+        endpoint.key, path, host=endpoint.host, method="POST", service="rehearsal", body=content
+    )
     status, _, answer = sent(endpoint, text(f"POST {path} HTTP/1.1", headers, content))
     assert status == 409 and answer.startswith('{"error": '), answer
 
@@ -446,21 +534,37 @@ def test_what_is_no_interruption(endpoint, content):
 def channel(uri: str) -> dict:
     """Return a channel of a job."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri}
-    return {"InputDataConfig": [{"ChannelName": "training", "DataSource": {"S3DataSource": source}}]}
+    return {
+        "InputDataConfig": [{"ChannelName": "training", "DataSource": {"S3DataSource": source}}]
+    }
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/etc/passwd", "/", "/etc", "{}/..", "{}/../../etc", "{}/%2e%2e/%2e%2e", "//etc", "/proc/self/environ", "{}/link",
-     "{}-2", "{}/round", "{}/%00", "/x/../{}/../.."],
-)  # fmt: skip
+    [
+        "/etc/passwd",
+        "/",
+        "/etc",
+        "{}/..",
+        "{}/../../etc",
+        "{}/%2e%2e/%2e%2e",
+        "//etc",
+        "/proc/self/environ",
+        "{}/link",
+        "{}-2",
+        "{}/round",
+        "{}/%00",
+        "/x/../{}/../..",
+    ],
+)
 def test_a_channel_of_a_folder_that_is_not_allowed(endpoint, folder, path):
     (folder / "link").unlink(missing_ok=True)
     (folder / "link").symlink_to("/etc")
     (folder / "round").unlink(missing_ok=True)
     (folder / "round").symlink_to("round")
     with pytest.raises(
-        ClientError, match=r"channel training: found file://.*, allowed is what is below .* --allow=FOLDER"
+        ClientError,
+        match=r"channel training: found file://.*, allowed is what is below .* --allow=FOLDER",
     ):
         endpoint.create("image", **channel(f"file://{path.format(folder)}"))
 
@@ -475,7 +579,10 @@ def test_a_link_out_of_an_allowed_folder(endpoint, folder, tmp_path):
     (folder / "data/file").symlink_to(tmp_path / "secret")
     failed = endpoint.ended(endpoint.create("image", **channel(f"file://{folder}/data")))
     assert failed["TrainingJobStatus"] == "Failed"
-    assert re.search(r"found \S+/data/file, a link out of it, allowed is .* --allow=FOLDER", failed["FailureReason"])
+    assert re.search(
+        r"found \S+/data/file, a link out of it, allowed is .* --allow=FOLDER",
+        failed["FailureReason"],
+    )
 
 
 # Limits
@@ -486,11 +593,20 @@ def test_a_request_that_is_too_large(endpoint, way):
     body = b'{"NameContains": "' + b"x" * 2**20 + b'"}'
     host = endpoint.host
     if way == "control":
-        headers = signed(endpoint.key, "/Rehearsal/interrupt", host=host, method="POST", service="rehearsal", body=body)
+        headers = signed(
+            endpoint.key,
+            "/Rehearsal/interrupt",
+            host=host,
+            method="POST",
+            service="rehearsal",
+            body=body,
+        )
         assert sent(endpoint, text("POST /Rehearsal/interrupt HTTP/1.1", headers, body))[0] == 413
         return
     given = {"X-Amz-Target": "SageMaker.ListTrainingJobs"}
-    headers = signed(endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=body)
+    headers = signed(
+        endpoint.key, host=host, method="POST", service="sagemaker", headers=given, body=body
+    )
     request = text("POST / HTTP/1.1", headers, body)
     if way == "chunks":
         lines = ["POST / HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
@@ -514,18 +630,20 @@ def test_chunks_are_read(endpoint):
 
 
 def test_a_strangers_upload_is_not_waited_for(endpoint):
-    """It says that it sends a terabyte, and sends a byte now and then."""
+    """It announces a terabyte, and sends a byte now and then."""
     head = text("PUT /rehearsal/x HTTP/1.1", {"Host": endpoint.host})
     assert is_closed(endpoint, head.replace(b"Content-Length: 0", b"Content-Length: 1000000000000"))
 
 
-@pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+@pytest.mark.parametrize(
+    "begin", [b"", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "]
+)
 def test_a_slow_stranger_is_sent_away(endpoint, begin):
     assert is_closed(endpoint, begin)
 
 
 def is_closed(endpoint: Endpoint, begin: bytes) -> bool:
-    """Return whether a connection on which a byte comes now and then is closed."""
+    """Return whether the endpoint closes a connection that gets a byte now and then."""
     end = time.monotonic() + 20
     with socket.create_connection((LOOPBACK, endpoint.port)) as connection:
         connection.sendall(begin)
@@ -543,15 +661,19 @@ def is_closed(endpoint: Endpoint, begin: bytes) -> bool:
 
 
 def test_many_strangers(endpoint):
-    """They get no more than so many threads, and when they are sent away the person is answered again."""
+    """Many strangers get a limited number of threads.
+
+    When they are gone, the endpoint answers its user again.
+    """
     status = Path(f"/proc/{endpoint.process.pid}/status")
     threads = lambda: int(re.search(r"Threads:\s+(\d+)", status.read_text())[1])  # noqa: E731
-    before, most = threads(), 0
+    before = threads()
+    most = 0
     crowd = [socket.create_connection((LOOPBACK, endpoint.port)) for _ in range(60)]
     for _ in range(10):
         most = max(most, threads())
         time.sleep(0.05)
-    # Those on the bridge are others.
+    # Connections on the bridge are counted separately.
     bridge = client("s3", f"http://{BRIDGE}:{endpoint.port}", key=endpoint.key)
     assert bridge.get_object(Bucket="rehearsal", Key="secret")["Body"].read() == b"treasure"
     for one in crowd:
@@ -560,33 +682,48 @@ def test_many_strangers(endpoint):
     assert 8 <= most - before <= 16
 
 
-# Clients, as they are
+# Clients, unmodified
 
 SDK_2 = {
-    "image_uri": "image", "role": ROLE, "instance_type": "ml.m5.xlarge", "instance_count": 1, "job_name": "by-sdk-2",
-    "input_path": "s3://rehearsal/secret", "output_path": "s3://rehearsal/output", "environment": {"LEAVE": "1"},
-}  # fmt: skip
+    "image_uri": "image",
+    "role": ROLE,
+    "instance_type": "ml.m5.xlarge",
+    "instance_count": 1,
+    "job_name": "by-sdk-2",
+    "input_path": "s3://rehearsal/secret",
+    "output_path": "s3://rehearsal/output",
+    "environment": {"LEAVE": "1"},
+}
 SDK_3 = {
-    "training_image": "image", "role": ROLE, "base_job_name": "by-sdk-3", "environment": {"LEAVE": "1"},
-    "compute": {"instance_type": "ml.m5.xlarge", "instance_count": 1}, "stopping": {"max_runtime_in_seconds": 600},
-    "output": "s3://rehearsal/output", "checkpoints": "s3://rehearsal/checkpoints",
+    "training_image": "image",
+    "role": ROLE,
+    "base_job_name": "by-sdk-3",
+    "environment": {"LEAVE": "1"},
+    "compute": {"instance_type": "ml.m5.xlarge", "instance_count": 1},
+    "stopping": {"max_runtime_in_seconds": 600},
+    "output": "s3://rehearsal/output",
+    "checkpoints": "s3://rehearsal/checkpoints",
     "inputs": {"training": "s3://rehearsal/secret"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("sdk", ["sdk2", "sdk3"])
 def test_an_sdk(endpoint, tmp_path, sdk):
     job = [SDK_2] if sdk == "sdk2" else SDK_3
     done = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", job)
-    assert done.returncode == 0 and re.search("model: s3://rehearsal/output/.*/output/model.tar.gz", done.stdout), (
-        done.stdout
-    )
-    if sdk == "sdk2":  # the other one may look when the job is over, and shows no log then
+    assert done.returncode == 0 and re.search(
+        "model: s3://rehearsal/output/.*/output/model.tar.gz", done.stdout
+    ), done.stdout
+    if sdk == "sdk2":  # SDK 3 may look when the job is over, and shows no log then
         assert "AWS_ENDPOINT_URL=" in done.stdout
 
 
 def test_launch(endpoint, tmp_path):
-    line = [sys.executable, ROOT / "scripts/launch.py", "--image=123456789012.dkr.ecr.us-east-1.amazonaws.com/image:1"]
+    line = [
+        sys.executable,
+        ROOT / "scripts/launch.py",
+        "--image=123456789012.dkr.ecr.us-east-1.amazonaws.com/image:1",
+    ]
     line += [
         f"--role={ROLE}",
         "--poll=1",
@@ -605,15 +742,20 @@ def test_launch(endpoint, tmp_path):
 
 
 def test_the_aws_cli(endpoint, tmp_path):
-    aws, person = python_of("cli").with_name("aws"), Person("aws", tmp_path, endpoint)
-    (tmp_path / "request.json").write_text(json.dumps(job(TrainingJobName="by-the-cli", Environment={"LEAVE": "1"})))
+    aws = python_of("cli").with_name("aws")
+    person = Person("aws", tmp_path, endpoint)
+    (tmp_path / "request.json").write_text(
+        json.dumps(job(TrainingJobName="by-the-cli", Environment={"LEAVE": "1"}))
+    )
     for line in (
         ["sagemaker", "create-training-job", "--cli-input-json", f"file://{tmp_path}/request.json"],
         ["s3", "cp", "--recursive", str(ROOT / "examples"), "s3://rehearsal/examples"],
         ["s3", "ls", "s3://rehearsal/examples/"],
         ["sts", "get-caller-identity"],
     ):
-        done = subprocess.run([aws, *line], env=person.variables, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run(
+            [aws, *line], env=person.variables, capture_output=True, text=True, timeout=LIMIT
+        )
         assert done.returncode == 0, done.stderr
     assert endpoint.ended("by-the-cli")["TrainingJobStatus"] == "Completed"
 
@@ -623,7 +765,10 @@ def test_the_aws_cli(endpoint, tmp_path):
 
 def test_the_key_of_a_rehearsal(endpoint, tmp_path):
     (file,) = endpoint.cache.glob("*/*/key")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(file.stat().st_mode) == 0o600
+        and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    )
     assert len(endpoint.key[1]) >= 40 and endpoint.key[1] in file.read_text()
     line = "import os; print(os.environ['AWS_ACCESS_KEY_ID'], os.environ['AWS_SECRET_ACCESS_KEY'])"
     done = run(endpoint, python_of("rehearsal"), "-c", line)

@@ -1,4 +1,4 @@
-"""What a program may do to the rehearsal by the files that it leaves: nothing outside of its folders, and no hang."""
+"""A hostile program leaves files: the rehearsal stays in its folders, and never hangs."""
 
 import errno
 import io
@@ -20,23 +20,23 @@ from rehearsal.jobs.folders import Folder
 from rehearsal.jobs.layout import Layout
 
 SECRET = b"a secret of this machine"
-LIMIT = 30  # seconds: who has not done it by then hangs
+LIMIT = 30  # seconds; what is not done by then hangs
 REQUEST = {"TrainingJobName": "job", "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"}}
 
 
 class Store:
-    """A bucket."""
+    """A stand-in for S3 with one bucket."""
 
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
 
     def upload_fileobj(self, file, bucket: str, key: str, **_) -> None:
         """Keep a file's content."""
-        key.encode()  # botocore fails on a name that is no text
+        key.encode()  # botocore fails on a name that cannot be encoded
         self.content[key] = file.read()
 
     def upload_file(self, path: str, bucket: str, key: str, **_) -> None:
-        """Keep the content of what a path leads to."""
+        """Keep the content of the file that a path leads to."""
         with Path(path).open("rb") as file:
             self.upload_fileobj(file, bucket, key)
 
@@ -45,7 +45,7 @@ class Store:
         self.content.pop(Key, None)
 
     def all(self) -> bytes:
-        """All that is in it, archives unpacked."""
+        """All of its content, archives unpacked."""
         found = [*self.content.values()]
         for key, content in self.content.items():
             if key.endswith(".tar.gz"):
@@ -55,7 +55,7 @@ class Store:
 
 
 def soon(call: Callable, *given):
-    """Return what a call returns; it fails where the call hangs."""
+    """Return what a call returns; fail if the call hangs."""
     found: list = []
 
     def run() -> None:
@@ -84,7 +84,7 @@ def host(tmp_path) -> Iterator[Path]:
 
 @pytest.fixture
 def outside(tmp_path) -> Path:
-    """A folder of this machine that no job has to do with."""
+    """A folder of this machine that does not belong to any job."""
     found = tmp_path / "outside"
     found.mkdir()
     for name in ("secret", "failure", "x.sagemaker-uploading", "data"):
@@ -94,13 +94,20 @@ def outside(tmp_path) -> Path:
 
 
 def state(folder: Path) -> dict[str, tuple]:
-    """Return what is in a folder, with its state."""
+    """Return the entries of a folder, with their times and sizes."""
     return {path.name: (path.lstat().st_mtime, path.lstat().st_size) for path in folder.iterdir()}
 
 
 def uploader(store: Store, folder: Path, **given) -> checkpoint_sync.Uploader:
-    """Return the copy of a checkpoint folder; `notes` are what it has said."""
-    plain = {"every": 0.01, "lag": 0.0, "settle": 0.0, "stall_after": None, "markers": True, "markers_uploaded": False}
+    """Return the uploader of a checkpoint folder; `notes` are its messages."""
+    plain = {
+        "every": 0.01,
+        "lag": 0.0,
+        "settle": 0.0,
+        "stall_after": None,
+        "markers": True,
+        "markers_uploaded": False,
+    }
     notes: list[str] = []
     kept = settings.Sync(**plain | {"deletions": True, "flush": False} | given)
     found = checkpoint_sync.Uploader(store, "s3://bucket/run", folder, kept, notes.append)
@@ -109,10 +116,14 @@ def uploader(store: Store, folder: Path, **given) -> checkpoint_sync.Uploader:
 
 
 def taken(host: Path) -> tuple[Store, str, list[str]]:
-    """Return all that the rehearsal takes from a host: what is in S3 then, its failure, and the notes."""
-    store, notes = Store(), []
+    """Take a host's files as the rehearsal does.
+
+    Return what is in S3 then, the text of its failure, and the notes.
+    """
+    store = Store()
+    notes = []
     copy = uploader(store, host / "checkpoints", markers_uploaded=True)
-    copy.seen.clear()  # nothing of it was restored
+    copy.seen.clear()  # no file of it was restored
     for _ in range(3):
         soon(copy._look)
     for kind in ("NONE", "GZIP"):
@@ -126,7 +137,7 @@ PLACES = ["model", "output/data", "checkpoints"]
 
 
 def link_files(host: Path, outside: Path) -> None:
-    """Links to files, by themselves and by other links, absolute and relative."""
+    """Make links to files, directly and by other links, absolute and relative."""
     for folder in (host / place for place in PLACES):
         (folder / "sub/deeper").mkdir(parents=True)
         (folder / "1").symlink_to(outside / "secret")
@@ -139,21 +150,21 @@ def link_files(host: Path, outside: Path) -> None:
 
 
 def link_folders(host: Path, outside: Path) -> None:
-    """Links to folders, in a folder."""
+    """Make links to folders, inside a folder."""
     for folder in (host / place for place in PLACES):
         (folder / "sub").symlink_to(outside)
         (folder / "name").symlink_to("sub/secret")
 
 
 def link_places(host: Path, outside: Path) -> None:
-    """Links in place of the folders themselves."""
+    """Replace the folders themselves by links."""
     for place in PLACES:
         (host / place).rmdir()
         (host / place).symlink_to(outside)
 
 
 def link_output(host: Path, outside: Path) -> None:
-    """A link in place of the folder that the failure is in."""
+    """Replace the folder of the failure by a link."""
     (host / "output/data").rmdir()
     (host / "output").rmdir()
     (host / "output").symlink_to(outside)
@@ -176,8 +187,10 @@ def test_a_link_out_is_told(host, outside):
 @pytest.mark.parametrize("suffix", [".sagemaker-uploading", ".sagemaker-uploaded"])
 @pytest.mark.parametrize("target", ["secret", "new"])
 def test_a_marker_that_is_a_link(host, outside, suffix, target):
-    """Nothing is made, touched or removed where it leads."""
-    before, store, folder = state(outside), Store(), host / "checkpoints"
+    """Nothing is made, touched or removed at the link's target."""
+    before = state(outside)
+    store = Store()
+    folder = host / "checkpoints"
     (folder / "x").write_text("x")
     (folder / f"x{suffix}").symlink_to(outside / target)
     copy = uploader(store, folder)
@@ -190,8 +203,10 @@ def test_a_marker_that_is_a_link(host, outside, suffix, target):
 
 
 def test_a_folder_that_becomes_a_link(host, outside):
-    """The markers of what was in it are not removed where it leads."""
-    before, store, folder = state(outside), Store(), host / "checkpoints"
+    """The markers of its former files are not removed at the link's target."""
+    before = state(outside)
+    store = Store()
+    folder = host / "checkpoints"
     copy = uploader(store, folder)
     (folder / "sub").mkdir()
     (folder / "sub/x").write_text("x")
@@ -205,8 +220,13 @@ def test_a_folder_that_becomes_a_link(host, outside):
 
 
 def test_a_link_out_is_no_checkpoint(host, outside):
-    """It is not looked at, and not opened if it takes a checkpoint's place between the look and the copy."""
-    store, folder = Store(), host / "checkpoints"
+    """A link that leads out is no checkpoint.
+
+    The uploader does not look at it. If it takes a checkpoint's place between the look and the
+    copy, the uploader does not open it.
+    """
+    store = Store()
+    folder = host / "checkpoints"
     (folder / "before").symlink_to(outside / "secret")
     copy = uploader(store, folder)
     assert copy._files() == {}
@@ -225,7 +245,8 @@ def test_a_link_out_is_no_checkpoint(host, outside):
 
 @pytest.mark.parametrize("where", ["file", "folder"])
 def test_a_link_between_a_check_and_the_opening(host, outside, monkeypatch, where):
-    folder, look = host / "model", os.stat
+    folder = host / "model"
+    look = os.stat
     (folder / "sub").mkdir()
     (folder / "sub/secret").write_text("x")
 
@@ -247,12 +268,13 @@ def test_a_link_between_a_check_and_the_opening(host, outside, monkeypatch, wher
             Folder(folder).open("sub/secret")
     else:
         with Folder(folder).open("sub/secret") as file:
-            assert file.read() == b"x"  # the folder's that was opened
+            assert file.read() == b"x"  # of the folder that was opened
 
 
 def test_links_that_change_all_the_time(host, outside):
-    """Nobody is fast enough to get a file of this machine out."""
-    folder, ended = host / "model", threading.Event()
+    """Not even links that change all the time get a file of this machine out."""
+    folder = host / "model"
+    ended = threading.Event()
     (folder / "a").mkdir()
     (folder / "a/secret").write_text("mine")
     (folder / "b").symlink_to(outside)
@@ -279,12 +301,12 @@ def test_links_that_change_all_the_time(host, outside):
 
 
 def special(folder: Path) -> None:
-    """Put what is no file into a folder: a pipe, a socket, and as root a device that never ends."""
+    """Make what is no file: a pipe, a socket, and as root a device that never ends."""
     os.mkfifo(folder / "pipe")
     (folder / "to-pipe").symlink_to("pipe")
     (folder / "loop").symlink_to("loop")
     here = Path.cwd()
-    os.chdir(folder)  # a socket's path is short
+    os.chdir(folder)  # a socket's path has to be short
     try:
         with socket.socket(socket.AF_UNIX) as made:
             made.bind("socket")
@@ -325,13 +347,16 @@ def test_an_archive_can_be_unpacked_and_makes_nobody_root(host, outside, tmp_pat
         assert not any(member.mode & 0o7000 for member in tar)
         tar.extractall(tmp_path / "unpacked", filter="data")
     there = tmp_path / "unpacked"
-    assert [(there / name).read_text() for name in ("program", "twice", "good", "sub/good")] == ["x"] * 4
-    assert "model: inner of algo-1 is left out: the link leads out of the folder" in notes  # or may: sub may be a link
+    assert [(there / name).read_text() for name in ("program", "twice", "good", "sub/good")] == [
+        "x"
+    ] * 4
+    # It may lead out: sub may be a link.
+    assert "model: inner of algo-1 is left out: the link leads out of the folder" in notes
     assert store.content["out/job/output/model/sub/good"] == b"x"
 
 
 def deep(folder: Path, levels: int) -> None:
-    """Make folders in folders, deeper than a path may be long."""
+    """Make nested folders, deeper than a path may be long."""
     descriptor = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
         os.mkdir("deep", dir_fd=descriptor)
@@ -344,7 +369,7 @@ def deep(folder: Path, levels: int) -> None:
 
 @pytest.fixture
 def small_stack() -> Iterator[None]:
-    """A stack that is soon full: deep folders take long to make and to remove."""
+    """Limit the stack: it takes long to make and to remove very deep folders."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(250)
     yield
@@ -357,7 +382,9 @@ def test_folders_deeper_than_pythons_stack(host, small_stack):
         deep(host / place, 300)
         (host / place / "file").write_text(place)
     store, _, notes = taken(host)
-    assert store.content["run/file"] == b"checkpoints" and any("S3 takes no such name" in note for note in notes)
+    assert store.content["run/file"] == b"checkpoints" and any(
+        "S3 takes no such name" in note for note in notes
+    )
     folders.remove(host)
     assert not host.exists()
 
@@ -375,7 +402,10 @@ def test_names_that_s3_does_not_take(host):
         (host / place / "\udcff\udcfe").write_text("x")
         (host / place / "ü").write_text(place)
     store, _, notes = taken(host)
-    assert store.content["run/ü"] == b"checkpoints" and store.content["out/job/output/model/ü"] == b"model"
+    assert (
+        store.content["run/ü"] == b"checkpoints"
+        and store.content["out/job/output/model/ü"] == b"model"
+    )
     assert sum("S3 takes no such name" in note for note in notes) == 8
 
 
@@ -386,7 +416,9 @@ def test_checkpoints_in_deep_folders_are_restored(tmp_path, small_stack):
     (tmp_path / "from/link").symlink_to("/etc/passwd")
     (tmp_path / "to").mkdir()
     folders.copy(tmp_path / "from", tmp_path / "to")
-    assert (tmp_path / "to" / name).read_text() == "x" and [path.name for path in (tmp_path / "to").iterdir()] == ["a"]
+    assert (tmp_path / "to" / name).read_text() == "x" and [
+        path.name for path in (tmp_path / "to").iterdir()
+    ] == ["a"]
 
 
 def test_a_failure_of_a_terabyte(host):
@@ -397,7 +429,7 @@ def test_a_failure_of_a_terabyte(host):
 
 
 def test_a_file_that_becomes_shorter_while_it_is_copied(host):
-    """The copy ends, as the other side would wait for the rest."""
+    """The copy ends, because the other side would wait for the rest."""
     path = host / "checkpoints/x"
     path.write_bytes(b"x" * 100_000)
     with Folder(host, "checkpoints").open("x") as file:
@@ -411,7 +443,7 @@ def test_a_file_that_becomes_shorter_while_it_is_copied(host):
 
 
 def test_a_copy_that_fails_goes_on(host):
-    """A fault of the rehearsal's own at one file is told; the others are copied."""
+    """If the rehearsal itself fails at one file, it says so and copies the others."""
     store = Store()
     copy = uploader(store, host / "checkpoints", markers=False)
     keep = store.upload_fileobj

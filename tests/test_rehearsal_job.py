@@ -1,4 +1,7 @@
-"""One job from its creation to its end, without an engine: faults, interruptions, slow metrics, logs, secrets."""
+"""One job from its creation to its end, without an engine.
+
+Faults, interruptions, slow metrics, logs and secrets.
+"""
 
 import json
 import math
@@ -28,7 +31,7 @@ from rehearsal.jobs.metrics import Metrics
 from rehearsal.jobs.record import ENDED, Record
 from rehearsal.report import page
 
-LIMIT = 30  # seconds: who has not done it by then never will
+LIMIT = 30  # seconds; what is not done by then never will be
 SYNC = settings.Sync(0.05, 0.0, 0.0, None, True, False, True, False)
 
 
@@ -41,7 +44,7 @@ def until(condition: Callable, what: str = "it") -> None:
 
 
 class Container:
-    """A host that says and does what a test wants."""
+    """A stand-in for a host's container, which a test tells what to say and do."""
 
     def __init__(self) -> None:
         self.said: queue.Queue = queue.Queue()
@@ -53,7 +56,7 @@ class Container:
         self.said.put(status)
 
     def lines(self) -> Iterator[str]:
-        """Yield what it is told to say, until its end."""
+        """Yield the lines that a test gives it, until its end."""
         while isinstance(line := self.said.get(), str):
             yield line
         self.status = line
@@ -69,9 +72,10 @@ class Container:
 
 
 class Engine:
-    """What starts the hosts: itself the network, too."""
+    """A stand-in for the engine that starts the hosts, and for its network."""
 
-    name, interface = "fake", "eth0"
+    name = "fake"
+    interface = "eth0"
 
     def __init__(self) -> None:
         self.containers: list[Container] = []
@@ -105,7 +109,7 @@ class Engine:
 
 
 class Client:
-    """S3 and CloudWatch Logs."""
+    """A stand-in for S3 and CloudWatch Logs."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -124,10 +128,12 @@ class Client:
 
 
 class Rehearsed:
-    """Jobs without an engine; what they leave is in `folder`."""
+    """Jobs without an engine; their files are in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.engine, self.client = folder, Engine(), Client()
+        self.folder = folder
+        self.engine = Engine()
+        self.client = Client()
         self.reported: Callable = lambda record, where: None
 
     def job(self, name: str = "job", metrics: list | None = None, **fields) -> Job:
@@ -137,12 +143,22 @@ class Rehearsed:
             "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
             "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 1},
             "OutputDataConfig": {"S3OutputPath": "s3://bucket"},
-        } | fields  # fmt: skip
+        } | fields
         kept = SimpleNamespace(
-            folder=self.folder / "reports", interrupt=[], seed=0, grace=LIMIT, repairs=0, sync=SYNC, allow=[]
-        )  # fmt: skip
+            folder=self.folder / "reports",
+            interrupt=[],
+            seed=0,
+            grace=LIMIT,
+            repairs=0,
+            sync=SYNC,
+            allow=[],
+        )
         place = Place(
-            self.engine, lambda _: self.client, self.folder / "work", {}, lambda *given: self.reported(*given)
+            self.engine,
+            lambda _: self.client,
+            self.folder / "work",
+            {},
+            lambda *given: self.reported(*given),
         )
         record = Record(name, request, time.time())
         found = Job(record, place, kept, Metrics(metrics or []))
@@ -228,7 +244,10 @@ def test_a_thread_that_cannot_start(rehearsed, monkeypatch):
 
 
 def test_a_job_whose_own_thread_cannot_start(rehearsed, monkeypatch):
-    """What waits for its end sees one, with the reason, the report and no files left."""
+    """Whoever waits for its end sees a failure with a reason.
+
+    There is a report, and no files are left.
+    """
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -238,11 +257,16 @@ def test_a_job_whose_own_thread_cannot_start(rehearsed, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", refuse)
     record = rehearsed.job().record
     assert (record.status, record.secondary, reported) == ("Failed", "Failed", ["Failed"])
-    assert record.failure == "InternalServerError: the rehearsal failed: RuntimeError: can't start new thread"
+    assert (
+        record.failure
+        == "InternalServerError: the rehearsal failed: RuntimeError: can't start new thread"
+    )
     assert not (rehearsed.folder / "work/job").exists()
 
 
-@pytest.mark.parametrize("line", ["resuming from step " + "1" * 5000, "step=" + "9" * 5000, "a=" + "1" * 100_000 + "x"])
+@pytest.mark.parametrize(
+    "line", ["resuming from step " + "1" * 5000, "step=" + "9" * 5000, "a=" + "1" * 100_000 + "x"]
+)
 def test_a_line_that_is_no_progress(rehearsed, line):
     job = rehearsed.job()
     rehearsed.container().said.put(f" {line}")
@@ -256,16 +280,22 @@ def test_notes_without_end(rehearsed):
         job.note(f"note {number}")
     rehearsed.container().end(0)
     notes = ended(job).notes
-    assert len(notes) == NOTES + 1 and notes[-2:] == [f"note {NOTES - 1}", "more notes are left out"]
+    assert len(notes) == NOTES + 1 and notes[-2:] == [
+        f"note {NOTES - 1}",
+        "more notes are left out",
+    ]
 
 
 # Interruptions
 
-SPOT = {"EnableManagedSpotTraining": True, "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60}}
+SPOT = {
+    "EnableManagedSpotTraining": True,
+    "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60},
+}
 
 
 def by_hand(job: Job, **order) -> str:
-    """Take instances of a job away."""
+    """Take instances of a job away by hand."""
     service = Service(None, None)
     service.jobs["arn"] = job
     return service.interrupt({"name": "job", "hosts": [], "warned": True, "gap": 0.0} | order)
@@ -276,13 +306,19 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
     job = rehearsed.job(**SPOT)
     first = rehearsed.container()
     until(lambda: job.record.secondary == "Training")
-    first.on_signal = lambda _: None  # it takes its time
+    first.on_signal = lambda _: None  # it does not end at once
     before = time.time()
     assert by_hand(job, gap=0.25) == "algo-1 of job taken away, warned"
     until(lambda: first.signals == ["SIGTERM"])
     (one,) = job.record.interruptions
-    assert before <= one.time <= time.time() and (one.hosts, one.warned, one.gap) == (["algo-1"], True, 0.25)
-    assert job.record.secondary == "Interrupted" and job.record.attempts[0].instances[0].ended is None
+    assert before <= one.time <= time.time() and (one.hosts, one.warned, one.gap) == (
+        ["algo-1"],
+        True,
+        0.25,
+    )
+    assert (
+        job.record.secondary == "Interrupted" and job.record.attempts[0].instances[0].ended is None
+    )
     first.end(0)
     rehearsed.container(1).end(0)
     record = ended(job)
@@ -291,11 +327,35 @@ def test_an_interruption_is_recorded_when_the_instance_is_taken(rehearsed):
 
 
 WRONG = [
-    None, [], "x", 1, {}, {"name": "job"}, {"hosts": "algo-1"}, {"hosts": [1]}, {"hosts": None}, {"hosts": [["a"]]},
-    {"hosts": ["algo-9"]}, {"gap": "x"}, {"gap": math.nan}, {"gap": -1}, {"gap": math.inf}, {"gap": True},
-    {"gap": None}, {"gap": 10**400}, {"gap": 1e300}, {"warned": "no"}, {"warned": 1}, {"warned": None}, {"name": 1},
-    {"name": ["job"]}, {"name": "a\nb"}, {"more": 1}, {"name": None}, {"name": "\udc80" * 10},
-]  # fmt: skip
+    None,
+    [],
+    "x",
+    1,
+    {},
+    {"name": "job"},
+    {"hosts": "algo-1"},
+    {"hosts": [1]},
+    {"hosts": None},
+    {"hosts": [["a"]]},
+    {"hosts": ["algo-9"]},
+    {"gap": "x"},
+    {"gap": math.nan},
+    {"gap": -1},
+    {"gap": math.inf},
+    {"gap": True},
+    {"gap": None},
+    {"gap": 10**400},
+    {"gap": 1e300},
+    {"warned": "no"},
+    {"warned": 1},
+    {"warned": None},
+    {"name": 1},
+    {"name": ["job"]},
+    {"name": "a\nb"},
+    {"more": 1},
+    {"name": None},
+    {"name": "\udc80" * 10},
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=ascii)
@@ -314,7 +374,9 @@ def test_a_wrong_order_is_refused(rehearsed, wrong):
     assert ended(job).interruptions == []
 
 
-@pytest.mark.parametrize("text", ["at 1s gap 99999999999h", "at 99999999999h", "every 9999999999999h"])
+@pytest.mark.parametrize(
+    "text", ["at 1s gap 99999999999h", "at 99999999999h", "every 9999999999999h"]
+)
 def test_a_rule_of_a_time_that_never_comes(text):
     with pytest.raises(ValueError, match="--interrupt: found .*, allowed are times up to 672h"):
         schedule.parse(text)
@@ -329,23 +391,33 @@ def test_a_stop_after_a_time_that_no_timer_has(rehearsed):
 # Metrics
 
 
-SLOW = {"(a+)+$": "a" * 40 + "!", r"^(.*?,){25}P": ",".join(map(str, range(60))), "(?:a?){60}a{60}": "a" * 60}
+SLOW = {
+    "(a+)+$": "a" * 40 + "!",
+    r"^(.*?,){25}P": ",".join(map(str, range(60))),
+    "(?:a?){60}a{60}": "a" * 60,
+}
 
 
 @pytest.mark.parametrize("regex", SLOW)
 def test_a_metric_that_stalls(rehearsed, regex):
-    """It is left out and told; the log and the other metrics go on."""
-    one, other = {"Name": "loss", "Regex": r"loss=(\S+)"}, {"Name": "epoch", "Regex": r"epoch=(\S+)"}
+    """Its definition is left out with a note; the log and the other metrics go on."""
+    one = {"Name": "loss", "Regex": r"loss=(\S+)"}
+    other = {"Name": "epoch", "Regex": r"epoch=(\S+)"}
     job = rehearsed.job(metrics=[one, {"Name": "slow", "Regex": regex}, other])
     container = rehearsed.container()
     for line in ("loss=1", SLOW[regex], "step=7 loss=0.5 epoch=3"):
         container.said.put(line)
     container.end(0)
     record = ended(job)
-    assert {name: one["Value"] for name, one in job.metrics.found.items()} == {"loss": 0.5, "epoch": 3.0}
-    assert record.notes == ["MetricDefinitions: the Regex of slow is too slow for this log, and used no more"]
+    assert {name: one["Value"] for name, one in job.metrics.found.items()} == {
+        "loss": 0.5,
+        "epoch": 3.0,
+    }
+    assert record.notes == [
+        "MetricDefinitions: the Regex of slow is too slow for this log, and used no more"
+    ]
     assert (job.folder / "logs/algo-1.log").read_text().splitlines()[2] == "step=7 loss=0.5 epoch=3"
-    assert job.metrics.matcher.poll() is not None  # nothing is left of it
+    assert job.metrics.matcher.poll() is not None  # the process of the metrics has ended
 
 
 def test_metrics_whose_process_is_killed():
@@ -370,7 +442,7 @@ def test_lines_of_chunks():
 
 
 def test_a_line_without_end_is_several():
-    """It is neither kept whole, nor copied for each chunk."""
+    """It is split: neither kept as a whole, nor copied for each chunk."""
     size = 0
     for line in logs.lines(bytes(2**16) for _ in range(1000)):
         assert len(line) <= logs.EVENT
@@ -379,7 +451,7 @@ def test_a_line_without_end_is_several():
 
 
 def test_logs_of_two_jobs_of_one_name(tmp_path):
-    """The earlier one's are kept aside, all of them."""
+    """The files of each earlier job of that name are kept aside."""
     for number in range(3):
         rehearsed = Rehearsed(tmp_path)
         job = rehearsed.job()
@@ -397,25 +469,57 @@ def test_logs_of_two_jobs_of_one_name(tmp_path):
 PASSWORD = "hunter2-hunter2"
 TOKEN = "hf_" + "x1Y2" * 8
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKC\n-----END RSA PRIVATE KEY-----"
-SECRETS = [PASSWORD, TOKEN, "MIIEpAIBAAKC", "of-a-tag", "after-a-flag", "AKIAABCDEFGHIJKLMNOP", "user:pass", "of-more"]
+SECRETS = [
+    PASSWORD,
+    TOKEN,
+    "MIIEpAIBAAKC",
+    "of-a-tag",
+    "after-a-flag",
+    "AKIAABCDEFGHIJKLMNOP",
+    "user:pass",
+    "of-more",
+]
 CLEAR = "learning-rate-0.1"
 
 
 def secret_record() -> Record:
-    """Return a record with secrets wherever a user may put them."""
+    """Return a record with secrets in all places where a user may put them."""
     request = {
         "TrainingJobName": "job",
-        "HyperParameters": {"db_password": f'"{PASSWORD}"', "hub": TOKEN, "lr": CLEAR, "max_tokens": "3"},
-        "Environment": {"API_KEY": "of-more", "PEM": PEM, "URL": "https://user:pass@host/x", "PLAIN": CLEAR},
+        "HyperParameters": {
+            "db_password": f'"{PASSWORD}"',
+            "hub": TOKEN,
+            "lr": CLEAR,
+            "max_tokens": "3",
+        },
+        "Environment": {
+            "API_KEY": "of-more",
+            "PEM": PEM,
+            "URL": "https://user:pass@host/x",
+            "PLAIN": CLEAR,
+        },
         "Tags": [{"Key": "secret", "Value": "of-a-tag"}, {"Key": "plain", "Value": CLEAR}],
         "AlgorithmSpecification": {
             "TrainingImage": "image:0123456789012345678901234567890123456789",
-            "ContainerEntrypoint": ["bash", "-c", f"export TOKEN={TOKEN}; ./run --key AKIAABCDEFGHIJKLMNOP"],
-            "ContainerArguments": ["--api_key", "after-a-flag", f"--password={PASSWORD}", f"--lr={CLEAR}", "--token"],
+            "ContainerEntrypoint": [
+                "bash",
+                "-c",
+                f"export TOKEN={TOKEN}; ./run --key AKIAABCDEFGHIJKLMNOP",
+            ],
+            "ContainerArguments": [
+                "--api_key",
+                "after-a-flag",
+                f"--password={PASSWORD}",
+                f"--lr={CLEAR}",
+                "--token",
+            ],
         },
         "NotInTheModel": {"Password": "of-more"},
     }
-    text = f"the password {PASSWORD} is wrong: see https://user:pass@host/x?a=b&token={TOKEN}, exit code: 3\n{PEM}"
+    text = (
+        f"the password {PASSWORD} is wrong: see https://user:pass@host/x?a=b&token={TOKEN}, "
+        f"exit code: 3\n{PEM}"
+    )
     record = replace(interrupted(), request=request, failure=text, notes=[text])
     record.transitions[0].message = record.interruptions[0].why = text
     return record
@@ -428,7 +532,7 @@ def test_no_secret_in_a_report_or_record(tmp_path):
         assert not [secret for secret in SECRETS if secret in text]
         assert text.count(CLEAR) >= 4 and "image:0123456789012345678901234567890123456789" in text
         assert "exit code: 3" in text and text.count("******") > 10
-    assert record.request["HyperParameters"]["hub"] == TOKEN  # the job's own is as it was
+    assert record.request["HyperParameters"]["hub"] == TOKEN  # the job's own request is not changed
 
 
 def test_a_secret_of_few_letters_leaves_texts_alone():
@@ -446,12 +550,17 @@ needs_namespaces = pytest.mark.skipif(
 
 @pytest.fixture
 def started(monkeypatch) -> Iterator[Callable]:
-    """Start a line as a host's first process."""
+    """Start a command line as a host's first process."""
     monkeypatch.setattr(processes.bridge, "possible", lambda: False)
-    engine, made = Processes(Path(sys.executable), "owner", lambda _: None), []
+    engine = Processes(Path(sys.executable), "owner", lambda _: None)
+    made = []
 
     def start(*line: str) -> Process:
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
         made.append(Process(subprocess.Popen([*engine.unshare, *line], **pipes)))
         return made[-1]
 
@@ -472,8 +581,10 @@ def test_the_exit_status_of_a_process(started, status):
 
 @needs_namespaces
 def test_a_process_that_is_killed(started):
-    """Its status is a shell's for SIGKILL, and nobody writes of it into its log."""
-    process = started("bash", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done")
+    """Its status is a shell's for SIGKILL, and no message about it is in its log."""
+    process = started(
+        "bash", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"
+    )
     lines = process.lines()
     assert next(lines) == "ready"
     process.signal("SIGTERM")

@@ -1,4 +1,7 @@
-"""The parts of the rehearsal, each by itself: schedule, settings, layout, channels, checkpoints, artefacts."""
+"""The parts of the rehearsal, each by itself.
+
+Schedule, settings, layout, channels, checkpoints, artefacts, clients, metrics and logs.
+"""
 
 import argparse
 import io
@@ -27,7 +30,7 @@ from rehearsal.jobs.schedule import Rule, Schedule, parse
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"
 KEY = Key("id", "secret")
 PAGE = 7  # objects that moto lists at a time, where S3 lists 1,000
-LIMIT = 30  # seconds: who has not done it by then never will
+LIMIT = 30  # seconds; what is not done by then never will be
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,9 @@ def s3(s3_client):
     s3_client.create_bucket(Bucket="bucket")
     yield s3_client
     if left := keys(s3_client):
-        s3_client.delete_objects(Bucket="bucket", Delete={"Objects": [{"Key": key} for key in left]})
+        s3_client.delete_objects(
+            Bucket="bucket", Delete={"Objects": [{"Key": key} for key in left]}
+        )
 
 
 def put(s3, *names: str) -> None:
@@ -73,11 +78,15 @@ def content(s3, key: str) -> bytes:
 
 def files(folder: Path) -> dict[str, str]:
     """Return the files in a folder."""
-    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def write(folder: Path, *names: str) -> None:
-    """Write files, each with its name as its content; a name that ends with / is a folder's."""
+    """Write files, each with its name as its content; a name that ends with / is a folder."""
     for name in names:
         path = folder / name
         (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
@@ -100,26 +109,58 @@ RULES = {
     "at step 3 of any": {"step": 3, "hosts": "any"},
     "every 1s of all unwarned": {"every": 1.0, "times": None, "warned": "unwarned"},
     "every 1s either": {"every": 1.0, "times": None, "warned": "either"},
-    "every 1s 2 times of any warned gap 0.5h": {"every": 1.0, "times": 2, "hosts": "any", "gap": 1800.0},
+    "every 1s 2 times of any warned gap 0.5h": {
+        "every": 1.0,
+        "times": 2,
+        "hosts": "any",
+        "gap": 1800.0,
+    },
 }
 
 
 @pytest.mark.parametrize("text", RULES)
 def test_the_rule_that_a_text_is(text):
-    plain = {"at": None, "step": None, "every": None, "about": False, "times": 1, "hosts": "all", "warned": "warned"}
+    plain = {
+        "at": None,
+        "step": None,
+        "every": None,
+        "about": False,
+        "times": 1,
+        "hosts": "all",
+        "warned": "warned",
+    }
     assert parse(text) == Rule(text=" ".join(text.split()), **plain | {"gap": 0.0} | RULES[text])
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "", "at", "at 40", "at -4s", "at 4d", "at step", "at step 1.5", "at ~5m", "at 5m 2 times", "every", "every 0s",
-        "every ~0.0m", "every 5m 0 times", "every 5m -1 times", "every 5m times", "at 1s of algo",
+        "",
+        "at",
+        "at 40",
+        "at -4s",
+        "at 4d",
+        "at step",
+        "at step 1.5",
+        "at ~5m",
+        "at 5m 2 times",
+        "every",
+        "every 0s",
+        "every ~0.0m",
+        "every 5m 0 times",
+        "every 5m -1 times",
+        "every 5m times",
+        "at 1s of algo",
         "at 1s of algo-1, algo-2",
-        "at 1s of algo-1,", "at 1s warned of any", "at 1s gap 3s of any", "at 1s gap", "at 1s maybe", "AT 1s",
+        "at 1s of algo-1,",
+        "at 1s warned of any",
+        "at 1s gap 3s of any",
+        "at 1s gap",
+        "at 1s maybe",
+        "AT 1s",
         "at 1s at 2s",
     ],
-)  # fmt: skip
+)
 def test_a_text_that_is_no_rule(text):
     with pytest.raises(ValueError, match=r"--interrupt: found '.*', allowed is "):
         parse(text)
@@ -163,7 +204,7 @@ def test_a_step_that_the_log_has_passed():
     found.begin(0.0, first=True)
     assert found.next() is None and found.due(1e9, None) is None and found.due(1e9, 4) is None
     assert found.due(0.0, 6).why == "at step 5"
-    assert found.due(0.0, 6) is None  # not again, when the job is there again
+    assert found.due(0.0, 6) is None  # not again, although the job comes past it again
     assert found.due(0.0, 9).why == "at step 7"
 
 
@@ -177,7 +218,8 @@ def test_several_rules_are_one_schedule():
 
 def drawn(seed: str, *texts: str) -> list:
     """Return the moments, hosts and warnings of ten attempts."""
-    found, said = scheduled(*texts, seed=seed), []
+    found = scheduled(*texts, seed=seed)
+    said = []
     for _ in range(10):
         found.begin(0.0, first=False)
         moment = found.next()
@@ -197,7 +239,9 @@ def test_what_is_drawn_comes_from_the_seed():
 
 
 def test_a_host_that_the_job_has_not():
-    with pytest.raises(ValueError, match=r"'at 1s of algo-9,algo-1' is of algo-9; the job has algo-1, algo-2"):
+    with pytest.raises(
+        ValueError, match=r"'at 1s of algo-9,algo-1' is of algo-9; the job has algo-1, algo-2"
+    ):
         scheduled("at 1s of algo-9,algo-1", hosts=["algo-1", "algo-2"])
 
 
@@ -205,7 +249,7 @@ def test_a_host_that_the_job_has_not():
 
 
 def flags(*given: str) -> settings.Settings:
-    """Return the settings that flags are."""
+    """Return the settings of these flags."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     settings.add_flags(parser)
     return settings.from_flags(parser.parse_args(given))
@@ -213,26 +257,61 @@ def flags(*given: str) -> settings.Settings:
 
 def test_settings_by_default_and_by_flags(tmp_path):
     found = flags()
-    assert (found.port, found.engine, found.grace, found.interrupt, found.seed) == (4571, "auto", 120.0, [], 0)
+    assert (found.port, found.engine, found.grace, found.interrupt, found.seed) == (
+        4571,
+        "auto",
+        120.0,
+        [],
+        0,
+    )
     assert found.sync == settings.Sync(1.0, 0.0, 0.0, None, True, False, True, False)
     assert found.folder.is_absolute()
-    given = "--port=0 --interrupt=every~5m --grace=0 --repairs=2 --price=3 --spot-price=1 --sync-every=0.1 --sync-lag=2"
-    given += " --sync-settle=3 --sync-stall-after=0 --sync-no-markers --sync-markers-uploaded --sync-keep-deleted"
+    given = (
+        "--port=0 --interrupt=every~5m --grace=0 --repairs=2 --price=3 --spot-price=1 "
+        "--sync-every=0.1 --sync-lag=2"
+    )
+    given += (
+        " --sync-settle=3 --sync-stall-after=0 --sync-no-markers --sync-markers-uploaded "
+        "--sync-keep-deleted"
+    )
     given = given.replace("every~5m", "every\u00a0~5m").split(" ")
     found = flags(*given, "--sync-flush", "--interrupt=at 3s", f"--folder={tmp_path}")
-    assert (found.port, found.grace, found.repairs, found.price, found.spot_price) == (0, 0.0, 2, 3.0, 1.0)
-    assert [rule.text for rule in found.interrupt] == ["every ~5m", "at 3s"] and found.folder == tmp_path
+    assert (found.port, found.grace, found.repairs, found.price, found.spot_price) == (
+        0,
+        0.0,
+        2,
+        3.0,
+        1.0,
+    )
+    assert [rule.text for rule in found.interrupt] == [
+        "every ~5m",
+        "at 3s",
+    ] and found.folder == tmp_path
     assert found.sync == settings.Sync(0.1, 2.0, 3.0, 0.0, False, True, False, True)
 
 
 @pytest.mark.parametrize(
     "flag",
     [
-        "--port=-1", "--port=65536", "--grace=-1", "--grace=nan", "--grace=inf", "--repairs=-1", "--sync-every=0",
-        "--sync-every=nan", "--sync-every=-1", "--sync-lag=-0.1", "--sync-settle=inf", "--sync-stall-after=-1",
-        "--interrupt=at noon", "--interrupt=every 0s", "--allow=/no/such", "--price=1", "--spot-price=1",
+        "--port=-1",
+        "--port=65536",
+        "--grace=-1",
+        "--grace=nan",
+        "--grace=inf",
+        "--repairs=-1",
+        "--sync-every=0",
+        "--sync-every=nan",
+        "--sync-every=-1",
+        "--sync-lag=-0.1",
+        "--sync-settle=inf",
+        "--sync-stall-after=-1",
+        "--interrupt=at noon",
+        "--interrupt=every 0s",
+        "--allow=/no/such",
+        "--price=1",
+        "--spot-price=1",
     ],
-)  # fmt: skip
+)
 def test_a_wrong_flag_is_named(flag):
     name, _, value = flag.partition("=")
     with pytest.raises(ValueError, match=rf"{name}\b.*: found .*, allowed is ") as error:
@@ -241,14 +320,16 @@ def test_a_wrong_flag_is_named(flag):
 
 
 def test_the_folders_of_channels(tmp_path, monkeypatch):
-    """The working folder, or those that are named, wherever their links lead."""
+    """The working folder, or the folders that flags name, wherever their links lead."""
     (tmp_path / "link").symlink_to(tmp_path)
     monkeypatch.chdir(tmp_path / "link")
     assert flags().allow == [tmp_path]
     assert flags("--allow=/usr", "--allow=.").allow == [Path("/usr"), tmp_path]
 
 
-@pytest.mark.parametrize("flag", ["--port=x", "--grace=long", "--engine=podman", "--repairs=1.5", "--seed=x"])
+@pytest.mark.parametrize(
+    "flag", ["--port=x", "--grace=long", "--engine=podman", "--repairs=1.5", "--seed=x"]
+)
 def test_a_flag_of_the_wrong_type_is_named(flag):
     with pytest.raises(argparse.ArgumentError, match=flag.partition("=")[0]):
         flags(flag)
@@ -262,9 +343,13 @@ def group(name: str, count: int, kind: str = "ml.m5.xlarge") -> dict:
     return {"InstanceGroupName": name, "InstanceType": kind, "InstanceCount": count}
 
 
-def channel(name: str, uri: str, *, sharded: bool = False, groups: list[str] | None = None, **more) -> dict:
-    """Return one of InputDataConfig."""
-    source = {"S3DataType": "S3Prefix", "S3Uri": uri} | ({"InstanceGroupNames": groups} if groups else {})
+def channel(
+    name: str, uri: str, *, sharded: bool = False, groups: list[str] | None = None, **more
+) -> dict:
+    """Return a channel for InputDataConfig."""
+    source = {"S3DataType": "S3Prefix", "S3Uri": uri} | (
+        {"InstanceGroupNames": groups} if groups else {}
+    )
     source |= {"S3DataDistributionType": "ShardedByS3Key"} if sharded else {}
     return {"ChannelName": name, "DataSource": {"S3DataSource": source}} | more
 
@@ -283,7 +368,7 @@ def job(*inputs: dict, hosts: int = 1, groups: list[dict] | None = None, **more)
 
 
 def made(request: dict, folder: Path) -> dict[layout.Host, layout.Layout]:
-    """Return each host's folders, made."""
+    """Make the folders of each host, and return them."""
     path = layout.checkpoint_path(request)
     found = {host: layout.Layout(folder / host.name, path) for host in layout.hosts(request)}
     for one in found.values():
@@ -294,7 +379,14 @@ def made(request: dict, folder: Path) -> dict[layout.Host, layout.Layout]:
 def test_hosts_are_numbered_over_the_groups(tmp_path):
     request = job(
         channel("all", "s3://bucket/a", groups=["big", "small"]),
-        channel("some", "s3://bucket/b", groups=["big"], sharded=True, InputMode="FastFile", ContentType="text/csv"),
+        channel(
+            "some",
+            "s3://bucket/b",
+            groups=["big"],
+            sharded=True,
+            InputMode="FastFile",
+            ContentType="text/csv",
+        ),
         groups=[group("small", 2), group("big", 9, "ml.p4d.24xlarge")],
         HyperParameters={"a": "1"},
     )
@@ -314,16 +406,31 @@ def test_hosts_are_numbered_over_the_groups(tmp_path):
         "current_instance_type": "ml.p4d.24xlarge",
         "hosts": ["algo-1", "algo-10", "algo-11", *(f"algo-{number}" for number in range(2, 10))],
         "instance_groups": [
-            {"instance_group_name": "small", "instance_type": "ml.m5.xlarge", "hosts": ["algo-1", "algo-2"]},
+            {
+                "instance_group_name": "small",
+                "instance_type": "ml.m5.xlarge",
+                "hosts": ["algo-1", "algo-2"],
+            },
             {"instance_group_name": "big", "instance_type": "ml.p4d.24xlarge", "hosts": big},
         ],
         "network_interface_name": "eth0",
         "topology": None,
     }
-    plain = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
-    sharded = {"TrainingInputMode": "FastFile", "S3DistributionType": "ShardedByS3Key", "RecordWrapperType": "None"}
+    plain = {
+        "TrainingInputMode": "File",
+        "S3DistributionType": "FullyReplicated",
+        "RecordWrapperType": "None",
+    }
+    sharded = {
+        "TrainingInputMode": "FastFile",
+        "S3DistributionType": "ShardedByS3Key",
+        "RecordWrapperType": "None",
+    }
     assert config["algo-1"]["inputdataconfig"] == {"all": plain}
-    assert config["algo-11"]["inputdataconfig"] == {"all": plain, "some": sharded | {"ContentType": "text/csv"}}
+    assert config["algo-11"]["inputdataconfig"] == {
+        "all": plain,
+        "some": sharded | {"ContentType": "text/csv"},
+    }
     assert config["algo-1"]["hyperparameters"] == {"a": "1"}
     assert set(config["algo-1"]) == {"hyperparameters", "resourceconfig", "inputdataconfig"}
 
@@ -340,11 +447,21 @@ def test_a_host_without_groups(tmp_path, config, path):
     request = job(CheckpointConfig=config, DebugHookConfig={"S3OutputPath": "s3://bucket/d"})
     ((host, folders),) = made(request, tmp_path).items()
     assert (host.name, host.group) == ("algo-1", "homogeneousCluster")
-    assert set(folders.mounts.values()) == {"/opt/ml/input", "/opt/ml/model", "/opt/ml/output", path} - {None}
+    assert set(folders.mounts.values()) == {
+        "/opt/ml/input",
+        "/opt/ml/model",
+        "/opt/ml/output",
+        path,
+    } - {None}
     layout.write_config(folders, request, host, [host], "lo")
-    found = {one.stem: json.loads(one.read_text()) for one in (folders.folder / "input/config").iterdir()}
+    found = {
+        one.stem: json.loads(one.read_text()) for one in (folders.folder / "input/config").iterdir()
+    }
     assert found.get("checkpointconfig") == ({"LocalPath": path} if path else None)
-    assert found["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"} and "profilerconfig" not in found
+    assert (
+        found["debughookconfig"] == {"S3OutputPath": "s3://bucket/d"}
+        and "profilerconfig" not in found
+    )
     assert found["inputdataconfig"] == {} == found["hyperparameters"]
 
 
@@ -390,8 +507,10 @@ def test_a_name_that_leads_out_of_the_channel(tmp_path, name):
 
 
 def fetched(s3, uri: str, folder: Path) -> dict[str, str]:
-    """Return the files that an address stands for."""
-    names = channels.fetch(s3, {"S3Uri": uri}, folder, ROLE, [folder.parent, Path("/no")], lambda: None)
+    """Return the files of an address, fetched."""
+    names = channels.fetch(
+        s3, {"S3Uri": uri}, folder, ROLE, [folder.parent, Path("/no")], lambda: None
+    )
     found = files(folder)
     assert sorted(names) == sorted(found)
     return found
@@ -406,7 +525,9 @@ def test_what_an_address_stands_for(s3, tmp_path):
     assert fetched(s3, "s3://bucket/data/a", tmp_path / "4") == {"a": "data/a"}
     assert fetched(s3, "s3://bucket/run#1/", tmp_path / "5") == {"e?f": "run#1/e?f"}
     assert fetched(s3, "s3://bucket/run#1/e?f", tmp_path / "6") == {"e?f": "run#1/e?f"}
-    assert fetched(s3, "https://s3.us-east-1.amazonaws.com/bucket/other", tmp_path / "7") == {"other": "other"}
+    assert fetched(s3, "https://s3.us-east-1.amazonaws.com/bucket/other", tmp_path / "7") == {
+        "other": "other"
+    }
     with pytest.raises(JobFailed, match="Data download failed: s3://bucket: File exists"):
         fetched(s3, "s3://bucket", tmp_path / "8")  # `data` is a file, and a folder
     s3.delete_object(Bucket="bucket", Key="data")
@@ -416,11 +537,24 @@ def test_what_an_address_stands_for(s3, tmp_path):
 @pytest.mark.parametrize(
     ("uri", "reason"),
     [
-        ("s3://bucket/none", rf'No S3 objects found under S3 URL "s3://bucket/none" .* the role "{ROLE}" has "s3:List'),
-        ("s3://no-such-bucket/x", r' on bucket "no-such-bucket"\. Error message from S3: NoSuchBucket: '),
-        ("s3://No Bucket!/x", r'on bucket "No Bucket!"\. Error message from S3: Parameter validation failed'),
+        (
+            "s3://bucket/none",
+            rf'No S3 objects found under S3 URL "s3://bucket/none" .* the role "{ROLE}" has '
+            r'"s3:List',
+        ),
+        (
+            "s3://no-such-bucket/x",
+            r' on bucket "no-such-bucket"\. Error message from S3: NoSuchBucket: ',
+        ),
+        (
+            "s3://No Bucket!/x",
+            r'on bucket "No Bucket!"\. Error message from S3: Parameter validation failed',
+        ),
         ("s3://[x/y", r'on bucket "\[x"\. Error message from S3: Parameter validation failed'),
-        ("file:///no/such/folder", "file:///no/such/folder is not a file, nor a folder with files in it"),
+        (
+            "file:///no/such/folder",
+            "file:///no/such/folder is not a file, nor a folder with files in it",
+        ),
     ],
 )
 def test_an_address_with_nothing_at_it(s3, tmp_path, uri, reason):
@@ -451,7 +585,9 @@ def test_a_file_that_cannot_be_read_fails_the_job(s3, tmp_path, monkeypatch):
 
     write(tmp_path / "from", "a")
     monkeypatch.setattr(channels.shutil, "copyfile", refused)
-    with pytest.raises(JobFailed, match=r"^ClientError: Data download failed: file:///\S+/from: Permission denied$"):
+    with pytest.raises(
+        JobFailed, match=r"^ClientError: Data download failed: file:///\S+/from: Permission denied$"
+    ):
         fetched(s3, f"file://{tmp_path}/from", tmp_path / "channel")
 
 
@@ -467,17 +603,20 @@ def test_shards_are_all_of_it_once(s3, tmp_path, mode, place):
         found = made(request, tmp_path / f"{hosts}")
         stops = []
         shared = tmp_path / f"{hosts}/shared"
-        channels.deliver(s3, request, found, shared, [tmp_path], lambda stops=stops: stops.append(1))
+        channels.deliver(
+            s3, request, found, shared, [tmp_path], lambda stops=stops: stops.append(1)
+        )
         shards = [sorted(files(one.channel("a")).values()) for one in found.values()]
         assert sorted(sum(shards, [])) == names
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
-        assert len(stops) >= len(names)  # it can be stopped at each
+        assert len(stops) >= len(names)  # it can be stopped at each of them
         assert not (tmp_path / f"{hosts}/shared/a").exists()
 
 
 def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
     write(tmp_path / "from", "x", "y/z")
-    uri, groups = f"file://{tmp_path}/from", [group("g", 1), group("h", 2)]
+    uri = f"file://{tmp_path}/from"
+    groups = [group("g", 1), group("h", 2)]
     request = job(
         channel("all", uri, groups=["g", "h"]),
         channel("some", uri, groups=["h"], sharded=True),
@@ -488,10 +627,12 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
     channels.deliver(s3, request, found, tmp_path / "shared", [tmp_path], lambda: None)
     first, second, third = found.values()
     assert [path.name for path in (first.folder / "input/data").iterdir()] == ["all"]
-    assert files(second.channel("some")) == {"x": "x"} and files(third.channel("some")) == {"y/z": "y/z"}
+    assert files(second.channel("some")) == {"x": "x"} and files(third.channel("some")) == {
+        "y/z": "y/z"
+    }
     (first.channel("all") / "x").write_text("changed")
     assert (second.channel("all") / "x").read_text() == "x"
-    assert (second.channel("fast") / "x").samefile(third.channel("fast") / "x")  # one copy for all
+    assert (second.channel("fast") / "x").samefile(third.channel("fast") / "x")  # one copy for both
     assert (tmp_path / "from/x").read_text() == "x"
 
 
@@ -500,14 +641,14 @@ def test_channels_of_groups_and_copies_of_their_own(s3, tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time that an Uploader sees."""
+    """The clock of an Uploader."""
     found = SimpleNamespace(now=100.0)
     monkeypatch.setattr(checkpoint_sync, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
 
 
 def uploader(s3, folder: Path, uri: str = "s3://bucket/run", **given) -> checkpoint_sync.Uploader:
-    """Return an Uploader that has not started; `notes` are what it has said."""
+    """Return an Uploader that has not started; `notes` are its messages."""
     plain = {"lag": 0.0, "settle": 0.0, "stall_after": None, "deletions": True, "flush": False}
     plain |= {"every": 0.01, "markers": False, "markers_uploaded": False}
     folder.mkdir(exist_ok=True)
@@ -527,7 +668,15 @@ def until(condition, *, what: str = "it") -> None:
 
 def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
     found = uploader(s3, tmp_path / "a")
-    write(found.folder.root, "1", "sub/deep/2", ".hidden", "with space", "x.sagemaker-ignore", "sub/y.sagemaker-ignore")
+    write(
+        found.folder.root,
+        "1",
+        "sub/deep/2",
+        ".hidden",
+        "with space",
+        "x.sagemaker-ignore",
+        "sub/y.sagemaker-ignore",
+    )
     (found.folder.root / "link").symlink_to("1")
     (found.folder.root / "nowhere").symlink_to("/no/such/file")
     (found.folder.root / "folder").symlink_to("sub")
@@ -544,8 +693,9 @@ def test_a_copy_goes_with_the_folder(s3, tmp_path, clock):
 
 
 def counted(found: checkpoint_sync.Uploader) -> list[str]:
-    """Return what an Uploader uploads from now on."""
-    said, upload = [], found._upload
+    """Return the list of what an Uploader uploads from now on."""
+    said = []
+    upload = found._upload
 
     def noted(name: str) -> bool:
         said.append(name)
@@ -557,7 +707,10 @@ def counted(found: checkpoint_sync.Uploader) -> list[str]:
 
 def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
     put(s3, "run/old", "run/sub/older", "run-2/x", "run")
-    assert checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path) == (2, len("run/old" + "run/sub/older"))
+    assert checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path) == (
+        2,
+        len("run/old" + "run/sub/older"),
+    )
     assert files(tmp_path) == {"old": "run/old", "sub/older": "run/sub/older"}
     found = uploader(s3, tmp_path)
     said = counted(found)
@@ -568,7 +721,7 @@ def test_what_has_not_changed_is_not_uploaded_again(s3, tmp_path, clock):
     found._look()
     assert said == ["new"]
     before = (tmp_path / "new").stat()
-    (tmp_path / "other").write_text("NEW")  # of the same size and time, put in its place
+    (tmp_path / "other").write_text("NEW")  # another file of the same size and time
     os.utime(tmp_path / "other", ns=(before.st_mtime_ns, before.st_mtime_ns))
     (tmp_path / "other").replace(tmp_path / "new")
     found._look()
@@ -583,14 +736,18 @@ def test_what_is_restored_from_nothing_and_from_no_bucket(s3, tmp_path):
     assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path) == (0, 0)
     put(s3, *(f"run/{number}" for number in range(PAGE + 1)))
     assert checkpoint_sync.restore(s3, "s3://bucket/run/", tmp_path)[0] == PAGE + 1
-    with pytest.raises(JobFailed, match="Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"):
+    with pytest.raises(
+        JobFailed, match="Checkpoint download failed: s3://no-such-bucket/x: NoSuchBucket"
+    ):
         checkpoint_sync.restore(s3, "s3://no-such-bucket/x", tmp_path)
     put(s3, "run/../../x")
     with pytest.raises(JobFailed, match="is no name of a file"):
         checkpoint_sync.restore(s3, "s3://bucket/run", tmp_path / "a")
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/run", "s3://bucket/run/", "s3://bucket", "s3://bucket/"])
+@pytest.mark.parametrize(
+    "uri", ["s3://bucket/run", "s3://bucket/run/", "s3://bucket", "s3://bucket/"]
+)
 def test_a_copy_and_its_restoration_are_one(s3, tmp_path, clock, uri):
     found = uploader(s3, tmp_path / "a", uri)
     write(found.folder.root, "1", "b/2")
@@ -667,7 +824,7 @@ def test_markers_that_are_uploaded(s3, tmp_path, clock):
 
 
 def failing(found: checkpoint_sync.Uploader, monkeypatch, deed) -> None:
-    """Let something happen in the midst of each upload."""
+    """Call a function in the middle of each upload."""
     upload = found.s3.upload_fileobj
 
     def disturbed(file, bucket, key, **more):
@@ -743,7 +900,9 @@ def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypa
         with monkeypatch.context() as patch:
             failing(found, patch, refused)
             found._look()
-        assert found.notes == ["a checkpoint is not copied to S3: a container's root has written it for itself only"]
+        assert found.notes == [
+            "a checkpoint is not copied to S3: a container's root has written it for itself only"
+        ]
     found.bucket = "bucket"
     found._look()
     assert keys(s3) == ["run/a"]
@@ -751,14 +910,16 @@ def test_a_copy_that_fails_is_told_and_tried_again(s3, tmp_path, clock, monkeypa
 
 def test_a_copy_that_stalls(s3, tmp_path, clock):
     found = uploader(s3, tmp_path, stall_after=10.0)
-    waits, wait = [], found.ended.wait
+    waits = []
+    wait = found.ended.wait
     found.ended.wait = lambda seconds: waits.append(seconds) or wait(seconds)
     clock.now = 109.9
     found.start()
     write(tmp_path, "a")
     until(lambda: keys(s3) == ["run/a"])
     clock.now = 110.0
-    said, waited = counted(found), len(waits)
+    said = counted(found)
+    waited = len(waits)
     until(lambda: len(waits) > waited + 1)
     write(tmp_path, "b")
     until(lambda: len(waits) > waited + 20)
@@ -780,9 +941,10 @@ def test_what_the_end_leaves(s3, tmp_path, flush):
 
 @pytest.mark.slow
 def test_the_end_cuts_an_upload(s3, tmp_path, monkeypatch):
-    """Nothing of the file is there, nor of an upload in parts."""
+    """Neither the file is there, nor an unfinished upload in parts."""
     found = uploader(s3, tmp_path)
-    begun, alive = threading.Event(), found._alive
+    begun = threading.Event()
+    alive = found._alive
 
     def slow(size: int) -> None:
         begun.set()
@@ -805,7 +967,9 @@ def test_many_small_files(s3, tmp_path):
     found = uploader(s3, tmp_path, markers=True)
     found.start()
     write(tmp_path, *(f"{number % 7}/{number}" for number in range(200)))
-    until(lambda: len(found.seen) == 200 and all(seen.uploaded for seen in list(found.seen.values())))
+    until(
+        lambda: len(found.seen) == 200 and all(seen.uploaded for seen in list(found.seen.values()))
+    )
     found.finish()
     assert keys(s3) == sorted(f"run/{number % 7}/{number}" for number in range(200))
     assert found.notes == []
@@ -825,14 +989,17 @@ def outputs(tmp_path: Path, hosts: dict[str, list[str]]) -> dict[str, Path]:
 def archive(s3, key: str, folder: Path) -> dict[str, tarfile.TarInfo]:
     """Extract an archive, and return what is in it."""
     folder.mkdir(exist_ok=True)
-    # By tar, which is safe as it is: Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
-    subprocess.run(["tar", "--extract", "--gzip", "--directory", folder], input=content(s3, key), check=True)
+    # With tar, which is safe; Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
+    subprocess.run(
+        ["tar", "--extract", "--gzip", "--directory", folder], input=content(s3, key), check=True
+    )
     with tarfile.open(fileobj=io.BytesIO(content(s3, key))) as tar:
         return {one.name: one for one in tar}
 
 
 def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
-    first, second = ["a b", "deep/c", "empty/", "same", "empty-2/"], ["same", "ü", "empty-2/x"]
+    first = ["a b", "deep/c", "empty/", "same", "empty-2/"]
+    second = ["same", "ü", "empty-2/x"]
     hosts = outputs(tmp_path, {"algo-1": first, "algo-2": second})
     (tmp_path / "algo-1/model/link").symlink_to("a b")
     (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
@@ -845,11 +1012,29 @@ def test_what_all_hosts_leave_is_one_archive(s3, tmp_path):
     assert address == "s3://bucket/output/job/output/model.tar.gz"
     assert keys(s3) == ["output/job/output/model.tar.gz", "output/job/output/output.tar.gz"]
     found = archive(s3, keys(s3)[0], tmp_path / "model")
-    assert set(found) >= {"a b", "deep/c", "empty", "same", "ü", "link", "nowhere", "to-folder", "twice", "empty-2/x"}
+    assert set(found) >= {
+        "a b",
+        "deep/c",
+        "empty",
+        "same",
+        "ü",
+        "link",
+        "nowhere",
+        "to-folder",
+        "twice",
+        "empty-2/x",
+    }
     assert found["empty"].isdir() and found["nowhere"].issym() and found["to-folder"].issym()
     there = files(tmp_path / "model")
-    assert (there["same"], there["link"], there["twice"], there["a b"]) == ("of algo-2", "a b", "a b", "a b")
-    assert notes == ["model: same of algo-2 replaces that of algo-1; give each host names of its own"]
+    assert (there["same"], there["link"], there["twice"], there["a b"]) == (
+        "of algo-2",
+        "a b",
+        "a b",
+        "a b",
+    )
+    assert notes == [
+        "model: same of algo-2 replaces that of algo-1; give each host names of its own"
+    ]
     assert list(archive(s3, keys(s3)[1], tmp_path / "output")) == ["log"]
 
 
@@ -858,19 +1043,26 @@ def test_uncompressed_artefacts(s3, tmp_path):
     (tmp_path / "algo-1/model/link").symlink_to("a b")
     (tmp_path / "algo-1/model/nowhere").symlink_to("not/there")
     request = job(OutputDataConfig={"S3OutputPath": "s3://bucket", "CompressionType": "NONE"})
-    assert artifacts.upload(s3, request, hosts, tmp_path, lambda _: None) == "s3://bucket/job/output/model/"
+    assert (
+        artifacts.upload(s3, request, hosts, tmp_path, lambda _: None)
+        == "s3://bucket/job/output/model/"
+    )
     assert keys(s3) == [f"job/output/model/{name}" for name in ("a b", "d", "deep/c", "link")]
     assert content(s3, "job/output/model/link") == b"a b"
 
 
-@pytest.mark.parametrize("hosts", [{"algo-1": ["x"], "algo-2": ["x/y"]}, {"algo-1": ["x/y"], "algo-2": ["x"]}])
+@pytest.mark.parametrize(
+    "hosts", [{"algo-1": ["x"], "algo-2": ["x/y"]}, {"algo-1": ["x/y"], "algo-2": ["x"]}]
+)
 def test_a_file_where_another_host_has_a_folder(s3, tmp_path, hosts):
     """The archive can be extracted."""
     notes = []
     artifacts.upload(s3, job(), outputs(tmp_path, hosts), tmp_path, notes.append)
     archive(s3, keys(s3)[0], tmp_path / "model")
     assert files(tmp_path / "model") == {"x": "x"}
-    assert len(notes) == 1 and notes[0].startswith("model: x/y of algo-") and "is left out" in notes[0]
+    assert (
+        len(notes) == 1 and notes[0].startswith("model: x/y of algo-") and "is left out" in notes[0]
+    )
 
 
 def test_nothing_is_an_empty_archive(s3, tmp_path):
@@ -883,9 +1075,16 @@ def test_nothing_is_an_empty_archive(s3, tmp_path):
 
 @pytest.mark.parametrize(
     "endpoint_",
-    ["http://127.0.0.1:4571", "http://localhost:1", "http://[::1]:5/", "http://172.17.0.1:4571", "https://10.1.2.3",
-     "http://192.168.1.1", "HTTP://127.1.2.3:5".lower()],
-)  # fmt: skip
+    [
+        "http://127.0.0.1:4571",
+        "http://localhost:1",
+        "http://[::1]:5/",
+        "http://172.17.0.1:4571",
+        "https://10.1.2.3",
+        "http://192.168.1.1",
+        "HTTP://127.1.2.3:5".lower(),
+    ],
+)
 def test_an_address_of_this_machine(endpoint_):
     assert clients.own(endpoint_) == endpoint_
 
@@ -893,13 +1092,32 @@ def test_an_address_of_this_machine(endpoint_):
 @pytest.mark.parametrize(
     "endpoint_",
     [
-        "https://api.sagemaker.us-east-1.amazonaws.com", "http://8.8.8.8", "http://localhost.evil.com", "nonsense", "",
-        "http://127.0.0.1@evil.com", "http://evil.com@127.0.0.1", "http://evil.com\\@127.0.0.1", "http://169.254.169.254",
-        "http://[fd00:ec2::254]", "http://[fe80::1]", "http://0.0.0.0:4571", "http://127.0.0.1.nip.io", "http://172.32.0.1",
-        "http://[::ffff:8.8.8.8]", "http://2130706433", "http://[", "127.0.0.1:4571", "//127.0.0.1", "ftp://127.0.0.1",
-        "file://127.0.0.1/etc", "http://100.64.0.1", "http://evil.com/127.0.0.1", "http://evil.com#127.0.0.1",
+        "https://api.sagemaker.us-east-1.amazonaws.com",
+        "http://8.8.8.8",
+        "http://localhost.evil.com",
+        "nonsense",
+        "",
+        "http://127.0.0.1@evil.com",
+        "http://evil.com@127.0.0.1",
+        "http://evil.com\\@127.0.0.1",
+        "http://169.254.169.254",
+        "http://[fd00:ec2::254]",
+        "http://[fe80::1]",
+        "http://0.0.0.0:4571",
+        "http://127.0.0.1.nip.io",
+        "http://172.32.0.1",
+        "http://[::ffff:8.8.8.8]",
+        "http://2130706433",
+        "http://[",
+        "127.0.0.1:4571",
+        "//127.0.0.1",
+        "ftp://127.0.0.1",
+        "file://127.0.0.1/etc",
+        "http://100.64.0.1",
+        "http://evil.com/127.0.0.1",
+        "http://evil.com#127.0.0.1",
     ],
-)  # fmt: skip
+)
 def test_an_address_of_another_machine(endpoint_):
     with pytest.raises(ValueError, match="--endpoint: found"):
         clients.own(endpoint_)
@@ -941,7 +1159,11 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
     monkeypatch.setenv("KEPT", "1")
     found = clients.variables("http://127.0.0.1:4571", KEY)
     assert found["AWS_ENDPOINT_URL"] == "http://127.0.0.1:4571"
-    assert (found["AWS_REGION"], found["AWS_DEFAULT_REGION"], found["KEPT"]) == ("eu-west-1", "eu-west-1", "1")
+    assert (found["AWS_REGION"], found["AWS_DEFAULT_REGION"], found["KEPT"]) == (
+        "eu-west-1",
+        "eu-west-1",
+        "1",
+    )
     assert found["AWS_ACCESS_KEY_ID"] == "id" and found["AWS_CONFIG_FILE"] == os.devnull
     assert not {"AWS_PROFILE", "AWS_SESSION_TOKEN"} & set(found)
 
@@ -950,25 +1172,40 @@ def test_a_client_has_nothing_of_the_persons_aws(monkeypatch):
 
 BRIDGES = {
     "as it is told": ([{"Subnet": "172.17.0.0/16", "Gateway": "172.17.0.9"}], {}, "172.17.0.9"),
-    "after that of IPv6": ([{"Subnet": "fd00::/64"}, {"Subnet": "10.1.0.0/16", "Gateway": "10.1.0.1"}], {}, "10.1.0.1"),
-    "as the interface has it": ([{"Subnet": "172.17.0.0/16"}], {"com.docker.network.bridge.name": "lo"}, "127.0.0.1"),
+    "after that of IPv6": (
+        [{"Subnet": "fd00::/64"}, {"Subnet": "10.1.0.0/16", "Gateway": "10.1.0.1"}],
+        {},
+        "10.1.0.1",
+    ),
+    "as the interface has it": (
+        [{"Subnet": "172.17.0.0/16"}],
+        {"com.docker.network.bridge.name": "lo"},
+        "127.0.0.1",
+    ),
     "the first of an engine elsewhere": (
-        [{"Subnet": "172.18.0.0/16"}], {"com.docker.network.bridge.name": "no-such"}, "172.18.0.1",
+        [{"Subnet": "172.18.0.0/16"}],
+        {"com.docker.network.bridge.name": "no-such"},
+        "172.18.0.1",
     ),
     "nothing but the interface": (None, {"com.docker.network.bridge.name": "lo"}, "127.0.0.1"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BRIDGES)
 def test_the_address_on_dockers_bridge(case):
-    """What a fresh Debian 12 says of it (docker.io 20.10.24), which has no Gateway, and others."""
+    """Of a fresh Debian 12 (docker.io 20.10.24), which names no Gateway, and of others."""
     config, options, address = BRIDGES[case]
-    assert bridge.of_docker({"IPAM": {"Driver": "default", "Config": config}, "Options": options}) == address
+    assert (
+        bridge.of_docker({"IPAM": {"Driver": "default", "Config": config}, "Options": options})
+        == address
+    )
 
 
 def test_no_address_on_dockers_bridge():
     with pytest.raises(ValueError, match="found no address of no-such"):
-        bridge.of_docker({"IPAM": {"Config": []}, "Options": {"com.docker.network.bridge.name": "no-such"}})
+        bridge.of_docker(
+            {"IPAM": {"Config": []}, "Options": {"com.docker.network.bridge.name": "no-such"}}
+        )
 
 
 # Metrics and logs
@@ -983,10 +1220,20 @@ def test_metrics_of_log_lines():
     found = metrics.Metrics(definitions)
     for line in ("loss=0.5 loss=0.25", "loss=nan", "loss=inf", "loss=", "loss=none", "x"):
         found.line(line)
-    assert {name: one["Value"] for name, one in found.found.items()} == {"loss": 0.25, "count": 25.0}
+    assert {name: one["Value"] for name, one in found.found.items()} == {
+        "loss": 0.25,
+        "count": 25.0,
+    }
     found.line("7 x3")
-    assert {name: one["Value"] for name, one in found.found.items()} == {"loss": 0.25, "count": 3.0, "maybe": 3.0}
-    assert found.found["loss"]["MetricName"] == "loss" and abs(found.found["loss"]["Timestamp"] - time.time()) < LIMIT
+    assert {name: one["Value"] for name, one in found.found.items()} == {
+        "loss": 0.25,
+        "count": 3.0,
+        "maybe": 3.0,
+    }
+    assert (
+        found.found["loss"]["MetricName"] == "loss"
+        and abs(found.found["loss"]["Timestamp"] - time.time()) < LIMIT
+    )
 
 
 @pytest.mark.parametrize("regex", ["(", "a{9999999999}", "[z-a]"])
@@ -998,7 +1245,8 @@ def test_a_metric_that_cannot_be(regex):
 def events(client, stream: str) -> list[str]:
     """Return the messages of a stream."""
     key = {"logGroupName": logs.GROUP, "logStreamName": stream, "startFromHead": True}
-    found, page = [], client.get_log_events(**key)
+    found = []
+    page = client.get_log_events(**key)
     while page["events"]:
         found += [event["message"] for event in page["events"]]
         page = client.get_log_events(**key, nextToken=page["nextForwardToken"])
@@ -1008,7 +1256,7 @@ def events(client, stream: str) -> list[str]:
 def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
     client = clients.client("logs", endpoint, "us-east-1", KEY)
     found = logs.Logs(client, "job", tmp_path)
-    for host in ("algo-1", "algo-2", "algo-1"):  # again, after a restart
+    for host in ("algo-1", "algo-2", "algo-1"):  # algo-1 twice: it was restarted
         found.open(host)
     point = found.line("algo-1", "step=3 loss=0.5")
     assert (point.step, point.values) == (3, {"step": 3.0, "loss": 0.5})
@@ -1018,7 +1266,9 @@ def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
         found.line("algo-1", f"line {number}")
     found.send()
     found.send()
-    streams = client.describe_log_streams(logGroupName=logs.GROUP, logStreamNamePrefix="job/")["logStreams"]
+    streams = client.describe_log_streams(logGroupName=logs.GROUP, logStreamNamePrefix="job/")[
+        "logStreams"
+    ]
     first, second = (stream["logStreamName"] for stream in streams)
     assert first == f"job/algo-1-{found.made}"
     lines = [f"line {number}" for number in range(logs.BATCH + 1)]
@@ -1027,4 +1277,4 @@ def test_log_lines_go_to_the_file_the_stream_and_the_view(endpoint, tmp_path):
     assert set(long) == {"ü"} and len(long.encode()) == logs.EVENT - logs.EVENT % 2
     assert (tmp_path / "algo-1.log").read_text().splitlines() == ["step=3 loss=0.5", "", *lines]
     assert found.shown() == {"algo-1": lines[-logs.SHOWN :], "algo-2": ["ü" * 200_000]}
-    logs.Logs(client, "job-2", tmp_path / "2").open("algo-1")  # the group is there already
+    logs.Logs(client, "job-2", tmp_path / "2").open("algo-1")  # the log group exists already

@@ -1,4 +1,7 @@
-"""Where no Docker engine answers, jobs run as processes: the same folders, files, names, signals, interruptions."""
+"""Where no Docker engine answers, jobs run as processes.
+
+They have the same folders, files, names, signals and interruptions.
+"""
 
 import json
 import os
@@ -22,14 +25,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """A rehearsal by processes."""
+    """A rehearsal with the engine of processes."""
     folder = tmp_path_factory.mktemp("rehearsal")
     os.environ["REHEARSAL_PYTHON"] = sys.executable
     try:
         with Rehearsal(folder, "--engine=processes", "--sync-every=0.2") as server:
             assert "no Docker engine" in server.said
             for path in write_cifar(folder / "data", images=10).iterdir():
-                server.s3.upload_file(str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}")
+                server.s3.upload_file(
+                    str(path), "rehearsal", f"cifar10/cifar-10-batches-py/{path.name}"
+                )
             yield server
     finally:
         del os.environ["REHEARSAL_PYTHON"]
@@ -42,7 +47,11 @@ def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
         "Environment": {"OMP_NUM_THREADS": "1"},
         "hosts": 2,
         "InputDataConfig": [
-            {"ChannelName": "training", "InputMode": "FastFile", "DataSource": {"S3DataSource": source}}
+            {
+                "ChannelName": "training",
+                "InputMode": "FastFile",
+                "DataSource": {"S3DataSource": source},
+            }
         ],
     }
     checkpoints = {"CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints/run"}}
@@ -53,9 +62,14 @@ def test_an_interrupted_job_of_two_hosts_has_the_same_weights(rehearsal):
     while not any(key.endswith(".ckpt") for key in rehearsal.keys("checkpoints/run/")):
         assert time.monotonic() < end, rehearsal.lines(names[1])
         time.sleep(0.05)
-    assert run_command(rehearsal, "interrupt", names[1], "--host=algo-2", "--unwarned").returncode == 0
+    assert (
+        run_command(rehearsal, "interrupt", names[1], "--host=algo-2", "--unwarned").returncode == 0
+    )
     interrupted = rehearsal.ended(names[1])
-    assert whole["TrainingJobStatus"] == interrupted["TrainingJobStatus"] == "Completed", (whole, interrupted)
+    assert whole["TrainingJobStatus"] == interrupted["TrainingJobStatus"] == "Completed", (
+        whole,
+        interrupted,
+    )
     statuses = [one["Status"] for one in interrupted["SecondaryStatusTransitions"]]
     assert statuses.count("Interrupted") == 1
     assert any("resuming from step" in line for line in rehearsal.lines(names[1])["algo-1"])
@@ -74,7 +88,10 @@ def test_a_stop_reaches_the_program(rehearsal):
 
 @pytest.mark.parametrize(
     ("fields", "refused"),
-    [({"EnableNetworkIsolation": True}, "EnableNetworkIsolation"), ({"script": "true"}, "ContainerEntrypoint")],
+    [
+        ({"EnableNetworkIsolation": True}, "EnableNetworkIsolation"),
+        ({"script": "true"}, "ContainerEntrypoint"),
+    ],
 )
 def test_what_needs_containers_is_refused(rehearsal, fields, refused):
     with pytest.raises(ClientError, match=refused):
@@ -90,7 +107,8 @@ def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
     assert f"rh{owner[:8]}-switch" in subprocess.check_output(["ip", "netns", "list"], text=True)
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
-    mine = ["pgrep", "--full", str(first.cache)]  # the folders of its jobs are in their command lines
+    # The command lines of its jobs have its folders in them.
+    mine = ["pgrep", "--full", str(first.cache)]
     assert subprocess.run(mine, capture_output=True).stdout
     next_one = Rehearsal(tmp_path, "--engine=processes")
     with next_one:
@@ -101,11 +119,18 @@ def test_the_orphans_of_a_killed_rehearsal_are_ended(rehearsal, tmp_path):
 
 
 def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
-    """What a shell, a loader or Python would run of the job's variables is not run by anything before the program."""
-    trap, root = tmp_path / "trap", tmp_path / "root"
+    """Only the program gets the job's environment.
+
+    A shell, a loader or Python would run code that some variables name; nothing before the program
+    does.
+    """
+    trap = tmp_path / "trap"
+    root = tmp_path / "root"
     for folder in (trap, root, tmp_path / "host/input/data/fast"):
         folder.mkdir(parents=True)
-    (root / "entrypoint.sh").write_text("[[ $1 == train && -z $(/bin/cat) ]] && exec /usr/bin/env --null\n")
+    (root / "entrypoint.sh").write_text(
+        "[[ $1 == train && -z $(/bin/cat) ]] && exec /usr/bin/env --null\n"
+    )
     sprung = tmp_path / "sprung"
     (trap / "commands").write_text(f"echo $0 >>{sprung}\n")
     for name in ("unshare", "nsenter", "mount", "bash", "python", "python3", "env"):
@@ -114,24 +139,35 @@ def test_the_jobs_environment_reaches_the_program_alone(tmp_path, monkeypatch):
     for name in ("json", "sitecustomize", "os"):
         (trap / f"{name}.py").write_text(f"open({str(sprung)!r}, 'a').write({name!r})\n")
     hostile = {
-        "BASH_ENV": str(trap / "commands"), "ENV": str(trap / "commands"), "PATH": str(trap), "PYTHONPATH": str(trap),
-        "PYTHONSTARTUP": str(trap / "os.py"), "PYTHONHOME": str(trap), "LD_LIBRARY_PATH": str(trap),
-        "LD_PRELOAD": "/no/such.so", "DOCKER_HOST": "tcp://evil.com", "UID": "0", "LINES_OF": "a\nb=c", "EMPTY": "",
-    }  # fmt: skip
+        "BASH_ENV": str(trap / "commands"),
+        "ENV": str(trap / "commands"),
+        "PATH": str(trap),
+        "PYTHONPATH": str(trap),
+        "PYTHONSTARTUP": str(trap / "os.py"),
+        "PYTHONHOME": str(trap),
+        "LD_LIBRARY_PATH": str(trap),
+        "LD_PRELOAD": "/no/such.so",
+        "DOCKER_HOST": "tcp://evil.com",
+        "UID": "0",
+        "LINES_OF": "a\nb=c",
+        "EMPTY": "",
+    }
     monkeypatch.setattr(processes, "ROOT", root)
     engine = processes.Processes(Path(sys.executable), "test", lambda number: None)
     network = engine.network("job", 1, False)
     try:
-        started = network.start("algo-1", 0, "", {}, Layout(tmp_path / "host", None), ["fast"], hostile)
+        started = network.start(
+            "algo-1", 0, "", {}, Layout(tmp_path / "host", None), ["fast"], hostile
+        )
         line = f"/proc/{started.outer.pid}/cmdline"
-        assert "evil.com" not in Path(line).read_text()  # others may read it
+        assert "evil.com" not in Path(line).read_text()  # any user can read it
         said = "\n".join(started.lines())
         assert started.wait() == 0
     finally:
         network.close()
         bridge.remove("test")
     assert not sprung.exists()
-    assert said.count("cannot be preloaded") == 3  # by the entry point's shell, cat and env
+    assert said.count("cannot be preloaded") == 3  # from the entry point's shell, cat and env
     told = dict(one.partition("=")[::2] for one in said.rpartition("ignored.\n")[2].split("\0"))
     assert {name: told[name] for name in hostile} == hostile
     assert told["SAGEMAKER_BASE_DIR"] == str(tmp_path / "host")

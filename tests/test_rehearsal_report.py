@@ -1,4 +1,4 @@
-"""Goodput by hand-made examples, the report as a page, and what the terminal shows."""
+"""Goodput of hand-made examples, the report as a page, and what the terminal shows."""
 
 import math
 import os
@@ -25,11 +25,24 @@ HOSTILE = "</script></style><img src=x onerror=alert(1)> & [red]x[/red]"
 
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_goodput_of_an_interruption(hosts: int):
-    """Attempt 1 began at 10 s (the pace is a step a second), was at step 30 at 40 s, and did 10 steps for nothing."""
+    """Attempt 1 began at 10 s, was at step 30 at 40 s, and lost 10 steps.
+
+    Its pace is one step a second.
+    """
     found = goodput.measure(interrupted(hosts), now=999.0)
     first, second = found.rows
-    assert first.seconds == {"start-up": 10 * hosts, "kept": 30 * hosts, "lost": 10 * hosts, "ending": 10 * hosts}
-    assert second.seconds == {"start-up": 10 * hosts, "kept": 40 * hosts, "lost": 0, "ending": 10 * hosts}
+    assert first.seconds == {
+        "start-up": 10 * hosts,
+        "kept": 30 * hosts,
+        "lost": 10 * hosts,
+        "ending": 10 * hosts,
+    }
+    assert second.seconds == {
+        "start-up": 10 * hosts,
+        "kept": 40 * hosts,
+        "lost": 0,
+        "ending": 10 * hosts,
+    }
     assert (first.first_step, first.last_step, first.kept_step) == (0, 40, 30)
     assert (second.first_step, second.last_step, second.kept_step) == (30, 70, 70)
     assert (found.steps, found.steps_lost, found.steps_redone) == (70, 10, 10)
@@ -39,7 +52,7 @@ def test_goodput_of_an_interruption(hosts: int):
 
 
 def test_goodput_without_the_step_that_the_log_names():
-    """The first step seen counts instead, but not more than what an earlier attempt had reached."""
+    """Then its first step in the log counts, at most the last one of an earlier attempt."""
     record = interrupted()
     record.attempts[1].resumed = None
     assert goodput.measure(record, now=0.0).rows[1].first_step == 40  # the line says 40
@@ -49,31 +62,36 @@ def test_goodput_without_the_step_that_the_log_names():
 
 
 def test_goodput_of_work_after_the_last_line():
-    """A checkpoint that is newer than the last line shows that the attempt got there, at its pace, while it ran."""
+    """A checkpoint newer than the last line shows that the attempt got there.
+
+    The attempt is taken to have gone on at its pace, no longer than it ran.
+    """
     record = interrupted()
     record.attempts[1].resumed = 44
     assert goodput.measure(record, now=0.0).rows[0].bounds == (10.0, 54.0, 54.0)
-    record.attempts[1].resumed = 400  # of 58 s at most: the container's end
+    record.attempts[1].resumed = 400  # 58 s at most: the container's end
     assert goodput.measure(record, now=0.0).rows[0].bounds == (10.0, 58.0, 58.0)
 
 
 def test_goodput_of_an_attempt_that_another_one_undoes():
-    """Attempt 3 goes on from before attempt 2 began: both lose."""
+    """Attempt 3 resumes from before attempt 2 began, so both lose steps."""
     record = interrupted()
     record.attempts.append(attempt(3, 200, 300, points((210, 30), (290, 110)), resumed=20))
     found = goodput.measure(record, now=0.0)
     assert [row.kept_step for row in found.rows] == [20, 20, 110]
-    assert [row.seconds["kept"] for row in found.rows] == [20, 0, 85]  # the container of the third runs from 205 s
+    # the container of the third attempt runs from 205 s
+    assert [row.seconds["kept"] for row in found.rows] == [20, 0, 85]
     assert found.steps_lost == 20 + 40
     assert found.steps_redone == 10 + 50  # 31 to 40, then 21 to 70
     assert found.steps == 110
 
 
 def test_steps_done_again_over_attempts():
-    """Each step counts each time but the first, in whichever order the attempts did them."""
+    """Each time that a step is done counts, except the first, in any order of the attempts."""
     for spans, again in (
         ([(0, 40), (10, 30), (20, 50)], 20 + 20),
-        ([(0, 40), (10, 20), (15, 60)], 10 + 25),  # 16 to 20 for the third time, up to 40 for the second
+        # 16 to 20 for the third time, up to 40 for the second time
+        ([(0, 40), (10, 20), (15, 60)], 10 + 25),
         ([(20, 50), (0, 40)], 20),
         ([(0, 10), (20, 30), (20, 30)], 10),  # a gap is nothing done again
         ([(0, 10), (10, 20), (20, 30)], 0),
@@ -84,7 +102,7 @@ def test_steps_done_again_over_attempts():
 
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_the_host_that_is_there_longest_is_billed(left: int):
-    """In each attempt, whichever it is, also one that still runs."""
+    """In each attempt, whichever host it is; a host that still runs counts, too."""
     record = interrupted(3)
     record.attempts[0].instances[left].started -= 7.0
     assert record.billable(999.0) == 60 + 7 + 60
@@ -93,8 +111,13 @@ def test_the_host_that_is_there_longest_is_billed(left: int):
 
 
 def test_goodput_of_an_attempt_without_progress():
-    """An attempt that was over before its first line is a start-up, and takes nothing from the one before."""
-    record = job(attempt(1, 0, 60, points((20, 10), (50, 40))), attempt(2, 100, 130, []), modified=130.0)
+    """An attempt without progress is all start-up.
+
+    It was over before its first line, and takes nothing from the attempt before it.
+    """
+    record = job(
+        attempt(1, 0, 60, points((20, 10), (50, 40))), attempt(2, 100, 130, []), modified=130.0
+    )
     found = goodput.measure(record, now=0.0)
     assert found.rows[1].seconds == {"start-up": 30, "kept": 0, "lost": 0, "ending": 0}
     assert (found.rows[1].first_step, found.rows[1].bounds) == (None, None)
@@ -102,7 +125,7 @@ def test_goodput_of_an_attempt_without_progress():
 
 
 def test_goodput_of_a_running_job():
-    """What is not released is billed until now, and the figures are called what they are."""
+    """Instances that are not released are billed until now, and the figures say "so far"."""
     record = job(attempt(1, 0, None, points((20, 10), (50, 40))), status="InProgress")
     found = goodput.measure(record, now=100.0)
     assert (found.instance_seconds, found.kept_seconds) == (100, 40)
@@ -110,7 +133,7 @@ def test_goodput_of_a_running_job():
 
 
 def test_goodput_of_nothing():
-    """Nothing billed has no share; one line of progress is no training that could be measured."""
+    """Without billed time there is no share; one line of progress is not enough to measure."""
     assert goodput.measure(job(status="Failed"), now=5.0, price=1.0).share is None
     single = goodput.measure(job(attempt(1, 0, 60, points((20, 10)))), now=5.0)
     assert (single.kept_seconds, single.steps) == (0, 10)
@@ -126,7 +149,10 @@ def test_goodput_of_a_failed_job_says_so():
 
 
 def test_cost():
-    """On demand: 70 s kept, 10 s of start-up and 10 s of ending, twice as dear; on spot: all 120 s."""
+    """On demand only 90 of 120 s are needed, at twice the price of spot.
+
+    They are 70 s kept, 10 s of start-up and 10 s of ending; on spot all 120 s are paid.
+    """
     found = goodput.measure(interrupted(), now=0.0, price=72.0, spot_price=36.0).cost
     assert found.on_demand == pytest.approx(90 * 72 / 3600)
     assert found.spot == pytest.approx(120 * 36 / 3600)
@@ -137,7 +163,10 @@ def test_cost():
 
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_phases_add_up(hosts: int):
-    """The phases of an instance touch each other and fill its time, also of one that came late or left early."""
+    """The phases of an instance fill its time without gaps.
+
+    So they do if an instance came late or left early.
+    """
     record = interrupted(hosts)
     record.attempts[0].instances[0].released = 25.0
     record.attempts[1].instances[-1].started = 140.0
@@ -146,9 +175,13 @@ def test_phases_add_up(hosts: int):
         for instance in one.instances:
             spans = goodput.phases(row, instance, 0.0)
             assert (spans[0][1], spans[-1][2]) == (instance.started, instance.released)
-            assert all(before[2] == after[1] for before, after in zip(spans, spans[1:], strict=False))
+            assert all(
+                before[2] == after[1] for before, after in zip(spans, spans[1:], strict=False)
+            )
     assert found.instance_seconds == sum(
-        instance.released - instance.started for one in record.attempts for instance in one.instances
+        instance.released - instance.started
+        for one in record.attempts
+        for instance in one.instances
     )
 
 
@@ -156,7 +189,10 @@ def test_phases_add_up(hosts: int):
 
 
 class Page(HTMLParser):
-    """Reads a page: its elements, attributes and text; ValueError if an element is not closed where it should be."""
+    """Reads a page: its elements, attributes and text.
+
+    It raises ValueError if an element is not closed where it should be.
+    """
 
     VOID = ("meta", "link", "br", "img")
 
@@ -183,12 +219,16 @@ class Page(HTMLParser):
         self.text += data
 
     def having(self, tag: str, kind: str = "") -> list[dict]:
-        """Return the attributes of the elements with a tag and a class."""
-        return [found for name, found in self.elements if name == tag and kind in (found.get("class") or "").split(" ")]
+        """Return the attributes of the elements with this tag and class."""
+        return [
+            found
+            for name, found in self.elements
+            if name == tag and kind in (found.get("class") or "").split(" ")
+        ]
 
 
 def page(record: Record, folder: Path, **prices: float) -> Page:
-    """Return the report of a job."""
+    """Write a job's report, and return it as a Page."""
     report.write(record, folder / "report.html", **prices)
     return Page((folder / "report.html").read_text())
 
@@ -220,15 +260,21 @@ def test_page_is_accessible(tmp_path: Path):
 
 
 def test_text_of_jobs_is_escaped(tmp_path: Path):
-    """Whatever holds text of a job shows it as it is, and it makes no element."""
+    """Text of a job is shown as it is wherever it occurs, and never makes an element."""
     record = interrupted()
-    record.name, record.failure, record.notes = f"name {HOSTILE}", f"failure {HOSTILE}", [f"note {HOSTILE}"]
+    record.name = f"name {HOSTILE}"
+    record.failure = f"failure {HOSTILE}"
+    record.notes = [f"note {HOSTILE}"]
     record.request["HyperParameters"] = {"x": f"request {HOSTILE}"}
     record.transitions[0].message = f"message {HOSTILE}"
     record.interruptions[0].why = f"why {HOSTILE}"
     for one in record.attempts:
-        one.instances[0].host, one.proved = f"host {HOSTILE}", f"proved {HOSTILE}"
-        one.points = [replace(point, values={f"loss {HOSTILE}": 1.0, f"{HOSTILE}/s": 2.0}) for point in one.points]
+        one.instances[0].host = f"host {HOSTILE}"
+        one.proved = f"proved {HOSTILE}"
+        one.points = [
+            replace(point, values={f"loss {HOSTILE}": 1.0, f"{HOSTILE}/s": 2.0})
+            for point in one.points
+        ]
     found = page(record, tmp_path)
     assert not all_having(found, "img") + all_having(found, "script")
     for place in ("name", "failure", "note", "request", "message", "why", "host", "loss", "proved"):
@@ -236,8 +282,12 @@ def test_text_of_jobs_is_escaped(tmp_path: Path):
 
 
 def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
-    """As its log says it (resume/verification.py); of a program that says nothing, there is no column."""
-    record, said = interrupted(), "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."
+    """The report shows how an attempt compares itself with the interrupted one.
+
+    The attempt's log says it (resume/verification.py); a program that says nothing gets no column.
+    """
+    record = interrupted()
+    said = "warning: resumed at step 30: step 33 is not that of the interrupted run: ..."
     assert "went on" not in page(record, tmp_path).text
     record.attempts[1].proved = PROVED.search(said)[1]
     text = page(record, tmp_path).text
@@ -245,24 +295,40 @@ def test_how_an_attempt_went_on_is_shown(tmp_path: Path):
 
 
 def test_charts_by_name(tmp_path: Path):
-    """Losses share a chart, accuracies share one, rates run over time, step and epoch are none."""
+    """Losses share a chart, accuracies share one, and rates are drawn over time.
+
+    Step and epoch have no chart.
+    """
     record = interrupted()
-    values = {"epoch": 1.0, "train_loss": 2.0, "val_loss": 1.0, "test_acc": 0.5, "lr": 0.1, "images/s": 500.0}
+    values = {
+        "epoch": 1.0,
+        "train_loss": 2.0,
+        "val_loss": 1.0,
+        "test_acc": 0.5,
+        "lr": 0.1,
+        "images/s": 500.0,
+    }
     for one in record.attempts:
         one.points = [replace(point, values=point.values | values) for point in one.points]
     found = page(record, tmp_path)
     assert len(all_having(found, "figcaption")) == 4
-    assert all(words in found.text for words in ("Loss", "Accuracy", "lr", "images/s", "time since creation"))
+    assert all(
+        words in found.text
+        for words in ("Loss", "Accuracy", "lr", "images/s", "time since creation")
+    )
     assert "epoch ends" not in found.text and "step ends" not in found.text
     for one in record.attempts:
-        one.points = [replace(point, values=point.values | {f"user{k}": 1.0 for k in range(9)}) for point in one.points]
+        one.points = [
+            replace(point, values=point.values | {f"user{k}": 1.0 for k in range(9)})
+            for point in one.points
+        ]
     found = page(record, tmp_path)
     assert len(all_having(found, "figcaption")) == 3
     assert "Not drawn: lr, user0" in found.text
 
 
 def test_redone_steps_are_drawn_as_such(tmp_path: Path):
-    """The part of attempt 1 after step 30 is drawn as lost, and step 30 is marked as a restart."""
+    """Attempt 1 after step 30 is drawn as lost, and step 30 is marked as a restart."""
     record = interrupted()
     for one in record.attempts:
         one.points = [replace(point, values={"train_loss": 1 / point.step}) for point in one.points]
@@ -274,9 +340,14 @@ def test_redone_steps_are_drawn_as_such(tmp_path: Path):
     assert [float(one["x1"]) for one in restarts] == [pytest.approx(1000 * 30 / 70, abs=0.1)]
 
 
-@pytest.mark.parametrize(("kept", "drawn", "lost"), [(30, 3, []), (29, 2, [2]), (math.inf, 3, []), (0, 0, [3])])
+@pytest.mark.parametrize(
+    ("kept", "drawn", "lost"), [(30, 3, []), (29, 2, [2]), (math.inf, 3, []), (0, 0, [3])]
+)
 def test_the_border_of_kept_and_lost(kept, drawn, lost):
-    """The point at which a later attempt went on was kept; what was lost begins there, so that no gap is seen."""
+    """Kept and lost points meet at the border, so that no gap is seen.
+
+    The point at which a later attempt resumed was kept; what was lost begins there.
+    """
     line = charts.Line([(10, 1.0), (20, 2.0), (30, 3.0)], kept=kept)
     found = charts.figure(charts.Chart("Loss", {"loss": [line]}))
     counted = {"curve c0": [], "curve lost c0": []}
@@ -303,7 +374,8 @@ def test_timeline(tmp_path: Path):
     assert near["gap"] == [(60, 40)] * 2
     assert near["lost"] == [(40, 10)] * 2
     assert near["kept"] == [(10, 30), (110, 40)] * 2
-    assert len(found.having("line", "unwarned")) == 2 and not found.having("line", "warned")  # one and its host
+    # One for the interruption, and one for its host.
+    assert len(found.having("line", "unwarned")) == 2 and not found.having("line", "warned")
     assert len(found.having("path", "restored")) == 1
 
 
@@ -319,10 +391,19 @@ def test_timeline(tmp_path: Path):
         job(attempt(1, 0, 10, points((7, 3), (8, 4), loss=math.nan)), modified=10.0),
         replace(job(), name="name-" * 50, notes=["\udc80 is no letter"], modified=1.0),
     ],
-    ids=["many", "failed at start", "in progress", "no progress", "one line", "steps back", "no number", "name"],
+    ids=[
+        "many",
+        "failed at start",
+        "in progress",
+        "no progress",
+        "one line",
+        "steps back",
+        "no number",
+        "name",
+    ],
 )
 def test_edges(record: Record, tmp_path: Path):
-    """No job is too odd for a page, and no number of its drawings is none."""
+    """Any job can be drawn, and no number in the drawings is NaN or infinite."""
     found = page(record, tmp_path, price=1.0, spot_price=0.5)
     assert record.name in found.text
     for name, attributes in found.elements:
@@ -331,10 +412,10 @@ def test_edges(record: Record, tmp_path: Path):
 
 
 def test_many_interruptions(tmp_path: Path):
-    """All are marked, few are numbered, and what is no number is said instead of drawn."""
+    """All are marked and few are numbered; values that are no numbers are counted, not drawn."""
     found = page(many(), tmp_path)
     marks = found.having("line", "warned") + found.having("line", "unwarned")
-    assert len(marks) == 200  # one each, and one for its host
+    assert len(marks) == 200  # one for each interruption, and one for its host
     assert 5 <= len(found.having("text", "number")) <= 30
     assert "404 values are not numbers, or too large" in found.text
 
@@ -349,7 +430,14 @@ def test_failed_job_shows_no_goodput(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "0 s"), (3.24, "3.2 s"), (59.94, "59.9 s"), (59.96, "1:00"), (62, "1:02"), (3602, "1:00:02")],
+    [
+        (0, "0 s"),
+        (3.24, "3.2 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1:00"),
+        (62, "1:02"),
+        (3602, "1:00:02"),
+    ],
 )
 def test_clock(seconds: float, words: str):
     assert markup.clock(seconds) == words
@@ -361,7 +449,12 @@ def test_clock(seconds: float, words: str):
         (0, 100, {}, [0, 20, 40, 60, 80, 100]),
         (0.13, 0.58, {}, [0.2, 0.3, 0.4, 0.5]),
         (0, 650, {"as_time": True}, [0, 120, 240, 360, 480, 600]),
-        (0, 10 * 86400, {"as_time": True}, [0, 2 * 86400, 4 * 86400, 6 * 86400, 8 * 86400, 10 * 86400]),
+        (
+            0,
+            10 * 86400,
+            {"as_time": True},
+            [0, 2 * 86400, 4 * 86400, 6 * 86400, 8 * 86400, 10 * 86400],
+        ),
         (9, 11, {"at_least": 1.0}, [9, 10, 11]),
     ],
 )
@@ -380,5 +473,7 @@ LIVE = (ROOT / "tests/rehearsal_live.py").read_text()
 def test_terminal(name: str):
     line = [python_of("rehearsal"), "tests/rehearsal_live.py", name]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr

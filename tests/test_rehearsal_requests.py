@@ -1,4 +1,7 @@
-"""Requests to the rehearsal: each limit of the service's model in the service's words, and which fields go together."""
+"""Requests to the rehearsal: each limit of the service's model, in the service's words.
+
+And which fields go together.
+"""
 
 import base64
 import copy
@@ -49,9 +52,12 @@ ABSENT = object()
 
 
 class Checked(Service):
-    """The service up to the start of a job, which it does not start; it returns the job's notes."""
+    """The service up to the start of a job.
 
-    def CreateTrainingJob(self, request: dict, region: str) -> list[str]:  # noqa: N802 (the API's names)
+    It does not start the job, and returns the job's notes.
+    """
+
+    def CreateTrainingJob(self, request: dict, region: str) -> list[str]:  # noqa: N802
         notes = rules.check(request)
         Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or [])
         for host in layout.hosts(request):
@@ -61,12 +67,15 @@ class Checked(Service):
 
 
 def answer(request, operation: str = "CreateTrainingJob"):
-    """Return what the service answers."""
+    """Return the service's answer."""
     return Checked(None, None).answer(operation, request, "us-east-1")
 
 
 def refusal(request, operation: str = "CreateTrainingJob") -> tuple[str, str] | None:
-    """Return the code and the message of a refusal, or None if there is none; rules.py is not asked."""
+    """Return the code and the message of a refusal, or None if there is none.
+
+    rules.py is not asked.
+    """
     only_validated = type("OnlyValidated", (Service,), {operation: lambda *_: None})(None, None)
     try:
         only_validated.answer(operation, request, "us-east-1")
@@ -76,8 +85,10 @@ def refusal(request, operation: str = "CreateTrainingJob") -> tuple[str, str] | 
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether a text satisfies one of the model's patterns, which are Java's."""
-    python = pattern.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(r"[\p{L}\p{Z}\p{N}", "[a-zA-Z0-9äé ")
+    """Return whether a text satisfies a pattern of the model; its patterns are Java's."""
+    python = pattern.replace(r"\p{Alnum}", "a-zA-Z0-9").replace(
+        r"[\p{L}\p{Z}\p{N}", "[a-zA-Z0-9äé "
+    )
     return re.fullmatch(python, text) is not None
 
 
@@ -101,7 +112,9 @@ def sample(shape: Shape):
     if kind == "map":
         return {sample(shape.key): sample(shape.value)}
     if kind == "string":
-        return next(text for text in [*shape.metadata.get("enum", []), *STRINGS] if satisfied(text, shape))
+        return next(
+            text for text in [*shape.metadata.get("enum", []), *STRINGS] if satisfied(text, shape)
+        )
     return True if kind == "boolean" else max(1, shape.metadata.get("min", 1))
 
 
@@ -136,7 +149,10 @@ def changed(request: dict, path: tuple, value) -> dict:
 
 def told(path: tuple) -> str:
     """Return a path as the service writes it."""
-    steps = [f"{step + 1}.member" if isinstance(step, int) else step[0].lower() + step[1:] for step in path]
+    steps = [
+        f"{step + 1}.member" if isinstance(step, int) else step[0].lower() + step[1:]
+        for step in path
+    ]
     return ".".join(steps)
 
 
@@ -144,21 +160,32 @@ SITES = {path: shape for path, shape in sites(CREATE, FULL) if path}
 
 
 def parent(path: tuple) -> Shape:
-    """Return the shape of the value that the one at a path is in."""
+    """Return the shape that contains the value at a path."""
     return SITES.get(path[:-1], CREATE)
 
 
 def lengths(shape: Shape, size: int) -> str:
-    """Return a string of a size, one that satisfies the pattern if there is an obvious one."""
+    """Return a string of this size.
+
+    It satisfies the pattern if there is an obvious one that does.
+    """
     text = sample(shape)
-    candidates = [text + "a" * (size - len(text)), text + "0" * (size - len(text)), "1" * (size - len(text)) + text]
+    candidates = [
+        text + "a" * (size - len(text)),
+        text + "0" * (size - len(text)),
+        "1" * (size - len(text)) + text,
+    ]
     candidates = [found[:size] for found in candidates]
-    return next((found for found in candidates if matches(shape.metadata.get("pattern", ".*"), found)), candidates[0])
+    return next(
+        (found for found in candidates if matches(shape.metadata.get("pattern", ".*"), found)),
+        candidates[0],
+    )
 
 
 def limits(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
     """Yield values that break one limit of a shape's own, each with the service's words for it."""
-    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    least = shape.metadata.get("min")
+    most = shape.metadata.get("max")
     if shape.type_name in ("integer", "long"):
         if most is not None:
             yield most + 1, f"Member must have value less than or equal to {most}"
@@ -170,12 +197,21 @@ def limits(path: tuple, shape: Shape) -> Iterator[tuple[object, str]]:
         if shape.metadata.get("enum") is None:
             yield value, f"Member must have length less than or equal to {most}"
     if least:
-        yield sized(path, shape, least - 1), f"Member must have length greater than or equal to {least}"
+        yield (
+            sized(path, shape, least - 1),
+            f"Member must have length greater than or equal to {least}",
+        )
     if "enum" in shape.metadata:
-        yield "nonsense", f"Member must satisfy enum value set: [{', '.join(shape.metadata['enum'])}]"
+        yield (
+            "nonsense",
+            f"Member must satisfy enum value set: [{', '.join(shape.metadata['enum'])}]",
+        )
     pattern = shape.metadata.get("pattern")
     if pattern and "enum" not in shape.metadata and not matches(pattern, "\n" * max(1, least or 1)):
-        yield "\n" * max(1, least or 1), f"Member must satisfy regular expression pattern: {pattern}"
+        yield (
+            "\n" * max(1, least or 1),
+            f"Member must satisfy regular expression pattern: {pattern}",
+        )
 
 
 def sized(path: tuple, shape: Shape, size: int):
@@ -188,7 +224,7 @@ def sized(path: tuple, shape: Shape, size: int):
 
 
 def broken(value, path: tuple, words: str) -> str:
-    """Return what the service says of a value at a path; "null" is none."""
+    """Return the service's words about a value at a path; "null" stands for no value."""
     if isinstance(value, dict):
         text = "{" + ", ".join(f"{key}={item}" for key, item in value.items()) + "}"
     else:
@@ -199,7 +235,8 @@ def broken(value, path: tuple, words: str) -> str:
 
 def constraints(shape: Shape) -> str:
     """Return all limits of the items of a list or a map, as the service lists them."""
-    found, words = shape.metadata, []
+    found = shape.metadata
+    words = []
     if "max" in found:
         words.append(f"Member must have length less than or equal to {found['max']}")
     if "min" in found:
@@ -220,7 +257,12 @@ def cases() -> Iterator[tuple[dict, str]]:
         for value, words in limits(path, shape):
             request = changed(FULL, path, value)
             if holder.type_name == "list" and shape.type_name != "structure":
-                yield request, broken([value], path[:-1], f"Member must satisfy constraint: {constraints(shape)}")
+                yield (
+                    request,
+                    broken(
+                        [value], path[:-1], f"Member must satisfy constraint: {constraints(shape)}"
+                    ),
+                )
             elif holder.type_name == "map":
                 words = f"Map value must satisfy constraint: {constraints(shape)}"
                 yield request, broken({path[-1]: value}, path[:-1], words)
@@ -233,10 +275,18 @@ def cases() -> Iterator[tuple[dict, str]]:
 
 
 def broken_limits(value, shape: Shape) -> bool:
-    """Return whether a value breaks a limit that botocore does not look at: a greatest size, an enum, a pattern."""
-    kind, most = shape.type_name, shape.metadata.get("max")
+    """Return whether a value breaks a limit that botocore does not check.
+
+    Those are a greatest size, an enum and a pattern.
+    """
+    kind = shape.type_name
+    most = shape.metadata.get("max")
     if kind == "structure":
-        return any(broken_limits(value[name], member) for name, member in shape.members.items() if name in value)
+        return any(
+            broken_limits(value[name], member)
+            for name, member in shape.members.items()
+            if name in value
+        )
     if kind == "string":
         return not satisfied(value, shape)
     if kind in ("integer", "long"):
@@ -246,13 +296,16 @@ def broken_limits(value, shape: Shape) -> bool:
     if kind == "list":
         return any(broken_limits(item, shape.member) for item in value)
     return kind == "map" and any(
-        broken_limits(key, shape.key) or broken_limits(item, shape.value) for key, item in value.items()
+        broken_limits(key, shape.key) or broken_limits(item, shape.value)
+        for key, item in value.items()
     )
 
 
 def allowed(request: dict) -> bool:
     """Return whether the model allows a request, as botocore and `broken_limits` see it."""
-    return not ParamValidator().validate(request, CREATE).has_errors() and not broken_limits(request, CREATE)
+    return not ParamValidator().validate(request, CREATE).has_errors() and not broken_limits(
+        request, CREATE
+    )
 
 
 def test_a_request_with_all_fields_is_allowed():
@@ -269,7 +322,12 @@ def test_each_limit_that_is_broken_is_told():
         head, _, told = message.partition(" detected: ")
         count = len(re.findall(r"failed to satisfy constraint", message))
         expected = f"{count} validation error{'s' if count > 1 else ''}"
-        if allowed(request) or code != "ValidationException" or words not in told.split("; ") or head != expected:
+        if (
+            allowed(request)
+            or code != "ValidationException"
+            or words not in told.split("; ")
+            or head != expected
+        ):
             wrong.append((words, message))
     assert wrong == []
 
@@ -279,11 +337,17 @@ def test_each_bound_may_be_reached():
     for path, shape in SITES.items():
         for bound in ("min", "max"):
             size = shape.metadata.get(bound)
-            if size is None or "enum" in shape.metadata or path[-1:] == (0,) and parent(path).type_name != "list":
+            if (
+                size is None
+                or "enum" in shape.metadata
+                or path[-1:] == (0,)
+                and parent(path).type_name != "list"
+            ):
                 continue
             number = shape.type_name in ("integer", "long")
             request = changed(FULL, path, size if number else sized(path, shape, size))
-            if allowed(request):  # all but the strings whose pattern nothing obvious of that length satisfies
+            # All but the strings whose pattern no obvious string of that length satisfies.
+            if allowed(request):
                 reached += 1
                 assert refusal(request) is None, (path, size)
     assert reached > 150
@@ -305,7 +369,10 @@ def test_a_value_of_the_wrong_type_is_refused():
         for value in WRONG_TYPES[shape.type_name]:
             code, message = refusal(changed(FULL, path, value)) or ("accepted", "")
             assert code == "SerializationException", (path, value, message)
-            assert re.fullmatch(r"\w+_VALUE can not be converted to an? \w+|Start of .*|Expected .* or null", message)
+            assert re.fullmatch(
+                r"\w+_VALUE can not be converted to an? \w+|Start of .*|Expected .* or null",
+                message,
+            )
     for body in ("x", 1, 1.5, True, [], [JOB], None):
         assert refusal(body)[0] == "SerializationException"
 
@@ -315,7 +382,9 @@ def test_null_is_as_good_as_absent():
         if parent(path).type_name == "structure":
             assert refusal(changed(FULL, path, None)) == refusal(changed(FULL, path, ABSENT)), path
     request = JOB | {
-        "InputDataConfig": [channel("a", CompressionType=None, RecordWrapperType=None, InputMode=None)],
+        "InputDataConfig": [
+            channel("a", CompressionType=None, RecordWrapperType=None, InputMode=None)
+        ],
         "StoppingCondition": {"MaxRuntimeInSeconds": None, "MaxWaitTimeInSeconds": 100000},
         "EnableManagedSpotTraining": True,
         "CheckpointConfig": None,
@@ -330,48 +399,66 @@ def test_null_is_as_good_as_absent():
 
 WORDS = [
     (
-        {"ResourceConfig": {"InstanceType": "ml.m5", "InstanceCount": -1}, "TrainingJobName": "a_b"},
-        r"3 validation errors detected: Value 'a_b' at 'trainingJobName' failed to satisfy constraint: Member must "
-        r"satisfy regular expression pattern: \[a-zA-Z0-9\]\(-\*\[a-zA-Z0-9\]\)\{0,62\}; Value 'ml.m5' at "
-        r"'resourceConfig.instanceType' failed to satisfy constraint: Member must satisfy enum value set: "
-        r"\[ml\.\S+(, ml\.\S+)+\]; Value '-1' at 'resourceConfig.instanceCount' failed to satisfy constraint: Member "
-        r"must have value greater than or equal to 0",
+        {
+            "ResourceConfig": {"InstanceType": "ml.m5", "InstanceCount": -1},
+            "TrainingJobName": "a_b",
+        },
+        r"3 validation errors detected: Value 'a_b' at 'trainingJobName' failed to satisfy "
+        r"constraint: Member must satisfy regular expression pattern: "
+        r"\[a-zA-Z0-9\]\(-\*\[a-zA-Z0-9\]\)\{0,62\}; Value 'ml.m5' at "
+        r"'resourceConfig.instanceType' failed to satisfy constraint: Member must satisfy enum "
+        r"value set: \[ml\.\S+(, ml\.\S+)+\]; Value '-1' at 'resourceConfig.instanceCount' "
+        r"failed to satisfy constraint: Member must have value greater than or equal to 0",
     ),
     (
-        {"InputDataConfig": [{"DataSource": {"S3DataSource": {"S3Uri": "s3://b/x"}}, "ChannelName": ""}]},
-        r"3 validation errors detected: Value '' at 'inputDataConfig.1.member.channelName' failed to satisfy "
-        r"constraint: Member must have length greater than or equal to 1; Value '' at .*pattern.*; Value null at "
-        r"'inputDataConfig.1.member.dataSource.s3DataSource.s3DataType' failed to satisfy constraint: Member must not "
-        r"be null",
+        {
+            "InputDataConfig": [
+                {"DataSource": {"S3DataSource": {"S3Uri": "s3://b/x"}}, "ChannelName": ""}
+            ]
+        },
+        r"3 validation errors detected: Value '' at 'inputDataConfig.1.member.channelName' "
+        r"failed to satisfy constraint: Member must have length greater than or equal to 1; "
+        r"Value '' at .*pattern.*; Value null at "
+        r"'inputDataConfig.1.member.dataSource.s3DataSource.s3DataType' failed to satisfy "
+        r"constraint: Member must not be null",
     ),
     (
         {"HyperParameters": {"a": "x" * 2501}},
-        r"1 validation error detected: Value '\{a=x{294}\.\.\.' at 'hyperParameters' failed to satisfy constraint: Map "
-        r"value must satisfy constraint: \[Member must have length less than or equal to 2500, Member must have length "
-        r"greater than or equal to 0, Member must satisfy regular expression pattern: \.\*\]",
+        r"1 validation error detected: Value '\{a=x{294}\.\.\.' at 'hyperParameters' failed to "
+        r"satisfy constraint: Map value must satisfy constraint: \[Member must have length "
+        r"less than or equal to 2500, Member must have length greater than or equal to 0, "
+        r"Member must satisfy regular expression pattern: \.\*\]",
     ),
     (
         {"HyperParameters": {"a": "1", "b\0": "2"}},
-        r"1 validation error detected: Value '\{a=1, b\\u0000=2\}' at 'hyperParameters' failed to satisfy constraint: "
-        r"Map key must satisfy constraint: \[.*, Member must be text without NUL characters and lone surrogates\]",
+        r"1 validation error detected: Value '\{a=1, b\\u0000=2\}' at 'hyperParameters' failed "
+        r"to satisfy constraint: Map key must satisfy constraint: \[.*, Member must be text "
+        r"without NUL characters and lone surrogates\]",
     ),
     (
         {"Environment": {"A": "x\ud800"}, "HyperParameters": {"a": "\udfff"}},
-        r"2 validation errors detected: Value '\{a=\\udfff\}' at 'hyperParameters' failed .* without NUL characters "
-        r"and lone surrogates\]; Value '\{A=x\\ud800\}' at 'environment' failed .* Map value must satisfy constraint: "
-        r"\[.*, Member must be text without NUL characters and lone surrogates\]",
+        r"2 validation errors detected: Value '\{a=\\udfff\}' at 'hyperParameters' failed .* "
+        r"without NUL characters and lone surrogates\]; Value '\{A=x\\ud800\}' at "
+        r"'environment' failed .* Map value must satisfy constraint: \[.*, Member must be text "
+        r"without NUL characters and lone surrogates\]",
     ),
     (
-        {"AlgorithmSpecification": JOB["AlgorithmSpecification"] | {"ContainerArguments": ["train", "\0"]}},
-        r"1 validation error detected: Value '\[train, \\u0000\]' at 'algorithmSpecification.containerArguments' "
-        r"failed to satisfy constraint: Member must satisfy constraint: \[.*, Member must be text without NUL .*\]",
+        {
+            "AlgorithmSpecification": JOB["AlgorithmSpecification"]
+            | {"ContainerArguments": ["train", "\0"]}
+        },
+        r"1 validation error detected: Value '\[train, \\u0000\]' at "
+        r"'algorithmSpecification.containerArguments' failed to satisfy constraint: Member "
+        r"must satisfy constraint: \[.*, Member must be text without NUL .*\]",
     ),
     (
         {"VpcConfig": {"SecurityGroupIds": ["sg 1", "sg-2"], "Subnets": []}},
-        r"2 validation errors detected: Value '\[sg 1, sg-2\]' at 'vpcConfig.securityGroupIds' failed to satisfy "
-        r"constraint: Member must satisfy constraint: \[Member must have length less than or equal to 32, Member must "
-        r"have length greater than or equal to 0, Member must satisfy regular expression pattern: \S+\]; Value '\[\]' "
-        r"at 'vpcConfig.subnets' failed to satisfy constraint: Member must have length greater than or equal to 1",
+        r"2 validation errors detected: Value '\[sg 1, sg-2\]' at 'vpcConfig.securityGroupIds' "
+        r"failed to satisfy constraint: Member must satisfy constraint: \[Member must have "
+        r"length less than or equal to 32, Member must have length greater than or equal to 0, "
+        r"Member must satisfy regular expression pattern: \S+\]; Value '\[\]' at "
+        r"'vpcConfig.subnets' failed to satisfy constraint: Member must have length greater "
+        r"than or equal to 1",
     ),
 ]
 
@@ -394,12 +481,13 @@ def test_the_words_of_a_refusal(fields, words):
         ({"Environment": {"a": "two\nlines"}}, True),
         ({"Environment": {"1a": "x"}}, False),
     ],
-)  # fmt: skip
+)
 def test_patterns_are_javas(fields, right):
     assert (refusal(JOB | fields) is None) == right
 
 
-# The fields that are refused because nothing here emulates them; each of the others is in one of the lists of rules.py.
+# The fields that are refused because nothing here emulates them. Each of the other fields is in one
+# of the lists of rules.py.
 REFUSED = [
     "AlgorithmSpecification.AlgorithmName",
     "AlgorithmSpecification.TrainingImageConfig.TrainingRepositoryAuthConfig",
@@ -428,7 +516,7 @@ LISTED = [*rules.EMULATED, *rules.WITHOUT_EFFECT, *REFUSED]
 
 
 def fields(shape: Shape, path: tuple = ()) -> Iterator[tuple]:
-    """Yield the path of each field, down to those that are listed."""
+    """Yield the path of each field, and stop at the fields that are listed."""
     for name, member in shape.members.items():
         inner = (*path, name)
         if any(listed.startswith(f"{dotted(inner)}.") for listed in LISTED):
@@ -438,17 +526,17 @@ def fields(shape: Shape, path: tuple = ()) -> Iterator[tuple]:
 
 
 def dotted(path: tuple) -> str:
-    """Return a path as the lists have it."""
+    """Return a path as the lists of rules.py write it."""
     return ".".join(step for step in path if isinstance(step, str))
 
 
 def test_each_field_of_the_model_is_emulated_or_refused_or_noted():
-    """A new one in botocore is refused, and fails this test: it belongs in a list."""
+    """A new field of botocore is refused, and fails this test until a list has it."""
     assert sorted(dotted(path) for path in fields(CREATE)) == sorted(LISTED)
 
 
 def with_field(listed: str) -> dict:
-    """Return a job with one more field, and what it needs around it."""
+    """Return a job with one more field, and the fields that it needs."""
     request = JOB | {"InputDataConfig": [channel("a")]}
     path = next(path for path in SITES if dotted(path) == listed)
     inner = request = copy.deepcopy(request)
@@ -464,23 +552,29 @@ def with_field(listed: str) -> dict:
 
 @pytest.mark.parametrize("listed", REFUSED)
 def test_a_field_that_is_not_emulated_is_refused(listed):
-    with pytest.raises(Refused, match=f"The rehearsal does not emulate {re.escape(listed)}; leave it out"):
+    with pytest.raises(
+        Refused, match=f"The rehearsal does not emulate {re.escape(listed)}; leave it out"
+    ):
         answer(with_field(listed))
 
 
 @pytest.mark.parametrize("listed", rules.WITHOUT_EFFECT)
 def test_a_field_without_effect_is_noted(listed):
-    assert answer(with_field(listed)) == [f"{listed} has no effect here: {rules.WITHOUT_EFFECT[listed]}"]
+    assert answer(with_field(listed)) == [
+        f"{listed} has no effect here: {rules.WITHOUT_EFFECT[listed]}"
+    ]
 
 
 def test_a_field_that_the_model_does_not_have_is_noted():
     request = changed(JOB | {"News": 1, "Empty": []}, ("ResourceConfig", "Colour"), "blue")
     notes = ["ResourceConfig.Colour", "News"]
-    assert answer(request) == [f"{name} has no effect here: the service's model does not have it" for name in notes]
+    assert answer(request) == [
+        f"{name} has no effect here: the service's model does not have it" for name in notes
+    ]
 
 
 def channel(name: str, groups: list[str] | None = None, source: dict | None = None, **more) -> dict:
-    """Return one of InputDataConfig."""
+    """Return a channel for InputDataConfig."""
     found = {"S3DataType": "S3Prefix", "S3Uri": "s3://bucket/data"} | (source or {})
     return {
         "ChannelName": name,
@@ -504,34 +598,60 @@ def algorithm(**more) -> dict:
 
 
 def stopping(spot: bool, longest: int | None, wait: int | None) -> dict:
-    """Return a StoppingCondition, and whether the job is of spot instances."""
+    """Return the fields StoppingCondition and EnableManagedSpotTraining of a request."""
     limits = {"MaxRuntimeInSeconds": longest, "MaxWaitTimeInSeconds": wait}
     return {"EnableManagedSpotTraining": spot, "StoppingCondition": limits}
 
 
-WAIT = "MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+WAIT = (
+    "MaxWaitTimeInSeconds. It must be present and be greater than or equal to MaxRuntimeInSeconds"
+)
 TOGETHER = {
-    "no image": ({"AlgorithmSpecification": {"TrainingInputMode": "File"}}, "TrainingImage or AlgorithmName"),
+    "no image": (
+        {"AlgorithmSpecification": {"TrainingInputMode": "File"}},
+        "TrainingImage or AlgorithmName",
+    ),
     "no algorithm": ({"AlgorithmSpecification": None}, "TrainingImage or AlgorithmName"),
     "fast file": (algorithm(TrainingInputMode="FastFile"), None),
     "pipe": (algorithm(TrainingInputMode="Pipe"), "does not emulate TrainingInputMode Pipe"),
     "platform": (algorithm(TrainingImageConfig={"TrainingRepositoryAccessMode": "Platform"}), None),
-    "registry in a VPC": (algorithm(TrainingImageConfig={"TrainingRepositoryAccessMode": "Vpc"}), "AccessMode Vpc"),
+    "registry in a VPC": (
+        algorithm(TrainingImageConfig={"TrainingRepositoryAccessMode": "Vpc"}),
+        "AccessMode Vpc",
+    ),
     "command": (algorithm(ContainerEntrypoint=["a"], ContainerArguments=["b"]), None),
     "metrics": (algorithm(MetricDefinitions=[{"Name": "a", "Regex": "a=(.*)"}]), None),
     "no pattern": (algorithm(MetricDefinitions=[{"Name": "a", "Regex": "("}]), "the Regex of 'a'"),
-    "long pattern": (algorithm(MetricDefinitions=[{"Name": "a", "Regex": "a{9999999999}"}]), "the Regex of 'a'"),
+    "long pattern": (
+        algorithm(MetricDefinitions=[{"Name": "a", "Regex": "a{9999999999}"}]),
+        "the Regex of 'a'",
+    ),
     "no resources": ({"ResourceConfig": None}, "InstanceType and InstanceCount, or InstanceGroups"),
-    "no count": ({"ResourceConfig": {"InstanceType": "ml.m5.xlarge"}}, "InstanceType and InstanceCount, or"),
+    "no count": (
+        {"ResourceConfig": {"InstanceType": "ml.m5.xlarge"}},
+        "InstanceType and InstanceCount, or",
+    ),
     "no type": ({"ResourceConfig": {"InstanceCount": 1}}, "InstanceType and InstanceCount, or"),
-    "no instance": ({"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 0}}, "InstanceCount must be"),
-    "most instances": ({"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 250}}, None),
-    "too many": ({"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 251}}, "250 instances at most"),
+    "no instance": (
+        {"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 0}},
+        "InstanceCount must be",
+    ),
+    "most instances": (
+        {"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 250}},
+        None,
+    ),
+    "too many": (
+        {"ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": 251}},
+        "250 instances at most",
+    ),
     "groups": (resources(group("a"), group("b", 3)), None),
     "an empty group": (resources(group("a"), group("b", 0)), "InstanceCount must be"),
     "many in groups": (resources(group("a", 200), group("b", 51)), "250 instances at most"),
     "one name": (resources(group("a"), group("a")), "InstanceGroupName must be unique"),
-    "groups and a type": (resources(group("a"), InstanceType="ml.m5.xlarge"), "cannot be given together"),
+    "groups and a type": (
+        resources(group("a"), InstanceType="ml.m5.xlarge"),
+        "cannot be given together",
+    ),
     "groups and a count": (resources(group("a"), InstanceCount=0), "cannot be given together"),
     "spot": (stopping(True, 100, 100), None),
     "spot that may wait": (stopping(True, 100, 101), None),
@@ -540,32 +660,75 @@ TOGETHER = {
     "spot of a day": (stopping(True, None, 86400), None),
     "spot below a day": (stopping(True, None, 86399), WAIT),
     "spot without limits": ({"EnableManagedSpotTraining": True}, WAIT),
-    "a wait on demand": (stopping(False, 100, 200), "only supported when EnableManagedSpotTraining is set"),
+    "a wait on demand": (
+        stopping(False, 100, 200),
+        "only supported when EnableManagedSpotTraining is set",
+    ),
     "on demand": (stopping(False, 100, None), None),
     "channels": ({"InputDataConfig": [channel("a"), channel("b", InputMode="FastFile")]}, None),
-    "channels of one name": ({"InputDataConfig": [channel("a"), channel("a")]}, "Channel names must be unique"),
+    "channels of one name": (
+        {"InputDataConfig": [channel("a"), channel("a")]},
+        "Channel names must be unique",
+    ),
     "channel .": ({"InputDataConfig": [channel(".")]}, "no folder can have"),
     "channel ..": ({"InputDataConfig": [channel("..")]}, "no folder can have"),
     "channel ...": ({"InputDataConfig": [channel("...")]}, None),
-    "channel of nothing": ({"InputDataConfig": [{"ChannelName": "a", "DataSource": {}}]}, "other than S3DataSource"),
-    "manifest": ({"InputDataConfig": [channel("a", source={"S3DataType": "ManifestFile"})]}, "S3DataType ManifestFile"),
-    "pipe channel": ({"InputDataConfig": [channel("a", InputMode="Pipe")]}, "channel a: InputMode Pipe"),
-    "gzip": ({"InputDataConfig": [channel("a", CompressionType="Gzip")]}, "channel a: CompressionType Gzip"),
-    "records": ({"InputDataConfig": [channel("a", RecordWrapperType="RecordIO")]}, "RecordWrapperType RecordIO"),
-    "plain": ({"InputDataConfig": [channel("a", CompressionType="None", RecordWrapperType="None")]}, None),
-    "sharded": ({"InputDataConfig": [channel("a", source={"S3DataDistributionType": "ShardedByS3Key"})]}, None),
+    "channel of nothing": (
+        {"InputDataConfig": [{"ChannelName": "a", "DataSource": {}}]},
+        "other than S3DataSource",
+    ),
+    "manifest": (
+        {"InputDataConfig": [channel("a", source={"S3DataType": "ManifestFile"})]},
+        "S3DataType ManifestFile",
+    ),
+    "pipe channel": (
+        {"InputDataConfig": [channel("a", InputMode="Pipe")]},
+        "channel a: InputMode Pipe",
+    ),
+    "gzip": (
+        {"InputDataConfig": [channel("a", CompressionType="Gzip")]},
+        "channel a: CompressionType Gzip",
+    ),
+    "records": (
+        {"InputDataConfig": [channel("a", RecordWrapperType="RecordIO")]},
+        "RecordWrapperType RecordIO",
+    ),
+    "plain": (
+        {"InputDataConfig": [channel("a", CompressionType="None", RecordWrapperType="None")]},
+        None,
+    ),
+    "sharded": (
+        {"InputDataConfig": [channel("a", source={"S3DataDistributionType": "ShardedByS3Key"})]},
+        None,
+    ),
     "a folder": ({"InputDataConfig": [channel("a", source={"S3Uri": "file:///data"})]}, None),
-    "a folder elsewhere": ({"InputDataConfig": [channel("a", source={"S3Uri": "file://host/data"})]}, "s3Uri"),
-    "channel of a group": (resources(group("g")) | {"InputDataConfig": [channel("a", ["g"])]}, None),
-    "channel of no group": (resources(group("g")) | {"InputDataConfig": [channel("a", ["h"])]}, r"\['h'\] of"),
+    "a folder elsewhere": (
+        {"InputDataConfig": [channel("a", source={"S3Uri": "file://host/data"})]},
+        "s3Uri",
+    ),
+    "channel of a group": (
+        resources(group("g")) | {"InputDataConfig": [channel("a", ["g"])]},
+        None,
+    ),
+    "channel of no group": (
+        resources(group("g")) | {"InputDataConfig": [channel("a", ["h"])]},
+        r"\['h'\] of",
+    ),
     "group without groups": ({"InputDataConfig": [channel("a", ["g"])]}, r"\['g'\] of channel a"),
     "some of groups": (
         resources(group("g")) | {"InputDataConfig": [channel("a", ["g"]), channel("b")]},
         "for all channels of InputDataConfig, or for none",
     ),
-}  # fmt: skip
-PATHS = {"/opt/ml/checkpoints": True, "/opt/ml/checkpoints/": True, "/opt/ml/a/b": True, "/opt/ml/inputs": True}
-PATHS |= dict.fromkeys(["/tmp/a", "/opt/ml", "/opt/ml/", "/opt/ml/.", "/opt/ml/model", "/opt/ml/input/", ""], False)
+}
+PATHS = {
+    "/opt/ml/checkpoints": True,
+    "/opt/ml/checkpoints/": True,
+    "/opt/ml/a/b": True,
+    "/opt/ml/inputs": True,
+}
+PATHS |= dict.fromkeys(
+    ["/tmp/a", "/opt/ml", "/opt/ml/", "/opt/ml/.", "/opt/ml/model", "/opt/ml/input/", ""], False
+)
 USED = [
     "input/config",
     "input/data/a",
@@ -576,8 +739,12 @@ USED = [
     "code",
     "./input/a",
 ]
-PATHS |= dict.fromkeys([*(f"/opt/ml/{name}" for name in USED), "/opt/ml//model", "//opt/ml/a", "/"], False)
-PATHS |= dict.fromkeys(["/opt/ml/../a", "/opt/ml/a/../../../etc", "/opt/ml/a:ro", "/opt/mlx/a", "a"], False)
+PATHS |= dict.fromkeys(
+    [*(f"/opt/ml/{name}" for name in USED), "/opt/ml//model", "//opt/ml/a", "/"], False
+)
+PATHS |= dict.fromkeys(
+    ["/opt/ml/../a", "/opt/ml/a/../../../etc", "/opt/ml/a:ro", "/opt/mlx/a", "a"], False
+)
 
 
 @pytest.mark.parametrize("case", TOGETHER)
@@ -602,19 +769,61 @@ def test_where_checkpoints_may_be(path):
 
 def anything(draw: random.Random, depth: int = 0):
     """Return a JSON value."""
-    scalars = ["", "x", ".", "..", "s3://", "s3://[", "file:///", "a" * 70, "1", "\n", "ml.m5.xlarge", "Pipe", "\ud800"]
-    scalars += [None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 1.5, float("nan"), float("inf"), [], {}]
+    scalars = [
+        "",
+        "x",
+        ".",
+        "..",
+        "s3://",
+        "s3://[",
+        "file:///",
+        "a" * 70,
+        "1",
+        "\n",
+        "ml.m5.xlarge",
+        "Pipe",
+        "\ud800",
+    ]
+    scalars += [
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        2**31,
+        2**63,
+        10**400,
+        1.5,
+        float("nan"),
+        float("inf"),
+        [],
+        {},
+    ]
     if depth > 2 or draw.random() < 0.7:
         return draw.choice(scalars)
     items = [anything(draw, depth + 1) for _ in range(draw.randrange(4))]
-    return items if draw.random() < 0.5 else {draw.choice(["S3Uri", "ChannelName", "x", ""]): item for item in items}
+    return (
+        items
+        if draw.random() < 0.5
+        else {draw.choice(["S3Uri", "ChannelName", "x", ""]): item for item in items}
+    )
 
 
 def test_no_request_makes_the_service_stumble():
     draw = random.Random(0)
-    groups = resources(group("g"), group("h", 2)) | {"InputDataConfig": [channel("a", ["g"]), channel("b", ["h"])]}
-    more = stopping(True, 10, 20) | {"CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/c"}, "Tags": []}
-    bases = [JOB | more | {"InputDataConfig": [channel("a")], "HyperParameters": {"a": "1"}}, JOB | groups, FULL]
+    groups = resources(group("g"), group("h", 2)) | {
+        "InputDataConfig": [channel("a", ["g"]), channel("b", ["h"])]
+    }
+    more = stopping(True, 10, 20) | {
+        "CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/c"},
+        "Tags": [],
+    }
+    bases = [
+        JOB | more | {"InputDataConfig": [channel("a")], "HyperParameters": {"a": "1"}},
+        JOB | groups,
+        FULL,
+    ]
     accepted = refused = 0
     for _ in range(2000):
         request = copy.deepcopy(draw.choice(bases))
@@ -636,17 +845,45 @@ def test_no_request_makes_the_service_stumble():
 
 
 OTHERS = [
-    ("ListTrainingJobs", {"MaxResults": 0}, "Value '0' at 'maxResults' failed .* greater than or equal to 1$"),
-    ("ListTrainingJobs", {"MaxResults": 101}, "Value '101' at 'maxResults' failed .* less than or equal to 100$"),
+    (
+        "ListTrainingJobs",
+        {"MaxResults": 0},
+        "Value '0' at 'maxResults' failed .* greater than or equal to 1$",
+    ),
+    (
+        "ListTrainingJobs",
+        {"MaxResults": 101},
+        "Value '101' at 'maxResults' failed .* less than or equal to 100$",
+    ),
     ("ListTrainingJobs", {"MaxResults": "10"}, "STRING_VALUE can not be converted to an Integer"),
     ("ListTrainingJobs", {"NextToken": "nonsense"}, "Invalid NextToken"),
     ("ListTrainingJobs", {"NextToken": "ä"}, "Invalid NextToken"),
     ("ListTrainingJobs", {"NextToken": base64.b64encode(b"-5").decode()}, "Invalid NextToken"),
-    ("ListTrainingJobs", {"NextToken": "x" * 8193}, "at 'nextToken' .* less than or equal to 8192$"),
-    ("ListTrainingJobs", {"SortBy": "Colour"}, r"at 'sortBy' .*enum value set: \[Name, CreationTime, Status\]"),
-    ("ListTrainingJobs", {"NameContains": "a" * 64}, "at 'nameContains' .* less than or equal to 63"),
-    ("ListTrainingJobs", {"CreationTimeAfter": "yesterday"}, "STRING_VALUE can not be converted to a Date"),
-    ("ListTrainingJobs", {"WarmPoolStatusEquals": "InUse"}, "does not emulate WarmPoolStatusEquals"),
+    (
+        "ListTrainingJobs",
+        {"NextToken": "x" * 8193},
+        "at 'nextToken' .* less than or equal to 8192$",
+    ),
+    (
+        "ListTrainingJobs",
+        {"SortBy": "Colour"},
+        r"at 'sortBy' .*enum value set: \[Name, CreationTime, Status\]",
+    ),
+    (
+        "ListTrainingJobs",
+        {"NameContains": "a" * 64},
+        "at 'nameContains' .* less than or equal to 63",
+    ),
+    (
+        "ListTrainingJobs",
+        {"CreationTimeAfter": "yesterday"},
+        "STRING_VALUE can not be converted to a Date",
+    ),
+    (
+        "ListTrainingJobs",
+        {"WarmPoolStatusEquals": "InUse"},
+        "does not emulate WarmPoolStatusEquals",
+    ),
     ("DescribeTrainingJob", {}, "^1 validation error detected: Value null at 'trainingJobName'"),
     ("DescribeTrainingJob", {"TrainingJobName": "a" * 64}, "less than or equal to 63"),
     ("DescribeTrainingJob", {"TrainingJobName": "a" * 63}, "^Requested resource not found.$"),
@@ -654,14 +891,26 @@ OTHERS = [
     ("StopTrainingJob", {"TrainingJobName": "none"}, "^Requested resource not found.$"),
     ("AddTags", {"ResourceArn": f"{ARN}:training-job/none"}, "Value null at 'tags'"),
     ("AddTags", {"ResourceArn": "nonsense", "Tags": []}, "at 'resourceArn' .*regular expression"),
-    ("AddTags", {"ResourceArn": f"{ARN}:model/a", "Tags": []}, "tags of anything but training jobs"),
-    ("DeleteTags", {"ResourceArn": f"{ARN}:training-job/none", "TagKeys": []}, "at 'tagKeys' .* or equal to 1$"),
-    ("DeleteTags", {"ResourceArn": f"{ARN}:training-job/none", "TagKeys": ["a!"]}, "^1 .*'tagKeys'.*must satisfy"),
+    (
+        "AddTags",
+        {"ResourceArn": f"{ARN}:model/a", "Tags": []},
+        "tags of anything but training jobs",
+    ),
+    (
+        "DeleteTags",
+        {"ResourceArn": f"{ARN}:training-job/none", "TagKeys": []},
+        "at 'tagKeys' .* or equal to 1$",
+    ),
+    (
+        "DeleteTags",
+        {"ResourceArn": f"{ARN}:training-job/none", "TagKeys": ["a!"]},
+        "^1 .*'tagKeys'.*must satisfy",
+    ),
     ("ListTags", {"ResourceArn": f"{ARN}:training-job/none"}, "does not exist"),
     ("CreateModel", {}, "The rehearsal does not emulate CreateModel; it runs training jobs only"),
     ("Nonsense", {}, "The rehearsal knows no operation Nonsense"),
     ("answer", {}, "knows no operation"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("operation", "request_", "refused"), OTHERS)
@@ -672,11 +921,17 @@ def test_other_operations(operation, request_, refused):
 
 @pytest.fixture
 def service() -> Service:
-    """A service with 25 jobs of one region, of a second each, and one of another region."""
+    """A service with 25 jobs of one region, one second apart, and one of another region."""
     found = Checked(None, None)
     status = ["InProgress", "Completed", "Failed"]
     for number in range(26):
-        record = Record(f"job-{number * 7 % 26:02}", {}, 1000.0 + number, status[number % 3], modified=2000.0 + number)
+        record = Record(
+            f"job-{number * 7 % 26:02}",
+            {},
+            1000.0 + number,
+            status[number % 3],
+            modified=2000.0 + number,
+        )
         record.transitions.append(Transition("Training", "", 0.0))
         region = "us-east-1" if number < 25 else "eu-west-1"
         arn = f"arn:aws:sagemaker:{region}:123456789012:training-job/{record.name}"
@@ -685,8 +940,9 @@ def service() -> Service:
 
 
 def listed(service: Service, **request) -> list[str]:
-    """Return the names of all pages, each of the size that is asked for."""
-    names, size = [], request.get("MaxResults", 10)
+    """Return the names on all pages; each page has the size that the request asks for."""
+    names = []
+    size = request.get("MaxResults", 10)
     while True:
         page = service.answer("ListTrainingJobs", request, "us-east-1")
         names += [one["TrainingJobName"] for one in page["TrainingJobSummaries"]]
@@ -703,7 +959,9 @@ def test_lists_of_jobs(service):
     assert listed(service) == names[::-1] == listed(service, MaxResults=5, NameContains=None)
     assert listed(service, MaxResults=100, SortOrder="Ascending") == names
     for size in (1, 5, 7, 24, 25, 26):
-        assert listed(service, MaxResults=size, SortBy="Name", SortOrder="Ascending") == sorted(names)
+        assert listed(service, MaxResults=size, SortBy="Name", SortOrder="Ascending") == sorted(
+            names
+        )
     page = service.answer("ListTrainingJobs", {"MaxResults": 25}, "us-east-1")
     assert len(page["TrainingJobSummaries"]) == 25 and "NextToken" not in page  # no page is empty
     assert listed(service, SortBy="Name") == sorted(names, reverse=True)
@@ -711,9 +969,14 @@ def test_lists_of_jobs(service):
     assert listed(service, StatusEquals="Failed", SortOrder="Ascending") == failed
     order = [record.status for record in records]
     by_status = {record.name: record.status for record in records}
-    assert [by_status[name] for name in listed(service, SortBy="Status", SortOrder="Ascending")] == sorted(order)
+    assert [
+        by_status[name] for name in listed(service, SortBy="Status", SortOrder="Ascending")
+    ] == sorted(order)
     tens = [name for name in sorted(names) if "-1" in name]
-    assert listed(service, NameContains="-1", SortBy="Name", SortOrder="Ascending") == tens and len(tens) > 5
+    assert (
+        listed(service, NameContains="-1", SortBy="Name", SortOrder="Ascending") == tens
+        and len(tens) > 5
+    )
     assert listed(service, CreationTimeAfter=1003, CreationTimeBefore=1005.5) == names[3:6][::-1]
     assert listed(service, LastModifiedTimeAfter=2024) == names[24:]
     assert listed(service, CreationTimeAfter=5000) == []

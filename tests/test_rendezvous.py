@@ -1,4 +1,7 @@
-"""contract/rendezvous.py: the variables of torch.distributed and of the network, and the wait for names."""
+"""contract/rendezvous.py: variables of torch.distributed and of the network.
+
+And the wait for the names of the hosts.
+"""
 
 import itertools
 import os
@@ -22,12 +25,19 @@ def test_one_host_needs_nothing():
 def test_the_first_host_as_sagemaker_sorts_them_is_the_main_one():
     environment = SageMakerEnvironment(hosts=("algo-1", "algo-10", "algo-2"), current_host="algo-2")
     assert rendezvous.torch_distributed(environment) == {
-        "MASTER_ADDR": "algo-1", "MASTER_PORT": "7777", "NODE_RANK": "2"
-    }  # fmt: skip
+        "MASTER_ADDR": "algo-1",
+        "MASTER_PORT": "7777",
+        "NODE_RANK": "2",
+    }
 
 
 def test_a_host_that_takes_no_part_has_no_rank():
-    assert rendezvous.torch_distributed(SageMakerEnvironment(hosts=("algo-2", "algo-3"), current_host="algo-1")) == {}
+    assert (
+        rendezvous.torch_distributed(
+            SageMakerEnvironment(hosts=("algo-2", "algo-3"), current_host="algo-1")
+        )
+        == {}
+    )
 
 
 @pytest.mark.parametrize("port", ["", "http", "-1", "0", "65535"])
@@ -40,14 +50,18 @@ def test_the_port_that_the_user_set(port):
 
 @pytest.mark.parametrize(("named", "expected"), [(THERE, THERE), ("ethwe", None), (None, None)])
 def test_only_an_interface_that_this_machine_has_is_named(tmp_path, named, expected):
-    environment = SageMakerEnvironment(hosts=TWO.hosts, current_host="algo-2", network_interface=named)
+    environment = SageMakerEnvironment(
+        hosts=TWO.hosts, current_host="algo-2", network_interface=named
+    )
     found = rendezvous.network(environment, devices=tmp_path)
-    assert found == (dict.fromkeys(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"], expected) if expected else {})
+    assert found == (
+        dict.fromkeys(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"], expected) if expected else {}
+    )
 
 
 @pytest.mark.parametrize("provider", [True, False])
 def test_efa_is_where_its_device_and_its_provider_are(tmp_path, monkeypatch, capsys, provider):
-    """With stand-ins for the device and for libfabric's tool: there is no EFA here."""
+    """EFA has stand-ins here, one for its device and one for libfabric's tool."""
     (tmp_path / "bin").mkdir()
     tool = tmp_path / "bin/fi_info"
     tool.write_text(f'#!/bin/sh\n[ "$*" = "-p efa" ] && exit {0 if provider else 61}\nexit 1\n')
@@ -56,12 +70,14 @@ def test_efa_is_where_its_device_and_its_provider_are(tmp_path, monkeypatch, cap
     assert rendezvous.network(TWO, devices=tmp_path / "infiniband") == {}
     (tmp_path / "infiniband").mkdir()
     (tmp_path / "infiniband/uverbs0").touch()
-    assert rendezvous.network(TWO, devices=tmp_path / "infiniband") == ({"FI_PROVIDER": "efa"} if provider else {})
+    assert rendezvous.network(TWO, devices=tmp_path / "infiniband") == (
+        {"FI_PROVIDER": "efa"} if provider else {}
+    )
     assert ("warning: this host has EFA devices" in capsys.readouterr().out) == (not provider)
 
 
 def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
-    """SDK 3's local mode says ethwe where there is eth0."""
+    """SDK 3's local mode names ethwe where there is eth0."""
     variables = {"NCCL_SOCKET_IFNAME": "ethwe", "GLOO_SOCKET_IFNAME": "ethwe", "NCCL_DEBUG": "INFO"}
     rendezvous.forget_absent_interface(SageMakerEnvironment(network_interface="ethwe"), variables)
     assert variables == {"NCCL_DEBUG": "INFO"}
@@ -71,21 +87,29 @@ def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
 def test_an_interface_that_is_there_or_that_the_user_named_stays():
     for interface, variable in ((THERE, THERE), ("ethwe", "ib0"), (None, "ethwe")):
         variables = {"NCCL_SOCKET_IFNAME": variable}
-        rendezvous.forget_absent_interface(SageMakerEnvironment(network_interface=interface), variables)
+        rendezvous.forget_absent_interface(
+            SageMakerEnvironment(network_interface=interface), variables
+        )
         assert variables == {"NCCL_SOCKET_IFNAME": variable}
 
 
 @pytest.mark.slow
 def test_a_name_that_never_resolves_is_named():
-    # .invalid never resolves (RFC 6761); the first host does.
-    with pytest.raises(UserError, match=r"host algo-2.invalid: its name did not resolve within [123] s \(.*TIMEOUT"):
+    # .invalid never resolves (RFC 6761); the first host resolves.
+    with pytest.raises(
+        UserError, match=r"host algo-2.invalid: its name did not resolve within [123] s \(.*TIMEOUT"
+    ):
         rendezvous.wait_for_names(("localhost", "algo-2.invalid"), limit=1)
 
 
 def test_the_wait_for_names_ends_with_its_limit(monkeypatch):
-    """With a clock of its own: the pauses before the last one add up to 0.475 s, it would be 0.3375 s, and the limit is
-    for all hosts together."""
-    now, slept = [0.0], []
+    """The wait for names ends at its limit, which is for all hosts together.
+
+    The clock is the test's: the pauses before the last one add up to 0.475 s, and the next one
+    would be 0.3375 s.
+    """
+    now = [0.0]
+    slept = []
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
@@ -104,9 +128,18 @@ def test_the_wait_for_names_ends_with_its_limit(monkeypatch):
 
 
 def test_a_name_that_resolves_later_is_waited_for(monkeypatch):
-    """The resolver is real, and is asked for another name the first three times; tests/test_nodes.py has a real one."""
-    asked, real = [], socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: asked.append(host) or real(_late(host, asked), port))
+    """A name that resolves later is waited for.
+
+    The real resolver is asked for another name the first three times; in tests/test_nodes.py a real
+    name resolves late.
+    """
+    asked = []
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, port: asked.append(host) or real(_late(host, asked), port),
+    )
     rendezvous.wait_for_names(("algo-2",), limit=30)
     assert len(asked) == 4
 

@@ -11,7 +11,8 @@ from sagemaker_lightning.contract.s3_address import bucket_and_key
         ("s3://bucket", ("bucket", "")),
         ("s3://bucket/", ("bucket", "")),
         ("s3://bucket/a/b.tar.gz", ("bucket", "a/b.tar.gz")),
-        ("s3://bucket/a b%20?c#d", ("bucket", "a b%20?c#d")),  # none of which S3 takes for a part of an address
+        # S3 gives none of these characters a meaning.
+        ("s3://bucket/a b%20?c#d", ("bucket", "a b%20?c#d")),
         ("s3://bucket//a", ("bucket", "/a")),  # a key may begin with a slash
         ("https://s3.us-east-1.amazonaws.com/bucket/a/b", ("bucket", "a/b")),
         ("https://s3.us-east-1.amazonaws.com", ("", "")),

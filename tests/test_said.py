@@ -1,4 +1,4 @@
-"""What a run says at its end: a mistake alone, without what came of it, and where the logs are."""
+"""What a run says at its end: the mistake alone, not its effects, and where the logs are."""
 
 import logging
 from pathlib import Path
@@ -14,9 +14,15 @@ from sagemaker_lightning.cli import export, run
 @pytest.mark.parametrize("program", ["app/train_multi_node.py", "app/train_torchrun.py"])
 def test_a_mistake_of_two_ranks_is_not_followed_by_how_they_were_ended(job: Job, program):
     job.write("input/data/training/data_batch_1", "<html>")
-    job.write("input/config/hyperparameters.json", '{"trainer.devices": "2", "trainer.accelerator": "cpu"}')
+    job.write(
+        "input/config/hyperparameters.json",
+        '{"trainer.devices": "2", "trainer.accelerator": "cpu"}',
+    )
     run = job.run(SAGEMAKER_PROGRAM=program)
-    assert run.returncode == 1 and "data_batch_1 is not a CIFAR-10 batch" in job.failure.splitlines()[0]
+    assert (
+        run.returncode == 1
+        and "data_batch_1 is not a CIFAR-10 batch" in job.failure.splitlines()[0]
+    )
     after = run.stdout.partition("error: ")[2]
     assert "killed by SIGTERM" not in after and "SignalException" not in after, after
 
@@ -31,7 +37,9 @@ def test_a_mistake_of_two_ranks_is_not_followed_by_how_they_were_ended(job: Job,
     ],
 )
 def test_where_the_logs_are(save_dir, said):
-    cli = SimpleNamespace(trainer=SimpleNamespace(logger=SimpleNamespace(save_dir=save_dir) if save_dir else None))
+    cli = SimpleNamespace(
+        trainer=SimpleNamespace(logger=SimpleNamespace(save_dir=save_dir) if save_dir else None)
+    )
     assert export.logs(cli, SimpleNamespace(log_dir=Path("/b/tensorboard/algo-1"))) == said
 
 

@@ -1,4 +1,7 @@
-"""benchmarks/scaling.py: two cores as nodes, the model of a step by hand, and the table of real launches."""
+"""benchmarks/scaling.py: two cores as nodes, the model of a step, and the table.
+
+The model of a step is compared with a computation by hand; the table is that of real launches.
+"""
 
 import math
 import re
@@ -16,30 +19,62 @@ from benchmarks.prediction import Instance, Job
 
 pytestmark = pytest.mark.slow
 
-IMAGE = "registry.example:5000/app:1"  # of no registry that could be asked
+IMAGE = "registry.example:5000/app:1"  # its registry does not exist
 FLAGS = (f"--image={IMAGE}", f"--role={ROLE}", "--output=s3://my-bucket/jobs", "--subnet=subnet-1")
-FLAGS += ("--security-group=sg-1", "--instance-type=ml.g4dn.12xlarge", "--poll=1", UNCHECKED, "a.b=c d")
+FLAGS += (
+    "--security-group=sg-1",
+    "--instance-type=ml.g4dn.12xlarge",
+    "--poll=1",
+    UNCHECKED,
+    "a.b=c d",
+)
 SECONDS = {1: 1000, 2: 560, 4: 280}
 
 
 def scaling(*words: str, environment: dict[str, str] | None = None, timeout: float = 300):
     """Run the benchmark."""
     line = [sys.executable, "-m", "benchmarks.scaling", *words]
-    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout
+    )
 
 
 @pytest.mark.soak
 def test_two_cores_are_compared_as_nodes():
-    done = scaling("local", "--n", "1", "--steps", "1", "--batch_size", "4", "--", "--trainer.log_every_n_steps=1")
+    done = scaling(
+        "local",
+        "--n",
+        "1",
+        "--steps",
+        "1",
+        "--batch_size",
+        "4",
+        "--",
+        "--trainer.log_every_n_steps=1",
+    )
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^\| (.+) \| (\S+) \[\S+\.\.\S+\] \| 1 \| .+ / .+ \|$", done.stdout, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+) \| (\S+) \[\S+\.\.\S+\] \| 1 \| .+ / .+ \|$", done.stdout, re.MULTILINE
+    )
     found = {name: float(ratio) for name, ratio in rows}
-    assert list(found) == ["ours", "plain", "efficiency", "two nodes", "cores", "communication", "plain communication",
-                           "waiting", "plain waiting"]  # fmt: skip
-    assert all(0 < found[name] < math.inf for name in ("ours", "plain", "efficiency", "two nodes", "cores"))
+    assert list(found) == [
+        "ours",
+        "plain",
+        "efficiency",
+        "two nodes",
+        "cores",
+        "communication",
+        "plain communication",
+        "waiting",
+        "plain waiting",
+    ]
+    assert all(
+        0 < found[name] < math.inf for name in ("ours", "plain", "efficiency", "two nodes", "cores")
+    )
     assert 0 < found["waiting"] < 1 and 0 < found["plain waiting"] < 1
     assert re.search(r"^hardware: .+, 1 threads", done.stdout, re.MULTILINE)
-    # Of two nodes, each sends the gradients once, whatever is the way: half for the sum and half of the sum.
+    # With two nodes each sends the gradients once in any case: half for the sum, and half of the
+    # sum.
     assert 44.7 < float(re.search(r"sent by a node in a step: (\S+) MB", done.stdout)[1]) < 60
     given = re.search(r"^to predict: (.+)$", done.stdout, re.MULTILINE)[1]
     assert scaling("predict", *given.split()).returncode == 0
@@ -55,19 +90,35 @@ def test_a_training_that_fails_says_why():
 def test_turns_fit_into_an_epoch():
     done = scaling("local", "--n", "1", "--batch_size", "1000")
     assert done.returncode == 1
-    assert re.fullmatch(r"error: --steps: \d+ steps in all turns of two nodes, but an epoch has 20\n", done.stderr)
+    assert re.fullmatch(
+        r"error: --steps: \d+ steps in all turns of two nodes, but an epoch has 20\n", done.stderr
+    )
 
 
 def test_a_step_by_hand():
-    """100 MB over 10 Gbps of which 80 % arrive, 10^9 B/s, in 5 buckets (1 + 25 + 25 + 25 + 20 MiB)."""
-    job = Job(step=0.2, megabytes=100, overlap=0.25, batch_size=10, images=1000, efficiency=0.8, latency=0.001)
-    one, four = Instance(devices=1, gbps=10), Instance(devices=4, gbps=10)
+    """A step computed by hand: 100 MB over 10 Gbps.
+
+    80 % of it arrive, 10^9 B/s, in 5 buckets (1 + 25 + 25 + 25 + 20 MiB).
+    """
+    job = Job(
+        step=0.2,
+        megabytes=100,
+        overlap=0.25,
+        batch_size=10,
+        images=1000,
+        efficiency=0.8,
+        latency=0.001,
+    )
+    one = Instance(devices=1, gbps=10)
+    four = Instance(devices=4, gbps=10)
     assert job.buckets == 5
     assert prediction.exchange(job, one, nodes=1) == prediction.exchange(job, four, nodes=1) == 0
     assert prediction.exchange(job, one, nodes=2) == pytest.approx(0.1 + 2 * 0.001 * 5)
     assert prediction.exchange(job, one, nodes=4) == pytest.approx(0.15 + 6 * 0.001 * 5)
-    assert prediction.exchange(job, four, nodes=2) == pytest.approx(0.175 + 2 * 0.001 * 5)  # 7/8 of 200 MB
-    # 100 steps of 0.2 s; on two nodes 50 steps, of which 0.05 s go beside the 0.11 s of the exchange.
+    # 7/8 of 200 MB
+    assert prediction.exchange(job, four, nodes=2) == pytest.approx(0.175 + 2 * 0.001 * 5)
+    # 100 steps of 0.2 s on one node. On two nodes 50 steps; of the 0.11 s of each exchange, 0.05 s
+    # run beside the step.
     assert prediction.epoch(job, one, nodes=1) == pytest.approx(20)
     assert prediction.epoch(job, one, nodes=2) == pytest.approx(50 * (0.2 + 0.11 - 0.05))
     assert prediction.epoch(job, four, nodes=1) == pytest.approx(5)
@@ -84,7 +135,9 @@ def test_a_prediction_says_what_it_assumes_before_its_tables():
     done = scaling("predict", "--step=0.01", "--overlap=0.25")
     assert done.returncode == 0, done.stderr
     before, *tables = re.split(r"^(?=ml\.)", done.stdout, flags=re.MULTILINE)
-    assert "not measured" in before and "0.01 s" in before and "25%" in before and "44.73 MB" in before
+    assert (
+        "not measured" in before and "0.01 s" in before and "25%" in before and "44.73 MB" in before
+    )
     assert [table.split(":")[0] for table in tables] == list(prediction.INSTANCES)
     for table in tables:
         counts = [int(count) for count in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)]
@@ -93,7 +146,8 @@ def test_a_prediction_says_what_it_assumes_before_its_tables():
 
 def test_a_bandwidth_of_ones_own():
     slow, fast = (
-        scaling("predict", "--step=0.01", "--instance_type=ml.p5.48xlarge", f"--gbps={gbps}").stdout for gbps in (1, 99)
+        scaling("predict", "--step=0.01", "--instance_type=ml.p5.48xlarge", f"--gbps={gbps}").stdout
+        for gbps in (1, 99)
     )
     assert "1 Gbps" in slow and "99 Gbps" in fast
     rows = [re.search(r"^\| 2 \| (\S+) s \|", text, re.MULTILINE)[1] for text in (slow, fast)]
@@ -111,7 +165,7 @@ def test_the_table_of_the_article():
 
 
 class Jobs(SageMakerStandIn):
-    """Jobs that take the longer the fewer instances they have; those of `broken` fail."""
+    """Jobs that take longer the fewer instances they have; jobs with `broken` instances fail."""
 
     def __init__(self, broken: int = 0) -> None:
         super().__init__([DONE], {"algo-1": ["a line"]})
@@ -123,11 +177,18 @@ class Jobs(SageMakerStandIn):
 
     def DescribeTrainingJob(self, request: dict) -> dict:  # noqa: N802
         ended = FAILED if self.count == self.broken else {}
-        return super().DescribeTrainingJob(request) | ended | {"TrainingTimeInSeconds": SECONDS[self.count]}
+        return (
+            super().DescribeTrainingJob(request)
+            | ended
+            | {"TrainingTimeInSeconds": SECONDS[self.count]}
+        )
 
 
 def on_sagemaker(stand_in: Jobs, *words: str):
-    """Run `sagemaker` with `stand_in` for SageMaker and CloudWatch Logs, and an S3 that does not let itself be seen."""
+    """Run `sagemaker` with `stand_in` for SageMaker and CloudWatch Logs.
+
+    S3 refuses to show its buckets.
+    """
     with served_here(stand_in.answer) as address, served_forbidden_buckets() as s3:
         return scaling(
             *("sagemaker", *words, "--", *FLAGS),
@@ -143,7 +204,9 @@ def test_the_jobs_of_a_table():
     assert [request["ResourceConfig"]["InstanceCount"] for request in requests] == [1, 2, 4]
     assert len({request["TrainingJobName"] for request in requests}) == 3
     assert all(request["HyperParameters"] == {"a.b": "c d"} for request in requests)
-    assert all(request["ResourceConfig"]["InstanceType"] == "ml.g4dn.12xlarge" for request in requests)
+    assert all(
+        request["ResourceConfig"]["InstanceType"] == "ml.g4dn.12xlarge" for request in requests
+    )
     assert "algo-1: a line" in done.stdout
     assert done.stdout.splitlines()[-3:] == [
         "| 1 | 1000.00 s | 1.00x |  |",
@@ -158,7 +221,9 @@ def test_a_job_that_fails_ends_the_table():
     assert done.returncode == 1
     assert stand_in.names().count("CreateTrainingJob") == 2
     assert done.stdout.splitlines()[-1] == "| 1 | 1000.00 s | 1.00x |  |"
-    assert done.stderr.splitlines()[-1] == "error: the job on 2 instances did not complete, see above"
+    assert (
+        done.stderr.splitlines()[-1] == "error: the job on 2 instances did not complete, see above"
+    )
 
 
 @pytest.mark.parametrize(

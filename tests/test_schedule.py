@@ -1,4 +1,4 @@
-"""Learning rates by step: the triangle, and who is stepped when."""
+"""Learning rates by step: the triangle, and which schedule is stepped when."""
 
 import math
 
@@ -14,12 +14,17 @@ from sagemaker_lightning.contract.errors import UserError
 
 from app.train import APPLICATION
 
-SMALL = ["--data=ranks.Numbered", "--data.size=44", "--data.batch_size=8", "--model=ranks.Regression"]
+SMALL = [
+    "--data=ranks.Numbered",
+    "--data.size=44",
+    "--data.batch_size=8",
+    "--model=ranks.Regression",
+]
 SMALL += ["--checkpoint.monitor=null"]
 
 
 def triangle(steps: int, **options) -> list[float]:
-    """Return the learning rate of each step, of a peak of 2."""
+    """Return the learning rate of each step; the peak is 2."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
     scheduler = Triangle(optimizer, **options)
     scheduler.steps = steps
@@ -44,9 +49,12 @@ def test_a_warmup_that_is_no_share(warmup):
 
 
 def test_a_checkpoint_keeps_no_number_of_steps():
-    """A run that goes on for more epochs has another one."""
-    schedulers = [Triangle(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)) for _ in range(2)]
-    schedulers[0].steps, schedulers[1].steps = 10, 20
+    """A run that is resumed for more epochs has another number of steps."""
+    schedulers = [
+        Triangle(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)) for _ in range(2)
+    ]
+    schedulers[0].steps = 10
+    schedulers[1].steps = 20
     schedulers[1].load_state_dict(schedulers[0].state_dict())
     assert schedulers[1].steps == 20
 
@@ -66,7 +74,13 @@ def rates(tmp_path, *flags: str) -> list[float]:
     environment = SageMakerEnvironment(
         model_dir=tmp_path / "m", output_data_dir=tmp_path, checkpoint_dir=tmp_path / "c"
     )
-    given = ["--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--optimizer=SGD", "--optimizer.lr=2.0", *flags]
+    given = [
+        "--trainer.max_epochs=2",
+        "--trainer.accelerator=cpu",
+        "--optimizer=SGD",
+        "--optimizer.lr=2.0",
+        *flags,
+    ]
     cli = CommandLine(environment, [*SMALL, *given], APPLICATION)
     cli.trainer.callbacks.append(seen := Rates())
     cli.trainer.fit(cli.model, cli.datamodule)
@@ -81,15 +95,22 @@ def test_it_is_stepped_after_each_batch(tmp_path):
 def test_a_cycle_that_is_shorter_than_the_run_is_refused_at_its_start(tmp_path):
     flags = ["--lr_scheduler=OneCycleLR", "--lr_scheduler.max_lr=2", "--lr_scheduler.total_steps=9"]
     with pytest.raises(
-        UserError, match=r"^--lr_scheduler: OneCycleLR has 9 steps, and the run 10; allowed is .* more$"
+        UserError,
+        match=r"^--lr_scheduler: OneCycleLR has 9 steps, and the run 10; allowed is .* more$",
     ):
         rates(tmp_path, *flags)
 
 
 def test_so_is_torchs_one_cycle(tmp_path):
-    found = rates(tmp_path, "--lr_scheduler=OneCycleLR", "--lr_scheduler.max_lr=2", "--lr_scheduler.total_steps=10")
+    found = rates(
+        tmp_path,
+        "--lr_scheduler=OneCycleLR",
+        "--lr_scheduler.max_lr=2",
+        "--lr_scheduler.total_steps=10",
+    )
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
-    scheduler, wanted = OneCycleLR(optimizer, 2, total_steps=10), []
+    scheduler = OneCycleLR(optimizer, 2, total_steps=10)
+    wanted = []
     for _ in range(10):
         wanted.append(optimizer.param_groups[0]["lr"])
         optimizer.step()

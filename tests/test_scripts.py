@@ -1,4 +1,7 @@
-"""scripts/ for the shell: the registry's address, the push, the upload, and the AWS calls behind them."""
+"""scripts/ for the shell: the registry's address, the push and the upload.
+
+And the AWS calls behind them.
+"""
 
 import hashlib
 import json
@@ -24,34 +27,42 @@ SHELL = ("image_uri.sh", "push_image.sh", "upload_data.sh")
 
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory) -> str:
-    """An AWS with a bucket."""
+    """A moto server with a bucket."""
     with aws_services.moto(tmp_path_factory.mktemp("moto")) as endpoint:
         client("s3", endpoint).create_bucket(Bucket="my-bucket")
         yield endpoint
 
 
 def failed(done: subprocess.CompletedProcess) -> str:
-    """Return the one line of a script that refused."""
+    """Return the one line of a script that failed."""
     assert done.returncode != 0
     assert (done.stdout, done.stderr.count("\n")) == ("", 1), done.stderr
     assert done.stderr.startswith("error: ")
     return done.stderr
 
 
-def image_uri(*arguments: str, endpoint: str | None = None, **variables: str) -> subprocess.CompletedProcess:
-    return script("image_uri.sh", *arguments, environment=aws_services.variables(endpoint, **variables))
+def image_uri(
+    *arguments: str, endpoint: str | None = None, **variables: str
+) -> subprocess.CompletedProcess:
+    return script(
+        "image_uri.sh", *arguments, environment=aws_services.variables(endpoint, **variables)
+    )
 
 
 # image_uri.sh
 
 
 def regions() -> list[tuple[str, str]]:
-    """Return a region of ECR in each partition, and the partition's domain, as botocore has them."""
+    """Return a region of ECR in each partition, with the partition's domain.
+
+    botocore knows them.
+    """
     session = botocore.session.get_session()
     resolver = session.get_component("endpoint_resolver")
     partitions = session.get_available_partitions()
     return [
-        (session.get_available_regions("ecr", name)[0], resolver.get_partition_dns_suffix(name)) for name in partitions
+        (session.get_available_regions("ecr", name)[0], resolver.get_partition_dns_suffix(name))
+        for name in partitions
     ]
 
 
@@ -66,9 +77,13 @@ def test_the_partitions_that_everybody_asks_for_are_among_them():
 
 
 def test_account_region_repository_and_tag_have_defaults(aws):
-    version = subprocess.check_output(["git", "describe", "--tags", "--always", "--dirty"], cwd=ROOT, text=True).strip()
+    version = subprocess.check_output(
+        ["git", "describe", "--tags", "--always", "--dirty"], cwd=ROOT, text=True
+    ).strip()
     done = image_uri(endpoint=aws, AWS_REGION="", AWS_DEFAULT_REGION="eu-west-1")
-    assert done.stdout == f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/sagemaker-lightning:{version}\n", done.stderr
+    assert (
+        done.stdout == f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com/sagemaker-lightning:{version}\n"
+    ), done.stderr
 
 
 WRONG = {
@@ -94,17 +109,19 @@ def test_without_a_region_or_credentials_one_line_says_so():
 
 # push_image.sh
 
-VERSION, REVISION = "v1.2-3-gabcdef0", "0123456789abcdef0123456789abcdef01234567"
+VERSION = "v1.2-3-gabcdef0"
+REVISION = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
 def small_image(tmp_path) -> str:
-    """An image of one file, labelled as scripts/build_image.sh labels ours."""
+    """An image of one file, with the labels of scripts/build_image.sh."""
     (tmp_path / "file").write_text("x")
     with tarfile.open(tmp_path / "image.tar", "w") as archive:
         archive.add(tmp_path / "file", "file")
     labels = [
-        f"--change=LABEL org.opencontainers.image.{name}" for name in (f"version={VERSION}", f"revision={REVISION}")
+        f"--change=LABEL org.opencontainers.image.{name}"
+        for name in (f"version={VERSION}", f"revision={REVISION}")
     ]
     tag = "sagemaker-lightning-push-test:local"
     done = docker("import", *labels, str(tmp_path / "image.tar"), tag)
@@ -127,7 +144,9 @@ def registry(tmp_path) -> str:
         "http": {"addr": f"127.0.0.1:{port}"},
     }
     (tmp_path / "registry.yml").write_text(json.dumps(settings))  # JSON is YAML
-    with served([command, "serve", str(tmp_path / "registry.yml")], port, tmp_path / "registry.log"):
+    with served(
+        [command, "serve", str(tmp_path / "registry.yml")], port, tmp_path / "registry.log"
+    ):
         yield f"127.0.0.1:{port}"
 
 
@@ -156,7 +175,8 @@ def test_a_push_to_a_registry(small_image, registry):
     assert tags(registry, "team/app") == {VERSION, REVISION[:12], "latest"}
     local = docker("image", "inspect", "--format={{.Id}}", small_image).stdout
     docker("rmi", "--force", local.strip())
-    pulled = docker("pull", done.stdout.strip())  # what was pushed can be had again, by what was printed
+    # What was pushed can be pulled by the name that was printed.
+    pulled = docker("pull", done.stdout.strip())
     assert pulled.returncode == 0, pulled.stdout
     assert docker("image", "inspect", "--format={{.Id}}", done.stdout.strip()).stdout == local
     docker("tag", done.stdout.strip(), small_image)
@@ -193,7 +213,10 @@ esac
 
 @pytest.fixture
 def recorded(tmp_path, aws):
-    """Runs push_image.sh against moto's ECR with the stand-in for docker; returns it, and what docker was asked for."""
+    """Return a function that runs push_image.sh with a stand-in for docker.
+
+    ECR is moto's. The function returns the finished process, and what docker was asked for.
+    """
     stand_in = tmp_path / "docker-stand-in"
     stand_in.write_text(DOCKER_STAND_IN)
     stand_in.chmod(0o755)
@@ -201,14 +224,18 @@ def recorded(tmp_path, aws):
 
     def run(repository: str, **variables: str) -> tuple[subprocess.CompletedProcess, list[str]]:
         record.write_text("")
-        environment = aws_services.variables(aws, DOCKER=str(stand_in), RECORD=str(record), **variables)
+        environment = aws_services.variables(
+            aws, DOCKER=str(stand_in), RECORD=str(record), **variables
+        )
         done = script("push_image.sh", repository, environment=environment)
         return done, record.read_text().splitlines()
 
     return run
 
 
-@pytest.mark.parametrize("repository", ["team/app", f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/app"])
+@pytest.mark.parametrize(
+    "repository", ["team/app", f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/app"]
+)
 def test_a_push_to_amazon_ecr(recorded, aws, repository):
     ecr = client("ecr", aws)
     for known in ecr.describe_repositories()["repositories"]:
@@ -218,7 +245,9 @@ def test_a_push_to_amazon_ecr(recorded, aws, repository):
         done, asked = recorded(repository)
         assert (done.returncode, done.stderr) == (0, said), attempt
         assert done.stdout == f"{address}@sha256:2\n"
-        assert [item["repositoryName"] for item in ecr.describe_repositories()["repositories"]] == ["team/app"]
+        assert [item["repositoryName"] for item in ecr.describe_repositories()["repositories"]] == [
+            "team/app"
+        ]
         login = asked.index(f"login --username AWS --password-stdin {address.split('/')[0]}")
         assert asked[login + 1] == f"{ACCOUNT}-auth-token"  # moto's password
         image = "sagemaker-lightning"
@@ -240,7 +269,9 @@ def test_a_mistake_in_a_push_is_one_line(recorded):
     assert "REPOSITORY: found 'My/App'" in failed(recorded("My/App")[0])
     assert "REPOSITORY: found 'example.com/My-App'" in failed(recorded("example.com/My-App")[0])
     environment = aws_services.variables(DOCKER="no-docker-here")
-    assert "no Docker engine answers" in failed(script("push_image.sh", "a/b", environment=environment))
+    assert "no Docker engine answers" in failed(
+        script("push_image.sh", "a/b", environment=environment)
+    )
     assert "found 0 arguments" in failed(script("push_image.sh", environment=environment))
 
 
@@ -253,7 +284,10 @@ def test_an_image_that_is_not_there_is_one_line():
 
 def test_make_push_needs_a_repository():
     done = push()
-    assert done.returncode != 0 and "make push REPOSITORY=NAME (Amazon ECR) or REPOSITORY=HOST/NAME" in done.stdout
+    assert (
+        done.returncode != 0
+        and "make push REPOSITORY=NAME (Amazon ECR) or REPOSITORY=HOST/NAME" in done.stdout
+    )
 
 
 # upload_data.sh
@@ -261,14 +295,16 @@ def test_make_push_needs_a_repository():
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """A copy of scripts/ whose CIFAR-10 is a small file: the real one is out of reach here."""
+    """A copy of scripts/ in which CIFAR-10 is a small file; the real one is out of reach."""
     for folder in ("scripts", "launcher"):
         shutil.copytree(ROOT / folder, tmp_path / "checkout" / folder)
     (tmp_path / "published").write_bytes(b"cifar")
     path = tmp_path / "checkout/scripts/upload_data.sh"
     text = path.read_text()
     text = re.sub("^url=.*$", f"url=file://{tmp_path}/published", text, flags=re.MULTILINE)
-    path.write_text(re.sub("^md5=.*$", f"md5={hashlib.md5(b'cifar').hexdigest()}", text, flags=re.MULTILINE))
+    path.write_text(
+        re.sub("^md5=.*$", f"md5={hashlib.md5(b'cifar').hexdigest()}", text, flags=re.MULTILINE)
+    )
     return tmp_path / "checkout"
 
 
@@ -292,12 +328,16 @@ def test_the_address_and_the_checksum_are_torchvisions():
 
 
 def test_the_data_is_fetched_once_and_copied(checkout, aws, tmp_path):
-    for uri, key in (("s3://my-bucket/cifar10", "cifar10/"), ("s3://my-bucket/a b/", "a b/"), ("s3://my-bucket", "")):
+    for uri, key in (
+        ("s3://my-bucket/cifar10", "cifar10/"),
+        ("s3://my-bucket/a b/", "a b/"),
+        ("s3://my-bucket", ""),
+    ):
         done = upload(checkout, aws, uri)
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"--channel=training=s3://my-bucket/{key}\n"
         assert stored(aws, f"{key}cifar-10-python.tar.gz") == b"cifar"
-        (tmp_path / "published").unlink(missing_ok=True)  # the second time, it is there
+        (tmp_path / "published").unlink(missing_ok=True)  # the second time, the file is there
     assert [path.name for path in (checkout / "output").iterdir()] == ["cifar-10-python.tar.gz"]
 
 
@@ -318,35 +358,56 @@ def test_a_file_of_the_users_own(checkout, aws, tmp_path):
 def test_a_mistake_in_an_upload_is_one_line(checkout, aws, tmp_path):
     (tmp_path / "other.gz").write_bytes(b"dogs")
     said = failed(upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "other.gz")))
-    assert f"found MD5 {hashlib.md5(b'dogs').hexdigest()}, allowed is {hashlib.md5(b'cifar').hexdigest()}" in said
-    assert "there is no such file" in failed(upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "absent")))
-    assert "found 'my-bucket', allowed is s3://BUCKET/PREFIX" in failed(upload(checkout, aws, "my-bucket"))
+    assert (
+        f"found MD5 {hashlib.md5(b'dogs').hexdigest()}, allowed is "
+        f"{hashlib.md5(b'cifar').hexdigest()}" in said
+    )
+    assert "there is no such file" in failed(
+        upload(checkout, aws, "s3://my-bucket/x", str(tmp_path / "absent"))
+    )
+    assert "found 'my-bucket', allowed is s3://BUCKET/PREFIX" in failed(
+        upload(checkout, aws, "my-bucket")
+    )
     assert "found 0 arguments" in failed(upload(checkout, aws))
     (tmp_path / "own").write_bytes(b"cifar")
-    assert "NoSuchBucket" in failed(upload(checkout, aws, "s3://no-such-bucket/x", str(tmp_path / "own")))
-    assert "no AWS credentials" in failed(upload(checkout, None, "s3://my-bucket/x", str(tmp_path / "own")))
+    assert "NoSuchBucket" in failed(
+        upload(checkout, aws, "s3://no-such-bucket/x", str(tmp_path / "own"))
+    )
+    assert "no AWS credentials" in failed(
+        upload(checkout, None, "s3://my-bucket/x", str(tmp_path / "own"))
+    )
 
 
 def test_data_that_cannot_be_fetched_is_said_to_be_so(checkout, aws, tmp_path):
     (tmp_path / "published").unlink()
     done = upload(checkout, aws, "s3://my-bucket/x")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("give the file: upload_data.sh s3://my-bucket/x FILE")
+    assert done.stderr.splitlines()[-1].endswith(
+        "give the file: upload_data.sh s3://my-bucket/x FILE"
+    )
 
 
-# aws.py, and all of them
+# aws.py, and all scripts
 
 
 def test_without_boto3_one_line_says_what_to_do():
     done = subprocess.run(
-        [sys.executable, "-S", str(ROOT / "scripts/aws.py"), "account"], capture_output=True, text=True
+        [sys.executable, "-S", str(ROOT / "scripts/aws.py"), "account"],
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.fullmatch(r"error: \S+ has no boto3; run `make env` and use .venv/bin/python, .*\n", done.stderr)
+    assert re.fullmatch(
+        r"error: \S+ has no boto3; run `make env` and use .venv/bin/python, .*\n", done.stderr
+    )
 
 
 def test_a_profile_that_is_not_there_is_one_line():
-    done = script("aws.py", "account", environment=aws_services.variables(AWS_PROFILE="nobody", AWS_REGION=REGION))
+    done = script(
+        "aws.py",
+        "account",
+        environment=aws_services.variables(AWS_PROFILE="nobody", AWS_REGION=REGION),
+    )
     assert "profile (nobody) could not be found" in failed(done)
 
 
@@ -355,21 +416,34 @@ def test_a_script_runs_from_anywhere_and_through_a_link(name, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(ROOT / "scripts" / name)
     done = subprocess.run(
-        [str(link), "s3://B", "x", "y", "z"], cwd=tmp_path, env=os.environ | {}, capture_output=True, text=True
+        [str(link), "s3://B", "x", "y", "z"],
+        cwd=tmp_path,
+        env=os.environ | {},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 1 and "found 4 arguments" in failed(done)
 
 
 def test_the_launcher_imports_only_boto3_and_the_standard_library():
-    """And what merges parts, numpy: each with modules of ours that need no more (pyproject.toml)."""
+    """The launcher imports only boto3 and the standard library.
+
+    The merging of parts imports numpy as well. Both import modules of ours that need no more
+    (pyproject.toml).
+    """
     import ast
 
     allowed = sys.stdlib_module_names | {"boto3", "botocore", "launcher"}
     names = ("hyperparameters", "atomic_files", "deadlines", "s3_address")
     contract = {f"sagemaker_lightning.contract.{name}" for name in names}
-    rows = {f"sagemaker_lightning.rows.{name}" for name in ("archives", "manifests", "merge", "parts")}
+    rows = {
+        f"sagemaker_lightning.rows.{name}" for name in ("archives", "manifests", "merge", "parts")
+    }
     paths = {path: contract for path in (ROOT / "launcher").glob("*.py")}
-    paths |= {ROOT / f"{name.replace('.', '/')}.py": contract | rows | {"numpy"} for name in rows - {"parts"}}
+    paths |= {
+        ROOT / f"{name.replace('.', '/')}.py": contract | rows | {"numpy"}
+        for name in rows - {"parts"}
+    }
     installed = "bolts_old_import.py"  # install_bolts.sh copies it into an environment
     paths |= {path: rows for path in (ROOT / "scripts").glob("*.py") if path.name != installed}
     for path, besides in paths.items():
@@ -377,6 +451,7 @@ def test_the_launcher_imports_only_boto3_and_the_standard_library():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                assert name in besides | {"sagemaker_lightning.contract.errors"} or name.split(".")[0] in allowed, (
-                    f"{path}: {name}"
-                )
+                assert (
+                    name in besides | {"sagemaker_lightning.contract.errors"}
+                    or name.split(".")[0] in allowed
+                ), f"{path}: {name}"

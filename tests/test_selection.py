@@ -1,4 +1,7 @@
-"""Which checkpoint a job resumes from, decided from what each host has: no file, no process."""
+"""Which checkpoint a job resumes from: no files and no processes are needed.
+
+It is decided from what each host has.
+"""
 
 import pytest
 
@@ -26,7 +29,10 @@ CHOICES = {
         TWENTY,
     ),
     "it is missing for all": ([host("a", THIRTY, TWENTY, incomplete=(THIRTY, TWENTY))], THIRTY),
-    "an incomplete one is all they share": ([host("a", THIRTY, incomplete=(THIRTY,)), host("b", THIRTY, TEN)], THIRTY),
+    "an incomplete one is all they share": (
+        [host("a", THIRTY, incomplete=(THIRTY,)), host("b", THIRTY, TEN)],
+        THIRTY,
+    ),
     "nobody has any": ([host("a"), host("b")], None),
     "others are damaged": ([host("a", TEN, problems=("step 20 is damaged",))], TEN),
 }
@@ -46,7 +52,10 @@ def test_the_newest_that_all_have(case: str):
         ([host("a", TEN), host("b")], "(a has step 10; b has none)"),
         ([host("a", TEN), host("b", OTHER_TEN)], "(a has step 10; b has step 10)"),
         (
-            [host("a", problems=("one is damaged", "another")), host("b", problems=("third", "4th"))],
+            [
+                host("a", problems=("one is damaged", "another")),
+                host("b", problems=("third", "4th")),
+            ],
             "(a has none; b has none; one is damaged; another; third)",
         ),
     ],
@@ -55,18 +64,23 @@ def test_none_that_all_have_is_no_start_anew(hosts: list, line: str):
     with pytest.raises(UserError) as raised:
         newest_common(hosts, "--resume.dirpath=/folder")
     assert str(raised.value) == (
-        "--resume.dirpath=/folder: found checkpoints, but none that is whole and the same on all hosts "
-        f"{line}; bring one back, or move them away to start anew"
+        "--resume.dirpath=/folder: found checkpoints, but none that is whole and the same on "
+        f"all hosts {line}; bring one back, or move them away to start anew"
     )
 
 
 @pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1])
 def test_another_format_is_refused_on_all_hosts(version: int):
-    """Even where there is a checkpoint of this format: nobody knows which of the two the user means."""
+    """Another format on one host is refused on all hosts.
+
+    That is so even if there is a checkpoint of this format: we cannot know which of the two the
+    user means.
+    """
     hosts = [host("a", TEN), host("b", TEN, other_formats=(("last.ckpt", version),))]
     with pytest.raises(UserError) as raised:
         newest_common(hosts, "--resume.dirpath=/folder")
     assert str(raised.value) == (
-        f"--resume.dirpath=/folder: last.ckpt (on b) has checkpoint format {version}, this version of the program has "
-        f"format {FORMAT}; go on with the version that wrote it, or move the checkpoints away to start anew"
+        f"--resume.dirpath=/folder: last.ckpt (on b) has checkpoint format {version}, this "
+        f"version of the program has format {FORMAT}; go on with the version that wrote it, or "
+        "move the checkpoints away to start anew"
     )

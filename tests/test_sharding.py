@@ -1,4 +1,4 @@
-"""Every row once, for any total, hosts and order."""
+"""Each row goes to one host, for any total, number of hosts and order."""
 
 import itertools
 import random
@@ -14,11 +14,14 @@ def cases(count: int = 2000):
     yield from itertools.product(range(40), range(1, 12))
     draw = random.Random(1)
     for _ in range(count):
-        yield draw.choice([draw.randrange(100), draw.randrange(10**6), draw.randrange(10**15)]), draw.randint(1, 200)
+        yield (
+            draw.choice([draw.randrange(100), draw.randrange(10**6), draw.randrange(10**15)]),
+            draw.randint(1, 200),
+        )
 
 
 def once(parts, total: int) -> bool:
-    """Return whether parts, in this order, are all rows from 0 to `total`, each one once."""
+    """Return whether parts, in this order, have each row from 0 to `total` once."""
     bounds = [(part.start, part.stop) for part in parts]
     return [0, *(last for _, last in bounds)] == [*(first for first, _ in bounds), total]
 
@@ -27,14 +30,18 @@ def test_the_hosts_have_every_row_once():
     for total, hosts in cases():
         parts = [partition.rows(total, hosts, host) for host in range(hosts)]
         assert once(parts, total)
-        assert max(map(len, parts)) - min(map(len, parts)) <= (1 if total < 10**9 else 2)  # of 10**15, floats
+        # Of 10**15 rows, computed with floats.
+        assert max(map(len, parts)) - min(map(len, parts)) <= (1 if total < 10**9 else 2)
 
 
 def test_the_rows_are_the_articles():
     for total, hosts in cases():
         for host in random.Random(total).sample(range(hosts), min(hosts, 3)):
             part = partition.rows(total, hosts, host)
-            assert (part.start, part.stop) == (round(host * total / hosts), round((host + 1) * total / hosts))
+            assert (part.start, part.stop) == (
+                round(host * total / hosts),
+                round((host + 1) * total / hosts),
+            )
 
 
 @pytest.mark.slow
@@ -47,15 +54,20 @@ def test_so_have_weighted_hosts():
         assert once(parts, total)
         for part, weight in zip(parts, weights, strict=True):
             assert abs(len(part) - total * weight / sum(weights)) <= 1 + total * 1e-12
-        if total < 10**9:  # beyond, a division of floats and one of whole numbers may round to another side
-            assert partition.weighted(total, [2.5] * hosts) == [partition.rows(total, hosts, k) for k in range(hosts)]
+        # For more rows, the divisions of floats and of integers may round differently.
+        if total < 10**9:
+            assert partition.weighted(total, [2.5] * hosts) == [
+                partition.rows(total, hosts, k) for k in range(hosts)
+            ]
 
 
 def test_so_have_the_devices_of_a_host():
     for total, hosts in cases(60):
         part = partition.rows(total, hosts, hosts // 2)
         pieces = partition.devices(part, 8)
-        assert once([range(one.start - part.start, one.stop - part.start) for one in pieces], len(part))
+        assert once(
+            [range(one.start - part.start, one.stop - part.start) for one in pieces], len(part)
+        )
 
 
 def test_groups_share_by_weight_in_any_order():
@@ -64,8 +76,12 @@ def test_groups_share_by_weight_in_any_order():
     parts = partition.groups(1100, hosts, weights)
     assert once([parts[host] for host in sorted(parts)], 1100)
     assert {host: len(part) for host, part in parts.items()} == {
-        "algo-1": 400, "algo-10": 400, "algo-2": 100, "algo-3": 100, "algo-4": 100
-    }  # fmt: skip
+        "algo-1": 400,
+        "algo-10": 400,
+        "algo-2": 100,
+        "algo-3": 100,
+        "algo-4": 100,
+    }
     turned = {name: hosts[name][::-1] for name in reversed(hosts)}
     assert partition.groups(1100, turned, dict(reversed(weights.items()))) == parts
 
@@ -80,7 +96,10 @@ def test_what_is_missing():
     draw = random.Random(3)
     for _ in range(3000):
         part = range(first := draw.randrange(30), first + draw.randrange(30))
-        done = [range(at := draw.randrange(70), at + draw.randrange(12)) for _ in range(draw.randrange(8))]
+        done = [
+            range(at := draw.randrange(70), at + draw.randrange(12))
+            for _ in range(draw.randrange(8))
+        ]
         wanted = sorted(set(part) - set().union(*map(set, done)))
         found = partition.missing(part, done)
         assert list(itertools.chain(*found)) == wanted and all(found)

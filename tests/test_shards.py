@@ -1,4 +1,7 @@
-"""Data of which each node has its part: no hang whatever the shards, and every image of a step counts alike."""
+"""Data of which each node has its part: no hang, whatever the sizes of the shards.
+
+And every image of a step counts the same.
+"""
 
 import json
 import os
@@ -28,7 +31,7 @@ SHARDED = '{"training": {"TrainingInputMode": "File", "S3DistributionType": "Sha
 
 
 class Part(ranks.Numbered):
-    """Of a hundred numbers a node, the first few: as many as are given for it."""
+    """The first few of a node's hundred numbers: `sizes` says how many."""
 
     sharded = True
 
@@ -38,12 +41,16 @@ class Part(ranks.Numbered):
 
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         node = self.trainer.node_rank
-        images = np.random.RandomState(node).randint(0, 256, (self.sizes[node], 3, 8, 8)).astype(np.uint8)
+        images = (
+            np.random.RandomState(node)
+            .randint(0, 256, (self.sizes[node], 3, 8, 8))
+            .astype(np.uint8)
+        )
         return images, 100 * node + np.arange(self.sizes[node])
 
 
 class Save(Callback):
-    """Writes a checkpoint when 7 batches are done."""
+    """Writes a checkpoint after 7 batches."""
 
     def on_train_batch_end(self, trainer, *_) -> None:
         if trainer.global_step == 7:
@@ -52,10 +59,8 @@ class Save(Callback):
 
 def fit(sizes: list[int], options: dict, epochs: int = 2, ckpt_path: str | None = None):
     """Train on parts of these sizes; return the numbers that the model saw, batch by batch."""
-    model, made = (
-        ranks.Regression(),
-        ranks.trainer([RankConsistency(SageMakerEnvironment(), {}), Save()], max_epochs=epochs),
-    )
+    model = ranks.Regression()
+    made = ranks.trainer([RankConsistency(SageMakerEnvironment(), {}), Save()], max_epochs=epochs)
     made.fit(model, Part(sizes, **options), ckpt_path=ckpt_path)
     return {"seen": model.seen, "val": model.validated}
 
@@ -75,10 +80,17 @@ def test_all_ranks_make_the_same_steps(tmp_path: Path, nodes, sizes, options, st
     ended = ranks.run(fit, sizes, {"batch_size": 5} | options, nodes=nodes, folder=tmp_path)
     assert not any(rank.error for rank in ended), [rank.error for rank in ended]
     assert {len(rank.value["seen"]) for rank in ended} == {2 * steps}
-    assert f"an epoch of {steps} steps" in ended[0].said and f"leaves out {left_out}" in ended[0].said
+    assert (
+        f"an epoch of {steps} steps" in ended[0].said and f"leaves out {left_out}" in ended[0].said
+    )
     assert not any("shards" in rank.said for rank in ended[1:])
     epochs = [
-        [number for rank in ended for part in rank.value["seen"][first : first + steps] for number in part]
+        [
+            number
+            for rank in ended
+            for part in rank.value["seen"][first : first + steps]
+            for number in part
+        ]
         for first in (0, steps)
     ]
     for numbers in epochs:
@@ -87,9 +99,11 @@ def test_all_ranks_make_the_same_steps(tmp_path: Path, nodes, sizes, options, st
     assert not validated[0] & set(epochs[0])
     owners = [node for node, count in enumerate(nodes) for _ in range(count)]
     for node, rank in zip(owners, ended, strict=True):
-        assert {number // 100 for part in rank.value["seen"] + rank.value["val"] for number in part} == {node}
+        assert {
+            number // 100 for part in rank.value["seen"] + rank.value["val"] for number in part
+        } == {node}
     if int(left_out.split()[0]) > 2:
-        assert set(epochs[0]) != set(epochs[1])  # others are left out
+        assert set(epochs[0]) != set(epochs[1])  # other images are left out
 
 
 class Keeper(ranks.Regression):
@@ -102,7 +116,9 @@ class Keeper(ranks.Regression):
 
 def fit_and_keep(sizes: list[int]):
     model = Keeper()
-    ranks.trainer([RankConsistency(SageMakerEnvironment(), {})], max_epochs=1).fit(model, Part(sizes, batch_size=5))
+    ranks.trainer([RankConsistency(SageMakerEnvironment(), {})], max_epochs=1).fit(
+        model, Part(sizes, batch_size=5)
+    )
     return model.batches, model.gradients
 
 
@@ -111,7 +127,12 @@ def test_the_gradient_is_that_of_one_process_on_the_samples_of_all_nodes(tmp_pat
     """19 and 30 images, on two ranks each: the second batch has 5 + 4 and 5 + 5."""
     ended = ranks.run(fit_and_keep, [21, 32], nodes=[2, 2], folder=tmp_path)
     assert not ended[0].error, ended[0].said
-    assert [[len(part[1]) for part in rank.value[0]] for rank in ended] == [[5, 5], [5, 4], [5, 5], [5, 5]]
+    assert [[len(part[1]) for part in rank.value[0]] for rank in ended] == [
+        [5, 5],
+        [5, 4],
+        [5, 5],
+        [5, 5],
+    ]
     model = ranks.Regression()
     optimizer = model.configure_optimizers()
     for batch in range(2):
@@ -138,20 +159,43 @@ def test_a_run_goes_on_in_mid_epoch_where_it_stopped(tmp_path: Path):
 @pytest.mark.parametrize(
     ("sizes", "options", "says"),
     [
-        ([12, 1], {"val_split": 0.25}, r"--data.val_split: found 0.25, allowed are 1 to 0 of .*\(on host node-1\)"),
-        ([12, 3], {"val_split": 6}, r"--data.val_split: found 6 \(3 of them on this host\), allowed are 1 to 2 of "
-         r"the 3 images.*\(on host node-1\)"),
-        ([2, 12], {"val_split": 2}, "--data.data_dir: found 1 training images on host node-0, which has 2 ranks"),
-        ([12, 12], {"val_split": 3}, "--data.val_split: found 1 validation images on host node-1, which has 2 ranks"),
-        ([12, 40], {"batch_size": 9, "drop_last": True, "val_split": 4}, "--data.batch_size: 9 on 2 ranks is more than "
-         "the 10 samples there are on a host"),
+        (
+            [12, 1],
+            {"val_split": 0.25},
+            r"--data.val_split: found 0.25, allowed are 1 to 0 of .*\(on host node-1\)",
+        ),
+        (
+            [12, 3],
+            {"val_split": 6},
+            r"--data.val_split: found 6 \(3 of them on this host\), allowed are 1 to 2 of "
+            r"the 3 images.*\(on host node-1\)",
+        ),
+        (
+            [2, 12],
+            {"val_split": 2},
+            "--data.data_dir: found 1 training images on host node-0, which has 2 ranks",
+        ),
+        (
+            [12, 12],
+            {"val_split": 3},
+            "--data.val_split: found 1 validation images on host node-1, which has 2 ranks",
+        ),
+        (
+            [12, 40],
+            {"batch_size": 9, "drop_last": True, "val_split": 4},
+            "--data.batch_size: 9 on 2 ranks is more than the 10 samples there are on a host",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_shard_that_is_too_small_is_an_error_on_every_rank(tmp_path: Path, sizes, options, says):
     ended = ranks.run(
-        fit, sizes, {"batch_size": 5} | options, nodes=[2, 2], folder=tmp_path,
+        fit,
+        sizes,
+        {"batch_size": 5} | options,
+        nodes=[2, 2],
+        folder=tmp_path,
         variables=lambda node: {"SM_CURRENT_HOST": f"node-{node}"},
-    )  # fmt: skip
+    )
     assert len({rank.error for rank in ended}) == 1
     assert re.match(f"UserError: {says}", ended[0].error), ended[0].error
 
@@ -161,14 +205,19 @@ def test_augmentation_and_order_differ_between_nodes():
     options = [host_shards.ranks(have, "train", rank, 42) for rank in range(3)]
     assert [(each["rank"], each["world_size"]) for each in options] == [(0, 2), (1, 2), (0, 1)]
     assert options[0]["seed"] == options[1]["seed"] != options[2]["seed"]
-    assert options[0]["shards"] == [(40, 2), (40, 1)] and host_shards.ranks([], "train", 2, 42) == {}
+    assert (
+        options[0]["shards"] == [(40, 2), (40, 1)] and host_shards.ranks([], "train", 2, 42) == {}
+    )
 
 
-# The program ----------------------------------------------------------------------------------------------------------
+# The program --------------------------------------------------------------------------------------
 
 
 def write_shards(folder: Path, *names: list[str], images: int = 40) -> list[Path]:
-    """Write a channel for each node, with the files named, of a CIFAR-10 of `images` a file; return their folders."""
+    """Write a channel for each node, and return their folders.
+
+    A channel has the files that are named for it, of a CIFAR-10 with `images` a file.
+    """
     whole = conftest.write_cifar(folder / "whole", images)
     for node, files in enumerate(names):
         part = folder / f"channel-{node}" / "cifar-10-batches-py"
@@ -179,48 +228,79 @@ def write_shards(folder: Path, *names: list[str], images: int = 40) -> list[Path
 
 
 def toolkit(folders: list[Path], **variables: str):
-    """Return what gives each node the toolkit's variables."""
+    """Return the toolkit's variables of each node."""
     hosts = [f"algo-{node + 1}" for node in range(len(folders))]
-    return lambda node: {
-        "SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": hosts[node], "SM_CHANNELS": '["training"]',
-        "SM_CHANNEL_TRAINING": str(folders[node]), "SM_INPUT_DATA_CONFIG": SHARDED, "SM_OUTPUT_DIR": os.curdir,
-    } | variables  # fmt: skip
+    return lambda node: (
+        {
+            "SM_HOSTS": json.dumps(hosts),
+            "SM_CURRENT_HOST": hosts[node],
+            "SM_CHANNELS": '["training"]',
+            "SM_CHANNEL_TRAINING": str(folders[node]),
+            "SM_INPUT_DATA_CONFIG": SHARDED,
+            "SM_OUTPUT_DIR": os.curdir,
+        }
+        | variables
+    )
 
 
 def program(*flags: str) -> None:
-    train.main([*flags, "--trainer.accelerator=cpu", "--data.batch_size=16", "--trainer.max_epochs=1"])
+    train.main(
+        [*flags, "--trainer.accelerator=cpu", "--data.batch_size=16", "--trainer.max_epochs=1"]
+    )
 
 
-ONE_STEP = ["--data.val_split=10", "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1"]
-FOUR = ["data_batch_1", "data_batch_3"], ["data_batch_2", "data_batch_4", "data_batch_5", "test_batch"]
+ONE_STEP = [
+    "--data.val_split=10",
+    "--trainer.limit_train_batches=1",
+    "--trainer.limit_val_batches=1",
+]
+FOUR = (
+    ["data_batch_1", "data_batch_3"],
+    ["data_batch_2", "data_batch_4", "data_batch_5", "test_batch"],
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [[1, 1], [2, 2]])
 def test_a_job_with_a_sharded_channel(tmp_path: Path, nodes):
-    """The file of the test images is on the second host only."""
+    """Only the second host has the file of the test images."""
     folders = write_shards(tmp_path, *FOUR)
     flags = ["--data=CIFAR10DataModule", "--data.val_split=41", f"--trainer.devices={nodes[0]}"]
     ended = ranks.run(program, *flags, nodes=nodes, folder=tmp_path, variables=toolkit(folders))
     assert not any(rank.error for rank in ended), ended[-1].said
     steps = 4 if nodes == [1, 1] else 2  # 80 - 21 images in batches of 16 for each rank
     assert (
-        f"host algo-1 59 + 21, host algo-2 100 + 20; an epoch of {steps} steps, the fewest that one has"
-        in ended[0].said
+        f"host algo-1 59 + 21, host algo-2 100 + 20; an epoch of {steps} steps, the fewest "
+        "that one has" in ended[0].said
     )
     assert "leaves out" in ended[0].said and "dataset fingerprint" not in ended[0].said
     written = json.loads((tmp_path / "node-0/output/model/model.json").read_text())
-    assert "test_acc" in written["metrics"] and not (tmp_path / "node-1/output/model/model.json").exists()
+    assert (
+        "test_acc" in written["metrics"]
+        and not (tmp_path / "node-1/output/model/model.json").exists()
+    )
 
 
 LACKING = {
-    "no training file": ([*FOUR[0], *FOUR[1][:3]], ["test_batch"], r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*"
-                         r"\(on host algo-2\)"),
-    "a damaged file": (["data_batch_1"], ["data_batch_2", "test_batch"], r"data_batch_2 is not a CIFAR-10 batch.*"
-                       r"\(on host algo-2\)"),
-    "no test file": (["data_batch_1"], ["data_batch_2"], r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*\(on "
-                     r"host algo-1\)"),
-}  # fmt: skip
+    "no training file": (
+        [*FOUR[0], *FOUR[1][:3]],
+        ["test_batch"],
+        r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*"
+        r"\(on host algo-2\)",
+    ),
+    "a damaged file": (
+        ["data_batch_1"],
+        ["data_batch_2", "test_batch"],
+        r"data_batch_2 is not a CIFAR-10 batch.*"
+        r"\(on host algo-2\)",
+    ),
+    "no test file": (
+        ["data_batch_1"],
+        ["data_batch_2"],
+        r"holds no CIFAR-10 \(found: cifar-10-batches-py\).*\(on "
+        r"host algo-1\)",
+    ),
+}
 
 
 @pytest.mark.slow
@@ -242,7 +322,8 @@ def test_a_damaged_test_file_on_one_of_two_hosts_that_have_it(tmp_path: Path):
     (folders[1] / "cifar-10-batches-py/test_batch").write_bytes(b"nothing")
     ended = ranks.run(program, *ONE_STEP, nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
     assert all(
-        re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\(on host algo-2\)", rank.said) for rank in ended
+        re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\(on host algo-2\)", rank.said)
+        for rank in ended
     )
 
 
@@ -256,14 +337,25 @@ def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
     flags = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp"]
     made = CommandLine(sharded, [*given, *flags], APPLICATION).datamodule
     assert type(made) is CIFAR10DataModule and made.sharded is True and made.data_dir == "/channel"
-    assert CommandLine(sharded, [*given, "--data.sharded=false", *flags], APPLICATION).datamodule.sharded is False
-    assert CommandLine(SageMakerEnvironment(**two), [*given, *flags], APPLICATION).datamodule.sharded is False
-    if not given:  # classes without such a parameter
+    assert (
+        CommandLine(
+            sharded, [*given, "--data.sharded=false", *flags], APPLICATION
+        ).datamodule.sharded
+        is False
+    )
+    assert (
+        CommandLine(SageMakerEnvironment(**two), [*given, *flags], APPLICATION).datamodule.sharded
+        is False
+    )
+    if not given:  # for classes without such a parameter
         assert CommandLine(
-            sharded, ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags], APPLICATION
+            sharded,
+            ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags],
+            APPLICATION,
         ).datamodule.size
         assert (
-            type(CommandLine(sharded, ["--data=DigitsDataModule", *flags], APPLICATION).datamodule) is DigitsDataModule
+            type(CommandLine(sharded, ["--data=DigitsDataModule", *flags], APPLICATION).datamodule)
+            is DigitsDataModule
         )
 
 

@@ -1,4 +1,7 @@
-"""Jobs that split instead of talk: against float64 brute force, interrupted, with other numbers of hosts, damaged."""
+"""Jobs that split the rows and do not communicate: compared with float64 brute force.
+
+They are interrupted, run with other numbers of hosts, and damaged.
+"""
 
 import io
 import json
@@ -31,7 +34,7 @@ def rows(count: int = 601, columns: int = 24, seed: int = 0) -> np.ndarray:
 
 
 def scores(table: np.ndarray) -> np.ndarray:
-    """Return all scores, by brute force in float64; that of a row with itself is -inf."""
+    """Return all scores by brute force in float64; a row's score with itself is -inf."""
     unit = table.astype(np.float64)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     found = unit @ unit.T
@@ -40,7 +43,7 @@ def scores(table: np.ndarray) -> np.ndarray:
 
 
 class Job:
-    """A job of some hosts, which run one after another: they do not talk."""
+    """A job of some hosts that do not communicate, so that they run one after another."""
 
     def __init__(self, folder: Path, table: np.ndarray | None = None) -> None:
         self.folder = folder
@@ -48,13 +51,25 @@ class Job:
         if table is not None:
             np.save(folder / "channel/rows.npy", table)
 
-    def start(self, hosts: int, host: int, *flags: str, program: Path = PROGRAM, **variables: str) -> warm.Started:
+    def start(
+        self, hosts: int, host: int, *flags: str, program: Path = PROGRAM, **variables: str
+    ) -> warm.Started:
         """Start a host's process."""
         names = [f"algo-{number + 1}" for number in range(hosts)]
-        told = {"SM_HOSTS": json.dumps(names), "SM_CURRENT_HOST": names[host], "SM_CHANNELS": '["my-input-data"]'}
-        told |= {"SM_CHANNEL_MY-INPUT-DATA": str(self.folder / "channel"), "SM_MODEL_DIR": str(self.model(host))}
+        told = {
+            "SM_HOSTS": json.dumps(names),
+            "SM_CURRENT_HOST": names[host],
+            "SM_CHANNELS": '["my-input-data"]',
+        }
+        told |= {
+            "SM_CHANNEL_MY-INPUT-DATA": str(self.folder / "channel"),
+            "SM_MODEL_DIR": str(self.model(host)),
+        }
         told |= {"SM_OUTPUT_DATA_DIR": str(self.folder / "data"), "SM_OUTPUT_DIR": str(self.folder)}
-        told |= {"SM_CHECKPOINT_DIR": str(self.folder / "checkpoints"), "PYTHONPATH": f"{ROOT}:{ROOT}/tests"}
+        told |= {
+            "SM_CHECKPOINT_DIR": str(self.folder / "checkpoints"),
+            "PYTHONPATH": f"{ROOT}:{ROOT}/tests",
+        }
         (self.folder / "failure").unlink(missing_ok=True)
         return warm.start(["python", program, *flags], self.folder, os.environ | told | variables)
 
@@ -63,7 +78,7 @@ class Job:
         return self.folder / f"model-{host}"
 
     def run(self, hosts: int, *flags: str, **more) -> str:
-        """Run all hosts to their end, and return what they said."""
+        """Run all hosts to their end, and return their output."""
         said = ""
         for host in range(hosts):
             process = self.start(hosts, host, *flags, **more)
@@ -90,12 +105,15 @@ class Job:
 def merge(*models: Path | str, output: Path) -> subprocess.CompletedProcess:
     """Merge parts."""
     return subprocess.run(
-        [sys.executable, MERGE, *models, f"--output={output}"], capture_output=True, text=True, timeout=300
+        [sys.executable, MERGE, *models, f"--output={output}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
 def merged(job: Job, hosts: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a job, merged."""
+    """Return the merged arrays of a job."""
     output = job.folder / "merged"
     shutil.rmtree(output, ignore_errors=True)
     done = merge(job.archive(hosts), output=output)
@@ -108,7 +126,11 @@ def nearest(found: dict[str, np.ndarray], wanted: np.ndarray, k: int, error: flo
     best = np.sort(wanted, axis=1)[:, ::-1][:, :k]
     at = np.take_along_axis(wanted, found["neighbours"], axis=1)
     distinct = all(len(set(row)) == k for row in found["neighbours"].tolist())
-    return distinct and np.allclose(found["scores"], best, atol=error) and np.allclose(at, best, atol=error)
+    return (
+        distinct
+        and np.allclose(found["scores"], best, atol=error)
+        and np.allclose(at, best, atol=error)
+    )
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 7])
@@ -123,7 +145,10 @@ def test_the_nearest_rows(tmp_path, hosts):
 
 
 def test_many_columns_are_looked_through_in_groups(tmp_path):
-    """More rows than fit a tile, equal ones among them, in a memory that does not hold them all."""
+    """There are more rows than fit a tile, some of them equal.
+
+    The memory does not hold them all.
+    """
     table = rows(40_000, 4)
     table[7::1000] = table[7]
     job = Job(tmp_path, table)
@@ -142,11 +167,17 @@ def test_all_pairs_above_a_threshold(tmp_path):
     table = rows()
     job = Job(tmp_path, table)
     job.run(3, "--threshold=0.4", "--block_rows=50")
-    found, wanted = merged(job, 3), scores(table)
-    assert np.array_equal(found["counts"], (wanted >= 0.4).sum(axis=1)) and found["counts"].sum() > 100
+    found = merged(job, 3)
+    wanted = scores(table)
+    assert (
+        np.array_equal(found["counts"], (wanted >= 0.4).sum(axis=1)) and found["counts"].sum() > 100
+    )
     row = np.repeat(np.arange(len(table)), found["counts"])
     assert np.allclose(wanted[row, found["neighbours"]], found["scores"], atol=1e-6)
-    assert all(np.all(np.diff(each) > 0) for each in np.split(found["neighbours"], np.cumsum(found["counts"])[:-1]))
+    assert all(
+        np.all(np.diff(each) > 0)
+        for each in np.split(found["neighbours"], np.cumsum(found["counts"])[:-1])
+    )
 
 
 def test_all_scores(tmp_path):
@@ -171,14 +202,18 @@ def test_a_lower_precision(tmp_path, precision, error):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_random_and_resumed_with_another_number_of_hosts(tmp_path, seed):
-    table, draw = rows(3000, 16), random.Random(seed)
+    table = rows(3000, 16)
+    draw = random.Random(seed)
     job = Job(tmp_path, table)
     flags = ["--top_k=4", "--block_rows=40"]
     for hosts in (3, 1, 7, 2):
         process = job.start(hosts, draw.randrange(hosts), *flags)
         end = time.monotonic() + 120
         before = len(list(tmp_path.rglob("*.npz")))
-        while len(list(tmp_path.rglob("*.npz"))) < before + draw.randint(1, 6) and process.poll() is None:
+        while (
+            len(list(tmp_path.rglob("*.npz"))) < before + draw.randint(1, 6)
+            and process.poll() is None
+        ):
             assert time.monotonic() < end
             time.sleep(0.01)
         number = draw.choice([signal.SIGKILL, signal.SIGTERM])
@@ -247,26 +282,54 @@ def test_hosts_with_files_of_their_own_compare_these(tmp_path):
 
 
 MISTAKES = {
-    "a row of zeros": ({"r.npy": np.vstack([rows(5), np.zeros((1, 24), np.float32)])}, ["--top_k=1"], "row 5 is all 0"),
+    "a row of zeros": (
+        {"r.npy": np.vstack([rows(5), np.zeros((1, 24), np.float32)])},
+        ["--top_k=1"],
+        "row 5 is all 0",
+    ),
     "not a number": (
         {"r.npy": np.vstack([rows(5), np.full((1, 24), np.nan, np.float32)])},
         ["--top_k=1"],
         "r.npy, row 5 has",
     ),
-    "of another kind": ({"r.npy": np.zeros((4, 4), np.int32)}, [], "r.npy is int32 [4, 4]; allowed is [rows, columns]"),
+    "of another kind": (
+        {"r.npy": np.zeros((4, 4), np.int32)},
+        [],
+        "r.npy is int32 [4, 4]; allowed is [rows, columns]",
+    ),
     "objects": (
         {"r.npy": np.array([[{}]], dtype=object)},
         [],
         "r.npy cannot be read: Array can't be memory-mapped: Python objects",
     ),
     "a vector": ({"r.npy": np.zeros(4, np.float32)}, [], "r.npy is float32 [4]"),
-    "other widths": ({"a.npy": rows(5), "b.npy": rows(5, 3)}, [], "b.npy has 3 columns, a.npy has 24"),
+    "other widths": (
+        {"a.npy": rows(5), "b.npy": rows(5, 3)},
+        [],
+        "b.npy has 3 columns, a.npy has 24",
+    ),
     "nothing": ({}, [], "holds no .npy or .parquet file"),
-    "too few rows": ({"r.npy": rows(5)}, ["--rows=6"], "--rows: found 6, but channel channel has 5"),
-    "too many neighbours": ({"r.npy": rows(5)}, ["--top_k=5"], "--top_k: found 5, allowed is 1 to 4"),
+    "too few rows": (
+        {"r.npy": rows(5)},
+        ["--rows=6"],
+        "--rows: found 6, but channel channel has 5",
+    ),
+    "too many neighbours": (
+        {"r.npy": rows(5)},
+        ["--top_k=5"],
+        "--top_k: found 5, allowed is 1 to 4",
+    ),
     "no neighbours": ({"r.npy": rows(5)}, ["--top_k=0"], "--top_k: found 0, allowed is 1 or more"),
-    "two results": ({"r.npy": rows(5)}, ["--top_k=1", "--dense=true"], "found both, allowed is one of"),
-    "a threshold": ({"r.npy": rows(5)}, ["--threshold=2"], "--threshold: found 2.0, allowed is -1 to 1"),
+    "two results": (
+        {"r.npy": rows(5)},
+        ["--top_k=1", "--dense=true"],
+        "found both, allowed is one of",
+    ),
+    "a threshold": (
+        {"r.npy": rows(5)},
+        ["--threshold=2"],
+        "--threshold: found 2.0, allowed is -1 to 1",
+    ),
     "no flag": ({"r.npy": rows(5)}, ["--topk=1"], "--topk: is no flag here; did you mean --top_k?"),
 }
 
@@ -282,7 +345,7 @@ def test_a_mistake_is_one_line(tmp_path, case):
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory) -> Job:
-    """A job of three hosts that is done."""
+    """The parts of a finished job of three hosts."""
     job = Job(tmp_path_factory.mktemp("parts"), rows(90))
     job.run(3, "--top_k=2")
     return job
@@ -306,7 +369,9 @@ def test_a_gap_an_overlap_and_a_foreign_part_are_named(parts, tmp_path):
         ((one, tmp_path / "empty"), "has no part"),
     ):
         done = merge(*models, output=tmp_path / "merged")
-        assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
+        assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr, (
+            done.stderr
+        )
         assert not (tmp_path / "merged").exists()
 
 
@@ -314,12 +379,22 @@ def test_a_damaged_manifest_is_named(parts, tmp_path):
     shutil.copytree(parts.model(0), tmp_path / "model")
     (path,) = (tmp_path / "model").glob("manifest-*.json")
     good = json.loads(path.read_text())
-    bad = [{}, [], 1, good | {"rows": [5]}, good | {"rows": [9, 0]}, good | {"arrays": {"scores": {}}}]
+    bad = [
+        {},
+        [],
+        1,
+        good | {"rows": [5]},
+        good | {"rows": [9, 0]},
+        good | {"arrays": {"scores": {}}},
+    ]
     bad += [good | {"files": None}, {key: value for key, value in good.items() if key != "hosts"}]
     for manifest in bad:
         path.write_text(json.dumps(manifest))
         done = merge(tmp_path / "model", output=tmp_path / "merged")
-        assert done.returncode == 1 and f"{path.name} is damaged" in done.stderr, (manifest, done.stderr)
+        assert done.returncode == 1 and f"{path.name} is damaged" in done.stderr, (
+            manifest,
+            done.stderr,
+        )
         assert "Traceback" not in done.stderr and not (tmp_path / "merged").exists()
 
 
@@ -356,4 +431,6 @@ def test_a_function_of_ones_own(tmp_path):
     assert "the function returned result: float32 [] for" in job.failed(
         "--function=mine.norms", program=ROOT / "app/split.py"
     )
-    assert "--function: found 'mine.other'" in job.failed("--function=mine.other", program=ROOT / "app/split.py")
+    assert "--function: found 'mine.other'" in job.failed(
+        "--function=mine.other", program=ROOT / "app/split.py"
+    )

@@ -1,4 +1,7 @@
-"""process/start_notice.py: a slow start says what it does, a quick one and one that is done say nothing."""
+"""process/start_notice.py: a slow start says what it does.
+
+A quick start says nothing, and neither does one that is done.
+"""
 
 import os
 import subprocess
@@ -19,11 +22,20 @@ start_notice.FIRST, start_notice.NEXT = {first}, {next}
 """
 
 
-def said(code: str, busy: bool = False, first: float = 100.0, later: float = 100.0, **variables: str) -> str:
-    """Return what a process that does this prints to stderr; stdout is for what was asked for, as --print_config."""
+def said(
+    code: str, busy: bool = False, first: float = 100.0, later: float = 100.0, **variables: str
+) -> str:
+    """Run code in a process, and return what it prints to stderr.
+
+    stdout is for what a user asked for, as --print_config.
+    """
     line = [sys.executable, "-c", BEFORE.format(busy=busy, first=first, next=later) + code]
-    variables = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"} | variables
-    done = subprocess.run(line, env=variables | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
+    variables = {
+        name: value for name, value in os.environ.items() if name != "LOCAL_RANK"
+    } | variables
+    done = subprocess.run(
+        line, env=variables | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done.stderr
 
@@ -33,27 +45,39 @@ def test_a_quick_start_says_nothing():
 
 
 def test_a_slow_one_says_what_it_does_and_what_follows():
-    code = "start_notice.begin('one')\nwhile not start_notice._said: time.sleep(0.01)\nstart_notice.doing('two')"
+    code = (
+        "start_notice.begin('one')\n"
+        "while not start_notice._said: time.sleep(0.01)\n"
+        "start_notice.doing('two')"
+    )
     assert said(code, first=0.1) == "starting: one (0 s so far)\nstarting: two (0 s so far)\n"
 
 
 @pytest.mark.slow
 def test_it_is_said_again():
     code = (
-        "start_notice.begin('one'); time.sleep(1); start_notice.done(); time.sleep(0.3); print('END', file=sys.stderr)"
+        "start_notice.begin('one'); time.sleep(1); start_notice.done(); time.sleep(0.3); "
+        "print('END', file=sys.stderr)"
     )
     lines = said(code, first=0.05, later=0.05).splitlines()
-    assert len(lines) > 3 and set(lines) <= {f"starting: one ({second} s so far)" for second in (0, 1, 2)} | {"END"}
+    assert len(lines) > 3 and set(lines) <= {
+        f"starting: one ({second} s so far)" for second in (0, 1, 2)
+    } | {"END"}
     assert lines[-1] == "END"
 
 
 def test_nothing_is_said_once_it_is_done():
-    code = "start_notice.begin('one'); start_notice.done(); start_notice.doing('two'); time.sleep(0.2)"
+    code = (
+        "start_notice.begin('one'); start_notice.done(); start_notice.doing('two'); time.sleep(0.2)"
+    )
     assert said(code, busy=True, first=0.05, later=0.05) == "starting: one (0 s so far)\n"
 
 
 def test_on_a_busy_machine_it_is_said_at_once():
-    assert said("start_notice.begin('one'); start_notice.done()", busy=True) == "starting: one (0 s so far)\n"
+    assert (
+        said("start_notice.begin('one'); start_notice.done()", busy=True)
+        == "starting: one (0 s so far)\n"
+    )
 
 
 def test_one_rank_of_a_node_speaks():

@@ -1,4 +1,7 @@
-"""Plain values, as they are and as a checkpoint holds them; what of them has changed, also where they are long."""
+"""Plain values, as they are and as a checkpoint holds them.
+
+And what of them has changed, for long values, too.
+"""
 
 import io
 from collections import deque, namedtuple
@@ -19,7 +22,7 @@ Step = namedtuple("Step", "state reward done")
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor on a device that this machine does not have: it says that it is on "meta"."""
+    """A tensor on a device that this machine lacks: it claims to be on "meta"."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -39,12 +42,14 @@ class Elsewhere(torch.Tensor):
 
 @pytest.fixture
 def meta(monkeypatch):
-    """Have the machine's accelerator be of the kind "meta"."""
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("meta"))
+    """Make the machine's accelerator one of the kind "meta"."""
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("meta")
+    )
 
 
 def again(value):
-    """Return what a file would give back."""
+    """Return the value as a file gives it back, and the size of the file."""
     file = io.BytesIO()
     torch.save(encoded(value), file)
     file.seek(0)
@@ -61,8 +66,12 @@ def test_a_long_list_of_steps_becomes_few_arrays(kind):
     found, size = again(given)
     assert type(found) is deque and found.maxlen == 6000 and len(found) == 5000 and size < 200_000
     for one, other in zip(given, found, strict=True):
-        assert type(one) is type(other) and [type(part) for part in one] == [type(part) for part in other]
-        assert one[0].dtype == other[0].dtype and (one[0] == other[0]).all() and one[1:] == other[1:]
+        assert type(one) is type(other) and [type(part) for part in one] == [
+            type(part) for part in other
+        ]
+        assert (
+            one[0].dtype == other[0].dtype and (one[0] == other[0]).all() and one[1:] == other[1:]
+        )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +91,11 @@ def test_a_long_list_of_steps_becomes_few_arrays(kind):
 )
 def test_long_lists_come_back_as_they_were(given):
     found, _ = again(given)
-    assert type(found) is type(given) and str(found) == str(given) and list(map(type, found)) == list(map(type, given))
+    assert (
+        type(found) is type(given)
+        and str(found) == str(given)
+        and list(map(type, found)) == list(map(type, given))
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +128,8 @@ def test_a_long_value_is_kept_when_it_changes(make, change):
     change(owner.value)
     kept = state.changed()
     assert list(kept) == [("mine", "value")]
-    expected, owner.value = str(owner.value), make()
+    expected = str(owner.value)
+    owner.value = make()
     state.restore(kept)
     assert str(owner.value) == expected
 
@@ -142,9 +156,14 @@ def on_two_devices() -> dict:
 
 
 def devices(value) -> list[str]:
-    """Return where the tensors are."""
-    return [value["one"].device.type, value["few"][0].device.type, value["few"][1][0].device.type,
-            value["many"][7].device.type, value["steps"][7][0].device.type]  # fmt: skip
+    """Return the devices of the tensors."""
+    return [
+        value["one"].device.type,
+        value["few"][0].device.type,
+        value["few"][1][0].device.type,
+        value["many"][7].device.type,
+        value["steps"][7][0].device.type,
+    ]
 
 
 def test_tensors_come_back_on_the_device_they_were_on(meta):
@@ -158,15 +177,19 @@ def test_on_a_machine_without_that_device_they_are_on_the_cpu():
 
 def test_a_tensor_that_is_the_same_elsewhere_is_the_same():
     held = {"a": [torch.ones(2)], "b": (1, None)}
-    assert str(without_devices(encoded({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(encoded(held))
+    assert str(without_devices(encoded({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(
+        encoded(held)
+    )
 
 
 def test_what_a_hook_has_gathered_elsewhere_is_there_again(meta):
-    """A list that was empty, an attribute that was None, and a tensor that a step has moved."""
+    """An empty list, an attribute that was None, and a tensor that a step has moved."""
 
     def made():
         owner = type("Mine", (), {})()
-        owner.seen, owner.last, owner.weight = [], None, torch.zeros(2)
+        owner.seen = []
+        owner.last = None
+        owner.weight = torch.zeros(2)
         return owner
 
     owner = made()
@@ -185,7 +208,9 @@ def test_a_metric_stays_on_its_device():
         def __init__(self):
             self.mean = MeanMetric()
 
-    trainer = Trainer(accelerator="cpu", callbacks=[Watching()], logger=False, enable_checkpointing=False)
+    trainer = Trainer(
+        accelerator="cpu", callbacks=[Watching()], logger=False, enable_checkpointing=False
+    )
     trainer.strategy.connect(LightningModule())
     trainer.strategy._root_device = torch.device("meta")
     ((name, metric),) = epoch_state._of_kinds(trainer, MeanMetric)

@@ -1,4 +1,7 @@
-"""User code of many kinds, stopped and killed at any place of a run, ends with the weights of a run left alone."""
+"""User code of many kinds, stopped and killed at any place of a run.
+
+It ends with the weights of an uninterrupted run.
+"""
 
 import csv
 import json
@@ -15,29 +18,38 @@ pytestmark = pytest.mark.slow
 PROGRAM = ROOT / "tests/interruptible.py"
 LIMIT = 90  # seconds; what takes longer hangs
 FLAGS = [
-    "--model=strangers.Model", "--data=strangers.Data", "--trainer.max_epochs=3", "--trainer.accelerator=cpu",
-    "--checkpoint.monitor=null", "--progress.every_n_seconds=100", "--resume.every_n_minutes=0",
+    "--model=strangers.Model",
+    "--data=strangers.Data",
+    "--trainer.max_epochs=3",
+    "--trainer.accelerator=cpu",
+    "--checkpoint.monitor=null",
+    "--progress.every_n_seconds=100",
+    "--resume.every_n_minutes=0",
     "--trainer.enable_model_summary=false",
-]  # fmt: skip
+]
 
 
 class Run:
-    """A job in a folder, started as often as it takes."""
+    """A job in a folder, started as often as necessary."""
 
     program = PROGRAM
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        self.folder, self.flags = folder, [*FLAGS, *flags]
+        self.folder = folder
+        self.flags = [*FLAGS, *flags]
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, *more: str, **variables: str) -> int:
-        """Run it, and return its exit status."""
+        """Start it, and return its exit status."""
         log = self.folder / "log"
         before = len(log.read_text()) if log.exists() else 0
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | variables
         with log.open("a") as output:
             process = warm.start(
-                ["python", self.program, *self.flags, *more], self.folder, environment, output.fileno()
+                ["python", self.program, *self.flags, *more],
+                self.folder,
+                environment,
+                output.fileno(),
             )
         try:
             return process.wait(LIMIT)
@@ -53,12 +65,18 @@ class Run:
 
 def same(one: dict, other: dict) -> list[str]:
     """Return the names of the weights that differ."""
-    return [name for name in one if not torch.equal(*(each[name].to_dense() for each in (one, other)))]
+    return [
+        name for name in one if not torch.equal(*(each[name].to_dense() for each in (one, other)))
+    ]
 
 
 def check(folder: Path, *flags: str, at: tuple[str, ...] = ("1:6",)) -> str:
-    """Compare a run left alone with one that is stopped at each of `at`, and return what that says at last."""
-    alone, run = Run(folder / "alone", *flags), Run(folder / "run", *flags)
+    """Compare an uninterrupted run with one that is stopped at each of `at`.
+
+    Return the output of the last attempt.
+    """
+    alone = Run(folder / "alone", *flags)
+    run = Run(folder / "run", *flags)
     expected = alone.finish()
     for place in at:
         assert run.start(STOP_AT=place) == 143, run.said[-3000:]
@@ -74,8 +92,15 @@ CODE = {
     "with workers": [WORKERS],
     "the number of steps is asked for": ["--model=strangers.Estimated", WORKERS],
     "drawn on the way to the device": ["--model=strangers.Augmented", WORKERS],
-    "a pass over the data as an epoch begins": ["--model=strangers.Anchored", "--data.dataset=numpy"],
-    "the same of a stream in workers": ["--model=strangers.Anchored", "--data.dataset=stream", WORKERS],
+    "a pass over the data as an epoch begins": [
+        "--model=strangers.Anchored",
+        "--data.dataset=numpy",
+    ],
+    "the same of a stream in workers": [
+        "--model=strangers.Anchored",
+        "--data.dataset=stream",
+        WORKERS,
+    ],
     "two optimizers, by hand": ["--model=strangers.Adversarial"],
     "accumulated gradients": ["--trainer.accumulate_grad_batches=3"],
     "an optimizer with a counter": ["--model=strangers.Following"],
@@ -101,37 +126,72 @@ CODE = {
     "a sampler that counts": ["--data.sampler=counting"],
     "a sampler without an end": ["--data.sampler=endless", "--trainer.limit_train_batches=10"],
     "an iterable dataset": ["--data.dataset=stream"],
-    "an iterable dataset in workers": ["--data.dataset=stream", WORKERS, STAY, "--model=strangers.Augmented"],
+    "an iterable dataset in workers": [
+        "--data.dataset=stream",
+        WORKERS,
+        STAY,
+        "--model=strangers.Augmented",
+    ],
     "a loader of another class": ["--data.kind=own"],
     "a loader that saves its state, of a dataset": ["--data.kind=stateful", WORKERS],
-    "a loader that saves its state, of a stream": ["--data.kind=stateful", "--data.dataset=saved", "--data.workers=2"],
+    "a loader that saves its state, of a stream": [
+        "--data.kind=stateful",
+        "--data.dataset=saved",
+        "--data.workers=2",
+    ],
     "a dict of loaders": ["--data.several=dict", "--data.sampler=counting"],
     "loaders up to the longest": ["--data.several=max_size"],
     "loaders up to the shortest": ["--data.several=min_size", "--trainer.max_epochs=8"],
     "loaders of streams": ["--data.several=max_size_cycle", "--data.dataset=stream"],
     "a curriculum": ["--trainer.callbacks=strangers.Curriculum", WORKERS],
     "finetuning": ["--trainer.callbacks=strangers.Thaw"],
-    "accumulation by schedule": ["--trainer.callbacks=GradientAccumulationScheduler",
-                                 "--trainer.callbacks.scheduling={0: 1, 1: 2}"],
-    "averaged weights": ["--trainer.callbacks=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.01",
-                         "--trainer.callbacks.swa_epoch_start=1", "--data=strangers.Validated"],
+    "accumulation by schedule": [
+        "--trainer.callbacks=GradientAccumulationScheduler",
+        "--trainer.callbacks.scheduling={0: 1, 1: 2}",
+    ],
+    "averaged weights": [
+        "--trainer.callbacks=StochasticWeightAveraging",
+        "--trainer.callbacks.swa_lrs=0.01",
+        "--trainer.callbacks.swa_epoch_start=1",
+        "--data=strangers.Validated",
+    ],
     "gradients that are added up by hand": ["--model=strangers.Accumulating"],
-    "a validation while gradients are added up": ["--trainer.accumulate_grad_batches=4", "--data=strangers.Validated",
-                                                  "--trainer.val_check_interval=3"],
+    "a validation while gradients are added up": [
+        "--trainer.accumulate_grad_batches=4",
+        "--data=strangers.Validated",
+        "--trainer.val_check_interval=3",
+    ],
     "overfit batches": ["--trainer.overfit_batches=4"],
-    "a search for a rate": ["--trainer.callbacks=LearningRateFinder", "--trainer.callbacks.num_training_steps=5",
-                            "--model=strangers.Hyper"],
-}  # fmt: skip
+    "a search for a rate": [
+        "--trainer.callbacks=LearningRateFinder",
+        "--trainer.callbacks.num_training_steps=5",
+        "--model=strangers.Hyper",
+    ],
+}
 
 
-# Of these, tests of one mechanism alone are elsewhere: tests/test_state.py, test_streams.py, test_placed.py.
-SOAK = ["a RandomState", "a random.Random", "a counter in a dataset", "a numpy generator in a worker that stays",
-        "a sampler without an end", "an iterable dataset", "a loader of another class", "loaders of streams",
-        "a loader that saves its state, of a dataset", "a loader that saves its state, of a stream",
-        "loaders up to the longest", "loaders up to the shortest", "accumulated gradients"]  # fmt: skip
+# The soak runs these. Other tests have their mechanism alone: tests/test_state.py, test_streams.py
+# and test_placed.py.
+SOAK = [
+    "a RandomState",
+    "a random.Random",
+    "a counter in a dataset",
+    "a numpy generator in a worker that stays",
+    "a sampler without an end",
+    "an iterable dataset",
+    "a loader of another class",
+    "loaders of streams",
+    "a loader that saves its state, of a dataset",
+    "a loader that saves its state, of a stream",
+    "loaders up to the longest",
+    "loaders up to the shortest",
+    "accumulated gradients",
+]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.soak if kind in SOAK else ()) for kind in CODE])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.soak if kind in SOAK else ()) for kind in CODE]
+)
 def test_within_an_epoch(tmp_path: Path, kind):
     flags = CODE[kind]
     given = "".join(flags)
@@ -139,9 +199,16 @@ def test_within_an_epoch(tmp_path: Path, kind):
     check(tmp_path, *flags, at=places)
 
 
-ENDS = ["the number of steps is asked for", "a pass over the data as an epoch begins", "a sampler that counts",
-        "the same of a stream in workers", "an iterable dataset", "plain attributes",
-        "a loader that saves its state, of a stream", "a numpy generator in a worker that stays"]  # fmt: skip
+ENDS = [
+    "the number of steps is asked for",
+    "a pass over the data as an epoch begins",
+    "a sampler that counts",
+    "the same of a stream in workers",
+    "an iterable dataset",
+    "plain attributes",
+    "a loader that saves its state, of a stream",
+    "a numpy generator in a worker that stays",
+]
 
 
 @pytest.mark.parametrize("kind", ENDS)
@@ -157,26 +224,36 @@ def test_killed_it_goes_on_from_the_epochs_end(tmp_path: Path):
 
 
 LOGGER = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs", "version": "one"}}
-ALONE = [*CODE["plain attributes"], "--data=strangers.Validated", "--trainer.log_every_n_steps=1",
-         f"--trainer.logger={json.dumps(LOGGER)}"]  # fmt: skip
+ALONE = [
+    *CODE["plain attributes"],
+    "--data=strangers.Validated",
+    "--trainer.log_every_n_steps=1",
+    f"--trainer.logger={json.dumps(LOGGER)}",
+]
 
 
 def rows(run: Run) -> str:
-    """Return what the run's CSVLogger has written."""
+    """Return the rows that the run's CSVLogger has written."""
     return (run.folder / "logs/lightning_logs/one/metrics.csv").read_text()
 
 
 def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
-    """As one run to them all; started again with no more of them, it ends as it did."""
-    alone, run = (Run(tmp_path / name, *ALONE, "--trainer.max_epochs=-1") for name in ("alone", "run"))
+    """It equals one run of all steps; started again without more steps, it stays as it was."""
+    alone, run = (
+        Run(tmp_path / name, *ALONE, "--trainer.max_epochs=-1") for name in ("alone", "run")
+    )
     alone.flags.append("--trainer.max_steps=33")
     expected = alone.finish()
     run.flags.append("--trainer.max_steps=15")
-    short, curve = run.finish(), None
+    short = run.finish()
+    curve = None
     curve = rows(run)
     described = (run.folder / "output/model/model.json").read_text()
     (run.folder / "output/model/model.json").unlink()
-    assert not same(short, run.finish()) and "nothing is left to train: step 15 was the last one" in run.said
+    assert (
+        not same(short, run.finish())
+        and "nothing is left to train: step 15 was the last one" in run.said
+    )
     assert rows(run) == curve and (run.folder / "output/model/model.json").read_text() == described
     run.flags[-1] = "--trainer.max_steps=33"
     assert not same(expected, run.finish()) and "resuming from step 15: " in run.said
@@ -185,36 +262,58 @@ def test_more_steps_than_before_go_on_within_the_epoch(tmp_path: Path):
 
 @pytest.mark.parametrize("steps", [20, 26])
 def test_the_last_validation_of_a_number_of_steps(tmp_path: Path, steps):
-    """At an epoch's end, and within one: it is run again, and so is all that comes after it."""
-    flags = [*ALONE, f"--trainer.max_steps={steps}", "--trainer.max_epochs=-1", "--trainer.val_check_interval=2",
-             "--checkpoint.monitor=val_loss"]  # fmt: skip
-    alone, run = Run(tmp_path / "alone", *flags), Run(tmp_path / "run", *flags)
+    """At an epoch's end, and within an epoch: it is run again, with all that comes after it."""
+    flags = [
+        *ALONE,
+        f"--trainer.max_steps={steps}",
+        "--trainer.max_epochs=-1",
+        "--trainer.val_check_interval=2",
+        "--checkpoint.monitor=val_loss",
+    ]
+    alone = Run(tmp_path / "alone", *flags)
+    run = Run(tmp_path / "run", *flags)
     expected = alone.finish()
-    assert run.start(STOP_AT=f"validation {steps}") == 143 and f"resume from step {steps}: SIGTERM" in run.said
+    assert (
+        run.start(STOP_AT=f"validation {steps}") == 143
+        and f"resume from step {steps}: SIGTERM" in run.said
+    )
     assert not same(expected, run.finish())
     assert rows(run) == rows(alone)
-    assert [file.name for file in alone.folder.rglob("best-*")] == [file.name for file in run.folder.rglob("best-*")]
+    assert [file.name for file in alone.folder.rglob("best-*")] == [
+        file.name for file in run.folder.rglob("best-*")
+    ]
 
 
 def test_steps_are_logged_as_lightning_does(tmp_path: Path):
-    """Also in a run with a limit of steps, which Lightning's own loops take for one that is resumed."""
+    """Steps are logged as Lightning logs them.
+
+    So they are in a run with a limit of steps, which Lightning's own loops take for a resumed one.
+    """
     flags = [*ALONE, "--trainer.max_steps=25", "--trainer.max_epochs=-1", "--data.dataset=numpy"]
-    exact, plain = Run(tmp_path / "exact", *flags), Run(tmp_path / "plain", *flags, "--resume.exact=false")
+    exact = Run(tmp_path / "exact", *flags)
+    plain = Run(tmp_path / "plain", *flags, "--resume.exact=false")
     exact.finish(), plain.finish()
-    steps = [[row["step"] for row in csv.DictReader(rows(run).splitlines())] for run in (exact, plain)]
+    steps = [
+        [row["step"] for row in csv.DictReader(rows(run).splitlines())] for run in (exact, plain)
+    ]
     assert steps[0] == steps[1]
 
 
 def test_before_the_first_step(tmp_path: Path):
-    """Of a module that steps by itself there is something to go on from; of gradients that are added up, too."""
+    """A run can be stopped before its first step.
+
+    A module that steps by itself has a checkpoint then, and so has one that accumulates gradients.
+    """
     for name, flags in (
         ("by hand", ["--model=strangers.Accumulating"]),
         ("by Lightning", ["--trainer.accumulate_grad_batches=4"]),
     ):
-        alone, run = Run(tmp_path / name / "alone", *flags), Run(tmp_path / name / "run", *flags)
+        alone = Run(tmp_path / name / "alone", *flags)
+        run = Run(tmp_path / name / "run", *flags)
         assert run.start(STOP_AT="0:1") == 143
         assert (
-            "interrupted, resume from step 0: SIGTERM; output/data/checkpoints/step-000000000.ckpt is whole" in run.said
+            "interrupted, resume from step 0: SIGTERM; "
+            "output/data/checkpoints/step-000000000.ckpt is whole" in run.said
         )
         assert not same(alone.finish(), run.finish()) and "resuming from step 0: " in run.said
 
@@ -225,7 +324,10 @@ def test_a_compiled_network_and_batches_of_several_sizes(tmp_path: Path):
 
 
 def test_averaged_weights(tmp_path: Path):
-    """Stopped in each epoch, of which the last gathers the statistics of batch norm; and started again when done."""
+    """A run that averages weights is stopped in each epoch, and started again at its end.
+
+    The last epoch gathers the statistics of batch norm.
+    """
     alone, run = (Run(tmp_path / name, *CODE["averaged weights"]) for name in ("alone", "run"))
     expected = alone.finish()
     for place in ("0:5", "1:5", "2:5", "3:5"):
@@ -245,40 +347,63 @@ def test_what_no_checkpoint_can_hold_is_named_when_it_is_saved(tmp_path: Path):
 
 
 def test_a_search_for_a_batch_size(tmp_path: Path):
-    check(tmp_path, "--model=strangers.Alone", "--trainer.callbacks=BatchSizeFinder",
-          "--trainer.callbacks.batch_arg_name=batch", "--trainer.callbacks.max_trials=2",
-          "--data=strangers.Validated")  # fmt: skip
+    check(
+        tmp_path,
+        "--model=strangers.Alone",
+        "--trainer.callbacks=BatchSizeFinder",
+        "--trainer.callbacks.batch_arg_name=batch",
+        "--trainer.callbacks.max_trials=2",
+        "--data=strangers.Validated",
+    )
 
 
 def test_ranks_that_would_be_copies_are_processes_of_their_own(tmp_path: Path):
-    """Interrupted, too; and as a class of Lightning's that is given the same."""
+    """So they are if interrupted, and with a class of Lightning's that means the same."""
     flags = ["--trainer.devices=2", "--data.sampler=shuffled"]
     expected = Run(tmp_path / "ddp", *flags, "--trainer.strategy=ddp").finish()
     run = Run(tmp_path / "spawn", *flags, "--trainer.strategy=ddp_spawn")
     assert run.start(STOP_AT="1:2") == 143
     assert not same(expected, run.finish())
-    assert run.said.count("--trainer.strategy=ddp_spawn: runs as ddp, which computes the same\n") == 1
+    assert (
+        run.said.count("--trainer.strategy=ddp_spawn: runs as ddp, which computes the same\n") == 1
+    )
     given = {"class_path": "DDPStrategy", "init_args": {"start_method": "fork"}}
-    assert not same(expected, Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(given)}").finish())
+    assert not same(
+        expected,
+        Run(tmp_path / "class", *flags, f"--trainer.strategy={json.dumps(given)}").finish(),
+    )
 
 
 def test_ranks_that_do_not_train_one_model_are_told_so(tmp_path: Path):
-    run = Run(tmp_path, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.callbacks=strangers.OwnRates")
+    run = Run(
+        tmp_path,
+        "--trainer.devices=2",
+        "--trainer.strategy=ddp",
+        "--trainer.callbacks=strangers.OwnRates",
+    )
     run.finish()
     said = (
-        "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so that the ranks have other weights, too"
+        "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so that the ranks "
+        "have other weights, too"
     )
     assert run.said.count(said) == 1
 
 
 def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
-    """But no other number: neither another batch of all ranks, nor what happens to be as large as a rank's batch."""
+    """Sizes and workers follow the machine, whatever their names are.
+
+    No other number does: not another batch of all ranks, and not a number that equals a rank's
+    batch by chance.
+    """
     run = Run(tmp_path, "--data=strangers.Named", "--data.processes=1")
     run.flags += ["--trainer.devices=2", "--trainer.strategy=ddp"]
     assert run.start(STOP_AT="1:2") == 143
     run.flags[-2:] = ["--trainer.devices=1"]
-    for flag, says in {"--data.samples=6": "--data.samples was 4, is 6", "--data.times=8": "--data.times was 4, is 8",
-                       "--data.times=1": "--data.times was 4, is 1"}.items():  # fmt: skip
+    for flag, says in {
+        "--data.samples=6": "--data.samples was 4, is 6",
+        "--data.times=8": "--data.times was 4, is 8",
+        "--data.times=1": "--data.times was 4, is 1",
+    }.items():
         run.flags.append(flag)
         assert run.start() == 1 and f"is of another run: {says}; go on" in run.said
         run.flags.pop()
@@ -288,8 +413,13 @@ def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
 
 
 def test_not_exact_is_as_lightning_does(tmp_path: Path):
-    """It says so, and leaves no checkpoint to resume from."""
+    """It says so, and writes no checkpoint to resume from."""
     run = Run(tmp_path, "--resume.exact=false", "--data.dataset=numpy")
     run.finish()
-    assert run.said.count("this run is trained and saved as Lightning does; interrupted, it begins anew\n") == 1
+    assert (
+        run.said.count(
+            "this run is trained and saved as Lightning does; interrupted, it begins anew\n"
+        )
+        == 1
+    )
     assert not list(tmp_path.rglob("step-*.ckpt")) and list(tmp_path.rglob("best-*.ckpt"))

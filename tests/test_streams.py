@@ -1,4 +1,7 @@
-"""Loaders that go their own way, and what datasets hold: a stopped run ends with the weights of one left alone."""
+"""Loaders that go their own way, and what datasets hold.
+
+A stopped run ends with the weights of an uninterrupted one.
+"""
 
 import re
 
@@ -14,7 +17,9 @@ def data(dataset: str = "points", *options: str) -> list[str]:
     return [DATA, f"--data.dataset={dataset}", *(f"--data.{option}" for option in options)]
 
 
-TWO, STAYS, STATE = "workers=2", "persistent=true", "stateful=true"
+TWO = "workers=2"
+STAYS = "persistent=true"
+STATE = "stateful=true"
 RANKS = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 AGENT = ["--model=streams.Agent", "--data=streams.OfModel"]
 CASES = {
@@ -36,15 +41,33 @@ CASES = {
     "stateful dataset": data("remembered", STATE),
     "stateful dataset, workers": data("remembered", STATE, TWO),
     "stateful dataset, workers that stay": data("remembered", STATE, TWO, STAYS),
-    "stateful stream, short epochs": [*data("resumable", STATE, TWO), "--trainer.limit_train_batches=7"],
-    "stateful dataset, short epochs": [*data("remembered", STATE), "--trainer.limit_train_batches=7"],
+    "stateful stream, short epochs": [
+        *data("resumable", STATE, TWO),
+        "--trainer.limit_train_batches=7",
+    ],
+    "stateful dataset, short epochs": [
+        *data("remembered", STATE),
+        "--trainer.limit_train_batches=7",
+    ],
     "litdata": ["--data=streams.Streamed"],
     "litdata, workers": ["--data=streams.Streamed", "--data.workers=2"],
-    "litdata, short epochs": ["--data=streams.Streamed", "--data.workers=2", "--trainer.limit_train_batches=7"],
+    "litdata, short epochs": [
+        "--data=streams.Streamed",
+        "--data.workers=2",
+        "--trainer.limit_train_batches=7",
+    ],
     "litdata, two datasets": ["--data=streams.Mixed", "--data.workers=2"],
     "litdata, two datasets by weights": ["--data=streams.Mixed", "--data.kind=weights"],
-    "litdata, two datasets by batches": ["--data=streams.Mixed", "--data.kind=batches", "--data.workers=1"],
-    "litdata, two datasets in parallel": ["--data=streams.Mixed", "--data.kind=parallel", "--data.workers=2"],
+    "litdata, two datasets by batches": [
+        "--data=streams.Mixed",
+        "--data.kind=batches",
+        "--data.workers=1",
+    ],
+    "litdata, two datasets in parallel": [
+        "--data=streams.Mixed",
+        "--data.kind=parallel",
+        "--data.workers=2",
+    ],
     "litdata, two datasets, ranks": ["--data=streams.Mixed", "--data.workers=2", *RANKS],
     "shards": data("sharded"),
     "shards, workers": data("sharded", TWO),
@@ -52,9 +75,16 @@ CASES = {
     "a loader of its own": data("steady"),
     "a loader that keeps its state": data("keeping"),
     "list": [*data("points+counted"), "--model=streams.Both"],
-    "min_size": [*data("points+buffered", "mode=min_size"), "--model=streams.Both", "--trainer.max_epochs=8"],
+    "min_size": [
+        *data("points+buffered", "mode=min_size"),
+        "--model=streams.Both",
+        "--trainer.max_epochs=8",
+    ],
     "max_size": [*data("counted+points+steady", "mode=max_size", TWO), "--model=streams.Both"],
-    "max_size_cycle": [*data("points+counted+buffered", "mode=max_size_cycle"), "--model=streams.Both"],
+    "max_size_cycle": [
+        *data("points+counted+buffered", "mode=max_size_cycle"),
+        "--model=streams.Both",
+    ],
     "dict of states": data("resumable+remembered", "mode=dict", STATE, TWO),
     "dict of a state and none": data("keeping+points", "mode=dict"),
     "min_size of states": [
@@ -62,7 +92,10 @@ CASES = {
         "--model=streams.Both",
         "--trainer.max_epochs=8",
     ],
-    "max_size of states": [*data("remembered+resumable+keeping", "mode=max_size", STATE), "--model=streams.Both"],
+    "max_size of states": [
+        *data("remembered+resumable+keeping", "mode=max_size", STATE),
+        "--model=streams.Both",
+    ],
     "max_size_cycle of states": [
         *data("points+keeping+resumable", "mode=max_size_cycle", STATE),
         "--model=streams.Both",
@@ -81,10 +114,17 @@ CASES = {
     "worker_init_fn": data("points", "init=true", TWO),
     "flagged": data("flagged"),
     "curriculum by steps": [*data("points", TWO), "--trainer.callbacks=streams.Steps"],
-    "curriculum by steps, workers that stay": [*data("points", TWO, STAYS), "--trainer.callbacks=streams.Steps"],
+    "curriculum by steps, workers that stay": [
+        *data("points", TWO, STAYS),
+        "--trainer.callbacks=streams.Steps",
+    ],
     "curriculum of a stream": [*data("buffered", TWO), "--trainer.callbacks=streams.Steps"],
     "dataloader_iter": ["--model=streams.Drawing", *data()],
-    "dataloader_iter, two a step": ["--model=streams.Drawing", "--model.each=2", *data("points", TWO)],
+    "dataloader_iter, two a step": [
+        "--model=streams.Drawing",
+        "--model.each=2",
+        *data("points", TWO),
+    ],
     "dataloader_iter, ahead": ["--model=streams.Ahead", *data()],
     "replay": AGENT,
     "replay, live": [*AGENT, "--model.live=true"],
@@ -102,27 +142,54 @@ CASES = {
     "a long list": [*data("ordered"), "--trainer.callbacks=streams.Shuffling"],
     "generator, short epochs": [*data("generator"), "--trainer.limit_train_batches=4"],
 }
-FEW = ["buffered, workers", "stateful stream, workers", "litdata, workers", "cycle of states", "lazy, workers",
-       "curriculum by steps, workers that stay", "dataloader_iter, two a step", "replay, live"]  # fmt: skip
+FEW = [
+    "buffered, workers",
+    "stateful stream, workers",
+    "litdata, workers",
+    "cycle of states",
+    "lazy, workers",
+    "curriculum by steps, workers that stay",
+    "dataloader_iter, two a step",
+    "replay, live",
+]
 
 
-LAST = {"unseeded, workers": 19, "max_size": 19, "dataloader_iter, two a step": 4, "litdata, ranks": 4,
-        "generator, short epochs": 3, "a dataset that hides where it is": 4}  # fmt: skip
+LAST = {
+    "unseeded, workers": 19,
+    "max_size": 19,
+    "dataloader_iter, two a step": 4,
+    "litdata, ranks": 4,
+    "generator, short epochs": 3,
+    "a dataset that hides where it is": 4,
+}
 """The last batches of epochs, where it is not the tenth; short epochs have 7."""
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in FEW else pytest.mark.soak) for case in CASES])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in FEW else pytest.mark.soak) for case in CASES]
+)
 def test_exact(tmp_path, case):
     last = LAST.get(case, 6 if "short epochs" in case else 9)
-    check(tmp_path, *CASES[case], at=("2:2", "5:1") if "min_size" in case else ("0:3", f"1:{last}", "2:1"))
+    check(
+        tmp_path,
+        *CASES[case],
+        at=("2:2", "5:1") if "min_size" in case else ("0:3", f"1:{last}", "2:1"),
+    )
 
 
 def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path):
     run = Run(tmp_path, *data("unsteady"), "--resume.every_n_steps=1")
     assert run.start(STOP_AT="1:3") == 143
     said = "streams.Unsteady draws other batches each time"
-    assert run.said.count(f"{said}: checkpoints are saved at epochs' ends only, and a stop goes back there\n") == 1
-    assert f"step-000000010.ckpt is whole; {said}, so that it goes back to an epoch's end" in run.said
+    assert (
+        run.said.count(
+            f"{said}: checkpoints are saved at epochs' ends only, and a stop goes back there\n"
+        )
+        == 1
+    )
+    assert (
+        f"step-000000010.ckpt is whole; {said}, so that it goes back to an epoch's end" in run.said
+    )
     assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
     run.finish()
     assert "resuming from step 10:" in run.said
@@ -133,30 +200,46 @@ def steps(run: Run) -> int:
     return max(int(path.stem.removeprefix("step-")) for path in run.folder.rglob("step-*.ckpt"))
 
 
-@pytest.mark.parametrize("ranks", [[], pytest.param(RANKS, marks=pytest.mark.soak)], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize(
+    "ranks", [[], pytest.param(RANKS, marks=pytest.mark.soak)], ids=["one rank", "two ranks"]
+)
 def test_what_a_stream_has_given_is_left_out(tmp_path, ranks):
-    """A line says how long it took; and the epoch is no longer than it was, which nobody has told us."""
+    """Batches that a stream has already given are drawn again and skipped.
+
+    A line says how long it took. The epoch keeps its length, although nothing tells the length.
+    """
     flags = [*data("sharded", TWO), *ranks]
-    alone, run = Run(tmp_path / "alone", *flags), Run(tmp_path / "run", *flags)
+    alone = Run(tmp_path / "alone", *flags)
+    run = Run(tmp_path / "run", *flags)
     alone.finish()
     assert run.start(STOP_AT="1:3") == 143
     run.finish()
     assert steps(run) == steps(alone) == (18 if ranks else 30)
     said = (
-        r"^the training data has no positions \(streams\.Sharded\): the 4 batches before this one were drawn again, in "
+        r"^the training data has no positions \(streams\.Sharded\): the 4 batches before this "
+        r"one were drawn again, in "
     )
     assert len(re.findall(rf"{said}\d+\.\d s$", run.said, re.M)) == 1, run.said
 
 
-OTHERS = ["dated", *(pytest.param(name, marks=pytest.mark.soak) for name in ("measured", "forgetful"))]
+OTHERS = [
+    "dated",
+    *(pytest.param(name, marks=pytest.mark.soak) for name in ("measured", "forgetful")),
+]
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_stream_that_is_another_one_is_told(tmp_path, name):
-    """Drawn twice in a process, its first batch is the same; and the next one is in the checkpoint."""
+    """A stream that differs is reported.
+
+    Drawn twice in a process its first batch is the same; the checkpoint has the batch after it.
+    """
     run = Run(tmp_path, *data(name))
     assert run.start(STOP_AT="1:3") == 143
-    said = "resumed at step 14: step 16 is not that of the interrupted run: on rank 0, the batch differs; likely"
+    said = (
+        "resumed at step 14: step 16 is not that of the interrupted run: on rank 0, the batch "
+        "differs; likely"
+    )
     assert run.start("--resume.strict=true") == 1
     assert f"\nerror: --resume.strict: {said} " in run.said
     run.finish()
@@ -166,8 +249,15 @@ def test_a_stream_that_is_another_one_is_told(tmp_path, name):
 def test_what_workers_change_is_said(tmp_path):
     run = Run(tmp_path, *data("growing", TWO), "--trainer.max_epochs=2")
     run.finish()
-    assert run.said.count("Growing.seen changes in the data workers, where no checkpoint sees it") == 1
-    run = Run(tmp_path / "without", *data("points", TWO), "--data.dataset=buffered", "--trainer.max_epochs=2")
+    assert (
+        run.said.count("Growing.seen changes in the data workers, where no checkpoint sees it") == 1
+    )
+    run = Run(
+        tmp_path / "without",
+        *data("points", TWO),
+        "--data.dataset=buffered",
+        "--trainer.max_epochs=2",
+    )
     run.finish()
     assert "changes in the data workers" not in run.said
 
@@ -175,7 +265,10 @@ def test_what_workers_change_is_said(tmp_path):
 def test_what_no_checkpoint_can_hold_is_said(tmp_path):
     run = Run(tmp_path, *AGENT, "--model.objects=true", "--trainer.max_epochs=2")
     run.finish()
-    assert run.said.count("streams.Memory.steps holds a streams.Step, which no checkpoint can hold") == 1
+    assert (
+        run.said.count("streams.Memory.steps holds a streams.Step, which no checkpoint can hold")
+        == 1
+    )
 
 
 def test_another_number_of_workers_cannot_go_on_with_their_state(tmp_path):
@@ -183,4 +276,7 @@ def test_another_number_of_workers_cannot_go_on_with_their_state(tmp_path):
     assert run.start(STOP_AT="1:3") == 143
     run.flags.append("--data.workers=1")
     assert run.start() == 1
-    assert "error: --data: streams.Resumable saved its state with 2 data workers, now there are 1; go on" in run.said
+    assert (
+        "error: --data: streams.Resumable saved its state with 2 data workers, now there are "
+        "1; go on" in run.said
+    )

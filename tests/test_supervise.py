@@ -1,4 +1,7 @@
-"""process/supervisor.py: nothing outlives the program, whatever it started and however it ended."""
+"""process/supervisor.py: nothing outlives the program.
+
+That holds for whatever it started, and however it ended.
+"""
 
 import subprocess
 import sys
@@ -15,7 +18,9 @@ from sagemaker_lightning.process.supervisor import Supervisor
 
 def living(mark: str) -> list[list[str]]:
     """Return the command lines of the processes that have `mark` in them."""
-    lines = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline", "status"])]
+    lines = [
+        process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline", "status"])
+    ]
     return [line for line in lines if any(mark in part for part in line)]
 
 
@@ -33,7 +38,8 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, how):
 
 @pytest.mark.slow
 def test_a_program_that_does_not_listen_is_killed(tmp_path):
-    supervisor, mark = Supervisor(), f"deaf-{uuid.uuid4().hex}"
+    supervisor = Supervisor()
+    mark = f"deaf-{uuid.uuid4().hex}"
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
     threading.Thread(target=lambda: _wait_for(mark) or supervisor.end(grace=1), daemon=True).start()
     assert supervisor.run([sys.executable, "-c", deaf, mark], cwd=tmp_path).status == -9
@@ -43,13 +49,18 @@ def test_a_program_that_does_not_listen_is_killed(tmp_path):
 def test_the_end_may_come_before_the_start(tmp_path):
     supervisor = Supervisor()
     supervisor.end(grace=1)
-    assert supervisor.run([sys.executable, "-c", "import time; time.sleep(300)"], cwd=tmp_path).status == -15
+    assert (
+        supervisor.run([sys.executable, "-c", "import time; time.sleep(300)"], cwd=tmp_path).status
+        == -15
+    )
 
 
 def test_other_peoples_processes_are_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(supervise, "REST_IS_KILLED", 0.5)
     mark = f"other-{uuid.uuid4().hex}"
-    other = subprocess.Popen(["sh", "-c", f"{sys.executable} -c 'import time; time.sleep(300)' {mark}; true"])
+    other = subprocess.Popen(
+        ["sh", "-c", f"{sys.executable} -c 'import time; time.sleep(300)' {mark}; true"]
+    )
     try:
         _wait_for(mark)
         assert Supervisor().run(["true"], cwd=tmp_path).status == 0
@@ -63,4 +74,4 @@ def test_other_peoples_processes_are_left_alone(tmp_path, monkeypatch):
 def _wait_for(mark: str) -> None:
     while not living(mark):
         time.sleep(0.05)
-    time.sleep(0.5)  # for the handler to be in place
+    time.sleep(0.5)  # time for the handler to be set

@@ -1,4 +1,7 @@
-"""callbacks/host_metrics.py: a line and a curve for each host, from its local rank 0, and what they say."""
+"""callbacks/host_metrics.py: a line and a curve for each host, and what they say.
+
+They come from the host's local rank 0.
+"""
 
 import re
 import time
@@ -29,7 +32,9 @@ def fit(every_n_seconds: float, save_dir: str | None) -> None:
     """Train 16 batches on this rank, as host a or b."""
     metrics = HostMetrics(every_n_seconds, host="ab"[int(ranks.os.environ.get("GROUP_RANK", 0))])
     logger = Logger(save_dir) if save_dir else False
-    ranks.trainer([metrics], logger=logger).fit(ranks.Regression(), ranks.Numbered(44, batch_size=5))
+    ranks.trainer([metrics], logger=logger).fit(
+        ranks.Regression(), ranks.Numbered(44, batch_size=5)
+    )
 
 
 def lines(said: str) -> list[str]:
@@ -50,8 +55,11 @@ def test_one_rank_of_every_host_writes(tmp_path: Path):
         assert [event.step for event in events.Scalars("system/cpu")] == [1, 2, 3, 4]
         assert all(event.value > 2**26 for event in events.Scalars("system/memory"))  # bytes
         assert all(0 <= event.value <= 100 for event in events.Scalars("system/cpu"))
-    assert len(list(tmp_path.glob("logs/lightning_logs/version_0/events.*"))) == 1  # the model's metrics are rank 0's
-    assert sorted(path.name for path in (tmp_path / "logs/lightning_logs").iterdir()) == ["version_0"]
+    # Only rank 0 logs the model's metrics.
+    assert len(list(tmp_path.glob("logs/lightning_logs/version_0/events.*"))) == 1
+    assert sorted(path.name for path in (tmp_path / "logs/lightning_logs").iterdir()) == [
+        "version_0"
+    ]
 
 
 def test_without_a_logger_there_are_lines_only(tmp_path: Path, monkeypatch, capsys):
@@ -77,7 +85,9 @@ class Busy(Callback):
 
 
 def test_the_share_of_a_busy_processor_is_above_0(tmp_path: Path, capsys):
-    ranks.trainer([HostMetrics(0), Busy()], max_steps=2).fit(ranks.Regression(), ranks.Numbered(44, batch_size=5))
+    ranks.trainer([HostMetrics(0), Busy()], max_steps=2).fit(
+        ranks.Regression(), ranks.Numbered(44, batch_size=5)
+    )
     shares = [float(share) for share in re.findall(r" cpu=([\d.]+)%", capsys.readouterr().out)]
     assert len(shares) == 2 and min(shares) > 0
 
@@ -97,7 +107,12 @@ def test_flags_and_what_the_environment_says(tmp_path: Path, monkeypatch):
 @pytest.mark.slow
 def test_on_s3(bucket, tmp_path: Path):
     ended = ranks.run(
-        fit, 0, bucket.uri("logs"), nodes=[1, 1], folder=tmp_path, variables=lambda node: bucket.variables
+        fit,
+        0,
+        bucket.uri("logs"),
+        nodes=[1, 1],
+        folder=tmp_path,
+        variables=lambda node: bucket.variables,
     )
     assert not any(rank.error for rank in ended), ended[0].said
     for host in "ab":
@@ -113,11 +128,18 @@ def test_a_gpu(tmp_path: Path, capsys):
 
 
 def test_an_interface_may_come_and_go(tmp_path: Path, monkeypatch, capsys):
-    """A container's does, on a machine where others start and end."""
+    """A container's interface does, on a machine where containers start and end."""
     card = namedtuple("card", "bytes_recv bytes_sent")
-    seen = [{"eth0": card(0, 0), "veth1": card(2**40, 2**40)}, {"eth0": card(1, 1), "veth2": card(2**40, 2**40)}]
-    monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: seen[min(len(asked), 1)] | {"lo": asked.append(1)})
+    seen = [
+        {"eth0": card(0, 0), "veth1": card(2**40, 2**40)},
+        {"eth0": card(1, 1), "veth2": card(2**40, 2**40)},
+    ]
+    monkeypatch.setattr(
+        psutil, "net_io_counters", lambda pernic: seen[min(len(asked), 1)] | {"lo": asked.append(1)}
+    )
     asked = []
-    ranks.trainer([HostMetrics(0)], max_steps=1).fit(ranks.Regression(), ranks.Numbered(44, batch_size=5))
+    ranks.trainer([HostMetrics(0)], max_steps=1).fit(
+        ranks.Regression(), ranks.Numbered(44, batch_size=5)
+    )
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("host="))
     assert "network_in=0.0MiB/s network_out=0.0MiB/s" in line and len(asked) > 1

@@ -1,4 +1,7 @@
-"""process/threads.py: as many threads as this process has CPUs, and none that spins while others want them."""
+"""process/threads.py: as many threads as this process has CPUs.
+
+None of them spins while other processes want the CPUs.
+"""
 
 import os
 import subprocess
@@ -17,41 +20,72 @@ from sagemaker_lightning.process import threads
 from app import train
 
 ROOT = Path(__file__).resolve().parents[1]
-MANY = 64  # CPUs of the machine that the quotas below are of
+MANY = 64  # CPUs of the machine that has the quotas below
 
 
 def run(code: str, *path: Path, **variables: str) -> subprocess.CompletedProcess:
-    """Run Python code in a process that has no OpenMP variables but the given ones."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "MKL_"))}
+    """Run Python code in a process with no OpenMP variables but the given ones."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMP_", "GOMP_", "MKL_"))
+    }
     kept |= {"PYTHONPATH": ":".join(map(str, (*path, ROOT)))} | variables
-    done = subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return done
 
 
 def write(folder: Path, **files: str) -> None:
-    """Write the files of a cgroup; _us is version 1's."""
+    """Write the files of a cgroup; names with _us are those of version 1."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name.replace("_", ".", 1)).write_text(f"{text}\n")
 
 
-V1, HYBRID = "4:memory:/job\n2:cpu,cpuacct:/job\n", "2:cpu:/\n0::/job\n"
+V1 = "4:memory:/job\n2:cpu,cpuacct:/job\n"
+HYBRID = "2:cpu:/\n0::/job\n"
 TREES = {
     "none": ("0::/job\n", {}, MANY),
     "version 2": ("0::/job\n", {"job": {"cpu_max": "300000 100000"}}, 3),
-    "of a parent": ("0::/pod/job\n", {"pod": {"cpu_max": "200000 100000"}, "pod/job": {"cpu_max": "max 100000"}}, 2),
-    "of the parent and less": ("0::/pod/job\n", {"pod": {"cpu_max": "4 1"}, "pod/job": {"cpu_max": "3 1"}}, 3),
+    "of a parent": (
+        "0::/pod/job\n",
+        {"pod": {"cpu_max": "200000 100000"}, "pod/job": {"cpu_max": "max 100000"}},
+        2,
+    ),
+    "of the parent and less": (
+        "0::/pod/job\n",
+        {"pod": {"cpu_max": "4 1"}, "pod/job": {"cpu_max": "3 1"}},
+        3,
+    ),
     "no quota": ("0::/job\n", {"job": {"cpu_max": "max 100000"}}, MANY),
     "half a CPU": ("0::/job\n", {"job": {"cpu_max": "50000 100000"}}, 1),
     "nearly two": ("0::/job\n", {"job": {"cpu_max": "190000 100000"}}, 2),
     "the host's path": ("0::/docker/0a1b\n", {".": {"cpu_max": "500000 100000"}}, 5),
     "a path upwards": ("0::/../../other\n", {".": {"cpu_max": "500000 100000"}}, 5),
     "damaged": ("0::/job\n", {"job": {"cpu_max": "?"}}, MANY),
-    "version 1": (V1, {"cpu,cpuacct/job": {"cpu_cfs_quota_us": "200000", "cpu_cfs_period_us": "100000"}}, 2),
-    "version 1, linked": (V1, {"cpu": {"cpu_cfs_quota_us": "200000", "cpu_cfs_period_us": "100000"}}, 2),
-    "version 1, no quota": (V1, {"cpu/job": {"cpu_cfs_quota_us": "-1", "cpu_cfs_period_us": "100000"}}, MANY),
-    "both versions": (HYBRID, {"unified/job": {"cpu_max": "4 1"}, "cpu": {"cpu_cfs_quota_us": "-1"}}, 4),
+    "version 1": (
+        V1,
+        {"cpu,cpuacct/job": {"cpu_cfs_quota_us": "200000", "cpu_cfs_period_us": "100000"}},
+        2,
+    ),
+    "version 1, linked": (
+        V1,
+        {"cpu": {"cpu_cfs_quota_us": "200000", "cpu_cfs_period_us": "100000"}},
+        2,
+    ),
+    "version 1, no quota": (
+        V1,
+        {"cpu/job": {"cpu_cfs_quota_us": "-1", "cpu_cfs_period_us": "100000"}},
+        MANY,
+    ),
+    "both versions": (
+        HYBRID,
+        {"unified/job": {"cpu_max": "4 1"}, "cpu": {"cpu_cfs_quota_us": "-1"}},
+        4,
+    ),
 }
 
 
@@ -82,7 +116,7 @@ def test_ranks_share_what_there_is(monkeypatch):
         {"OMP_NUM_THREADS": text} for text in ("6", "3", "1", "1")
     ]
     monkeypatch.setattr(threads, "usable_cpus", lambda: MANY)
-    assert threads.variables(1, {}) == {}  # OpenMP knows better: one for each core
+    assert threads.variables(1, {}) == {}  # OpenMP itself starts one for each core
 
 
 @pytest.mark.parametrize("name", threads.COUNT)
@@ -96,8 +130,13 @@ def test_what_the_user_has_set_stays(monkeypatch, name):
 )
 def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
     for package in ("pytorch_lightning", "torchvision"):
-        (tmp_path / f"{package}.py").write_text("import os; print(os.environ.get('OMP_NUM_THREADS'))")
-    code = "from sagemaker_lightning.process import lightning_import, threads\nthreads.usable_cpus = lambda: 1\n"
+        (tmp_path / f"{package}.py").write_text(
+            "import os; print(os.environ.get('OMP_NUM_THREADS'))"
+        )
+    code = (
+        "from sagemaker_lightning.process import lightning_import, threads\n"
+        "threads.usable_cpus = lambda: 1\n"
+    )
     code += "lightning_import.import_lightning()"
     if len(os.sched_getaffinity(0)) == 1 and not own:
         pytest.skip("one CPU: there is nothing to say")
@@ -105,7 +144,11 @@ def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
 
 
 def test_ranks_of_lightning_share_a_quota(monkeypatch):
-    """The variable that this process has of `prepare` is not taken for the user's, and goes on to the other ranks."""
+    """Ranks that Lightning starts share a quota.
+
+    The variable that `prepare` set in this process is not the user's; the other ranks get the
+    share.
+    """
     before = torch.get_num_threads()
     monkeypatch.setattr(threads, "USERS", {})
     monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -120,7 +163,10 @@ def test_ranks_of_lightning_share_a_quota(monkeypatch):
 
 
 def test_what_the_toolkit_has_set_is_not_the_users(monkeypatch):
-    """For a program of the job's own, which may call ours with several ranks: they share the quota."""
+    """A variable of the toolkit's is not the user's.
+
+    The job's own program may call ours with several ranks, which share the quota.
+    """
     monkeypatch.setattr(threads, "usable_cpus", lambda: 64)
     assert threads.users(threads.variables(given={})) == {}
     assert threads.users({"OMP_NUM_THREADS": "7", "PATH": ""}) == {"OMP_NUM_THREADS": "7"}
@@ -132,7 +178,9 @@ def test_too_many_processes_are_refused(monkeypatch):
     with pytest.raises(UserError, match=says):
         threads.share(64)
     with pytest.raises(UserError, match=says):
-        torchrun_command.command(SageMakerEnvironment(), ["--trainer.devices=64"], 0, Path("train.py"))
+        torchrun_command.command(
+            SageMakerEnvironment(), ["--trainer.devices=64"], 0, Path("train.py")
+        )
     threads.check(8)
     monkeypatch.setattr(threads, "usable_cpus", lambda: 16)
     threads.check(64)
@@ -152,7 +200,7 @@ def test_a_training_with_too_many_processes_never_starts(monkeypatch, tmp_path, 
     assert "error: --trainer.devices: found 64" in said and "Traceback" not in said
 
 
-# libgomp as torch brings it, without torch; two threads that have nothing to do but to wait for 20 ms, 20 times.
+# torch's libgomp without torch: two threads that only wait, 20 times for 20 ms.
 SPINNING = """
 import ctypes, importlib.util, threading, time
 from pathlib import Path
@@ -193,7 +241,11 @@ print(alone, shared, used())
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU libgomp does not spin")
 def test_waiting_threads_spin_only_while_nobody_else_wants_the_cpu():
-    """Seconds of the processor that waiting took: spinning takes milliseconds each time, sleeping next to nothing."""
+    """Waiting threads spin only while nobody else wants the CPU.
+
+    The numbers are CPU seconds of waiting: spinning takes milliseconds each time, sleeping next to
+    nothing.
+    """
     alone, shared, again = map(float, run(SPINNING).stdout.split())
     assert shared < alone / 4 and shared < again / 4, (alone, shared, again)
 
@@ -202,7 +254,10 @@ def test_waiting_threads_spin_only_while_nobody_else_wants_the_cpu():
 def test_how_the_user_has_threads_wait_stays(name):
     code = "import threading\nfrom sagemaker_lightning.process import threads\n"
     code += "import ctypes, importlib.util\nfrom pathlib import Path\n"
-    code += "ctypes.CDLL(str(Path(importlib.util.find_spec('torch').origin).parent / 'lib/libgomp.so.1'))\n"
+    code += (
+        "ctypes.CDLL(str(Path(importlib.util.find_spec('torch').origin).parent / "
+        "'lib/libgomp.so.1'))\n"
+    )
     code += "threads.spin_only_alone(2)\nprint(threading.active_count())"
     assert run(code).stdout == "2\n"
     assert run(code, **{name: "1" if name == "GOMP_SPINCOUNT" else "ACTIVE"}).stdout == "1\n"

@@ -1,4 +1,7 @@
-"""launch/toolkit_hook.py in the real toolkit: which program runs, by which launcher, and what is said of it."""
+"""launch/toolkit_hook.py in the real toolkit: which program runs, by which launcher.
+
+And what the job says about it.
+"""
 
 import json
 import os
@@ -18,7 +21,7 @@ from sagemaker_lightning.process.threads import usable_cpus
 
 pytestmark = pytest.mark.slow
 
-# What a user's own script may do when it is told to stop: two seconds of saving.
+# What a user's own script may do when it is told to stop: it saves for two seconds.
 SAVER = """
 import os, signal, sys, time
 def save(number, frame):
@@ -34,7 +37,10 @@ time.sleep(60)
 def program(job: Job, source: str, **hyperparameters) -> Job:
     """Give the job a program of its own, train.py."""
     job.write("code/train.py", source)
-    job.write("input/config/hyperparameters.json", json.dumps({"sagemaker_program": "train.py"} | hyperparameters))
+    job.write(
+        "input/config/hyperparameters.json",
+        json.dumps({"sagemaker_program": "train.py"} | hyperparameters),
+    )
     return job
 
 
@@ -47,7 +53,7 @@ def ready(started):
 
 
 def start(job: Job) -> warm.Started:
-    """Start `train` on the job, and return when the program says that it is ready."""
+    """Start `train` on the job; return when the program says that it is ready."""
     return ready(job.start())
 
 
@@ -88,7 +94,7 @@ def test_what_a_shell_script_started_may_finish_saving(job: Job):
 
 @pytest.mark.root
 def test_as_pid_1(job: Job):
-    """Where the kernel drops a signal that nobody has a handler for, and orphans come to us."""
+    """The kernel drops signals to PID 1 without a handler, and PID 1 gets the orphans."""
     job.write("code/saver.py", SAVER.format(name="SIGTERM", status=0))
     source = f"""
 import subprocess, sys
@@ -98,7 +104,11 @@ time.sleep(60)
 """
     line = ["unshare", "--pid", "--fork", "--mount-proc", str(ROOT / "entrypoint.sh"), "train"]
     variables = program(job, source).variables
-    started = ready(subprocess.Popen(line, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    started = ready(
+        subprocess.Popen(
+            line, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    )
     children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True).split()
     os.kill(int(children[0]), signal.SIGTERM)
     said, _ = started.communicate(timeout=60)
@@ -108,10 +118,12 @@ time.sleep(60)
 @pytest.mark.root
 @pytest.mark.parametrize("seconds", [0.1, 0.3, 0.6, 1.0])
 def test_as_pid_1_a_signal_is_heard_from_the_start(job: Job, seconds):
-    """A first process without a handler would not hear it, and train to its end."""
+    """Without a handler the first process would not hear it, and train to its end."""
     program(job, "import time\nprint('READY', flush=True)\ntime.sleep(20)\n")
     namespace = ["unshare", "--pid", "--fork", "--mount-proc", str(ROOT / "entrypoint.sh"), "train"]
-    started = subprocess.Popen(namespace, env=job.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    started = subprocess.Popen(
+        namespace, env=job.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     time.sleep(seconds)
     children = subprocess.check_output(["pgrep", "-P", str(started.pid)], text=True).split()
     os.kill(int(children[0]), signal.SIGTERM)
@@ -120,45 +132,64 @@ def test_as_pid_1_a_signal_is_heard_from_the_start(job: Job, seconds):
 
 
 def test_a_stop_before_the_program_is_started(job: Job):
-    """While pip installs the job's requirements."""
+    """The stop comes while pip installs the job's requirements."""
     program(job, "print('RAN')")
     job.write("code/requirements.txt", "./slow\n")
     job.write("code/slow/setup.py", "import time\nopen('../../installing', 'w')\ntime.sleep(10)\n")
     process = subprocess.Popen(
         [str(ROOT / "entrypoint.sh"), "train"],
         env=job.variables | {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    while "program:" not in (line := process.stdout.readline()) and line and not (job.base / "installing").exists():
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while (
+        "program:" not in (line := process.stdout.readline())
+        and line
+        and not (job.base / "installing").exists()
+    ):
         time.sleep(0.1)
     process.terminate()
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 143 and "RAN" not in said
-    assert job.failure.startswith("interrupted, resume from step 0: SIGTERM came before the program was started")
+    assert job.failure.startswith(
+        "interrupted, resume from step 0: SIGTERM came before the program was started"
+    )
 
 
 def test_a_source_archive_runs_even_where_there_is_code_already(job: Job, tmp_path: Path):
-    """The toolkit alone would say that it abandons the archive, and run what is there."""
+    """The toolkit alone would say that it ignores the archive, and run the code that is there."""
     job.write("code/left_over.py", "")
     job.write("code/train.py", "print('THE WRONG ONE')")
     (tmp_path / "train.py").write_text("import left_over\nprint('THE RIGHT ONE')")
     with tarfile.open(tmp_path / "sourcedir.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "train.py", "train.py")
-    given = {"sagemaker_program": "train.py", "sagemaker_submit_directory": str(tmp_path / "sourcedir.tar.gz")}
-    job.write("input/config/hyperparameters.json", json.dumps({key: json.dumps(value) for key, value in given.items()}))
+    given = {
+        "sagemaker_program": "train.py",
+        "sagemaker_submit_directory": str(tmp_path / "sourcedir.tar.gz"),
+    }
+    job.write(
+        "input/config/hyperparameters.json",
+        json.dumps({key: json.dumps(value) for key, value in given.items()}),
+    )
     run = job.run()
     assert run.returncode == 0, run.stdout
     assert "THE RIGHT ONE" in run.stdout and "THE WRONG ONE" not in run.stdout
 
 
 def test_our_program_finds_the_jobs_modules(job: Job):
-    """`--model=mine.Model` from a source that brings no program of its own, with a requirements.txt."""
+    """Our program finds a job's modules: `--model=mine.Model`.
+
+    The source has no program of its own, but a requirements.txt.
+    """
     job.write("code/requirements.txt", "pip\n")
     job.write("code/mine.py", "raise RuntimeError('IMPORTED')\n")
     job.write("input/config/hyperparameters.json", '{"model": "mine.Model"}')
     run = job.run()
     assert run.returncode == 1
-    says = "--model: found 'mine.Model' (RuntimeError: IMPORTED, mine.py line 1), allowed are ResNet18"
+    says = (
+        "--model: found 'mine.Model' (RuntimeError: IMPORTED, mine.py line 1), allowed are ResNet18"
+    )
     assert says in job.failure
 
 
@@ -181,25 +212,38 @@ if dist.get_rank() == 0:
     ],
 )
 def test_a_distribution_runs_as_torchrun(job: Job, option, warns):
-    """A plain PyTorch script that knows nothing of Lightning or SageMaker."""
+    """The script is plain PyTorch and knows nothing of Lightning or SageMaker."""
     run = program(job, RANKS, **{option: "true", "sagemaker_instance_type": '"local"'}).run()
     assert run.returncode == 0, run.stdout
     assert "RANKS 1 1" in run.stdout
     assert ("AWS has published no SMDDP build since PyTorch 2.5" in run.stdout) == warns
 
 
-@pytest.mark.parametrize(("own", "found"), [({}, str(max(1, usable_cpus() // 2))), ({"OMP_NUM_THREADS": "7"}, "7")])
+@pytest.mark.parametrize(
+    ("own", "found"), [({}, str(max(1, usable_cpus() // 2))), ({"OMP_NUM_THREADS": "7"}, "7")]
+)
 def test_the_ranks_of_a_jobs_own_program_share_the_cpus(job: Job, own, found):
-    """torchrun by itself would warn, and leave each of them one thread."""
+    """torchrun itself would warn, and leave each of them one thread."""
     given = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_instance_type": '"local"'}
-    program(job, "import os\nprint('THREADS', os.environ['OMP_NUM_THREADS'])", **given, **{"trainer.devices": "2"})
+    program(
+        job,
+        "import os\nprint('THREADS', os.environ['OMP_NUM_THREADS'])",
+        **given,
+        **{"trainer.devices": "2"},
+    )
     run = job.run(**own)
     assert run.returncode == 0, run.stdout
-    assert run.stdout.count(f"THREADS {found}\n") == 2 and "Setting OMP_NUM_THREADS" not in run.stdout
+    assert (
+        run.stdout.count(f"THREADS {found}\n") == 2 and "Setting OMP_NUM_THREADS" not in run.stdout
+    )
 
 
 def test_torchrun_for_our_own_program(job: Job):
-    given = {"sagemaker_torch_distributed_enabled": "true", "trainer.devices": "2", "trainer.accelerator": "cpu"}
+    given = {
+        "sagemaker_torch_distributed_enabled": "true",
+        "trainer.devices": "2",
+        "trainer.accelerator": "cpu",
+    }
     given |= {"trainer.max_steps": "2", "data.batch_size": "32"}
     job.write("input/config/hyperparameters.json", json.dumps(given))
     run = job.run()
@@ -208,11 +252,18 @@ def test_torchrun_for_our_own_program(job: Job):
 
 
 def test_a_jobs_program_that_calls_ours_gets_its_hyperparameters_unharmed(job: Job):
-    """Where the toolkit's command line has '' for null, a=1 for {"a": 1} and 1.1 for 1.10."""
-    program(job, "from app.train import main\nmain()\n", **{
-        "trainer.max_time": "null", "trainer.max_steps": "1", "data.batch_size": "256", "logger.name": "1.10",
-        "model": '{"class_path": "app.model.ResNet18"}',
-    })  # fmt: skip
+    """The toolkit's command line would have '' for null, a=1 for {"a": 1} and 1.1 for 1.10."""
+    program(
+        job,
+        "from app.train import main\nmain()\n",
+        **{
+            "trainer.max_time": "null",
+            "trainer.max_steps": "1",
+            "data.batch_size": "256",
+            "logger.name": "1.10",
+            "model": '{"class_path": "app.model.ResNet18"}',
+        },
+    )
     run = job.run()
     assert run.returncode == 0, run.stdout
     assert list(job.base.glob("output/data/tensorboard/localhost/1.10/version_0/events.*"))
@@ -230,7 +281,11 @@ def test_the_summary_masks_what_looks_like_a_credential(job: Job):
     job.write("input/data/training/file", "x" * 1000)
     run = job.run(MY_OWN_VARIABLE="not for the log")
     assert run.returncode == 0, run.stdout
-    assert not [value for value in ("k1", "k2", "k3", "k4", "K5K5", "not for the log") if value in run.stdout]
+    assert not [
+        value
+        for value in ("k1", "k2", "k3", "k4", "K5K5", "not for the log")
+        if value in run.stdout
+    ]
     for line in (
         "hosts: localhost (this one)",
         f"channel training: {job.base}/input/data/training, 1 files, 1000 bytes",
@@ -243,25 +298,69 @@ def test_the_summary_masks_what_looks_like_a_credential(job: Job):
 
 
 BROKEN = {
-    "no such program": ({"sagemaker_program": "other.py"}, {}, "sagemaker_program: found other.py, which is neither"),
+    "no such program": (
+        {"sagemaker_program": "other.py"},
+        {},
+        "sagemaker_program: found other.py, which is neither",
+    ),
     "a program elsewhere": ({"sagemaker_program": "../x.py"}, {}, "error: "),
     "an archive that is not there": (
-        {"sagemaker_submit_directory": "/nowhere/sourcedir.tar.gz"}, {}, "sagemaker_submit_directory: found /nowhere/"),
+        {"sagemaker_submit_directory": "/nowhere/sourcedir.tar.gz"},
+        {},
+        "sagemaker_submit_directory: found /nowhere/",
+    ),
     "a damaged archive": (
-        {"sagemaker_submit_directory": "{base}/broken.tar.gz"}, {"broken.tar.gz": "no"}, "could not be unpacked"),
+        {"sagemaker_submit_directory": "{base}/broken.tar.gz"},
+        {"broken.tar.gz": "no"},
+        "could not be unpacked",
+    ),
     "requirements": (
-        {}, {"code/requirements.txt": "no-such-package-of-ours==9\n"}, "requirements.txt: pip could not install"),
-    "mpi": ({"sagemaker_mpi_enabled": "true"}, {}, "distribution: found mpi, allowed are torch_distributed"),
-    "parameter servers": ({"sagemaker_parameter_server_enabled": "true"}, {}, "found parameter_server, allowed are"),
-    "an import": ({}, {"code/train.py": "import not_there"}, "import failed: put what is missing into the job's"),
+        {},
+        {"code/requirements.txt": "no-such-package-of-ours==9\n"},
+        "requirements.txt: pip could not install",
+    ),
+    "mpi": (
+        {"sagemaker_mpi_enabled": "true"},
+        {},
+        "distribution: found mpi, allowed are torch_distributed",
+    ),
+    "parameter servers": (
+        {"sagemaker_parameter_server_enabled": "true"},
+        {},
+        "found parameter_server, allowed are",
+    ),
+    "an import": (
+        {},
+        {"code/train.py": "import not_there"},
+        "import failed: put what is missing into the job's",
+    ),
     "a syntax error": ({}, {"code/train.py": "def f(:\n"}, "SyntaxError: invalid syntax"),
-    "a channel": ({}, {"code/train.py": "open('{base}/input/data/train/x')"}, "missing in the input channels: give"),
-    "a flag": ({}, {"code/train.py": "import argparse\nargparse.ArgumentParser().parse_args()"},
-        "unrecognized arguments: --size"),
-    "memory": ({}, {"code/train.py": "raise MemoryError"}, "out of host memory: use smaller batches"),
-    "a full disk": ({}, {"code/train.py": "open('/dev/full', 'w', 1).write('x\\n')"}, "disk full: make the job's"),
-    "sys.exit": ({}, {"code/train.py": "import sys; sys.exit('give me data')"}, "exit status 1: give me data"),
-}  # fmt: skip
+    "a channel": (
+        {},
+        {"code/train.py": "open('{base}/input/data/train/x')"},
+        "missing in the input channels: give",
+    ),
+    "a flag": (
+        {},
+        {"code/train.py": "import argparse\nargparse.ArgumentParser().parse_args()"},
+        "unrecognized arguments: --size",
+    ),
+    "memory": (
+        {},
+        {"code/train.py": "raise MemoryError"},
+        "out of host memory: use smaller batches",
+    ),
+    "a full disk": (
+        {},
+        {"code/train.py": "open('/dev/full', 'w', 1).write('x\\n')"},
+        "disk full: make the job's",
+    ),
+    "sys.exit": (
+        {},
+        {"code/train.py": "import sys; sys.exit('give me data')"},
+        "exit status 1: give me data",
+    ),
+}
 
 
 @pytest.mark.parametrize(("hyperparameters", "sources", "says"), BROKEN.values(), ids=BROKEN.keys())
@@ -282,7 +381,10 @@ def test_a_broken_job_says_why(job: Job, hyperparameters, sources, says):
 
 @pytest.mark.parametrize("text", ["", "my own words\nand more"])
 def test_a_failure_file_of_the_programs_own_stays_unless_it_is_empty(job: Job, text):
-    source = f"import os, sys\nopen(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write({text!r})\nsys.exit(9)\n"
+    source = (
+        f"import os, sys\nopen(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write({text!r})\n"
+        "sys.exit(9)\n"
+    )
     run = program(job, source).run()
     assert run.returncode == 1
     said = (job.base / "output/failure").read_text()
@@ -291,7 +393,10 @@ def test_a_failure_file_of_the_programs_own_stays_unless_it_is_empty(job: Job, t
 
 
 def test_of_several_ranks_the_cause_is_told(job: Job):
-    source = RANKS + "if dist.get_rank() == 1:\n    raise ValueError('the cause')\ndist.all_reduce(total)\n"
+    source = (
+        RANKS
+        + "if dist.get_rank() == 1:\n    raise ValueError('the cause')\ndist.all_reduce(total)\n"
+    )
     program(job, source, sagemaker_torch_distributed_enabled="true", **{"trainer.devices": "2"})
     run = job.run()
     assert run.returncode == 1
@@ -326,10 +431,16 @@ def test_torchrun_starts_all_ranks_again_if_it_may(job: Job, restarts):
     job.write("code/probe.py", (ROOT / "tests/probe.py").read_text())
     job.write("code/once.py", ONCE)
     given = {
-        "model": "once.Once", "data": "probe.Counted", "trainer.devices": "2", "trainer.accelerator": "cpu",
-        "trainer.max_epochs": "1", "checkpoint.monitor": "null", "checkpoint.filename": "null",
-        "max_restarts": str(restarts), "data.batch_size": "8",
-    }  # fmt: skip
+        "model": "once.Once",
+        "data": "probe.Counted",
+        "trainer.devices": "2",
+        "trainer.accelerator": "cpu",
+        "trainer.max_epochs": "1",
+        "checkpoint.monitor": "null",
+        "checkpoint.filename": "null",
+        "max_restarts": str(restarts),
+        "data.batch_size": "8",
+    }
     job.write("input/config/hyperparameters.json", json.dumps(given))
     run = job.run(SAGEMAKER_PROGRAM="app/train_torchrun.py", OMP_NUM_THREADS="1")
     assert (job.base / "code/died").exists(), run.stdout
@@ -341,10 +452,16 @@ def test_torchrun_starts_all_ranks_again_if_it_may(job: Job, restarts):
 def test_max_restarts_is_a_number(job: Job):
     job.write("input/config/hyperparameters.json", '{"max_restarts": "often"}')
     assert job.run(SAGEMAKER_PROGRAM="app/train_torchrun.py").returncode == 1
-    assert job.failure.startswith("error: --max_restarts: found 'often', allowed is a number, 0 or more")
+    assert job.failure.startswith(
+        "error: --max_restarts: found 'often', allowed is a number, 0 or more"
+    )
 
 
 def test_a_program_gets_what_its_job_set(job: Job):
-    """Nothing that the user set is overwritten, and nothing is added where there is one host."""
-    program(job, "import os\nprint([os.environ.get(name) for name in ('MASTER_PORT', 'FI_PROVIDER', 'NODE_RANK')])")
+    """No variable of the user is overwritten, and none is added where there is one host."""
+    program(
+        job,
+        "import os\nprint([os.environ.get(name) for name in ('MASTER_PORT', 'FI_PROVIDER', "
+        "'NODE_RANK')])",
+    )
     assert "['1234', 'tcp', None]" in job.run(MASTER_PORT="1234", FI_PROVIDER="tcp").stdout

@@ -1,7 +1,7 @@
-"""nodes/watchdog.py and callbacks/heartbeat.py on one node: what a rank says, and what it means when it is silent.
+"""nodes/watchdog.py and callbacks/heartbeat.py on one node.
 
-Ranks are lifelines of this process; what the kernel does for a rank that dies, closing its line, the test does. Several
-hosts are in tests/test_peers.py.
+What a rank says, and what its silence means. Ranks are connections of this process. When a rank
+dies the kernel closes its connection; here the test does. tests/test_peers.py has several hosts.
 """
 
 import os
@@ -27,15 +27,24 @@ WORDLESS = f"{RANK} ended without a word"
 DEAD = f"{WORDLESS}: it was killed, or it crashed"
 AFTER = f"{WORDLESS} after another process of its host: with it, or it was killed or crashed"
 LOST = "error: lost a peer, or never reached it: ..."
-ENOUGH = 30.0  # seconds for what comes within one
-NEVER = 0.45  # seconds in which what must not come would have come: more than ENDS_BY_ITSELF in these tests
+ENOUGH = 30.0  # seconds; what is waited for comes within one
+# Seconds after which an event that must not come would have come: more than ENDS_BY_ITSELF in these
+# tests.
+NEVER = 0.45
 
 
 def watched(hosts: tuple[str, ...] = ("algo-2",), **settings) -> Watch:
-    """Return a watch on algo-2 that has little patience; `told` are the verdicts that ended its program."""
+    """Return a watch on algo-2 with short deadlines.
+
+    `told` are the verdicts that ended its program.
+    """
     told: list[Verdict] = []
     made = Watch(
-        "algo-2", hosts, {}, on_verdict=told.append, **{"port": free_port(), "appear": 90.0, "silence": 90.0} | settings
+        "algo-2",
+        hosts,
+        {},
+        on_verdict=told.append,
+        **{"port": free_port(), "appear": 90.0, "silence": 90.0} | settings,
     )
     made.told = told
     return made
@@ -50,7 +59,7 @@ def watch(monkeypatch) -> Iterator[Watch]:
 
 
 def rank(watch: Watch, name: str = RANK) -> Heartbeat:
-    """Return the line of a rank."""
+    """Return the connection of a rank."""
     return Heartbeat(watch.path, name)
 
 
@@ -60,7 +69,7 @@ def die(line: Heartbeat) -> None:
 
 
 def comes(condition: Callable[[], object], limit: float = ENOUGH) -> bool:
-    """Wait for a condition, and return whether it has come."""
+    """Wait for a condition, and return whether it became true."""
     end = time.monotonic() + limit
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
@@ -73,7 +82,7 @@ def test_a_rank_that_raises_is_quoted(watch):
     die(line)
     assert comes(lambda: watch.told)
     assert watch.told == [Verdict(f"a rank failed: ValueError: boom [{RANK}]", here=True)]
-    assert watch.dead is None or watch.dead.why != DEAD  # it has explained itself
+    assert watch.dead is None or watch.dead.why != DEAD  # it has said why
 
 
 def test_a_rank_that_is_told_to_stop(watch):
@@ -89,7 +98,7 @@ def test_a_rank_that_dies_without_a_word(watch):
 
 
 def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):
-    """Its exit status says more: the toolkit reads it in the time that is left to the launcher."""
+    """The launcher's exit status says more: the toolkit reads it in the time that is left."""
     watch.ended = True
     die(rank(watch))
     assert comes(lambda: watch.dead)
@@ -99,8 +108,9 @@ def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):
 
 @pytest.mark.parametrize("number", [0, signal.SIGKILL, signal.SIGABRT])
 def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
-    """A DataLoader's worker outlives a rank for a while, whether that left or was killed."""
-    gate, held = os.pipe(), os.pipe()
+    """A DataLoader's worker outlives a rank for a while, whether the rank left or was killed."""
+    gate = os.pipe()
+    held = os.pipe()
     if not (made := os.fork()):
         rank(watch)
         os.close(held[1])
@@ -121,9 +131,11 @@ def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
             os.close(descriptor)
 
 
-@pytest.mark.parametrize("act", [lambda line: line.done(), lambda line: line.failed(LOST)], ids=["done", "lost a peer"])
+@pytest.mark.parametrize(
+    "act", [lambda line: line.done(), lambda line: line.failed(LOST)], ids=["done", "lost a peer"]
+)
 def test_no_reason_to_end(watch, act):
-    """A rank that lost another one knows nothing: who does will say so."""
+    """A rank that lost a peer does not know why; another process will say it."""
     line = rank(watch)
     act(line)
     die(line)
@@ -131,7 +143,11 @@ def test_no_reason_to_end(watch, act):
 
 
 ENDS = {
-    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", f"{WORDLESS}: it was killed by SIGKILL: {OUT_OF_MEMORY}", 0),
+    "killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        f"{WORDLESS}: it was killed by SIGKILL: {OUT_OF_MEMORY}",
+        0,
+    ),
     "a crash": ("os.kill(os.getpid(), signal.SIGSEGV)", f"{WORDLESS}: it was killed by SIGSEGV", 0),
     "aborted, as by NCCL": ("os.abort()", f"{WORDLESS}: it was killed by SIGABRT", 1),
     "left": ("os._exit(3)", f"{WORDLESS}: its exit status was 3", 1),
@@ -148,7 +164,9 @@ def test_how_a_rank_ended(watch, code, why, doubt):
         assert watch.verdict == Verdict(why, here=True, doubt=doubt)
 
 
-@pytest.mark.parametrize("code", ["os.kill(os.getpid(), signal.SIGTERM)", "os._exit(143)", "os._exit(130)"])
+@pytest.mark.parametrize(
+    "code", ["os.kill(os.getpid(), signal.SIGTERM)", "os._exit(143)", "os._exit(130)"]
+)
 def test_a_rank_that_was_told_to_stop_before_it_could_say_so_is_no_reason(watch, code):
     with process(watch.path, RANK, code) as started:
         may(started)
@@ -157,12 +175,17 @@ def test_a_rank_that_was_told_to_stop_before_it_could_say_so_is_no_reason(watch,
 
 @pytest.mark.parametrize("end", ["os.abort()", "say(failed='error: lost a peer'); os._exit(1)"])
 def test_a_rank_that_its_launcher_takes_with_it(watch, end):
-    """The kernel kills it; its line may break before the launcher's, of which other threads live a moment longer."""
+    """The kernel kills a rank with its launcher.
+
+    The rank's connection may break before the launcher's, because other threads of the launcher
+    live a moment longer.
+    """
     holds_the_line = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
     code = f"launch({RANK!r})\ninput()\n{holds_the_line}{end}"
     with process(watch.path, OTHER, code) as started:
         may(started)
-        assert comes(lambda: watch.peers.status == f"{RANK} is there")  # the loop has seen which launcher it has
+        # The loop knows which launcher the rank has.
+        assert comes(lambda: watch.peers.status == f"{RANK} is there")
         may(started)
         assert comes(lambda: watch.dead)
         assert watch.dead == Verdict(AFTER, here=True, doubt=2)
@@ -179,7 +202,9 @@ def test_of_the_ranks_of_a_host_the_one_that_ended_first_is_the_reason(watch):
 
 
 def test_a_launcher_that_ends_after_a_rank_that_it_took_with_it_is_the_reason(watch):
-    watch.loop.call_soon_threadsafe(lambda: watch.loop.create_task(watch._suspect(RANK, None, alone=False)))
+    watch.loop.call_soon_threadsafe(
+        lambda: watch.loop.create_task(watch._suspect(RANK, None, alone=False))
+    )
     assert comes(lambda: watch.dead)
     die(rank(watch, OTHER))
     assert comes(lambda: watch.verdict)
@@ -187,8 +212,13 @@ def test_a_launcher_that_ends_after_a_rank_that_it_took_with_it_is_the_reason(wa
 
 
 def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
-    """The loop may hear of both at once, and of the second first, where the first one's last status is unread."""
-    first, second = rank(watch), rank(watch, OTHER)
+    """A rank dies before the one that misses it.
+
+    The loop may hear of both at once. It may hear of the second one first if the last status of the
+    first one is unread.
+    """
+    first = rank(watch)
+    second = rank(watch, OTHER)
     seen = threading.Event()
     watch.loop.call_soon_threadsafe(seen.wait)
     first._say(status="step 7")
@@ -200,8 +230,9 @@ def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
 
 
 def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
-    """That one was its launcher, or torchrun ends it."""
-    first, second = rank(watch), rank(watch, OTHER)
+    """The one that lost a peer was its launcher, or torchrun ended it."""
+    first = rank(watch)
+    second = rank(watch, OTHER)
     second.failed(LOST)
     assert comes(lambda: watch.bereft)
     die(first)
@@ -213,16 +244,21 @@ def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
 def test_a_rank_that_its_launcher_stops_as_another_one_has_ended_is_no_stop(watch, act):
     act(rank(watch))
     assert comes(lambda: watch.bereft or watch.dead)
-    rank(watch, OTHER).stopped("interrupted, resume from step 0: SIGTERM; it came while nothing was being trained")
+    rank(watch, OTHER).stopped(
+        "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained"
+    )
     assert not comes(lambda: watch.verdict and watch.verdict.stopped, NEVER)
 
 
 @pytest.mark.parametrize(
     ("code", "expected"),
-    [("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"), ("os.abort()", "a rank failed: boom")],
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("os.abort()", "a rank failed: boom"),
+    ],
 )
 def test_an_exception_after_a_rank_has_died(watch, code, expected):
-    """It comes of the death, unless that may come of another one."""
+    """The death is the reason, unless the death itself may have another cause."""
     with process(watch.path, RANK, code) as started:
         may(started)
         assert comes(lambda: watch.dead)
@@ -233,10 +269,11 @@ def test_an_exception_after_a_rank_has_died(watch, code, expected):
 
 @pytest.mark.slow
 def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(monkeypatch):
-    """It knows the reason, and gets time to tell."""
+    """The other node knows the reason, and gets time to say it."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.5)
     with watched(("algo-1", "algo-2")) as watch:
-        first, second = rank(watch, OTHER), rank(watch)
+        first = rank(watch, OTHER)
+        second = rank(watch)
         first.failed(LOST)
         assert comes(lambda: watch.bereft)
         die(second)
@@ -246,14 +283,15 @@ def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(mon
 
 
 def test_that_time_is_within_the_wait_for_a_verdict(monkeypatch):
-    """Who waits hears of the dead rank before giving up, however long the last words may take."""
+    """A program that waits hears of the dead rank in time, however long the last words may take."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.4)
     with watched(("algo-1", "algo-2"), silence=0.5) as watch:
         watch.ended = True
         rank(watch).failed(LOST)
         assert comes(lambda: watch.bereft)
         die(rank(watch))
-        assert watch.wait_for_verdict() == Verdict(AFTER, here=True, doubt=2)  # 0.5 s of 0.9, and not 3 * 0.4
+        # After 0.5 s of 0.9 s, and not after 3 * 0.4 s.
+        assert watch.wait_for_verdict() == Verdict(AFTER, here=True, doubt=2)
         assert watch.due
 
 
@@ -271,16 +309,19 @@ def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
 
 
 def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
-    """No other reason can be better: who asks need not wait."""
+    """No better reason can come, so that a program that asks need not wait."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 60.0)
-    with watched(("algo-1", "algo-2")) as watch, process(watch.path, RANK, ENDS["killed"][0]) as started:
+    with (
+        watched(("algo-1", "algo-2")) as watch,
+        process(watch.path, RANK, ENDS["killed"][0]) as started,
+    ):
         may(started)
         assert watch.wait_for_verdict().why == ENDS["killed"][1]
 
 
 @pytest.mark.slow
 def test_a_launcher_whose_rank_is_dead_is_left_time_to_end_by_itself(monkeypatch):
-    """The others are told at once; the program here is ended only if its launcher does not."""
+    """The other hosts hear it at once; the program here is ended only if its launcher stays."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
     with watched(("algo-1", "algo-2")) as watch:
         rank(watch).failed("error: boom")
@@ -295,7 +336,10 @@ def test_the_first_reason_is_the_verdict(watch):
     assert comes(lambda: watch.verdict)
     rank(watch).stopped("interrupted")
     die(rank(watch))
-    assert not comes(lambda: watch.verdict.why != "a rank failed: boom", NEVER) and len(watch.told) == 1
+    assert (
+        not comes(lambda: watch.verdict.why != "a rank failed: boom", NEVER)
+        and len(watch.told) == 1
+    )
 
 
 def test_who_fails_by_itself_is_not_told_to_end(watch):
@@ -308,7 +352,8 @@ def test_who_fails_by_itself_is_not_told_to_end(watch):
 def test_the_step_is_said_once_a_second(watch, monkeypatch):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    line, trainer = rank(watch), SimpleNamespace(current_epoch=1, global_step=7)
+    line = rank(watch)
+    trainer = SimpleNamespace(current_epoch=1, global_step=7)
     line.on_train_batch_start(trainer, None, None, 0)
     assert comes(lambda: watch.peers.status == "epoch 2, step 7")
     said = []

@@ -1,4 +1,7 @@
-"""What can be watched while a job runs, without AWS: TensorBoard on S3, and the toolkit's intermediate output."""
+"""What can be watched while a job runs, without AWS.
+
+TensorBoard on S3, and the toolkit's intermediate output.
+"""
 
 import json
 import os
@@ -26,7 +29,9 @@ WAIT = 120  # seconds at most for what should come within a few
 def running(*command: str, **variables: str) -> Iterator[subprocess.Popen]:
     """Run a Python module or file while the block lasts."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
-    process = subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, *command], env=environment, stdout=subprocess.DEVNULL
+    )
     try:
         yield process
     finally:
@@ -35,7 +40,7 @@ def running(*command: str, **variables: str) -> Iterator[subprocess.Popen]:
 
 
 def wait_for(found: Callable[[], object], *processes: subprocess.Popen) -> object:
-    """Return what `found` finds, as soon as it finds something, while the processes run."""
+    """Call `found` until it returns something, and return that; the processes have to run."""
     end = time.monotonic() + WAIT
     while time.monotonic() < end:
         assert all(process.poll() is None for process in processes)
@@ -46,22 +51,36 @@ def wait_for(found: Callable[[], object], *processes: subprocess.Popen) -> objec
 
 
 def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatch):
-    """A real TensorBoard on the bucket that the job logs to: the curve is there, and then it is longer."""
+    """A real TensorBoard shows the curve of a job while the job runs.
+
+    It reads the bucket that the job logs to: the curve appears, and then it grows.
+    """
     monkeypatch.chdir(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    flags = ["--logger.save_dir", bucket.uri("logs"), "--logger.flush_secs=1", "--trainer.log_every_n_steps=1"]
+    flags = [
+        "--logger.save_dir",
+        bucket.uri("logs"),
+        "--logger.flush_secs=1",
+        "--trainer.log_every_n_steps=1",
+    ]
     flags += ["--data.batch_size=64", "--trainer.max_epochs=1000", "--trainer.accelerator=cpu"]
     board = ["tensorboard.main", "--load_fast=false", "--reload_interval=1", "--port", str(port)]
     board += ["--logdir", bucket.uri("logs")]
 
     def points(more_than: int) -> int:
-        """Return how many points of train_loss TensorBoard shows, if they are more than so many."""
-        address = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?tag=train_loss&run=lightning_logs%2Fversion_0"
+        """Return how many points of train_loss TensorBoard shows.
+
+        Return 0 if they are not more than `more_than`.
+        """
+        address = (
+            f"http://127.0.0.1:{port}/data/plugin/scalars/scalars"
+            "?tag=train_loss&run=lightning_logs%2Fversion_0"
+        )
         try:
             with urllib.request.urlopen(address) as answer:
                 shown = len(json.load(answer))
-        except OSError:  # not up yet, or it has not seen this run yet
+        except OSError:  # TensorBoard has not started, or has not seen this run yet
             return 0
         return shown if shown > more_than else 0
 
@@ -74,12 +93,18 @@ def test_tensorboard_on_s3_while_the_job_runs(bucket, tmp_path: Path, monkeypatc
 
 
 def test_logging_does_not_put_the_whole_file_at_each_step(bucket, monkeypatch):
-    """Each flush on S3 is a new object of all that was ever logged, for which training would wait."""
+    """Logging does not upload the whole file at each step.
+
+    Each flush on S3 writes a new object with all that was ever logged, and training would wait for
+    it.
+    """
     for name, value in bucket.variables.items():
         monkeypatch.setenv(name, value)
     puts = []
     write = S3FileSystem.write
-    monkeypatch.setattr(S3FileSystem, "write", lambda *arguments: puts.append(1) or write(*arguments))
+    monkeypatch.setattr(
+        S3FileSystem, "write", lambda *arguments: puts.append(1) or write(*arguments)
+    )
     logger = Logger(bucket.uri("logs"), flush_secs=600)
     for step in range(50):  # as Lightning does
         logger.log_metrics({"train_loss": 1.0}, step)
@@ -96,7 +121,8 @@ os.makedirs(folder)
 with open(folder + "/curve.txt", "w") as file:
     file.write("half way")
 end = time.monotonic() + {WAIT}
-while not boto3.client("s3").list_objects_v2(Bucket=os.environ["BUCKET"], Prefix="out/").get("Contents"):
+bucket = os.environ["BUCKET"]
+while not boto3.client("s3").list_objects_v2(Bucket=bucket, Prefix="out/").get("Contents"):
     assert time.monotonic() < end
     time.sleep(0.5)
 print("SEEN")
@@ -104,7 +130,10 @@ print("SEEN")
 
 
 def test_intermediate_output(job: Job, bucket):
-    """The toolkit's own: what a program writes to output/intermediate is in S3 before the program has ended."""
+    """The toolkit uploads intermediate output while the program runs.
+
+    The program sees its own file of output/intermediate in S3 before it ends.
+    """
     job.write("code/train.py", WRITES_AND_WAITS)
     given = {"sagemaker_program": "train.py", "sagemaker_s3_output": bucket.uri("out")}
     job.write("input/config/hyperparameters.json", json.dumps(given))

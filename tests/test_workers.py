@@ -1,4 +1,7 @@
-"""Data workers, however they are started: a signal to the whole group costs no batch, and none is left behind."""
+"""Data workers, however they are started: a signal to the whole group loses no batch.
+
+And no worker is left behind.
+"""
 
 import os
 import signal
@@ -33,17 +36,24 @@ from numbers_of_mine import Numbers
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
-    loader, _ = exact(DataLoader(Numbers(), 2, num_workers=2, multiprocessing_context=sys.argv[1]), 7, "train")
+    loader, _ = exact(
+        DataLoader(Numbers(), 2, num_workers=2, multiprocessing_context=sys.argv[1]), 7, "train"
+    )
     loader.exactly.begin(0, 0, 0)
     print("begins", flush=True)
     print([batch.tolist() for batch in loader if not print("a batch", flush=True)], flush=True)
 """
 CASES = [
     pytest.param(method, when, marks=() if few else pytest.mark.soak)
-    for method, when, few in [("fork", "begins", False), ("fork", "a batch", False), ("spawn", "begins", True),
-                              ("spawn", "a batch", False), ("forkserver", "begins", False),
-                              ("forkserver", "a batch", True)]
-]  # fmt: skip
+    for method, when, few in [
+        ("fork", "begins", False),
+        ("fork", "a batch", False),
+        ("spawn", "begins", True),
+        ("spawn", "a batch", False),
+        ("forkserver", "begins", False),
+        ("forkserver", "a batch", True),
+    ]
+]
 LIMIT = 120  # seconds
 
 
@@ -53,14 +63,17 @@ class Loading:
     def __init__(self, folder: Path, method: str) -> None:
         (folder / "numbers_of_mine.py").write_text(SOURCE)
         (folder / "program.py").write_text(PROGRAM)
-        self.log, self.method = folder / "log", method
+        self.log = folder / "log"
+        self.method = method
         with self.log.open("w") as log:
             environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}"}
-            self.process = warm.start(["python", folder / "program.py", method], folder, environment, log.fileno())
+            self.process = warm.start(
+                ["python", folder / "program.py", method], folder, environment, log.fileno()
+            )
 
     @property
     def said(self) -> str:
-        """What it has said."""
+        """The output of the process so far."""
         return self.log.read_text()
 
     def below(self) -> list[psutil.Process]:
@@ -68,9 +81,11 @@ class Loading:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def until(self, when: str) -> None:
-        """Wait until the first worker starts, or there is a batch."""
+        """Wait until the output has `when`, and there is a worker."""
         end = time.monotonic() + LIMIT
-        while when not in self.said or not any("resource_tracker" not in one.cmdline()[-1] for one in self.below()):
+        while when not in self.said or not any(
+            "resource_tracker" not in one.cmdline()[-1] for one in self.below()
+        ):
             assert self.process.poll() is None and time.monotonic() < end, self.said
             time.sleep(0.01)
 
@@ -82,7 +97,10 @@ def test_a_signal_to_the_group_costs_no_batch(tmp_path: Path, method, when):
     for process in [*loading.below(), loading.process]:
         process.send_signal(signal.SIGTERM)
     assert loading.process.wait(LIMIT) == 0, loading.said
-    assert "heard" in loading.said and "[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]" in loading.said
+    assert (
+        "heard" in loading.said
+        and "[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]" in loading.said
+    )
 
 
 @pytest.mark.parametrize(("method", "when"), CASES)

@@ -1,4 +1,7 @@
-"""N ranks compute what one process would, agree before they start, and step as far as N should."""
+"""N ranks compute what one process would, and agree before they start.
+
+Their learning rate follows their number.
+"""
 
 import pickle
 import re
@@ -22,25 +25,31 @@ from app.train import APPLICATION
 pytestmark = pytest.mark.slow
 
 BATCH = 12  # the global batch
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}  # float32 sums in another order; without the weights it is 1e-2 and more
+# Float32 sums in another order; without the weights the difference is 1e-2 and more.
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 def fit(size: int, accumulate: int = 1, weighed: bool = True, **options):
     """Train two epochs on this rank; return what the model noted, and its weights."""
     world = int(ranks.os.environ.get("WORLD_SIZE", 1))
-    model, callbacks = ranks.Regression(), [RankConsistency(SageMakerEnvironment(), {})] if weighed else []
+    model = ranks.Regression()
+    callbacks = [RankConsistency(SageMakerEnvironment(), {})] if weighed else []
     data = ranks.Numbered(size + 4, batch_size=BATCH // world, **options)
     ranks.trainer(callbacks, accumulate_grad_batches=accumulate).fit(model, data)
     return model.seen, model.losses, model.gradients, model.weights
 
 
 def as_one_process(size: int, world: int, accumulate: int = 1):
-    """Return losses, gradients and weights of plain PyTorch on the global batches, of whatever they consist."""
+    """Return losses, gradients and weights of plain PyTorch on the global batches.
+
+    A global batch is the batches of all ranks, whatever their sizes are.
+    """
     data = ranks.Numbered(size + 4, batch_size=BATCH // world)
     data.setup("fit")
     model = ranks.Regression()
     optimizer = model.configure_optimizers()
-    losses, gradients = [], []
+    losses = []
+    gradients = []
     for epoch in range(2):
         loaders = [loader_of(data, rank, world, epoch) for rank in range(world)]
         for batch, parts in enumerate(zip(*loaders, strict=True)):
@@ -48,17 +57,28 @@ def as_one_process(size: int, world: int, accumulate: int = 1):
             losses.append(loss.item())
             (loss / accumulate).backward()
             if (batch + 1) % accumulate == 0 or batch + 1 == len(loaders[0]):
-                gradients.append(torch.cat([each.grad.flatten().clone() for each in model.parameters()]))
+                gradients.append(
+                    torch.cat([each.grad.flatten().clone() for each in model.parameters()])
+                )
                 optimizer.step()
                 optimizer.zero_grad()
     return losses, gradients, model.weights
 
 
 def loader_of(data: ranks.Numbered, rank: int, world: int, epoch: int) -> ResidentLoader:
-    """Return what data module `data` makes for a rank, at the start of an epoch."""
+    """Return the loader that data module `data` makes for a rank, at the start of an epoch."""
     loader = data.train_dataloader()
-    options = {"seed": data.seed, "shuffle": True, "augment": True, "flip": True, "rank": rank, "world_size": world}
-    made = ResidentLoader(loader.data, batch_size=data.batch_size, normalize=loader.normalize, **options)
+    options = {
+        "seed": data.seed,
+        "shuffle": True,
+        "augment": True,
+        "flip": True,
+        "rank": rank,
+        "world_size": world,
+    }
+    made = ResidentLoader(
+        loader.data, batch_size=data.batch_size, normalize=loader.normalize, **options
+    )
     made.position = lambda: (epoch, 0)
     return made
 
@@ -67,15 +87,17 @@ def loader_of(data: ranks.Numbered, rank: int, world: int, epoch: int) -> Reside
     ("world", "size", "accumulate"),
     [
         (2, 36, 1),  # whole batches only
-        (2, 41, 1),  # the last one has 5 samples: 3 + 2
-        (2, 37, 1),  # it has 13: a rank of its own for one sample there is not
+        (2, 41, 1),  # the last batch has 5 samples: 3 + 2
+        (2, 37, 1),  # the last batch has 13: no rank gets one sample alone
         (3, 41, 1),
-        (3, 40, 2),  # two batches a step, of which the last one is uneven
+        (3, 40, 2),  # two batches a step; the last batch is uneven
         (4, 41, 3),  # and a step of that batch alone
         (4, 38, 1),
     ],
 )
-def test_gradients_losses_and_weights_are_those_of_one_process(tmp_path: Path, world, size, accumulate):
+def test_gradients_losses_and_weights_are_those_of_one_process(
+    tmp_path: Path, world, size, accumulate
+):
     ended = ranks.run(fit, size, accumulate, nodes=[world], folder=tmp_path)
     assert not any(rank.error for rank in ended), ended[0].said
     losses, gradients, weights = as_one_process(size, world, accumulate)
@@ -89,7 +111,7 @@ def test_gradients_losses_and_weights_are_those_of_one_process(tmp_path: Path, w
         sizes = torch.tensor([len(rank.value[0][batch]) for rank in ended])
         theirs = torch.tensor([rank.value[1][batch] for rank in ended])
         torch.testing.assert_close(((sizes * theirs).sum() / sizes.sum()).item(), loss, **CLOSE)
-    # Every sample once an epoch, over all ranks.
+    # All ranks together see each sample once an epoch.
     for epoch in range(2):
         half = slice(epoch * len(losses) // 2, (epoch + 1) * len(losses) // 2)
         numbers = [number for rank in ended for batch in rank.value[0][half] for number in batch]
@@ -97,7 +119,7 @@ def test_gradients_losses_and_weights_are_those_of_one_process(tmp_path: Path, w
 
 
 def test_lightning_in_one_process_is_plain_pytorch():
-    """The same global batches, by another way: world size 1."""
+    """The same global batches by another path: world size 1."""
     _, losses, gradients, weights = fit(41)
     expected = as_one_process(41, 1)
     torch.testing.assert_close(weights, expected[2], **CLOSE)
@@ -105,7 +127,7 @@ def test_lightning_in_one_process_is_plain_pytorch():
 
 
 def test_it_is_the_weights_that_do_it(tmp_path: Path):
-    """Without them, DDP counts a rank's sample of a small slice for more."""
+    """Without the weights, DDP counts a sample of a rank with few samples for more."""
     ended = ranks.run(fit, 41, 1, False, folder=tmp_path)
     difference = (ended[0].value[2][3] - as_one_process(41, 2)[1][3]).abs().max()
     assert difference > 1e-2
@@ -114,7 +136,8 @@ def test_it_is_the_weights_that_do_it(tmp_path: Path):
 def plain_ddp(size: int):
     """Return the weights after two epochs of PyTorch's own DDP on the data module's batches."""
     torch.distributed.init_process_group("gloo")
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank = torch.distributed.get_rank()
+    world = torch.distributed.get_world_size()
     data = ranks.Numbered(size + 4, batch_size=BATCH // world)
     data.setup("fit")
     model = ranks.Regression()
@@ -140,7 +163,7 @@ def test_even_batches_are_plain_ddp(tmp_path: Path, world):
         torch.testing.assert_close(weights, theirs[0].value, **CLOSE)
 
 
-# What the ranks were told ---------------------------------------------------------------------------------------------
+# What the ranks were told -------------------------------------------------------------------------
 
 
 def host(node: int, **variables: str) -> dict[str, str]:
@@ -156,65 +179,112 @@ def fit_by_flags(flags: dict[int, list[str]], *for_all: str) -> int:
     return made.trainer.global_step
 
 
-SHORT = ["--data.batch_size=64", "--trainer.max_steps=2", "--trainer.limit_val_batches=1", "--trainer.accelerator=cpu"]
+SHORT = [
+    "--data.batch_size=64",
+    "--trainer.max_steps=2",
+    "--trainer.limit_val_batches=1",
+    "--trainer.accelerator=cpu",
+]
 
 
 def test_ranks_that_were_told_the_same_train(tmp_path: Path):
-    """Though what names the host differs, and a random seed is another one on each."""
+    """Variables that name the host differ, and each host draws another random seed."""
     ended = ranks.run(
-        fit_by_flags, {}, *SHORT, "--seed_everything=true", "--lr_scaling=sqrt", nodes=[1, 1], folder=tmp_path,
+        fit_by_flags,
+        {},
+        *SHORT,
+        "--seed_everything=true",
+        "--lr_scaling=sqrt",
+        nodes=[1, 1],
+        folder=tmp_path,
         variables=lambda node: host(
-            node, SM_OUTPUT_DATA_DIR=str(tmp_path / f"one-{node}"), SM_CHECKPOINT_DIR=str(tmp_path / f"two-{node}")
+            node,
+            SM_OUTPUT_DATA_DIR=str(tmp_path / f"one-{node}"),
+            SM_CHECKPOINT_DIR=str(tmp_path / f"two-{node}"),
         ),
-    )  # fmt: skip
+    )
     assert [rank.value for rank in ended] == [2, 2], ended[1].said
-    line = "world_size=2 hosts=2 lr_scaling=sqrt lr=0.001 -> 0.00141421 effective_batch_size=128 (64 x 2 ranks x 1"
+    line = (
+        "world_size=2 hosts=2 lr_scaling=sqrt lr=0.001 -> 0.00141421 effective_batch_size=128 "
+        "(64 x 2 ranks x 1"
+    )
     assert [line in rank.said for rank in ended] == [True, False]
 
 
 CONTRADICTIONS = {
-    "a flag": ({}, {1: ["--data.batch_size=32"]}, "--data.batch_size: algo-1 (rank 0) has 64, algo-2 (rank 1) has 32; "
-               "give all hosts the same flags"),
-    "a group of flags": ({}, {1: ["--optimizer=SGD", "--optimizer.lr=0.1"]}, "--optimizer: algo-1 (rank 0) has None, "
-                         "algo-2 (rank 1) has torch.optim.SGD"),
-    "a secret": ({}, {0: ["--logger.name=sk-0123456789abc"], 1: ["--logger.name=sk-1123456789abc"]},
-                 "--logger.name: algo-1 (rank 0) has ******, algo-2 (rank 1) has ******"),
-    "the program": ({"SAGEMAKER_LIGHTNING_REVISION": "abc"}, {}, "program version: algo-1 (rank 0) has unknown, algo-2 "
-                    "(rank 1) has abc; start all hosts from the same image"),
-    "the hosts": ({"SM_HOSTS": '["algo-2", "algo-3"]'}, {}, "hosts: algo-1 (rank 0) has algo-1, algo-2, "
-                  "algo-2 (rank 1) has algo-2, algo-3"),
-}  # fmt: skip
+    "a flag": (
+        {},
+        {1: ["--data.batch_size=32"]},
+        "--data.batch_size: algo-1 (rank 0) has 64, algo-2 (rank 1) has 32; "
+        "give all hosts the same flags",
+    ),
+    "a group of flags": (
+        {},
+        {1: ["--optimizer=SGD", "--optimizer.lr=0.1"]},
+        "--optimizer: algo-1 (rank 0) has None, algo-2 (rank 1) has torch.optim.SGD",
+    ),
+    "a secret": (
+        {},
+        {0: ["--logger.name=sk-0123456789abc"], 1: ["--logger.name=sk-1123456789abc"]},
+        "--logger.name: algo-1 (rank 0) has ******, algo-2 (rank 1) has ******",
+    ),
+    "the program": (
+        {"SAGEMAKER_LIGHTNING_REVISION": "abc"},
+        {},
+        "program version: algo-1 (rank 0) has unknown, algo-2 "
+        "(rank 1) has abc; start all hosts from the same image",
+    ),
+    "the hosts": (
+        {"SM_HOSTS": '["algo-2", "algo-3"]'},
+        {},
+        "hosts: algo-1 (rank 0) has algo-1, algo-2, algo-2 (rank 1) has algo-2, algo-3",
+    ),
+}
 
 
-@pytest.mark.parametrize(("variables", "flags", "says"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
+@pytest.mark.parametrize(
+    ("variables", "flags", "says"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys()
+)
 def test_a_contradiction_is_one_line_on_every_rank(tmp_path: Path, variables, flags, says):
     ended = ranks.run(
-        fit_by_flags, flags, *SHORT, nodes=[1, 1], folder=tmp_path,
+        fit_by_flags,
+        flags,
+        *SHORT,
+        nodes=[1, 1],
+        folder=tmp_path,
         variables=lambda node: host(node, **(variables if node else {})),
-    )  # fmt: skip
+    )
     assert len({rank.error for rank in ended}) == 1
-    assert ended[0].error.startswith(f"UserError: {says}") and "\n" not in ended[0].error, ended[0].said
+    assert ended[0].error.startswith(f"UserError: {says}") and "\n" not in ended[0].error, ended[
+        0
+    ].said
 
 
 def test_hosts_with_other_files(tmp_path: Path):
-    """One pixel."""
+    """The files differ in one pixel."""
     for node in range(2):
         folder = conftest.write_cifar(tmp_path / f"data-{node}")
     content = conftest.batch(40, 4)
     content["data"][7, 7] += 1
     (folder / "data_batch_5").write_bytes(pickle.dumps(content))
     ended = ranks.run(
-        fit_by_flags, {}, *SHORT, "--data.val_split=20", nodes=[1, 1], folder=tmp_path,
+        fit_by_flags,
+        {},
+        *SHORT,
+        "--data.val_split=20",
+        nodes=[1, 1],
+        folder=tmp_path,
         variables=lambda node: host(node, SM_CHANNEL_TRAINING=str(tmp_path / f"data-{node}")),
-    )  # fmt: skip
+    )
     says = (
-        r"UserError: dataset fingerprint: algo-1 \(rank 0\) has (\w{16}), algo-2 \(rank 1\) has (?!\1)\w{16}; give all"
+        r"UserError: dataset fingerprint: algo-1 \(rank 0\) has (\w{16}), algo-2 \(rank 1\) "
+        r"has (?!\1)\w{16}; give all"
     )
     assert all(re.match(says, rank.error) for rank in ended), ended[0].said
 
 
 class Fingerprinted(ranks.Numbered):
-    """A user's data module that says by a method what it holds."""
+    """A user's data module with a method that says what it holds."""
 
     fingerprint = None
 
@@ -231,15 +301,22 @@ def fit_fingerprinted() -> None:
 
 def test_a_users_own_fingerprint(tmp_path: Path):
     ended = ranks.run(fit_fingerprinted, folder=tmp_path)
-    says = "UserError: dataset fingerprint: localhost (rank 0) has set 0, localhost (rank 1) has set 1"
+    says = (
+        "UserError: dataset fingerprint: localhost (rank 0) has set 0, localhost (rank 1) has set 1"
+    )
     assert all(rank.error.startswith(says) for rank in ended), ended[0].said
 
 
 class Uneven(ranks.Numbered):
-    """A user's own loaders, of another length on each rank; Lightning gives each rank a part of it."""
+    """A user's own loaders with another length on each rank.
+
+    Lightning gives each rank a part of its loader.
+    """
 
     def train_dataloader(self):
-        return torch.utils.data.DataLoader(torch.arange(20 + 20 * self.trainer.global_rank), batch_size=5)
+        return torch.utils.data.DataLoader(
+            torch.arange(20 + 20 * self.trainer.global_rank), batch_size=5
+        )
 
 
 def fit_uneven() -> None:
@@ -248,11 +325,14 @@ def fit_uneven() -> None:
 
 def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
     ended = ranks.run(fit_uneven, folder=tmp_path)
-    says = "UserError: batches of an epoch: localhost (rank 0) has 2, localhost (rank 1) has 4; give all hosts as many"
+    says = (
+        "UserError: batches of an epoch: localhost (rank 0) has 2, localhost (rank 1) has 4; "
+        "give all hosts as many"
+    )
     assert all(rank.error.startswith(says) for rank in ended), ended[0].said
 
 
-# The learning rate ----------------------------------------------------------------------------------------------------
+# The learning rate --------------------------------------------------------------------------------
 
 torch_schedulers = torch.optim.lr_scheduler
 SCHEDULERS = {
@@ -261,17 +341,28 @@ SCHEDULERS = {
     "LambdaLR": lambda it: torch_schedulers.LambdaLR(it, lambda step: 1 / (1 + step)),
     "PolynomialLR": lambda it: torch_schedulers.PolynomialLR(it, 6),
     "CosineAnnealingLR": lambda it: torch_schedulers.CosineAnnealingLR(it, 6, eta_min=0.01),
-    "CosineAnnealingWarmRestarts": lambda it: torch_schedulers.CosineAnnealingWarmRestarts(it, 3, eta_min=0.01),
+    "CosineAnnealingWarmRestarts": lambda it: torch_schedulers.CosineAnnealingWarmRestarts(
+        it, 3, eta_min=0.01
+    ),
     "OneCycleLR": lambda it: torch_schedulers.OneCycleLR(it, max_lr=0.3, total_steps=8),
     "CyclicLR": lambda it: torch_schedulers.CyclicLR(it, base_lr=0.02, max_lr=0.2, step_size_up=2),
-    "ReduceLROnPlateau": lambda it: torch_schedulers.ReduceLROnPlateau(it, "max", patience=0, min_lr=0.02),
+    "ReduceLROnPlateau": lambda it: torch_schedulers.ReduceLROnPlateau(
+        it, "max", patience=0, min_lr=0.02
+    ),
     "SequentialLR": lambda it: torch_schedulers.SequentialLR(
         it,
-        [torch_schedulers.LinearLR(it, 0.1, total_iters=3), torch_schedulers.CosineAnnealingLR(it, 5, eta_min=0.01)],
+        [
+            torch_schedulers.LinearLR(it, 0.1, total_iters=3),
+            torch_schedulers.CosineAnnealingLR(it, 5, eta_min=0.01),
+        ],
         milestones=[3],
     ),
     "ChainedScheduler": lambda it: torch_schedulers.ChainedScheduler(
-        [torch_schedulers.LinearLR(it, 0.1, total_iters=3), torch_schedulers.ExponentialLR(it, 0.9)], optimizer=it
+        [
+            torch_schedulers.LinearLR(it, 0.1, total_iters=3),
+            torch_schedulers.ExponentialLR(it, 0.9),
+        ],
+        optimizer=it,
     ),
 }
 
@@ -281,7 +372,8 @@ class Scheduled(ranks.Regression):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.name, self.rates = name, []
+        self.name = name
+        self.rates = []
 
     def configure_optimizers(self):
         first, *others = self.parameters()
@@ -289,7 +381,11 @@ class Scheduled(ranks.Regression):
         optimizer = torch.optim.SGD(groups, self.lr, momentum=0.9)
         if not SCHEDULERS[self.name]:
             return optimizer
-        scheduler = {"scheduler": SCHEDULERS[self.name](optimizer), "interval": "step", "monitor": "loss"}
+        scheduler = {
+            "scheduler": SCHEDULERS[self.name](optimizer),
+            "interval": "step",
+            "monitor": "loss",
+        }
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def training_step(self, batch, batch_idx):
@@ -302,12 +398,18 @@ class Scheduled(ranks.Regression):
 
 
 def curves(scaling: str, stops_at: int | None = None, goes_on: bool = False) -> dict[str, list]:
-    """Return the learning rates of 8 steps with each scheduler; up to a checkpoint, or from there on."""
+    """Return the learning rates of 8 steps with each scheduler.
+
+    They are those up to a checkpoint, or those from a checkpoint on, if asked for.
+    """
     found = {}
     for name in SCHEDULERS:
-        model, path = Scheduled(name), f"../{name}.ckpt"
+        model = Scheduled(name)
+        path = f"../{name}.ckpt"
         made = ranks.trainer(
-            [RankConsistency(SageMakerEnvironment(), {}, scaling)], max_steps=stops_at or 8, max_epochs=-1
+            [RankConsistency(SageMakerEnvironment(), {}, scaling)],
+            max_steps=stops_at or 8,
+            max_epochs=-1,
         )
         made.fit(model, ranks.Numbered(44, batch_size=5), ckpt_path=path if goes_on else None)
         if stops_at:
@@ -323,26 +425,51 @@ def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Pa
     linear = ranks.run(curves, "linear", folder=tmp_path)[0]
     assert not linear.error, linear.said
     root = ranks.run(curves, "sqrt", nodes=[3], folder=tmp_path)[0].value
-    # Two ranks stop after three steps; then go on: two of them, one alone, and two that do not scale.
+    # Two ranks stop after three steps. Then three runs go on: two ranks, one rank alone, and two
+    # ranks that do not scale.
     until = ranks.run(curves, "linear", 3, folder=tmp_path)[0].value
     after = ranks.run(curves, "linear", None, True, folder=tmp_path)[0].value
     unscaled = ranks.run(curves, "none", None, True, folder=tmp_path)[0].value
     alone = curves("linear", goes_on=True)
     for name, rates in plain.items():
         rates = torch.tensor(rates, dtype=torch.float64)
-        expected = {"linear": 2 * rates, "root": 3**0.5 * rates, "until": 2 * rates[:3], "after": 2 * rates[3:]}
+        expected = {
+            "linear": 2 * rates,
+            "root": 3**0.5 * rates,
+            "until": 2 * rates[:3],
+            "after": 2 * rates[3:],
+        }
         found = {"linear": linear.value, "root": root, "until": until, "after": after}
         for case, curve in found.items():
             theirs = torch.tensor(curve[name], dtype=torch.float64)
-            torch.testing.assert_close(theirs, expected[case], rtol=1e-9, atol=0, msg=f"{name} {case} {theirs} {rates}")
+            torch.testing.assert_close(
+                theirs, expected[case], rtol=1e-9, atol=0, msg=f"{name} {case} {theirs} {rates}"
+            )
         for curve in (alone, unscaled):
-            torch.testing.assert_close(torch.tensor(curve[name], dtype=torch.float64), rates[3:], rtol=1e-9, atol=0)
+            torch.testing.assert_close(
+                torch.tensor(curve[name], dtype=torch.float64), rates[3:], rtol=1e-9, atol=0
+            )
 
 
 def test_with_an_optimizer_by_flags(tmp_path: Path):
-    flags = ["--optimizer=SGD", "--optimizer.lr=0.01", "--lr_scheduler=StepLR", "--lr_scheduler.step_size=1"]
-    ended = ranks.run(fit_by_flags, {}, *SHORT, *flags, "--lr_scaling=linear", "--trainer.devices=2", folder=tmp_path)
-    assert "lr_scaling=linear lr=0.01 -> 0.02 effective_batch_size=128" in ended[0].said, ended[0].said
+    flags = [
+        "--optimizer=SGD",
+        "--optimizer.lr=0.01",
+        "--lr_scheduler=StepLR",
+        "--lr_scheduler.step_size=1",
+    ]
+    ended = ranks.run(
+        fit_by_flags,
+        {},
+        *SHORT,
+        *flags,
+        "--lr_scaling=linear",
+        "--trainer.devices=2",
+        folder=tmp_path,
+    )
+    assert "lr_scaling=linear lr=0.01 -> 0.02 effective_batch_size=128" in ended[0].said, ended[
+        0
+    ].said
 
 
 def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
@@ -353,7 +480,9 @@ def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
     assert "lr_scaling" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)])
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)]
+)
 def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(given, expected):
     trainer = Trainer(accelerator="cpu", devices=2, strategy=DDPStrategy(**given), logger=False)
     RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
@@ -362,6 +491,11 @@ def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(given, exp
 
 @pytest.mark.parametrize(("ranks", "static", "told"), [(2, True, 0), (3, True, 1), (3, False, 0)])
 def test_buckets_of_another_order_after_the_first_step_are_told(capsys, ranks, static, told):
-    trainer = Trainer(accelerator="cpu", devices=ranks, strategy=DDPStrategy(static_graph=static), logger=False)
+    trainer = Trainer(
+        accelerator="cpu", devices=ranks, strategy=DDPStrategy(static_graph=static), logger=False
+    )
     RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
-    assert capsys.readouterr().out.count("static_graph adds the gradients of 3 ranks in another order") == told
+    assert (
+        capsys.readouterr().out.count("static_graph adds the gradients of 3 ranks in another order")
+        == told
+    )

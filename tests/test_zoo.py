@@ -1,4 +1,7 @@
-"""User code of many kinds, interrupted at random moments: a handful here, all of it in the soak (docs/zoo.md)."""
+"""User code of many kinds, interrupted at random moments: a handful of the zoo.
+
+The soak runs all of it (docs/zoo.md).
+"""
 
 import json
 import os
@@ -30,13 +33,15 @@ QUICK = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "launcher"), QUICK.items())
 def test_a_few(tmp_path, name, launcher):
-    """Stopped within the second epoch, and killed in the epoch's rest, after a checkpoint."""
+    """Each is stopped in the second epoch, and killed after a checkpoint in the rest of it."""
     reference = rounds.left_alone(tmp_path / "alone", CONFIGURATIONS[name], launcher)
     moments = [
         rounds.Interruption("SIGTERM", "self", f"hook 0 {int(reference.hooks * 0.55)} 0"),
         rounds.Interruption("SIGKILL", "all", f"hook 0 {int(reference.hooks * 0.2)} 0"),
     ]
-    done = rounds.interrupted(tmp_path / "run", reference, rounds.Round(name, launcher, 0, every=3), moments)
+    done = rounds.interrupted(
+        tmp_path / "run", reference, rounds.Round(name, launcher, 0, every=3), moments
+    )
     assert [one.status for one in done.interruptions] == [143, -9], done
     assert done.outcome == ("said" if "iterator" in name else "identical"), done
 
@@ -44,7 +49,8 @@ def test_a_few(tmp_path, name, launcher):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("name", "launcher"), [(name, way) for name, one in CONFIGURATIONS.items() for way in launchers(one)]
+    ("name", "launcher"),
+    [(name, way) for name, one in CONFIGURATIONS.items() for way in launchers(one)],
 )
 def test_all(tmp_path, name, launcher):
     reference = rounds.left_alone(tmp_path / "alone", CONFIGURATIONS[name], launcher)
@@ -55,23 +61,33 @@ def test_all(tmp_path, name, launcher):
 
 @pytest.mark.slow
 def test_other_weights_are_found(tmp_path):
-    """The zoo itself: a job that is compared with one of another configuration is wrong, in all that differs."""
+    """The zoo finds other weights.
+
+    A job that is compared with one of another configuration is wrong in all that differs.
+    """
     reference = rounds.left_alone(tmp_path / "alone", CONFIGURATIONS["Noam"], "process")
-    done = rounds.interrupted(tmp_path / "run", reference, rounds.Round("the control", "process", SEED), [])
+    done = rounds.interrupted(
+        tmp_path / "run", reference, rounds.Round("the control", "process", SEED), []
+    )
     assert done.outcome == "wrong"
     assert [part.partition(":")[0] for part in done.detail.split("; ")][:1] == ["weights"]
 
 
 @pytest.mark.slow
 def test_the_commands_of_the_page(tmp_path):
-    """They do a round that is not in the file yet, and make the table."""
-    results, page = tmp_path / "zoo.jsonl", tmp_path / "page.md"
-    (commands,) = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs/zoo.md").read_text(), re.MULTILINE | re.DOTALL)
+    """They run a round that is not in the file yet, and make the table."""
+    results = tmp_path / "zoo.jsonl"
+    page = tmp_path / "page.md"
+    (commands,) = re.findall(
+        r"^```sh\n(.*?)^```$", (ROOT / "docs/zoo.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     doing, reporting = commands.replace("output/zoo.jsonl", str(results)).splitlines()
     before = rounds.Round("the control", "process", 1, outcome="identical")
     results.write_text(json.dumps(before.row()) + "\n")
     line = doing.replace("--rounds=1", "--rounds=2 --launcher=process --interruptions=1 --jobs=1")
-    done = subprocess.run(["bash", "-c", line], cwd=ROOT, text=True, stdout=subprocess.PIPE, timeout=300)
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=ROOT, text=True, stdout=subprocess.PIPE, timeout=300
+    )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("identical the control [") == 1, done.stdout
     found = [json.loads(row) for row in results.read_text().splitlines()]

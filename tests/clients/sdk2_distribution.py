@@ -1,4 +1,7 @@
-"""What SDK 2 sends for distributions, as JSON; no job runs: python sdk2_distribution.py '[{"pytorchddp": ...}, ...]'"""
+"""What SDK 2 sends for distributions, as JSON; no job runs.
+
+python sdk2_distribution.py '[{"pytorchddp": ...}, ...]'
+"""
 
 import json
 import sys

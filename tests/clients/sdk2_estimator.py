@@ -1,4 +1,7 @@
-"""SDK 2's Estimator on this machine: python sdk2_estimator.py '{"image_uri": ..., "inputs": ..., ...}'"""
+"""SDK 2's Estimator on this machine.
+
+python sdk2_estimator.py '{"image_uri": ..., "inputs": ..., ...}'
+"""
 
 import json
 import sys

@@ -1,4 +1,7 @@
-"""SDK 2's PyTorch with a script of one's own: python sdk2_pytorch.py '{"image_uri": ..., "entry_point": ..., ...}'"""
+"""SDK 2's PyTorch with a script of one's own.
+
+python sdk2_pytorch.py '{"image_uri": ..., "entry_point": ..., ...}'
+"""
 
 import json
 import sys

@@ -1,4 +1,7 @@
-"""SDK 2's Estimator on AWS, as the tutorial's run_sagemaker.py has it: python sdk2_session.py '[{...}, {...}]'"""
+"""SDK 2's Estimator on AWS, as the tutorial's run_sagemaker.py uses it.
+
+python sdk2_session.py '[{...}, {...}]'
+"""
 
 import json
 import sys

@@ -8,7 +8,10 @@ from sagemaker.core.training.configs import Compute, InputData
 from sagemaker.train.model_trainer import ModelTrainer
 
 job = json.loads(sys.argv[1])
-inputs = [InputData(channel_name=name, data_source=source) for name, source in job.pop("inputs", {}).items()]
+inputs = [
+    InputData(channel_name=name, data_source=source)
+    for name, source in job.pop("inputs", {}).items()
+]
 trainer = ModelTrainer(
     compute=Compute(**job.pop("compute")),
     output_data_config=OutputDataConfig(s3_output_path=job.pop("output")),

@@ -1,6 +1,7 @@
-"""The conformance zoo: configurations of user code, interrupted at random moments, and what comes of each.
+"""The conformance zoo: configurations of user code, interrupted at random moments.
 
-`users` has the code, as somebody writes it who has read the documentation of Lightning, torch and torchmetrics, and
-nothing of ours; `table` names the configurations; `program` is what their processes run; `rounds` runs, interrupts and
-compares them; `report` makes the table of the documentation from the results.
+Each round says what became of its job. `users` has the code, written as a user writes it who has
+read the documentation of Lightning, torch and torchmetrics, and nothing of ours. `table` names the
+configurations; their processes run `program`. `rounds` runs, interrupts and compares them. `report`
+makes the table of the documentation from the results.
 """

@@ -1,13 +1,14 @@
 """Runs the conformance zoo, and makes the table of the documentation.
 
-    python -m tests.zoo run --rounds=4 --seed=1 --jobs=2 --results=results/zoo.jsonl [--only TEXT] [--interruptions=3]
+    python -m tests.zoo run --rounds=4 --seed=1 --jobs=2 --results=results/zoo.jsonl
+        [--only TEXT] [--interruptions=3]
     python -m tests.zoo report results/zoo.jsonl [--write docs/zoo.md]
     python -m tests.zoo list
 
-`run` takes each configuration in turn, leaves it alone once for each way in which it is launched, and then does rounds:
-a job is interrupted up to so many times, lets it end, and is compared. A line of JSON is added to the file of results
-for each round; a round that is in it already is not done again. It ends with status 1 if an outcome is none of
-"identical" and "said".
+`run` takes each configuration in turn. It first runs the configuration uninterrupted, once for each
+way to launch it. Then it does rounds: it interrupts a job up to so many times, lets it end, and
+compares it. Each round adds a line of JSON to the file of results; a round that is in the file
+already is not done again. `run` ends with status 1 if an outcome is neither "identical" nor "said".
 """
 
 import argparse
@@ -29,13 +30,15 @@ RIGHT = ("identical", "said")
 
 
 def launchers(configuration) -> list[str]:
-    """Return the ways in which a configuration is launched, the one that is cheapest first."""
+    """Return the ways to launch a configuration, the cheapest first."""
     from zoo.rounds import LAUNCHERS
 
     return [name for name, ranks in LAUNCHERS.items() if ranks in configuration.ranks]
 
 
-def planned(ways: list[str], configuration, rounds: int, seed: int, done: set[tuple]) -> dict[str, list[int]]:
+def planned(
+    ways: list[str], configuration, rounds: int, seed: int, done: set[tuple]
+) -> dict[str, list[int]]:
     """Return the seeds of the rounds that are to be done, by launcher; `ways` take turns."""
     plan: dict[str, list[int]] = {}
     for number in range(rounds if ways else 0):
@@ -52,10 +55,16 @@ def run(given: argparse.Namespace) -> int:
 
     results = Path(given.results)
     results.parent.mkdir(parents=True, exist_ok=True)
-    before = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    before = (
+        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    )
     done = {(row["configuration"], row["launcher"], row["seed"]) for row in before}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True, stdout=subprocess.PIPE)
-    lock, outcomes, interruptions = Lock(), Counter(), Counter()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True, stdout=subprocess.PIPE
+    )
+    lock = Lock()
+    outcomes = Counter()
+    interruptions = Counter()
     rounds.warm.ensure_server()
 
     def add(round: rounds.Round, folder: Path) -> None:
@@ -69,9 +78,12 @@ def run(given: argparse.Namespace) -> int:
             with results.open("a") as file:
                 file.write(json.dumps(round.row()) + "\n")
             how = (
-                f"{round.launcher}, seed {round.seed}, {len(round.interruptions)} interruptions, {round.seconds:.1f} s"
+                f"{round.launcher}, seed {round.seed}, {len(round.interruptions)} "
+                f"interruptions, {round.seconds:.1f} s"
             )
-            print(f"{round.outcome:10}{round.configuration} [{how}] {round.detail[:400]}", flush=True)
+            print(
+                f"{round.outcome:10}{round.configuration} [{how}] {round.detail[:400]}", flush=True
+            )
 
     def one(work: tuple) -> None:
         configuration, way, seeds = work
@@ -89,7 +101,11 @@ def run(given: argparse.Namespace) -> int:
                 add(rounds.interrupted(place, reference, round, moments), place)
                 shutil.rmtree(place, ignore_errors=True)
 
-    chosen = [c for c in CONFIGURATIONS.values() if re.search(given.only, c.name) and given.subject in c.subject]
+    chosen = [
+        c
+        for c in CONFIGURATIONS.values()
+        if re.search(given.only, c.name) and given.subject in c.subject
+    ]
     work = []
     for configuration in chosen:
         ways = [way for way in launchers(configuration) if re.search(given.launcher, way)]
@@ -101,14 +117,15 @@ def run(given: argparse.Namespace) -> int:
         for _ in pool.map(one, work):
             pass
     print(
-        f"{sum(outcomes.values())} rounds with {sum(interruptions.values())} interruptions: {dict(outcomes)}",
+        f"{sum(outcomes.values())} rounds with {sum(interruptions.values())} interruptions: "
+        f"{dict(outcomes)}",
         flush=True,
     )
     return int(any(outcome not in RIGHT for outcome in outcomes))
 
 
 def failure(error: Exception) -> tuple[str, str]:
-    """Return outcome and detail of a configuration that fails when it is left alone."""
+    """Return outcome and detail of a configuration that fails when it is uninterrupted."""
     from zoo.rounds import NOT_EXACT
 
     plainly = NOT_EXACT.search(str(error))
@@ -118,7 +135,9 @@ def failure(error: Exception) -> tuple[str, str]:
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.zoo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.zoo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
     doing = commands.add_parser("run")
@@ -127,7 +146,11 @@ def main() -> None:
     doing.add_argument("--seed", type=int, default=1)
     doing.add_argument("--jobs", type=int, default=2, help="jobs side by side")
     doing.add_argument("--results", default="results/zoo.jsonl")
-    doing.add_argument("--only", default="", help="configurations in whose name this is found, a regular expression")
+    doing.add_argument(
+        "--only",
+        default="",
+        help="configurations in whose name this is found, a regular expression",
+    )
     doing.add_argument("--subject", default="")
     doing.add_argument("--launcher", default="", help="which launchers, a regular expression")
     doing.add_argument("--folder", default=None, help="where the jobs' folders are made")
@@ -143,7 +166,9 @@ def main() -> None:
         from zoo import report
 
         text = report.markdown(
-            json.loads(line) for file in given.results for line in Path(file).read_text().splitlines()
+            json.loads(line)
+            for file in given.results
+            for line in Path(file).read_text().splitlines()
         )
         print(text)
         if given.write:

@@ -1,13 +1,15 @@
-"""What a job of the zoo runs: the application's program, in a process that may interrupt itself.
+"""What a job of the zoo runs: the application, in a process that may interrupt itself.
 
-    python program.py FLAGS              as app/train.py; with --trainer.devices=N, Lightning starts N ranks
+    python program.py FLAGS              as app/train.py; --trainer.devices=N makes Lightning start
+                                         N ranks
     python program.py torchrun FLAGS     as app/train_torchrun.py
     python program.py script FILE ...    a program of the user's own
 
-ZOO_AT is `RANK HOOK DELAY SIGNAL WHOM`: when Lightning calls its HOOK-th hook in this rank, and DELAY seconds later,
-SIGNAL is sent to WHOM: "self", "root" (the process that was started) or "all". So moments are spread over training,
-validation and saving, and not over the start, which takes longer than these small runs; ZOO_COUNT is a file for the
-number of hooks at the end, ZOO_SENT one that says that the signal was sent.
+ZOO_AT is `RANK HOOK DELAY SIGNAL WHOM`. DELAY seconds after Lightning calls its HOOK-th hook in
+this rank, SIGNAL is sent to WHOM: "self", "root" (the process that was started) or "all". So the
+moments are spread over training, validation and saving, and not over the start, which takes longer
+than these small runs. ZOO_COUNT is a file for the number of hooks at the end, and ZOO_SENT one that
+says that the signal was sent.
 """
 
 import contextlib
@@ -29,7 +31,11 @@ hooks = 0
 def main() -> None:
     """Be the program that the command line names."""
     os.environ.setdefault("ZOO_ROOT", str(os.getpid()))
-    mode, rest = (sys.argv[1], sys.argv[2:]) if sys.argv[1] in ("torchrun", "script") else ("train", sys.argv[1:])
+    mode, rest = (
+        (sys.argv[1], sys.argv[2:])
+        if sys.argv[1] in ("torchrun", "script")
+        else ("train", sys.argv[1:])
+    )
     if mode == "torchrun":
         from sagemaker_lightning.launch import torchrun_command
 
@@ -60,7 +66,9 @@ def count_hooks() -> None:
             global hooks
             hooks += 1
             if hooks == last and os.getpid() == process:
-                threading.Thread(target=interrupt, args=(float(at[2]), int(at[3]), at[4]), daemon=True).start()
+                threading.Thread(
+                    target=interrupt, args=(float(at[2]), int(at[3]), at[4]), daemon=True
+                ).start()
             return function(*args, **kwargs)
 
         return called
@@ -74,7 +82,7 @@ def count_hooks() -> None:
 
 
 def interrupt(delay: float, number: int, whom: str) -> None:
-    """Send a signal; SIGKILL to all is as the host's end: none of them does anything any more."""
+    """Send a signal; SIGKILL to all acts as the end of the host: no process does anything more."""
     time.sleep(delay)
     root = psutil.Process(int(os.environ["ZOO_ROOT"]))
     Path(os.environ["ZOO_SENT"]).write_text(f"{hooks} {time.time()}")
@@ -87,8 +95,10 @@ def interrupt(delay: float, number: int, whom: str) -> None:
             if process.pid != os.getpid():
                 with contextlib.suppress(psutil.Error):
                     process.suspend()
-    # By another process: data workers heed a SIGTERM of their parent's.
-    subprocess.run(["kill", f"-{number}", *(str(process.pid) for process in chosen)], stderr=subprocess.DEVNULL)
+    # Another process sends it: data workers obey a SIGTERM from their parent.
+    subprocess.run(
+        ["kill", f"-{number}", *(str(process.pid) for process in chosen)], stderr=subprocess.DEVNULL
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of the documentation, from the lines of JSON that rounds have left."""
+"""The table of the documentation, made of the lines of JSON that rounds write."""
 
 import textwrap
 from collections import Counter
@@ -8,7 +8,8 @@ from typing import Any
 
 from zoo.table import CONFIGURATIONS
 
-BEGIN, END = "<!-- begin: python -m tests.zoo report -->", "<!-- end -->"
+BEGIN = "<!-- begin: python -m tests.zoo report -->"
+END = "<!-- end -->"
 OUTCOMES = ("identical", "said", "wrong", "lost", "hung", "crashed")
 
 
@@ -25,7 +26,12 @@ def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
             continue
         if configuration.subject != subject:
             subject = configuration.subject
-            lines += ["", f"**{subject}**", "", "| configuration | launched as | rounds | interruptions | outcome |"]
+            lines += [
+                "",
+                f"**{subject}**",
+                "",
+                "| configuration | launched as | rounds | interruptions | outcome |",
+            ]
             lines += ["| --- | --- | --- | --- | --- |"]
         lines.append(line(configuration.name, by_name[configuration.name]))
     return "\n".join(lines)
@@ -41,19 +47,23 @@ def line(name: str, rows: list[Mapping[str, Any]]) -> str:
         said = sorted({row["detail"].strip() for row in rows if row["outcome"] == "said"})
         outcome += "".join(f": `{one}`" for one in said)
     launched = ", ".join(sorted({row["launcher"] for row in rows}))
-    return f"| {name} | {launched} | {len(rows)} | {sum(len(row['interruptions']) for row in rows)} | {outcome} |"
+    return (
+        f"| {name} | {launched} | {len(rows)} | "
+        f"{sum(len(row['interruptions']) for row in rows)} | {outcome} |"
+    )
 
 
 def totals(rows: list[Mapping[str, Any]]) -> str:
-    """Return what all rounds came to, in a sentence."""
+    """Return the totals of all rounds, in a sentence."""
     signals = Counter(one["signal"] for row in rows for one in row["interruptions"])
     counts = Counter(row["outcome"] for row in rows)
     several = sum(len(row["interruptions"]) for row in rows if row["launcher"] != "process")
     commits = ", ".join(sorted({row["commit"] for row in rows}))
     return (
-        f"{len({row['configuration'] for row in rows})} configurations, {len(rows)} jobs, {sum(signals.values())} "
-        f"interruptions ({signals['SIGTERM']} stops, {signals['SIGKILL']} kills; {several} of jobs of two or three "
-        f"ranks), on {commits}: {', '.join(f'{counts[one]} {one}' for one in OUTCOMES)}."
+        f"{len({row['configuration'] for row in rows})} configurations, {len(rows)} jobs, "
+        f"{sum(signals.values())} interruptions ({signals['SIGTERM']} stops, "
+        f"{signals['SIGKILL']} kills; {several} of jobs of two or three ranks), on {commits}: "
+        f"{', '.join(f'{counts[one]} {one}' for one in OUTCOMES)}."
     )
 
 

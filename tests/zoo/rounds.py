@@ -1,4 +1,4 @@
-"""Runs a configuration left alone and interrupted at random moments, and says what came of it."""
+"""Runs a configuration uninterrupted and interrupted at random moments, and compares."""
 
 import contextlib
 import csv
@@ -23,8 +23,10 @@ import warm  # noqa: E402
 
 from zoo.table import CONFIGURATIONS, Configuration  # noqa: E402
 
-PROGRAM, USERS = ROOT / "tests/zoo/program.py", ROOT / "tests/zoo/users"
-LIMIT = 240  # seconds from a start, or from an interruption, to the end of all; what takes longer hangs
+PROGRAM = ROOT / "tests/zoo/program.py"
+USERS = ROOT / "tests/zoo/users"
+# Seconds from a start, or from an interruption, to the end; what takes longer hangs.
+LIMIT = 240
 LAUNCHERS = {"process": 1, "lightning-2": 2, "torchrun-2": 2, "lightning-3": 3, "torchrun-3": 3}
 
 
@@ -36,8 +38,12 @@ class Job:
         every: Steps between its checkpoints, beside those at epochs' ends.
     """
 
-    def __init__(self, folder: Path, configuration: Configuration, launcher: str, every: int = 1000) -> None:
-        self.folder, self.configuration, self.launcher = folder, configuration, launcher
+    def __init__(
+        self, folder: Path, configuration: Configuration, launcher: str, every: int = 1000
+    ) -> None:
+        self.folder = folder
+        self.configuration = configuration
+        self.launcher = launcher
         folder.mkdir(parents=True)
         flags = json.loads(json.dumps(configuration.flags))
         ranks = LAUNCHERS[launcher]
@@ -49,24 +55,43 @@ class Job:
         self.said = ""
 
     def start(self, **variables: str) -> warm.Started:
-        """Start it; what it says is added to its log."""
+        """Start the job; its output is added to its log."""
         for name in ("sent", "hooks"):
             (self.folder / name).unlink(missing_ok=True)
         mode = ["torchrun"] if self.launcher.startswith("torchrun") else []
-        mode += ["script", str(USERS / self.configuration.program)] if self.configuration.program else []
-        argv = ["python", PROGRAM, *mode, "--config=job.json", f"--trainer.devices={LAUNCHERS[self.launcher]}"]
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("ZOO_", "SM_", "PL_"))}
+        mode += (
+            ["script", str(USERS / self.configuration.program)]
+            if self.configuration.program
+            else []
+        )
+        argv = [
+            "python",
+            PROGRAM,
+            *mode,
+            "--config=job.json",
+            f"--trainer.devices={LAUNCHERS[self.launcher]}",
+        ]
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("ZOO_", "SM_", "PL_"))
+        }
         environment = kept | {
-            "PYTHONPATH": f"{USERS}:{ROOT}", "OMP_NUM_THREADS": "1", "ZOO_SENT": str(self.folder / "sent"),
+            "PYTHONPATH": f"{USERS}:{ROOT}",
+            "OMP_NUM_THREADS": "1",
+            "ZOO_SENT": str(self.folder / "sent"),
             "ZOO_COUNT": str(self.folder / "hooks"),
-        }  # fmt: skip
+        }
         log = self.folder / "log"
         self.before = log.stat().st_size if log.exists() else 0
         with log.open("a") as output:
             return warm.start(argv, self.folder, environment | variables, output.fileno())
 
     def wait(self, process: warm.Started, seconds: float = LIMIT) -> int | None:
-        """Return its exit status; None if it runs on after so many seconds. `said` is what it said."""
+        """Return the job's exit status; None if it still runs after `seconds`.
+
+        `said` is its output since its start.
+        """
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -75,7 +100,7 @@ class Job:
             self.said = (self.folder / "log").read_bytes()[self.before :].decode(errors="replace")
 
     def processes(self) -> list[int]:
-        """Return the ids of all processes that work in this folder."""
+        """Return the ids of all processes that work in the job's folder."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -87,7 +112,10 @@ class Job:
         return found
 
     def go_to_another_machine(self) -> None:
-        """Lose what a job without a checkpoint has written: only checkpoints are there again on the next instance."""
+        """Lose what a job without a checkpoint has written.
+
+        On the next instance only checkpoints are there again.
+        """
         if any(self.folder.rglob("step-*.ckpt")):
             return
         for path in self.folder.iterdir():
@@ -95,7 +123,7 @@ class Job:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def end(self) -> list[int]:
-        """Kill what is left of it; return the ids of what was."""
+        """Kill the processes that are left, and return their ids."""
         left = self.processes()
         for number in left:
             try:
@@ -105,25 +133,32 @@ class Job:
         return left
 
 
-# What came of it ------------------------------------------------------------------------------------------------------
+# Results ------------------------------------------------------------------------------------------
 
 
 def result(job: Job) -> dict[str, dict]:
     """Return what a job has left: weights, metrics, curves, tables and files, each by name."""
     import torch
 
-    folder, configuration = job.folder, job.configuration
+    folder = job.folder
+    configuration = job.configuration
     state = torch.load(folder / "output/model/model.pt", weights_only=True)
     about = json.loads((folder / "output/model/model.json").read_text())
     own = [
         path
         for path in folder.rglob("*")
-        if path.is_file() and users(path.relative_to(folder).parts[0]) and path.suffix != ".sagemaker-ignore"
+        if path.is_file()
+        and users(path.relative_to(folder).parts[0])
+        and path.suffix != ".sagemaker-ignore"
     ]
     return {
         "weights": {name: digest(value) for name, value in state.items()},
         "metrics": compared(about.pop("metrics"), configuration),
-        "model.json": {key: json.dumps(about[key]) for key in about if key not in ("versions", "revision", "resumes")},
+        "model.json": {
+            key: json.dumps(about[key])
+            for key in about
+            if key not in ("versions", "revision", "resumes")
+        },
         "curves": compared(curves(folder), configuration),
         "tables": compared(tables(own), configuration),
         "files": {str(path.relative_to(folder)): "" for path in own if "tfevents" not in path.name},
@@ -131,13 +166,20 @@ def result(job: Job) -> dict[str, dict]:
 
 
 def users(name: str) -> bool:
-    """Return whether a file or folder of a job is its user's; a kill may leave hidden ones, and those to be ignored."""
+    """Return whether a file or folder of a job belongs to its user.
+
+    A kill may leave hidden ones; those are ignored.
+    """
     return name not in ("output", "log", "job.json", "hooks", "sent") and not name.startswith(".")
 
 
 def compared(values: dict, configuration: Configuration) -> dict:
-    """Return the values without those that a clock decides."""
-    return {name: value for name, value in values.items() if not name.startswith(configuration.ignored or ("\0",))}
+    """Return the values except those that a clock decides."""
+    return {
+        name: value
+        for name, value in values.items()
+        if not name.startswith(configuration.ignored or ("\0",))
+    }
 
 
 def digest(value) -> str:
@@ -153,7 +195,10 @@ def digest(value) -> str:
 
 
 def curves(folder: Path) -> dict[str, object]:
-    """Return each value of TensorBoard's files by tag and step; what is written twice has to be the same."""
+    """Return each value of TensorBoard's files by tag and step.
+
+    A value that is written twice has to be the same.
+    """
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     found: dict[str, object] = {}
@@ -183,14 +228,17 @@ def tables(files: list[Path]) -> dict[str, object]:
 
 
 def differences(expected: dict[str, dict], found: dict[str, dict]) -> list[str]:
-    """Return in what two results differ, the most important first."""
+    """Return how two results differ, the most important differences first."""
     lines = []
     for kind, values in expected.items():
         names = sorted({*values, *found[kind]}, key=natural)
         other = [name for name in names if str(values.get(name)) != str(found[kind].get(name))]
         if other:
             values = [str(side.get(other[0], "absent"))[:100] for side in (values, found[kind])]
-            lines.append(f"{kind}: {len(other)} of {len(names)} differ, first {other[0]}: {' and '.join(values)}")
+            lines.append(
+                f"{kind}: {len(other)} of {len(names)} differ, first {other[0]}: "
+                f"{' and '.join(values)}"
+            )
     return lines
 
 
@@ -200,19 +248,20 @@ def natural(name: str) -> tuple:
     return (int(step) if step.lstrip("-").isdigit() else -1, name)
 
 
-# Rounds ---------------------------------------------------------------------------------------------------------------
+# Rounds -------------------------------------------------------------------------------------------
 
-# Lines by which a run says plainly that it is not exact, or not supported.
+# Lines in which a run says that it is not exact, or not supported.
 NOT_EXACT = re.compile(
-    r"^.*(not that of the interrupted run|no checkpoint can hold|no checkpoint sees|not what it would have been|"
-    r"not exact|cannot be resumed|not supported|as Lightning does; interrupted, it begins anew).*$",
+    r"^.*(not that of the interrupted run|no checkpoint can hold|no checkpoint sees|not what "
+    r"it would have been|not exact|cannot be resumed|not supported|as Lightning does; "
+    r"interrupted, it begins anew).*$",
     re.MULTILINE,
 )
 
 
 @dataclass
 class Reference:
-    """A configuration left alone."""
+    """An uninterrupted run of a configuration."""
 
     seconds: float
     hooks: int
@@ -222,7 +271,7 @@ class Reference:
 
 @dataclass
 class Interruption:
-    """A signal and what it came to."""
+    """A signal, and what it caused."""
 
     signal: str
     whom: str
@@ -237,7 +286,7 @@ class Interruption:
 
 @dataclass
 class Round:
-    """A job interrupted until it came to its end."""
+    """A job that is interrupted until it comes to its end."""
 
     configuration: str
     launcher: str
@@ -250,26 +299,31 @@ class Round:
     commit: str = ""
 
     def row(self) -> dict:
-        """Return it as a line of JSON."""
+        """Return the round as a line of JSON."""
         return asdict(self)
 
 
 def left_alone(folder: Path, configuration: Configuration, launcher: str) -> Reference:
-    """Run a configuration to its end; RuntimeError with what it said if it fails."""
+    """Run a configuration to its end; if it fails, raise RuntimeError with its output."""
     job = Job(folder, configuration, launcher)
     began = time.monotonic()
     status = job.wait(job.start())
     seconds = time.monotonic() - began
     job.end()
     if status != 0:
-        raise RuntimeError(f"left alone, {configuration.name!r} ended with {status}: {job.said[-2000:]}")
+        raise RuntimeError(
+            f"left alone, {configuration.name!r} ended with {status}: {job.said[-2000:]}"
+        )
     return Reference(seconds, int((folder / "hooks").read_text()), result(job), job.said)
 
 
-def interrupted(folder: Path, reference: Reference, round: Round, interruptions: Iterable[Interruption]) -> Round:
-    """Interrupt a job, each time that it is started again, let it end, and say what came of it."""
+def interrupted(
+    folder: Path, reference: Reference, round: Round, interruptions: Iterable[Interruption]
+) -> Round:
+    """Interrupt a job at each start, let it end, and return the round with its outcome."""
     job = Job(folder, CONFIGURATIONS[round.configuration], round.launcher, round.every)
-    began, said = time.monotonic(), ""
+    began = time.monotonic()
+    said = ""
     try:
         for one in interruptions:
             came = interrupt(job, one)
@@ -285,7 +339,8 @@ def interrupted(folder: Path, reference: Reference, round: Round, interruptions:
         round.outcome, round.detail = judged(job, reference, status, said + job.said)
         return round
     except FileNotFoundError as error:
-        round.outcome, round.detail = "lost", f"{error}: {job.said[-1000:]}"
+        round.outcome = "lost"
+        round.detail = f"{error}: {job.said[-1000:]}"
         return round
     finally:
         round.seconds = float(f"{time.monotonic() - began:.2f}")
@@ -293,7 +348,10 @@ def interrupted(folder: Path, reference: Reference, round: Round, interruptions:
 
 
 def judged(job: Job, reference: Reference, status: int | None, said: str) -> tuple[str, str]:
-    """Return outcome and detail of a job that has come to its end, having `said` so much since its first start."""
+    """Return outcome and detail of a job that has come to its end.
+
+    `said` is its output since its first start.
+    """
     plainly = NOT_EXACT.search(said)
     line = plainly.group(0) if plainly else ""
     if status is None:
@@ -308,23 +366,40 @@ def judged(job: Job, reference: Reference, status: int | None, said: str) -> tup
 
 
 def forgotten(said: str) -> str:
-    """Return what is wrong with the steps from which a job went on: the one that it said, or a later one, is right."""
+    """Return which step a job promised to resume from and did not reach, or "".
+
+    The job is right if it resumed from the step that it said, or from a later one.
+    """
     for promise in re.finditer(r"^interrupted, resume from step (\d+):", said, re.MULTILINE):
-        later = [int(step) for step in re.findall(r"^resuming from step (\d+):", said[promise.end() :], re.MULTILINE)]
+        later = [
+            int(step)
+            for step in re.findall(
+                r"^resuming from step (\d+):", said[promise.end() :], re.MULTILINE
+            )
+        ]
         if int(promise[1]) > max(later, default=0):
             return f"{promise[0]} and then it went on from {later}"
     return ""
 
 
 def draws(round: Round, reference: Reference, tries: int) -> Iterator[Interruption]:
-    """Yield up to so many interruptions that the seed of a round decides, the earlier ones over more of the run."""
+    """Yield up to `tries` interruptions, which the seed of a round decides.
+
+    The earlier ones are drawn from a larger part of the run.
+    """
     draw = random.Random(f"{round.seed} {round.configuration} {round.launcher}")
     round.every = draw.choice([3, 5, 1000])
-    return (drawn(draw, LAUNCHERS[round.launcher], reference, 0.8 / (number + 1)) for number in range(tries))
+    return (
+        drawn(draw, LAUNCHERS[round.launcher], reference, 0.8 / (number + 1))
+        for number in range(tries)
+    )
 
 
 def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) -> Interruption:
-    """Draw the signal, to whom it goes and when, in this part of the run: at a hook, or at a time."""
+    """Draw a signal, its target and its moment, within this part of the run.
+
+    The moment is a hook, or a time.
+    """
     kind = draw.choice(["SIGTERM", "SIGKILL"])
     if ranks == 1:
         whom = "self" if kind == "SIGTERM" else "all"
@@ -334,15 +409,18 @@ def drawn(draw: random.Random, ranks: int, reference: Reference, part: float) ->
     else:
         whom = "all" if draw.random() < 0.85 else "self"
     if draw.random() < 0.8:
-        rank, hook = draw.randrange(ranks), draw.randint(1, max(1, int(reference.hooks * part)))
+        rank = draw.randrange(ranks)
+        hook = draw.randint(1, max(1, int(reference.hooks * part)))
         return Interruption(kind, whom, f"hook {rank} {hook} {draw.uniform(0, 0.004):.5f}")
     return Interruption(
-        kind, "all" if whom == "self" else whom, f"time {draw.uniform(0, reference.seconds * part):.3f}"
+        kind,
+        "all" if whom == "self" else whom,
+        f"time {draw.uniform(0, reference.seconds * part):.3f}",
     )
 
 
 def interrupt(job: Job, one: Interruption) -> bool:
-    """Start a job and interrupt it; return whether it was, before its end."""
+    """Start a job and interrupt it; return whether it was interrupted before its end."""
     how, *numbers = one.moment.split()
     number = getattr(signal, one.signal)
     if how == "hook":
@@ -353,7 +431,11 @@ def interrupt(job: Job, one: Interruption) -> bool:
         process = job.start()
         one.sent = job.wait(process, float(numbers[0])) is None
         if one.sent:
-            chosen = [process.pid] if one.whom == "root" and number == signal.SIGTERM else job.processes()
+            chosen = (
+                [process.pid]
+                if one.whom == "root" and number == signal.SIGTERM
+                else job.processes()
+            )
             for pid in sorted(chosen, key=lambda pid: pid != process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -372,15 +454,22 @@ def interrupt(job: Job, one: Interruption) -> bool:
 
 
 def faults(job: Job, one: Interruption, launcher: str) -> tuple[str, str] | None:
-    """Return what is wrong with the end of a job that was interrupted, as an outcome and its detail."""
+    """Return what is wrong with an interrupted job's end, as outcome and detail, or None."""
     if one.status is None:
         return "hung", job.said[-1500:]
     if one.left:
         return "hung", f"{one.left} processes were left: {job.said[-500:]}"
     if not one.sent:
         plainly = NOT_EXACT.search(job.said)
-        return ("said", plainly.group(0)) if plainly else ("crashed", f"status {one.status}: {job.said[-1500:]}")
-    expected = {"SIGTERM": (0, 143, -15, 1 if LAUNCHERS[launcher] > 1 else 143), "SIGKILL": (-9, 0, 1)}[one.signal]
+        return (
+            ("said", plainly.group(0))
+            if plainly
+            else ("crashed", f"status {one.status}: {job.said[-1500:]}")
+        )
+    expected = {
+        "SIGTERM": (0, 143, -15, 1 if LAUNCHERS[launcher] > 1 else 143),
+        "SIGKILL": (-9, 0, 1),
+    }[one.signal]
     if one.status not in expected:
         return "crashed", f"status {one.status} after {one.signal}: {job.said[-1500:]}"
     return None

@@ -1,4 +1,7 @@
-"""A model that is written slowly, as a large one is: five seconds after training, on the one host that writes it."""
+"""A model that is written slowly, as a large one is.
+
+It takes five seconds after training, on the one host that writes it.
+"""
 
 import time
 
@@ -9,7 +12,7 @@ from app.model import ResNet18
 
 class SlowlyWritten(nn.Sequential):
     def state_dict(self, *args, **kwargs):
-        if not kwargs:  # it is asked itself, for export; for a checkpoint, its module is
+        if not kwargs:  # asked directly, for export; a checkpoint asks its module
             time.sleep(5)
         return super().state_dict(*args, **kwargs)
 

@@ -13,8 +13,12 @@ class GAN(LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.automatic_optimization = False
-        self.generator = nn.Sequential(nn.Linear(latent_dim, 16), nn.BatchNorm1d(16, 0.8), nn.ReLU(), nn.Linear(16, 64))
-        self.discriminator = nn.Sequential(nn.Linear(64, 16), nn.LeakyReLU(0.2), nn.Dropout(0.1), nn.Linear(16, 1))
+        self.generator = nn.Sequential(
+            nn.Linear(latent_dim, 16), nn.BatchNorm1d(16, 0.8), nn.ReLU(), nn.Linear(16, 64)
+        )
+        self.discriminator = nn.Sequential(
+            nn.Linear(64, 16), nn.LeakyReLU(0.2), nn.Dropout(0.1), nn.Linear(16, 1)
+        )
         self.validation_z = torch.randn(8, latent_dim)
         self.example_input_array = torch.zeros(2, latent_dim)
 
@@ -31,7 +35,9 @@ class GAN(LightningModule):
 
         self.toggle_optimizer(optimizer_g)
         generated = self(z)
-        g_loss = self.adversarial_loss(self.discriminator(generated), torch.ones(imgs.size(0), 1).type_as(imgs))
+        g_loss = self.adversarial_loss(
+            self.discriminator(generated), torch.ones(imgs.size(0), 1).type_as(imgs)
+        )
         self.log("g_loss", g_loss, prog_bar=True)
         self.manual_backward(g_loss)
         optimizer_g.step()
@@ -39,8 +45,12 @@ class GAN(LightningModule):
         self.untoggle_optimizer(optimizer_g)
 
         self.toggle_optimizer(optimizer_d)
-        real = self.adversarial_loss(self.discriminator(imgs), torch.ones(imgs.size(0), 1).type_as(imgs))
-        fake = self.adversarial_loss(self.discriminator(self(z).detach()), torch.zeros(imgs.size(0), 1).type_as(imgs))
+        real = self.adversarial_loss(
+            self.discriminator(imgs), torch.ones(imgs.size(0), 1).type_as(imgs)
+        )
+        fake = self.adversarial_loss(
+            self.discriminator(self(z).detach()), torch.zeros(imgs.size(0), 1).type_as(imgs)
+        )
         d_loss = (real + fake) / 2
         self.log("d_loss", d_loss, prog_bar=True)
         self.manual_backward(d_loss)
@@ -56,11 +66,16 @@ class GAN(LightningModule):
 
     def on_train_epoch_end(self):
         sample_imgs = self(self.validation_z.type_as(self.generator[0].weight))
-        self.logger.experiment.add_image("generated", sample_imgs.view(-1, 1, 8, 8)[0].clamp(0, 1), self.current_epoch)
+        self.logger.experiment.add_image(
+            "generated", sample_imgs.view(-1, 1, 8, 8)[0].clamp(0, 1), self.current_epoch
+        )
 
 
 class WGAN(GAN):
-    """The critic is trained three times as often, with a gradient penalty, and both have schedules stepped by hand."""
+    """The critic is trained three times as often, with a gradient penalty.
+
+    Both networks have schedules stepped by hand.
+    """
 
     def training_step(self, batch, batch_idx):
         imgs = batch[0].flatten(1)
@@ -70,9 +85,15 @@ class WGAN(GAN):
         fake = self(z)
         alpha = torch.rand(imgs.size(0), 1)
         between = (alpha * imgs + (1 - alpha) * fake.detach()).requires_grad_(True)
-        gradients = torch.autograd.grad(self.discriminator(between).sum(), between, create_graph=True)[0]
+        gradients = torch.autograd.grad(
+            self.discriminator(between).sum(), between, create_graph=True
+        )[0]
         penalty = ((gradients.norm(2, dim=1) - 1) ** 2).mean()
-        d_loss = self.discriminator(fake.detach()).mean() - self.discriminator(imgs).mean() + 10 * penalty
+        d_loss = (
+            self.discriminator(fake.detach()).mean()
+            - self.discriminator(imgs).mean()
+            + 10 * penalty
+        )
         opt_d.zero_grad()
         self.manual_backward(d_loss)
         self.clip_gradients(opt_d, gradient_clip_val=1.0, gradient_clip_algorithm="norm")
@@ -89,7 +110,9 @@ class WGAN(GAN):
 
     def configure_optimizers(self):
         optimizers, _ = super().configure_optimizers()
-        return optimizers, [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97) for optimizer in optimizers]
+        return optimizers, [
+            torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97) for optimizer in optimizers
+        ]
 
 
 class ImagePool:
@@ -131,12 +154,17 @@ class PooledGAN(GAN):
         opt_g.step()
         opt_d.zero_grad()
         old = self.pool.query(fake.detach())
-        self.manual_backward((F.softplus(self.discriminator(old)) + F.softplus(-self.discriminator(imgs))).mean())
+        self.manual_backward(
+            (F.softplus(self.discriminator(old)) + F.softplus(-self.discriminator(imgs))).mean()
+        )
         opt_d.step()
 
 
 class AccumulatedByHand(LightningModule):
-    """Gradients accumulated over batches under manual optimization, as Lightning's documentation does."""
+    """Gradients accumulated over batches under manual optimization.
+
+    As in Lightning's documentation.
+    """
 
     def __init__(self):
         super().__init__()

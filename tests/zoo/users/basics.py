@@ -1,4 +1,7 @@
-"""A classifier of points, as in Lightning's introduction: what most callbacks, flags and loaders are tried on."""
+"""A classifier of points, as in Lightning's introduction.
+
+Most callbacks, flags and loaders are tried on it.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +39,10 @@ class BlobsData(LightningDataModule):
 
     def train_dataloader(self):
         return DataLoader(
-            self.train_set, batch_size=self.hparams.batch_size, shuffle=True, num_workers=self.hparams.num_workers
+            self.train_set,
+            batch_size=self.hparams.batch_size,
+            shuffle=True,
+            num_workers=self.hparams.num_workers,
         )
 
     def val_dataloader(self):
@@ -49,7 +55,9 @@ class Classifier(LightningModule):
     def __init__(self, hidden: int = 16, lr: float = 1e-2):
         super().__init__()
         self.save_hyperparameters()
-        self.backbone = nn.Sequential(nn.Linear(2, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.2))
+        self.backbone = nn.Sequential(
+            nn.Linear(2, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.2)
+        )
         self.head = nn.Linear(hidden, 3)
 
     def forward(self, x):

@@ -56,7 +56,10 @@ class Unfreeze(BackboneFinetuning):
 
     def __init__(self):
         super().__init__(
-            unfreeze_backbone_at_epoch=1, lambda_func=lambda epoch: 1.5, backbone_initial_ratio_lr=0.1, verbose=True
+            unfreeze_backbone_at_epoch=1,
+            lambda_func=lambda epoch: 1.5,
+            backbone_initial_ratio_lr=0.1,
+            verbose=True,
         )
 
 
@@ -85,7 +88,10 @@ class FineTuneLearningRateFinder(LearningRateFinder):
 
 
 class FineTuneBatchSizeFinder(BatchSizeFinder):
-    """Lightning's documentation; without later milestones, after which Lightning 2.6 trains nothing."""
+    """As in Lightning's documentation, without later milestones.
+
+    After those Lightning 2.6 trains nothing.
+    """
 
     def __init__(self, milestones: tuple = ()):
         super().__init__(max_trials=2, steps_per_trial=1)
@@ -103,7 +109,11 @@ class Prune(ModelPruning):
     """Amount by epoch, and the lottery ticket."""
 
     def __init__(self):
-        super().__init__("l1_unstructured", amount=lambda epoch: 0.2 if epoch < 2 else 0.1, parameter_names=["weight"])
+        super().__init__(
+            "l1_unstructured",
+            amount=lambda epoch: 0.2 if epoch < 2 else 0.1,
+            parameter_names=["weight"],
+        )
 
 
 class Throughput(ThroughputMonitor):
@@ -114,7 +124,10 @@ class Throughput(ThroughputMonitor):
 
 
 class WritesPredictions(BasePredictionWriter):
-    """Nothing is predicted in a fit; its files come from a prediction on validation data when training is done."""
+    """Nothing is predicted in a fit.
+
+    Its files come from a prediction on validation data when training is done.
+    """
 
     def __init__(self, output_dir: str = "predictions"):
         super().__init__("epoch")
@@ -136,7 +149,12 @@ class WithLambda(Classifier):
             pl_module.scale = 1 + seen["batches"] / 100
 
         stop = EarlyStopping("val_loss", patience=5, verbose=True)
-        return [LambdaCallback(on_train_batch_start=count), stop, RichProgressBar(), ModelCheckpoint("lambda-ckpt")]
+        return [
+            LambdaCallback(on_train_batch_start=count),
+            stop,
+            RichProgressBar(),
+            ModelCheckpoint("lambda-ckpt"),
+        ]
 
     def training_step(self, batch, batch_idx):
         return super().training_step(batch, batch_idx) * self.scale
@@ -152,7 +170,10 @@ class LitProgressBar(TQDMProgressBar):
 
 
 class Counter(Callback):
-    """Lightning's documentation of stateful callbacks: it has a state_key, state_dict and load_state_dict."""
+    """Lightning's documentation of stateful callbacks.
+
+    It has a state_key, state_dict and load_state_dict.
+    """
 
     def __init__(self, what: str = "epochs", verbose: bool = True):
         self.what = what
@@ -197,7 +218,10 @@ class Record:
 
 
 class PhaseController(Callback):
-    """State in an Enum, a dataclass, a defaultdict, numpy arrays and deques; none of it saved by itself."""
+    """State in an Enum, a dataclass, a defaultdict, numpy arrays and deques.
+
+    None of it is saved by itself.
+    """
 
     def __init__(self):
         self.phase = Phase.WARM_UP
@@ -231,7 +255,10 @@ class DropoutSchedule(Callback):
 
 
 class ModelEma(Callback):
-    """An average of the weights that is a copy of the module, in the manner of timm; it saves nothing by itself."""
+    """An average of the weights that is a copy of the module, in the manner of timm.
+
+    It saves nothing by itself.
+    """
 
     def __init__(self, decay: float = 0.9):
         self.decay = decay
@@ -339,11 +366,16 @@ class GradientNorms(Callback):
         norms = grad_norm(pl_module, norm_type=2)
         pl_module.log_dict({key: value for key, value in norms.items() if "total" in key})
         if trainer.global_step % 5 == 0 and trainer.logger:
-            trainer.logger.experiment.add_histogram("weights", pl_module.head.weight, trainer.global_step)
+            trainer.logger.experiment.add_histogram(
+                "weights", pl_module.head.weight, trainer.global_step
+            )
 
 
 class ImagePredictionLogger(Callback):
-    """Takes samples of a loader at the start of training, and logs predictions of them; drawing on the way."""
+    """Takes samples of a loader at the start of training, and logs predictions of them.
+
+    It draws on the way.
+    """
 
     def on_train_start(self, trainer, pl_module):
         self.x, self.y = next(iter(trainer.train_dataloader))
@@ -389,9 +421,13 @@ class AdaptiveClipping(Callback):
         self.percentile, self.norms = percentile, []
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        norm = torch.norm(torch.stack([p.grad.norm() for p in pl_module.parameters() if p.grad is not None]))
+        norm = torch.norm(
+            torch.stack([p.grad.norm() for p in pl_module.parameters() if p.grad is not None])
+        )
         self.norms.append(norm.item())
-        torch.nn.utils.clip_grad_norm_(pl_module.parameters(), float(np.percentile(self.norms, self.percentile)))
+        torch.nn.utils.clip_grad_norm_(
+            pl_module.parameters(), float(np.percentile(self.norms, self.percentile))
+        )
 
 
 class Pretraining(Callback):
@@ -402,14 +438,22 @@ class Pretraining(Callback):
 
         first = Classifier(hidden=16, lr=0.05)
         Trainer(
-            max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
-        ).fit(first, BlobsData(size=12))  # fmt: skip
+            max_epochs=1,
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(first, BlobsData(size=12))
         pl_module.backbone.load_state_dict(first.backbone.state_dict())
 
 
 class GrowingBatches(Callback):
-    """Doubles the data module's batch size by the epoch; with reload_dataloaders_every_n_epochs=1."""
+    """Doubles the data module's batch size by the epoch.
+
+    Used with reload_dataloaders_every_n_epochs=1.
+    """
 
     def on_train_epoch_end(self, trainer, pl_module):
         trainer.datamodule.hparams.batch_size = min(16, trainer.datamodule.hparams.batch_size * 2)

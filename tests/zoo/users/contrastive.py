@@ -66,7 +66,8 @@ class SimCLR(LightningModule):
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2, weight_decay=1e-4)
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min(1.0, (step + 1) / 5) * 0.5 * (1 + math.cos(math.pi * step / 60))
+            optimizer,
+            lambda step: min(1.0, (step + 1) / 5) * 0.5 * (1 + math.cos(math.pi * step / 60)),
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -101,7 +102,9 @@ class MoCo(LightningModule):
             self.momentum_update()
             shuffle = torch.randperm(len(batch[1]))
             k = F.normalize(self.encoder_k(batch[1][shuffle]), dim=1)[torch.argsort(shuffle)]
-        logits = torch.cat([(q * k).sum(1, keepdim=True), q @ self.queue.clone().detach()], dim=1) / 0.2
+        logits = (
+            torch.cat([(q * k).sum(1, keepdim=True), q @ self.queue.clone().detach()], dim=1) / 0.2
+        )
         self.dequeue_and_enqueue(k)
         return F.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long))
 
@@ -110,7 +113,10 @@ class MoCo(LightningModule):
 
 
 class BYOL(LightningModule):
-    """The target's momentum rises over the run: a callback's state in a module's plain attribute."""
+    """The target's momentum rises over the run.
+
+    It is a callback's state in a module's plain attribute.
+    """
 
     def __init__(self):
         super().__init__()
@@ -132,7 +138,10 @@ class BYOL(LightningModule):
         for online, target in zip(self.online.parameters(), self.target.parameters(), strict=True):
             target.data = self.current_tau * target.data + (1 - self.current_tau) * online.data
         self.current_tau = (
-            1 - (1 - self.initial_tau) * (math.cos(math.pi * self.trainer.global_step / max_steps) + 1) / 2
+            1
+            - (1 - self.initial_tau)
+            * (math.cos(math.pi * self.trainer.global_step / max_steps) + 1)
+            / 2
         )
 
     def configure_optimizers(self):
@@ -140,7 +149,10 @@ class BYOL(LightningModule):
 
 
 class DINO(BYOL):
-    """Centring and sharpening; the last layer is frozen for the first epoch, by cancelling its gradients."""
+    """Centring and sharpening.
+
+    The last layer is frozen for the first epoch, by cancelling its gradients.
+    """
 
     def __init__(self):
         super().__init__()
@@ -151,7 +163,9 @@ class DINO(BYOL):
         student = self.predictor(self.online(batch[0])) / 0.1
         with torch.no_grad():
             output = self.target(batch[1])
-            teacher = F.softmax((output - self.centre) / self.temperatures[self.current_epoch], dim=-1)
+            teacher = F.softmax(
+                (output - self.centre) / self.temperatures[self.current_epoch], dim=-1
+            )
             self.centre = self.centre * 0.9 + output.mean(0, keepdim=True) * 0.1
         return torch.sum(-teacher * F.log_softmax(student, dim=-1), dim=-1).mean()
 
@@ -162,7 +176,10 @@ class DINO(BYOL):
 
 
 class MemoryBank(SimCLR):
-    """Instance discrimination with a bank that is a plain tensor, and a dict from sample to its hardest negative."""
+    """Instance discrimination with a bank that is a plain tensor.
+
+    And a dict from a sample to its hardest negative.
+    """
 
     def __init__(self):
         super().__init__()
@@ -202,7 +219,10 @@ class DeepCluster(LightningModule):
         for _ in range(3):
             labels = torch.cdist(features, centres).argmin(1)
             centres = torch.stack(
-                [features[labels == k].mean(0) if (labels == k).any() else centres[k] for k in range(self.clusters)]
+                [
+                    features[labels == k].mean(0) if (labels == k).any() else centres[k]
+                    for k in range(self.clusters)
+                ]
             )
         self.labels = labels
 

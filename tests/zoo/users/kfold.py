@@ -1,4 +1,6 @@
-"""K-fold cross-validation: a program of one's own that trains each fold in turn, with its own folder of checkpoints.
+"""K-fold cross-validation: a program of one's own that trains each fold in turn.
+
+Each fold has its own folder of checkpoints.
 
 python kfold.py FLAGS
 """
@@ -28,7 +30,9 @@ def main():
         )
         about = json.loads(Path("output/model/model.json").read_text())
         losses.append(about["metrics"]["val_loss"])
-    Path("cross-validation.json").write_text(json.dumps({"val_loss": sum(losses) / FOLDS, "losses": losses}))
+    Path("cross-validation.json").write_text(
+        json.dumps({"val_loss": sum(losses) / FOLDS, "losses": losses})
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,9 @@ class Tokens(Dataset):
 
     def __getitem__(self, index):
         start = index * self.block_size
-        return self.data[start : start + self.block_size], self.data[start + 1 : start + self.block_size + 1]
+        return self.data[start : start + self.block_size], self.data[
+            start + 1 : start + self.block_size + 1
+        ]
 
 
 class TokensData(LightningDataModule):
@@ -65,7 +67,10 @@ class LanguageModel(LightningModule):
 
 
 class NanoGPTData(LightningDataModule):
-    """Random crops of one array, whatever the index, as nanoGPT's get_batch; a DataLoader without collation."""
+    """Random crops of one array, whatever the index, as nanoGPT's get_batch.
+
+    Its DataLoader has no collation.
+    """
 
     def __init__(self, num_workers: int = 0):
         super().__init__()
@@ -81,7 +86,9 @@ class NanoGPTData(LightningDataModule):
         def __getitem__(self, index):
             ix = torch.randint(len(self.data) - 8, (4,))
             x = torch.stack([torch.from_numpy((self.data[i : i + 8]).astype(np.int64)) for i in ix])
-            y = torch.stack([torch.from_numpy((self.data[i + 1 : i + 9]).astype(np.int64)) for i in ix])
+            y = torch.stack(
+                [torch.from_numpy((self.data[i + 1 : i + 9]).astype(np.int64)) for i in ix]
+            )
             return x, y
 
     def train_dataloader(self):
@@ -162,7 +169,10 @@ class BucketBatchSampler(Sampler):
 
 @dataclass
 class DataCollatorForLanguageModeling:
-    """Dynamic masking, in the manner of Hugging Face's, with numpy's generator of its own if `seed` is given."""
+    """Dynamic masking, in the manner of Hugging Face's.
+
+    It has a numpy generator of its own if `seed` is given.
+    """
 
     seed: int | None = None
     mlm_probability: float = 0.3
@@ -182,7 +192,7 @@ class DataCollatorForLanguageModeling:
 
 
 class SentencesData(LightningDataModule):
-    """Which loader: "pad", "bucket" (a batch sampler), "mask" or "mask-numpy" (a collator that draws)."""
+    """A loader "pad", "bucket" (a batch sampler), "mask" or "mask-numpy" (a drawing collator)."""
 
     def __init__(self, kind: str = "pad", num_workers: int = 0):
         super().__init__()
@@ -194,10 +204,14 @@ class SentencesData(LightningDataModule):
     def train_dataloader(self):
         if self.kind == "bucket":
             sampler = BucketBatchSampler(self.dataset.lengths, 4)
-            return DataLoader(self.dataset, batch_sampler=sampler, collate_fn=pad, num_workers=self.num_workers)
+            return DataLoader(
+                self.dataset, batch_sampler=sampler, collate_fn=pad, num_workers=self.num_workers
+            )
         seed = 1 if self.kind == "mask-numpy" else None
         collate = DataCollatorForLanguageModeling(seed) if self.kind.startswith("mask") else pad
-        return DataLoader(self.dataset, 4, shuffle=True, collate_fn=collate, num_workers=self.num_workers)
+        return DataLoader(
+            self.dataset, 4, shuffle=True, collate_fn=collate, num_workers=self.num_workers
+        )
 
 
 class LSTMClassifier(LightningModule):
@@ -211,7 +225,10 @@ class LSTMClassifier(LightningModule):
 
     def training_step(self, batch, batch_idx):
         packed = pack_padded_sequence(
-            self.embedding(batch["input_ids"]), batch["lengths"], batch_first=True, enforce_sorted=False
+            self.embedding(batch["input_ids"]),
+            batch["lengths"],
+            batch_first=True,
+            enforce_sorted=False,
         )
         _, (hidden, _) = self.lstm(packed)
         loss = F.cross_entropy(self.fc(hidden[-1]), batch["labels"])
@@ -228,7 +245,7 @@ class LSTMClassifier(LightningModule):
 
 
 class MaskedLM(LightningModule):
-    """Predicts masked tokens, with a linear schedule with warm-up, in the manner of Hugging Face's."""
+    """Predicts masked tokens, with warm-up and a linear schedule, as Hugging Face's."""
 
     def __init__(self, warmup_steps: int = 4):
         super().__init__()
@@ -249,14 +266,24 @@ class MaskedLM(LightningModule):
         warm = self.hparams.warmup_steps
 
         def lr_lambda(step):
-            return step / max(1, warm) if step < warm else max(0.0, (total - step) / max(1, total - warm))
+            return (
+                step / max(1, warm)
+                if step < warm
+                else max(0.0, (total - step) / max(1, total - warm))
+            )
 
-        scheduler = {"scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda), "interval": "step"}
+        scheduler = {
+            "scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda),
+            "interval": "step",
+        }
         return [optimizer], [scheduler]
 
 
 class TruncatedBPTT(LightningModule):
-    """The hidden state goes on from batch to batch; manual optimization, as Lightning's documentation of 2.x does."""
+    """The hidden state goes on from batch to batch.
+
+    Manual optimization, as in Lightning's documentation of 2.x.
+    """
 
     def __init__(self, truncated_bptt_steps: int = 4):
         super().__init__()
@@ -270,7 +297,9 @@ class TruncatedBPTT(LightningModule):
         x, y = batch
         opt = self.optimizers()
         for part, target in zip(
-            x.split(self.truncated_bptt_steps, 1), y.split(self.truncated_bptt_steps, 1), strict=True
+            x.split(self.truncated_bptt_steps, 1),
+            y.split(self.truncated_bptt_steps, 1),
+            strict=True,
         ):
             out, hidden = self.lstm(self.embedding(part), self.hidden)
             loss = F.cross_entropy(self.head(out).flatten(0, 1), target.flatten())
@@ -285,7 +314,10 @@ class TruncatedBPTT(LightningModule):
 
 
 class Word2Vec(LightningModule):
-    """A sparse embedding with SparseAdam, and negative samples from a table by torch.multinomial."""
+    """A sparse embedding with SparseAdam.
+
+    Negative samples come from a table by torch.multinomial.
+    """
 
     def __init__(self):
         super().__init__()

@@ -26,12 +26,16 @@ from torchmetrics.wrappers import BootStrapper, Running
 
 
 class Collected(Classifier):
-    """MetricCollection with clone and prefix, updated without log in training; states that are lists."""
+    """MetricCollection with clone and prefix, updated without log in training.
+
+    Its states are lists.
+    """
 
     def __init__(self):
         super().__init__()
         metrics = MetricCollection(
-            [MulticlassAccuracy(3), MulticlassPrecision(3), MulticlassF1Score(3)], compute_groups=True
+            [MulticlassAccuracy(3), MulticlassPrecision(3), MulticlassF1Score(3)],
+            compute_groups=True,
         )
         self.train_metrics = metrics.clone(prefix="train_")
         self.valid_metrics = metrics.clone(prefix="val_")
@@ -61,7 +65,10 @@ class Collected(Classifier):
 
 
 class Wrapped(Classifier):
-    """MinMaxMetric, RunningMean, Running, aggregations: metrics that live over epochs and scale the loss."""
+    """MinMaxMetric, RunningMean, Running, aggregations.
+
+    The metrics live over epochs and scale the loss.
+    """
 
     def __init__(self):
         super().__init__()
@@ -76,7 +83,11 @@ class Wrapped(Classifier):
             metric.update(loss.detach())
         found = self.range.compute()
         known = [found["min"], found["max"], self.recent.compute(), self.running.compute()]
-        known += [self.lowest.compute(), self.highest.compute(), self.all.compute().reshape(-1)[:1].mean()]
+        known += [
+            self.lowest.compute(),
+            self.highest.compute(),
+            self.all.compute().reshape(-1)[:1].mean(),
+        ]
         self.log("recent", self.recent)
         return loss * (1 + 0.05 * torch.tanh(sum(known)))
 
@@ -115,7 +126,9 @@ class Tracked(Classifier):
 
     def __init__(self):
         super().__init__()
-        self.tracker = MetricTracker(MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)]))
+        self.tracker = MetricTracker(
+            MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)])
+        )
 
     def on_train_epoch_start(self):
         self.tracker.increment()
@@ -135,18 +148,25 @@ class Tracked(Classifier):
 
 
 class ByDataset(Classifier):
-    """Metrics in a ModuleDict and ModuleList, for each of several validation loaders; everything that log can do."""
+    """Metrics in a ModuleDict and ModuleList, for each of several validation loaders.
+
+    And everything that log can do.
+    """
 
     def __init__(self):
         super().__init__()
-        self.metrics = nn.ModuleDict({"val": nn.ModuleList([MulticlassAccuracy(3) for _ in range(2)])})
+        self.metrics = nn.ModuleDict(
+            {"val": nn.ModuleList([MulticlassAccuracy(3) for _ in range(2)])}
+        )
 
     def training_step(self, batch, batch_idx):
         x, y = batch["labelled"]
         loss = F.cross_entropy(self(x), y)
         self.log("sum", loss, on_step=False, on_epoch=True, reduce_fx="sum", batch_size=len(y))
         self.log("maximum", loss, on_step=True, on_epoch=True, reduce_fx=torch.max)
-        self.log_dict({"a/b": loss, "c": torch.tensor(batch_idx)}, on_step=True, on_epoch=True, logger=True)
+        self.log_dict(
+            {"a/b": loss, "c": torch.tensor(batch_idx)}, on_step=True, on_epoch=True, logger=True
+        )
         if batch_idx % 3 == 1:
             self.log("sometimes", loss, on_epoch=True)
         return loss

@@ -96,7 +96,10 @@ class LookedAhead(Classifier):
 
 
 class LayerWise(Classifier):
-    """Rates by layer, gradients clipped by hand, noise on gradients, and a group that is added in the second epoch."""
+    """Rates by layer, gradients clipped by hand, and noise on gradients.
+
+    And a group that is added in the second epoch.
+    """
 
     def configure_optimizers(self):
         groups = [{"params": list(self.head.parameters()), "lr": 0.1}]
@@ -104,7 +107,9 @@ class LayerWise(Classifier):
 
     def on_train_epoch_start(self):
         if self.current_epoch == 1:
-            self.optimizers().optimizer.add_param_group({"params": list(self.backbone.parameters()), "lr": 0.02})
+            self.optimizers().optimizer.add_param_group(
+                {"params": list(self.backbone.parameters()), "lr": 0.02}
+            )
 
     def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
         if self.current_epoch > 0:
@@ -175,8 +180,14 @@ class Alternating(LightningModule):
         self.log("loss", loss, on_epoch=True)
 
     def configure_optimizers(self):
-        first, second = torch.optim.Adam(self.a.parameters(), 1e-2), torch.optim.SGD(self.b.parameters(), 1e-1)
+        first, second = (
+            torch.optim.Adam(self.a.parameters(), 1e-2),
+            torch.optim.SGD(self.b.parameters(), 1e-1),
+        )
         return (
-            {"optimizer": first, "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(first, 10)},
+            {
+                "optimizer": first,
+                "lr_scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(first, 10),
+            },
             {"optimizer": second, "lr_scheduler": torch.optim.lr_scheduler.StepLR(second, 4, 0.8)},
         )

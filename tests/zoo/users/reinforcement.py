@@ -9,11 +9,16 @@ from pytorch_lightning import LightningModule
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-Experience = namedtuple("Experience", field_names=["state", "action", "reward", "done", "new_state"])
+Experience = namedtuple(
+    "Experience", field_names=["state", "action", "reward", "done", "new_state"]
+)
 
 
 class CartOnALine:
-    """An environment: a cart that is to stay near 0. It has a generator of its own, as gymnasium's have."""
+    """An environment: a cart that is to stay near 0.
+
+    It has a generator of its own, as gymnasium's have.
+    """
 
     def __init__(self, seed=0):
         self.np_random = np.random.default_rng(seed)
@@ -25,7 +30,9 @@ class CartOnALine:
     def step(self, action):
         self.steps += 1
         push = np.float32(0.1 if action else -0.1) + np.float32(0.02 * self.np_random.normal())
-        self.position = np.array([self.position[0] + self.position[1], self.position[1] + push], np.float32)
+        self.position = np.array(
+            [self.position[0] + self.position[1], self.position[1] + push], np.float32
+        )
         done = bool(abs(self.position[0]) > 1 or self.steps > 15)
         return self.position, 1.0 - abs(float(self.position[0])), done
 
@@ -44,7 +51,9 @@ class ReplayBuffer:
 
     def sample(self, batch_size):
         indices = np.random.choice(len(self.buffer), batch_size, replace=False)
-        states, actions, rewards, dones, next_states = zip(*(self.buffer[idx] for idx in indices), strict=True)
+        states, actions, rewards, dones, next_states = zip(
+            *(self.buffer[idx] for idx in indices), strict=True
+        )
         return (
             np.array(states),
             np.array(actions),
@@ -93,7 +102,13 @@ class Agent:
 class DQN(LightningModule):
     """The same example's."""
 
-    def __init__(self, sync_rate: int = 5, replay_size: int = 60, warm_start_size: int = 40, episode_length: int = 40):
+    def __init__(
+        self,
+        sync_rate: int = 5,
+        replay_size: int = 60,
+        warm_start_size: int = 40,
+        episode_length: int = 40,
+    ):
         super().__init__()
         self.save_hyperparameters()
         self.net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
@@ -120,7 +135,9 @@ class DQN(LightningModule):
             self.episode_reward = 0
         if self.global_step % self.hparams.sync_rate == 0:
             self.target_net.load_state_dict(self.net.state_dict())
-        self.log_dict({"reward": reward, "train_loss": loss, "total_reward": float(self.total_reward)})
+        self.log_dict(
+            {"reward": reward, "train_loss": loss, "total_reward": float(self.total_reward)}
+        )
         return OrderedDict({"loss": loss})
 
     def configure_optimizers(self):
@@ -171,7 +188,10 @@ class Arrays:
 
 
 class ValueLearner(LightningModule):
-    """Prioritized replay in numpy arrays, sampled in the step by a generator of its own; the loader only counts."""
+    """Prioritized replay in numpy arrays, sampled in the step by a generator of its own.
+
+    The loader only counts.
+    """
 
     def __init__(self):
         super().__init__()
@@ -209,7 +229,10 @@ class ReplayDataset(torch.utils.data.Dataset):
 
 
 class Collector(LightningModule):
-    """Each step adds a sample that depends on the weights; an epoch draws from what there is, with replacement."""
+    """Each step adds a sample that depends on the weights.
+
+    An epoch draws from the samples so far, with replacement.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modules that remember: lists of outputs, plain attributes, state of their own, frozen parts, late layers."""
+"""Modules that remember: outputs, plain attributes, own state, frozen parts, late layers."""
 
 import copy
 import enum
@@ -65,13 +65,20 @@ class State:
 
 
 class Baggage(Classifier):
-    """A dataclass with an Enum, a deque, a Counter, a defaultdict and an array, and other plain attributes."""
+    """A dataclass with an Enum, a deque, a Counter, a defaultdict and an array.
+
+    And other plain attributes.
+    """
 
     def __init__(self):
         super().__init__()
         self.progress = State()
         self.ordered = OrderedDict(a=1, b=(2, 3))
-        self.started, self.budget, self.where = datetime(2026, 1, 1), timedelta(seconds=30), Path("x")
+        self.started, self.budget, self.where = (
+            datetime(2026, 1, 1),
+            timedelta(seconds=30),
+            Path("x"),
+        )
         self.seen = set()
         self.nested = {"level": [{"count": 0}, {"value": np.float64(1.0)}]}
         self.maximum = torch.tensor(-1.0)
@@ -91,7 +98,9 @@ class Baggage(Classifier):
         if state.steps > 14:
             state.stage = Stage.SECOND
         weight = 1 + 0.01 * (sum(state.recent) + state.counts[0] / 50 + state.sums["first"] / 50)
-        weight += 0.01 * float(state.average.sum()) / 20 + 1e-3 * self.nested["level"][0]["count"] / 100
+        weight += (
+            0.01 * float(state.average.sum()) / 20 + 1e-3 * self.nested["level"][0]["count"] / 100
+        )
         return loss * (weight * self.nested["level"][1]["value"] + 0.01 * self.maximum)
 
 
@@ -120,7 +129,10 @@ class RunningNormalized(Classifier):
 
 
 class Uncertainty(Classifier):
-    """Weights of losses: learned ones, and adaptive ones in a plain list; a table of losses by sample."""
+    """Weights of losses: learned ones, and adaptive ones in a plain list.
+
+    And a table of losses by sample.
+    """
 
     def __init__(self):
         super().__init__()
@@ -133,8 +145,12 @@ class Uncertainty(Classifier):
         losses = [F.cross_entropy(logits, y), logits.square().mean()]
         if self.initial_losses is None:
             self.initial_losses = [loss.item() for loss in losses]
-        ratios = [loss.item() / first for loss, first in zip(losses, self.initial_losses, strict=True)]
-        self.task_weights = [0.9 * w + 0.1 * r for w, r in zip(self.task_weights, ratios, strict=True)]
+        ratios = [
+            loss.item() / first for loss, first in zip(losses, self.initial_losses, strict=True)
+        ]
+        self.task_weights = [
+            0.9 * w + 0.1 * r for w, r in zip(self.task_weights, ratios, strict=True)
+        ]
         parts = zip(losses, self.log_vars, self.task_weights, strict=True)
         return sum(w * torch.exp(-s) * loss + s for loss, s, w in parts)
 
@@ -151,7 +167,9 @@ class MeanTeacher(Classifier):
         return loss + consistency * min(1.0, self.global_step / 10)
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        for mine, theirs in zip(self.teacher[0].parameters(), self.backbone.parameters(), strict=True):
+        for mine, theirs in zip(
+            self.teacher[0].parameters(), self.backbone.parameters(), strict=True
+        ):
             mine.data.mul_(0.9).add_(theirs.data, alpha=0.1)
 
 
@@ -167,7 +185,10 @@ class RegisteredTeacher(MeanTeacher):
 
 
 class RateAtStart(Classifier):
-    """Sets the learning rate and momentum, and adds noise to the weights, in on_train_start; a schedule changes it."""
+    """Sets the learning rate and momentum in on_train_start, and adds noise to the weights.
+
+    A schedule changes the rate.
+    """
 
     def on_train_start(self):
         for group in self.optimizers().param_groups:
@@ -196,7 +217,9 @@ class Prototypes(Classifier):
             self.features[label].append(feature)
 
     def on_validation_epoch_end(self):
-        self.prototypes = {label: torch.stack(rows).mean(0) for label, rows in self.features.items()}
+        self.prototypes = {
+            label: torch.stack(rows).mean(0) for label, rows in self.features.items()
+        }
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -207,7 +230,10 @@ class Prototypes(Classifier):
 
 
 class SelfPaced(Classifier):
-    """A threshold that is a percentile of the last losses; samples above it are left out. A hook seeds by the epoch."""
+    """A threshold that is a percentile of the last losses; samples above it are left out.
+
+    A hook seeds by the epoch.
+    """
 
     def __init__(self):
         super().__init__()
@@ -223,7 +249,11 @@ class SelfPaced(Classifier):
     def training_step(self, batch, batch_idx):
         losses = F.cross_entropy(self(batch[0]), batch[1], reduction="none")
         self.history = np.append(self.history, losses.detach().numpy())
-        keep = losses <= float(self.threshold) if self.threshold is not None else torch.ones_like(losses)
+        keep = (
+            losses <= float(self.threshold)
+            if self.threshold is not None
+            else torch.ones_like(losses)
+        )
         return (losses * keep).sum() / max(1.0, float(keep.sum()))
 
 
@@ -243,7 +273,7 @@ class Seeded(Classifier):
 
 
 class FrozenBatchNorm(Classifier):
-    """train() is overridden, and batch norm is frozen after an epoch, its running statistics too."""
+    """train() is overridden: batch norm and its running statistics are frozen after an epoch."""
 
     def train(self, mode=True):
         super().train(mode)
@@ -278,11 +308,13 @@ class Gradual(Classifier):
 
 
 class LazyNet(LightningModule):
-    """Lazy layers, buffers that come with the first batch, and a layer that is added in the second epoch."""
+    """Lazy layers, buffers made with the first batch, and a layer added in the second epoch."""
 
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
+        self.net = nn.Sequential(
+            nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3)
+        )
         self.register_buffer("mean", None)
         self.register_buffer("memory", torch.zeros(0, 2))
 
@@ -326,7 +358,10 @@ class LoRALinear(nn.Module):
 
 
 class LoRA(Classifier):
-    """strict_loading=False and a state_dict of what is trained: Lightning's documentation of saving parts."""
+    """strict_loading=False and a state_dict of what is trained.
+
+    As in Lightning's documentation of saving parts.
+    """
 
     def __init__(self):
         super().__init__()
@@ -337,14 +372,21 @@ class LoRA(Classifier):
 
     def state_dict(self, *args, **kwargs):
         names = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
-        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if name in names}
+        return {
+            name: value
+            for name, value in super().state_dict(*args, **kwargs).items()
+            if name in names
+        }
 
     def configure_optimizers(self):
         return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=1e-2)
 
 
 class DeletesBackbone(Classifier):
-    """Deletes frozen weights of the checkpoint in on_save_checkpoint, and loads with strict_loading=False."""
+    """Deletes frozen weights of the checkpoint in on_save_checkpoint.
+
+    And loads with strict_loading=False.
+    """
 
     def __init__(self):
         super().__init__()
@@ -369,7 +411,10 @@ class FromPretrained(Classifier):
         if not path.exists():
             torch.manual_seed(5)
             weights = nn.Linear(2, 16).state_dict()
-            torch.save({"state_dict": {f"backbone.0.{name}": value for name, value in weights.items()}}, path)
+            torch.save(
+                {"state_dict": {f"backbone.0.{name}": value for name, value in weights.items()}},
+                path,
+            )
         self.load_state_dict(torch.load(path, weights_only=True)["state_dict"], strict=False)
 
 
@@ -379,7 +424,11 @@ class OddHyperparameters(Classifier):
     def __init__(self, criterion: str = "CrossEntropyLoss"):
         super().__init__()
         self.save_hyperparameters(
-            {"criterion": getattr(nn, criterion)(), "kind": type(self), "when": datetime(2026, 11, 1)}
+            {
+                "criterion": getattr(nn, criterion)(),
+                "kind": type(self),
+                "when": datetime(2026, 11, 1),
+            }
         )
 
 
@@ -401,11 +450,17 @@ class Sparse(Classifier):
         self.counts[batch[1]] += 1
         self.updates += 1
         self.phases = self.phases * torch.exp(torch.tensor(0.01j))
-        return super().training_step(batch, batch_idx) * (1 + self.updates / 100) + 1e-3 * self.counts.float().mean()
+        return (
+            super().training_step(batch, batch_idx) * (1 + self.updates / 100)
+            + 1e-3 * self.counts.float().mean()
+        )
 
 
 class UsesData(Classifier):
-    """Looks at the loaders: class weights by a pass over the training data, and a batch at each epoch's start."""
+    """Looks at the loaders: class weights by a pass over the training data.
+
+    And a batch at each epoch's start.
+    """
 
     def on_fit_start(self):
         self.trainer.fit_loop.setup_data()
@@ -417,7 +472,10 @@ class UsesData(Classifier):
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        return F.cross_entropy(self(x), y, weight=self.class_weights) + self(self.reference).square().mean() * 0.01
+        return (
+            F.cross_entropy(self(x), y, weight=self.class_weights)
+            + self(self.reference).square().mean() * 0.01
+        )
 
 
 class Curricular(Classifier):
@@ -456,7 +514,10 @@ class Initialized(Classifier):
 
 
 class MonteCarlo(Classifier):
-    """Dropout in the validation, too: several passes that draw, and whose spread sets the rate of the next epoch."""
+    """Dropout in the validation, too: several passes that draw.
+
+    Their spread sets the rate of the next epoch.
+    """
 
     def __init__(self):
         super().__init__()
@@ -482,7 +543,10 @@ class MonteCarlo(Classifier):
 
 
 class StochasticDepth(Classifier):
-    """Blocks are skipped by Python's random, more of them with each step; blocks share their weights."""
+    """Blocks are skipped by Python's random, more of them with each step.
+
+    Blocks share their weights.
+    """
 
     def forward(self, x):
         x = self.backbone(x)

@@ -45,9 +45,9 @@ class FromNumpy(Blobs):
         self.rng = np.random.default_rng(1234)
 
     def __getitem__(self, index):
-        return self.centres[self.targets[index]] + torch.from_numpy(self.rng.normal(0, 0.3, 2)).float(), self.targets[
-            index
-        ]
+        return self.centres[self.targets[index]] + torch.from_numpy(
+            self.rng.normal(0, 0.3, 2)
+        ).float(), self.targets[index]
 
 
 class RandomCrop:
@@ -139,7 +139,9 @@ class Database(Dataset):
         if not self.path.exists():
             temporary = self.path.with_suffix(f".{os.getpid()}")
             connection = sqlite3.connect(temporary)
-            connection.execute("create table samples (id integer primary key, x real, y real, label integer)")
+            connection.execute(
+                "create table samples (id integer primary key, x real, y real, label integer)"
+            )
             rows = [(i, float(np.sin(i)), float(np.cos(i)), i % 3) for i in range(size)]
             connection.executemany("insert into samples values (?, ?, ?, ?)", rows)
             connection.commit()
@@ -159,7 +161,9 @@ class Database(Dataset):
     def __getitem__(self, index):
         if self.connection is None:
             self.open()
-        (row,) = self.connection.execute("select x, y, label from samples where id = ?", (int(index),))
+        (row,) = self.connection.execute(
+            "select x, y, label from samples where id = ?", (int(index),)
+        )
         return torch.tensor(row[:2], dtype=torch.float) + 0.1 * torch.randn(2), row[2]
 
 
@@ -245,7 +249,9 @@ class BalancedBatchSampler(Sampler):
             yield [
                 int(i)
                 for label in np.unique(self.labels)
-                for i in self.rng.choice(np.where(self.labels == label)[0], self.per_class, replace=False)
+                for i in self.rng.choice(
+                    np.where(self.labels == label)[0], self.per_class, replace=False
+                )
             ]
 
 
@@ -306,16 +312,26 @@ def loaders():
         ),
         "weighted": lambda: DataLoader(blobs, 4, sampler=WeightedRandomSampler(weights, 40)),
         "weighted-generator": lambda: DataLoader(
-            blobs, 4, sampler=WeightedRandomSampler(weights, 30, replacement=False, generator=generator), num_workers=1
+            blobs,
+            4,
+            sampler=WeightedRandomSampler(weights, 30, replacement=False, generator=generator),
+            num_workers=1,
         ),
         "subset-random": lambda: DataLoader(blobs, 4, sampler=SubsetRandomSampler(range(5, 37))),
-        "batch-sampler": lambda: DataLoader(blobs, batch_sampler=BatchSampler(RandomSampler(blobs), 6, drop_last=True)),
+        "batch-sampler": lambda: DataLoader(
+            blobs, batch_sampler=BatchSampler(RandomSampler(blobs), 6, drop_last=True)
+        ),
         "distributed": lambda: DataLoader(
-            blobs, 4, sampler=DistributedSampler(blobs, num_replicas=1, rank=0, shuffle=True, seed=3)
+            blobs,
+            4,
+            sampler=DistributedSampler(blobs, num_replicas=1, rank=0, shuffle=True, seed=3),
         ),
         "set-epoch": lambda: DataLoader(blobs, 4, sampler=EpochSampler(40)),
         "balanced": lambda: DataLoader(
-            blobs, batch_sampler=BalancedBatchSampler(blobs.targets), num_workers=2, persistent_workers=True
+            blobs,
+            batch_sampler=BalancedBatchSampler(blobs.targets),
+            num_workers=2,
+            persistent_workers=True,
         ),
         "infinite": lambda: DataLoader(blobs, 4, sampler=InfiniteSampler(40)),
         "generator": lambda: DataLoader(blobs, 4, shuffle=True, generator=generator, num_workers=2),
@@ -326,41 +342,74 @@ def loaders():
         "persistent": lambda: DataLoader(
             blobs, 4, shuffle=True, num_workers=2, persistent_workers=True, prefetch_factor=4
         ),
-        "prefetch": lambda: DataLoader(blobs, 4, shuffle=True, num_workers=1, prefetch_factor=7, timeout=60),
-        "drop-last": lambda: DataLoader(blobs, 6, shuffle=True, drop_last=True, pin_memory=True, collate_fn=Pinned),
+        "prefetch": lambda: DataLoader(
+            blobs, 4, shuffle=True, num_workers=1, prefetch_factor=7, timeout=60
+        ),
+        "drop-last": lambda: DataLoader(
+            blobs, 6, shuffle=True, drop_last=True, pin_memory=True, collate_fn=Pinned
+        ),
         "forkserver": lambda: DataLoader(
-            blobs, 4, shuffle=True, num_workers=1, multiprocessing_context="forkserver", persistent_workers=True
+            blobs,
+            4,
+            shuffle=True,
+            num_workers=1,
+            multiprocessing_context="forkserver",
+            persistent_workers=True,
         ),
         "out-of-order": lambda: DataLoader(blobs, 4, shuffle=True, num_workers=2, in_order=False),
-        "one-by-one": lambda: DataLoader(blobs, batch_size=None, sampler=BatchSampler(RandomSampler(blobs), 4, False)),
+        "one-by-one": lambda: DataLoader(
+            blobs, batch_size=None, sampler=BatchSampler(RandomSampler(blobs), 4, False)
+        ),
         "batches-inside": lambda: DataLoader(
-            [(x[i : i + 4] * 1.0, torch.arange(4) % 3) for i in range(0, 40, 4)], batch_size=None, shuffle=True
+            [(x[i : i + 4] * 1.0, torch.arange(4) % 3) for i in range(0, 40, 4)],
+            batch_size=None,
+            shuffle=True,
         ),
         "list": lambda: DataLoader([(row, i % 3) for i, row in enumerate(x)], 4, shuffle=True),
         "tensors": lambda: DataLoader(TensorDataset(x, torch.arange(40) % 3), 4, shuffle=True),
         "concat": lambda: DataLoader(
-            ConcatDataset([Drawing(20), FromNumpy(20), Subset(Transformed(30), range(8))]), 4, shuffle=True
+            ConcatDataset([Drawing(20), FromNumpy(20), Subset(Transformed(30), range(8))]),
+            4,
+            shuffle=True,
         ),
-        "stack": lambda: DataLoader(StackDataset(Blobs(40), FromNumpy(40)), 4, shuffle=True,
-                                    collate_fn=lambda rows: default_collate([(a[0] + b[0], a[1]) for a, b in rows])),
+        "stack": lambda: DataLoader(
+            StackDataset(Blobs(40), FromNumpy(40)),
+            4,
+            shuffle=True,
+            collate_fn=lambda rows: default_collate([(a[0] + b[0], a[1]) for a, b in rows]),
+        ),
         "split": lambda: DataLoader(random_split(Drawing(50), [0.8, 0.2])[0], 4, shuffle=True),
         "numpy": lambda: DataLoader(FromNumpy(), 4, shuffle=True),
-        "numpy-workers": lambda: DataLoader(FromNumpy(), 4, shuffle=True, num_workers=2, persistent_workers=True),
+        "numpy-workers": lambda: DataLoader(
+            FromNumpy(), 4, shuffle=True, num_workers=2, persistent_workers=True
+        ),
         "transforms": lambda: DataLoader(Transformed(), 4, shuffle=True, num_workers=1),
-        "torch-shared": lambda: DataLoader(FromTorch(generator), 4, shuffle=True, generator=generator),
+        "torch-shared": lambda: DataLoader(
+            FromTorch(generator), 4, shuffle=True, generator=generator
+        ),
         "lazy-generator": lambda: DataLoader(LazyGenerator(), 4, shuffle=True),
-        "lazy-generator-workers": lambda: DataLoader(LazyGenerator(), 4, shuffle=True, num_workers=2),
+        "lazy-generator-workers": lambda: DataLoader(
+            LazyGenerator(), 4, shuffle=True, num_workers=2
+        ),
         "counting": lambda: DataLoader(Counting(), 4, shuffle=True),
-        "counting-workers": lambda: DataLoader(Counting(), 4, shuffle=True, num_workers=1, persistent_workers=True),
+        "counting-workers": lambda: DataLoader(
+            Counting(), 4, shuffle=True, num_workers=1, persistent_workers=True
+        ),
         "cached": lambda: DataLoader(Cached(), 4, shuffle=True),
-        "cached-workers": lambda: DataLoader(Cached(), 4, shuffle=True, num_workers=2, persistent_workers=True),
+        "cached-workers": lambda: DataLoader(
+            Cached(), 4, shuffle=True, num_workers=2, persistent_workers=True
+        ),
         "database": lambda: DataLoader(Database(), 4, shuffle=True, num_workers=2),
-        "database-init": lambda: DataLoader(Database(), 4, shuffle=True, num_workers=2, worker_init_fn=open_in_worker),
+        "database-init": lambda: DataLoader(
+            Database(), 4, shuffle=True, num_workers=2, worker_init_fn=open_in_worker
+        ),
         "memmap": lambda: DataLoader(Memmapped(), 4, shuffle=True, num_workers=1),
-        "collate": lambda: DataLoader(blobs, 4, shuffle=True, collate_fn=NoisyCollate(), num_workers=1),
+        "collate": lambda: DataLoader(
+            blobs, 4, shuffle=True, collate_fn=NoisyCollate(), num_workers=1
+        ),
         "negatives": lambda: DataLoader(Negatives(), 4, shuffle=True),
         "one-batch": lambda: DataLoader(Blobs(4), 4),
-    }  # fmt: skip
+    }
 
 
 class SampledData(LightningDataModule):
@@ -385,7 +434,9 @@ class OwnDistributedData(LightningDataModule):
 
     def train_dataloader(self):
         dataset = Drawing()
-        return DataLoader(dataset, 4, sampler=DistributedSampler(dataset, shuffle=True, seed=1, drop_last=True))
+        return DataLoader(
+            dataset, 4, sampler=DistributedSampler(dataset, shuffle=True, seed=1, drop_last=True)
+        )
 
 
 class GrowingData(LightningDataModule):
@@ -407,7 +458,10 @@ class GrowingData(LightningDataModule):
 
 
 class InPlaceData(LightningDataModule):
-    """The list of samples is shuffled in place at each epoch's start, by a hook, with the global generator."""
+    """The list of samples is shuffled in place at each epoch's start.
+
+    A hook shuffles it with the global generator.
+    """
 
     def __init__(self):
         super().__init__()
@@ -453,7 +507,10 @@ class FoldData(LightningDataModule):
         splits = list(KFold(self.folds, shuffle=True, random_state=1).split(range(42)))
         train, val = splits[self.fold]
         dataset = Drawing(42)
-        self.train_fold, self.val_fold = Subset(dataset, train.tolist()), Subset(dataset, val.tolist())
+        self.train_fold, self.val_fold = (
+            Subset(dataset, train.tolist()),
+            Subset(dataset, val.tolist()),
+        )
 
     def train_dataloader(self):
         return DataLoader(self.train_fold, 4, shuffle=True)

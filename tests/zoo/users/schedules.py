@@ -38,7 +38,9 @@ MADE = {
     "cyclic": lambda o: CyclicLR(o, 0.001, 0.1, step_size_up=4, mode="triangular2"),
     "cyclic-scaled": lambda o: CyclicLR(o, 0.001, 0.1, step_size_up=3, scale_fn=lambda x: 0.9**x),
     "onecycle": lambda o: OneCycleLR(o, 0.1, total_steps=31),
-    "sequential": lambda o: SequentialLR(o, [LinearLR(o, 0.1, total_iters=5), CosineAnnealingLR(o, 20)], [5]),
+    "sequential": lambda o: SequentialLR(
+        o, [LinearLR(o, 0.1, total_iters=5), CosineAnnealingLR(o, 20)], [5]
+    ),
     "chained": lambda o: ChainedScheduler([ConstantLR(o, 0.5, 6), ExponentialLR(o, 0.97)]),
 }
 
@@ -53,12 +55,16 @@ class Scheduled(Classifier):
     def configure_optimizers(self):
         optimizer = SGD(self.parameters(), lr=0.05, momentum=0.9, nesterov=True)
         scheduler = MADE[self.hparams.schedule](optimizer)
-        config = {"scheduler": scheduler, "interval": self.hparams.interval, "frequency": self.hparams.frequency}
+        config = {
+            "scheduler": scheduler,
+            "interval": self.hparams.interval,
+            "frequency": self.hparams.frequency,
+        }
         return {"optimizer": optimizer, "lr_scheduler": config}
 
 
 class Plateau(Classifier):
-    """ReduceLROnPlateau on a metric of the validation, or of the training epoch, or of each step."""
+    """ReduceLROnPlateau on a metric of the validation, the training epoch or each step."""
 
     def __init__(self, monitor: str = "val_loss", interval: str = "epoch"):
         super().__init__()
@@ -67,7 +73,11 @@ class Plateau(Classifier):
     def configure_optimizers(self):
         optimizer = SGD(self.parameters(), lr=0.1)
         scheduler = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.05, cooldown=1)
-        config = {"scheduler": scheduler, "monitor": self.hparams.monitor, "interval": self.hparams.interval}
+        config = {
+            "scheduler": scheduler,
+            "monitor": self.hparams.monitor,
+            "interval": self.hparams.interval,
+        }
         return {"optimizer": optimizer, "lr_scheduler": {**config, "strict": True}}
 
 
@@ -76,7 +86,9 @@ class EstimatedOneCycle(Classifier):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
-        scheduler = OneCycleLR(optimizer, max_lr=0.05, total_steps=self.trainer.estimated_stepping_batches)
+        scheduler = OneCycleLR(
+            optimizer, max_lr=0.05, total_steps=self.trainer.estimated_stepping_batches
+        )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
@@ -93,7 +105,10 @@ class NumpyCosine(Classifier):
 
 
 class CosineScheduler:
-    """A schedule that is no class of torch's, in the manner of timm's: step(epoch) and step_update(num_updates)."""
+    """A schedule that is no class of torch's, in the manner of timm's.
+
+    It has step(epoch) and step_update(num_updates).
+    """
 
     def __init__(self, optimizer, t_initial, warmup_t, noise_seed=None):
         self.optimizer, self.t_initial, self.warmup_t = optimizer, t_initial, warmup_t
@@ -117,7 +132,10 @@ class CosineScheduler:
 
 
 class TimmScheduled(Classifier):
-    """lr_scheduler_step is overridden, as Lightning's documentation says for schedulers of others."""
+    """lr_scheduler_step is overridden.
+
+    Lightning's documentation says so for schedulers of others.
+    """
 
     def configure_optimizers(self):
         optimizer = SGD(self.parameters(), lr=0.1)
@@ -145,7 +163,10 @@ class Noam(Classifier):
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=1.0, betas=(0.9, 0.98))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": NoamScheduler(optimizer), "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": NoamScheduler(optimizer), "interval": "step"},
+        }
 
 
 class WarmedUp(Classifier):

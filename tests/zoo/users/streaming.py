@@ -40,7 +40,10 @@ class Sharded(Ordered):
         per_worker = (self.end - self.start) // (info.num_workers if info else 1)
         first = self.start + (info.id if info else 0) * per_worker
         for i in range(first, first + per_worker):
-            yield torch.tensor([np.sin(i), np.cos(i)], dtype=torch.float) + 0.1 * torch.randn(2), i % 3
+            yield (
+                torch.tensor([np.sin(i), np.cos(i)], dtype=torch.float) + 0.1 * torch.randn(2),
+                i % 3,
+            )
 
 
 class ShuffleBuffer(IterableDataset):
@@ -87,7 +90,10 @@ class Resumable(Ordered):
     def __iter__(self):
         while self.i < self.end:
             self.i += 1
-            yield torch.tensor([np.sin(self.i), self.random.random()], dtype=torch.float), self.i % 3
+            yield (
+                torch.tensor([np.sin(self.i), self.random.random()], dtype=torch.float),
+                self.i % 3,
+            )
         self.i = 0
 
     def state_dict(self):
@@ -146,7 +152,9 @@ class GPUBatches:
 
 def collated(sample):
     """collate_fn of batch_size=None."""
-    return sample[0][None].repeat(2, 1) * torch.tensor([[1.0], [0.9]]), torch.tensor([sample[1]] * 2)
+    return sample[0][None].repeat(2, 1) * torch.tensor([[1.0], [0.9]]), torch.tensor(
+        [sample[1]] * 2
+    )
 
 
 def streams():
@@ -155,12 +163,18 @@ def streams():
         "ordered": lambda: DataLoader(Ordered(), 4),
         "measured": lambda: DataLoader(Measured(), 4),
         "sharded": lambda: DataLoader(Sharded(), 4, num_workers=2),
-        "sharded-persistent": lambda: DataLoader(Sharded(), 4, num_workers=2, persistent_workers=True),
+        "sharded-persistent": lambda: DataLoader(
+            Sharded(), 4, num_workers=2, persistent_workers=True
+        ),
         "shuffled": lambda: DataLoader(ShuffleBuffer(Measured()), 4),
         "shuffled-own": lambda: DataLoader(ShuffleBuffer(Ordered(), rng=random.Random(3)), 4),
-        "chain": lambda: DataLoader(ChainDataset([Measured(0, 20), ShuffleBuffer(Measured(20, 36))]), 4),
+        "chain": lambda: DataLoader(
+            ChainDataset([Measured(0, 20), ShuffleBuffer(Measured(20, 36))]), 4
+        ),
         "endless": lambda: DataLoader(Endless(), 4),
-        "stream-one-by-one": lambda: DataLoader(Measured(0, 12), batch_size=None, collate_fn=collated),
+        "stream-one-by-one": lambda: DataLoader(
+            Measured(0, 12), batch_size=None, collate_fn=collated
+        ),
         "stateful": lambda: StatefulDataLoader(Blobs(), 4, shuffle=True),
         "stateful-workers": lambda: StatefulDataLoader(Blobs(), 4, shuffle=True, num_workers=2),
         "stateful-stream": lambda: StatefulDataLoader(Resumable(), 4, num_workers=1),
@@ -215,7 +229,12 @@ class SemiSupervised(Classifier):
             loss = loss + F.cross_entropy(self(labelled[0]), labelled[1])
         if unlabelled is not None:
             x = unlabelled[0]
-            loss = loss + (self(x).softmax(1) - self(x + 0.1 * torch.randn_like(x)).softmax(1)).square().mean()
+            loss = (
+                loss
+                + (self(x).softmax(1) - self(x + 0.1 * torch.randn_like(x)).softmax(1))
+                .square()
+                .mean()
+            )
         self.log("train_loss", loss, batch_size=4)
         return loss
 
@@ -227,7 +246,7 @@ class SemiSupervised(Classifier):
 
 
 class OwnIterator(Classifier):
-    """A second loader of unlabelled data that the module goes through by itself, with iter and next."""
+    """A second loader, of unlabelled data, that the module goes through with iter and next."""
 
     def setup(self, stage):
         self.unlabelled = DataLoader(Blobs(28, noise=1.0), 4, shuffle=True)
@@ -250,7 +269,10 @@ class OwnCycle(Classifier):
     def training_step(self, batch, batch_idx):
         if self.cycle is None:
             self.cycle = itertools.cycle([torch.full((4, 2), k / 5) for k in range(5)])
-        return super().training_step(batch, batch_idx) + self(next(self.cycle)).softmax(1).square().mean()
+        return (
+            super().training_step(batch, batch_idx)
+            + self(next(self.cycle)).softmax(1).square().mean()
+        )
 
 
 class OwnLoaders(LightningModule):

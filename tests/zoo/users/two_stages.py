@@ -1,4 +1,6 @@
-"""Two trainings in one program: a short one, and one that begins with its weights and other settings.
+"""Two trainings in one program: a short one, and one that begins with its weights.
+
+The second one has other settings.
 
 python two_stages.py FLAGS
 """
@@ -12,10 +14,18 @@ from app import train
 
 def main():
     """Pretrain, and fine-tune what came of it."""
-    first = ["--trainer.max_epochs=2", "--resume.dirpath=output/first", "--checkpoint.dirpath=output/first"]
+    first = [
+        "--trainer.max_epochs=2",
+        "--resume.dirpath=output/first",
+        "--checkpoint.dirpath=output/first",
+    ]
     train.main([*sys.argv[1:], *first])
     shutil.copy("output/model/model.pt", "pretrained.pt")
-    second = ["--model.init_from=pretrained.pt", "--model.lr=0.001", "--resume.dirpath=output/second"]
+    second = [
+        "--model.init_from=pretrained.pt",
+        "--model.lr=0.001",
+        "--resume.dirpath=output/second",
+    ]
     train.main([*sys.argv[1:], *second, "--checkpoint.dirpath=output/second"])
     Path("pretrained.pt").unlink()
 

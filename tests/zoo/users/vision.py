@@ -20,7 +20,9 @@ class FakeDigits(Dataset):
     def __init__(self, size=60, transform=None):
         rng = np.random.RandomState(0)
         self.labels = np.arange(size) % 4
-        self.images = (rng.rand(size, 1, 8, 8) * 0.5 + self.labels[:, None, None, None] / 8).astype(np.float32)
+        self.images = (rng.rand(size, 1, 8, 8) * 0.5 + self.labels[:, None, None, None] / 8).astype(
+            np.float32
+        )
         self.transform = transform
 
     def __len__(self):
@@ -47,16 +49,22 @@ AUGMENT = v2.Compose(
 class MNISTDataModule(LightningDataModule):
     """The data module of Lightning's documentation."""
 
-    def __init__(self, batch_size: int = 4, num_workers: int = 0, augment: bool = False, cutmix: bool = False):
+    def __init__(
+        self, batch_size: int = 4, num_workers: int = 0, augment: bool = False, cutmix: bool = False
+    ):
         super().__init__()
         self.batch_size, self.num_workers = batch_size, num_workers
         self.transform = AUGMENT if augment else None
-        self.cutmix = v2.RandomChoice([v2.CutMix(num_classes=4), v2.MixUp(num_classes=4)]) if cutmix else None
+        self.cutmix = (
+            v2.RandomChoice([v2.CutMix(num_classes=4), v2.MixUp(num_classes=4)]) if cutmix else None
+        )
 
     def setup(self, stage: str):
         if stage == "fit":
             full = FakeDigits(60, self.transform)
-            self.train_set, self.val_set = random_split(full, [48, 12], generator=torch.Generator().manual_seed(42))
+            self.train_set, self.val_set = random_split(
+                full, [48, 12], generator=torch.Generator().manual_seed(42)
+            )
         if stage == "test":
             self.test_set = FakeDigits(12)
 
@@ -65,7 +73,11 @@ class MNISTDataModule(LightningDataModule):
 
     def train_dataloader(self):
         return DataLoader(
-            self.train_set, self.batch_size, shuffle=True, num_workers=self.num_workers, collate_fn=self.collate_fn
+            self.train_set,
+            self.batch_size,
+            shuffle=True,
+            num_workers=self.num_workers,
+            collate_fn=self.collate_fn,
         )
 
     def val_dataloader(self):
@@ -106,7 +118,12 @@ class ImageClassifier(LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.model = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25), nn.Flatten(), nn.Linear(36, 4)
+            nn.Conv2d(1, 4, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+            nn.Flatten(),
+            nn.Linear(36, 4),
         )
         self.train_acc = Accuracy("multiclass", num_classes=4)
         self.val_acc = Accuracy("multiclass", num_classes=4)
@@ -156,22 +173,33 @@ class MilestonesFinetuning(BaseFinetuning):
     def finetune_function(self, pl_module, epoch, optimizer):
         if epoch == self.milestones[0]:
             self.unfreeze_and_add_param_group(
-                modules=pl_module.feature_extractor[-3:], optimizer=optimizer, train_bn=self.train_bn
+                modules=pl_module.feature_extractor[-3:],
+                optimizer=optimizer,
+                train_bn=self.train_bn,
             )
         elif epoch == self.milestones[1]:
             self.unfreeze_and_add_param_group(
-                modules=pl_module.feature_extractor[:-3], optimizer=optimizer, train_bn=self.train_bn
+                modules=pl_module.feature_extractor[:-3],
+                optimizer=optimizer,
+                train_bn=self.train_bn,
             )
 
 
 class TransferLearningModel(LightningModule):
     """The module of the same example."""
 
-    def __init__(self, milestones: tuple = (1, 2), lr: float = 1e-2, lr_scheduler_gamma: float = 1e-1):
+    def __init__(
+        self, milestones: tuple = (1, 2), lr: float = 1e-2, lr_scheduler_gamma: float = 1e-1
+    ):
         super().__init__()
         self.lr, self.lr_scheduler_gamma, self.milestones = lr, lr_scheduler_gamma, milestones
         self.feature_extractor = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.AvgPool2d(4)
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.AvgPool2d(4),
         )
         self.fc = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
         self.train_acc = Accuracy("multiclass", num_classes=4)
@@ -192,7 +220,9 @@ class TransferLearningModel(LightningModule):
     def configure_optimizers(self):
         trainable_parameters = list(filter(lambda p: p.requires_grad, self.parameters()))
         optimizer = optim.Adam(trainable_parameters, lr=self.lr)
-        scheduler = MultiStepLR(optimizer, milestones=self.milestones, gamma=self.lr_scheduler_gamma)
+        scheduler = MultiStepLR(
+            optimizer, milestones=self.milestones, gamma=self.lr_scheduler_gamma
+        )
         return [optimizer], [scheduler]
 
 
@@ -250,7 +280,10 @@ class Diffusion(LightningModule):
 
 
 class Distilled(LightningModule):
-    """A student of a teacher that is not part of the checkpoint: it is in a list, with random weights from a seed."""
+    """A student of a teacher that is not part of the checkpoint.
+
+    The teacher is in a list, with random weights from a seed.
+    """
 
     def __init__(self):
         super().__init__()
@@ -261,7 +294,9 @@ class Distilled(LightningModule):
 
     def training_step(self, batch, batch_idx):
         x = batch[0].flatten(1)
-        return F.kl_div(self.student(x).log_softmax(1), self.teacher[0](x).softmax(1), reduction="batchmean")
+        return F.kl_div(
+            self.student(x).log_softmax(1), self.teacher[0](x).softmax(1), reduction="batchmean"
+        )
 
     def configure_optimizers(self):
         return optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
@@ -321,7 +356,7 @@ class NoiseFromDataModule(MNISTDataModule):
 
 
 class NoisyModule(ImageClassifier):
-    """A module whose noise is from generators of its own: torch's, numpy's new and old ones, Python's."""
+    """A module with noise of its own generators: torch's, numpy's new and old, Python's."""
 
     def __init__(self):
         super().__init__()
@@ -332,7 +367,9 @@ class NoisyModule(ImageClassifier):
     def training_step(self, batch, batch_idx):
         x, y = batch
         scale = self.rng["pcg"].normal() + self.rng["old"].rand() + self.philox.random()
-        return super().training_step((x + 0.1 * float(scale) * torch.randn(x.shape, generator=self.generator), y), 0)
+        return super().training_step(
+            (x + 0.1 * float(scale) * torch.randn(x.shape, generator=self.generator), y), 0
+        )
 
 
 class MixedPrecisionNet(ImageClassifier):
