@@ -37,7 +37,10 @@ class Process:
         flags = [f"--{key}={value}" for key, value in self.flags.items()]
         with (self.folder / "log").open("a") as log:
             self.process = warm.start(
-                ["python", ROOT / "tests/interruptible.py", *flags], self.folder, os.environ, log.fileno()
+                ["python", ROOT / "tests/interruptible.py", *flags],
+                self.folder,
+                os.environ,
+                log.fileno(),
             )
 
     def wait(self, seconds: float) -> int | None:
@@ -91,7 +94,9 @@ class Train(Process):
             "SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main",
         }  # fmt: skip
         with (self.folder / "log").open("a") as log:
-            self.process = subprocess.Popen([ROOT / "entrypoint.sh", "train"], env=variables, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [ROOT / "entrypoint.sh", "train"], env=variables, stdout=log, stderr=log
+            )
 
     def wait(self, seconds: float) -> int | None:
         """Return the exit status, None if it runs on after so many seconds."""
@@ -131,7 +136,10 @@ class Containers:
 
         source = {"interruptible.py": (ROOT / "tests/interruptible.py").read_text()}
         given = GIVEN | {"trainer.devices": "1"}
-        self.folder, self.nodes = folder, Nodes(TAG, folder, list(self.hosts), given, code=source, checkpoints=True)
+        self.folder, self.nodes = (
+            folder,
+            Nodes(TAG, folder, list(self.hosts), given, code=source, checkpoints=True),
+        )
         self.nodes.__enter__()
 
     def start(self) -> None:
@@ -156,7 +164,10 @@ class Containers:
         """Return the weights and what both did."""
         import interruptible
 
-        events = [interruptible.events(self.folder / host / "code", rank) for rank, host in enumerate(self.hosts)]
+        events = [
+            interruptible.events(self.folder / host / "code", rank)
+            for rank, host in enumerate(self.hosts)
+        ]
         self.nodes.__exit__()
         return interruptible.weights(self.folder / "algo-1/model/model.pt"), events
 
@@ -174,4 +185,10 @@ class Node:
         docker("kill", f"--signal={number}", self.nodes.containers[self.host])
 
 
-KINDS = {"process": Process, "train": Train, "ranks": Ranks, "torchrun": Torchrun, "nodes": Containers}
+KINDS = {
+    "process": Process,
+    "train": Train,
+    "ranks": Ranks,
+    "torchrun": Torchrun,
+    "nodes": Containers,
+}

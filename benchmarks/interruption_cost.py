@@ -43,7 +43,9 @@ class Stalls(Callback):
         self.work.append(time.process_time() - work)
 
     def _noted(self, note, *args) -> None:
-        began = time.perf_counter()  # of this process: what it asks of a GPU is waited for by nobody
+        began = (
+            time.perf_counter()
+        )  # of this process: what it asks of a GPU is waited for by nobody
         note(*args)
         self.notes[-1] += time.perf_counter() - began
 
@@ -65,24 +67,36 @@ def _now() -> float:
 
 def main() -> None:
     """Print the ratios."""
-    print(f"{os.cpu_count()} CPUs, torch {torch.__version__}; ResNet-18 on the digits, batches of 32")
+    print(
+        f"{os.cpu_count()} CPUs, torch {torch.__version__}; ResNet-18 on the digits, batches of 32"
+    )
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         background, waiting = train("background", waits=False), train("waiting", waits=True)
         size = max(path.stat().st_size for path in Path("waiting").glob("step-*")) / 1e6
-        fresh, resumed = (median(start(flags) for _ in range(3)) for flags in (["--resume.dirpath=none"], []))
+        fresh, resumed = (
+            median(start(flags) for _ in range(3)) for flags in (["--resume.dirpath=none"], [])
+        )
     step = median(background.steps)
     print(f"a step takes {step:.3f} s; a checkpoint has {size:.0f} MB; training waits for it")
     for how, stalls in (("written in the background", background), ("written at once", waiting)):
-        ratios = [seconds / step for seconds in stalls.saves[:-1]]  # the last one is waited for anyway
-        print(f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], n={len(ratios)}")
+        ratios = [
+            seconds / step for seconds in stalls.saves[:-1]
+        ]  # the last one is waited for anyway
+        print(
+            f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], n={len(ratios)}"
+        )
     # A second of the writer's is taken from the training, of which every processor has a share.
     cost = median(background.saves[:-1]) + median(waiting.work) / os.cpu_count()
-    print(f"  at the default interval, {INTERVAL:.0f} s, all in all: {cost / INTERVAL:.4f} of the training's time")
+    print(
+        f"  at the default interval, {INTERVAL:.0f} s, all in all: {cost / INTERVAL:.4f} of the training's time"
+    )
     notes = median(background.notes[2:])
     print(f"what is noted of a step takes {notes * 1e6:.0f} us, {notes / step:.6f} of it")
     two, four = agreement(2) / step, agreement(4) / step
     print(f"an agreement, once a second, takes {two:.5f} of a step with 2 ranks, {four:.5f} with 4")
-    print(f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} ({fresh:.1f} s), n=3")
+    print(
+        f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} ({fresh:.1f} s), n=3"
+    )
 
 
 def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS) -> Stalls:
@@ -92,7 +106,11 @@ def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS
 
     from app.train import APPLICATION
 
-    flags = ["--trainer.max_epochs=-1", f"--trainer.max_steps={steps}", f"--trainer.accelerator={accelerator}"]
+    flags = [
+        "--trainer.max_epochs=-1",
+        f"--trainer.max_steps={steps}",
+        f"--trainer.accelerator={accelerator}",
+    ]
     flags += [f"--resume.dirpath={folder}", "--resume.every_n_steps=5", "--checkpoint.monitor=null"]
     cli = CommandLine(SageMakerEnvironment(), flags, APPLICATION)
     stalls = Stalls(cli.resume, waits)
@@ -105,8 +123,18 @@ def start(flags: list[str]) -> float:
     """Return the seconds of a job that takes one step: its first one, or one more than there is a checkpoint of."""
     resumes = not flags
     flags = flags or ["--resume.dirpath=waiting", "--checkpoint.monitor=null"]
-    flags = [*flags, "--trainer.max_epochs=-1", f"--trainer.max_steps={STEPS + 1 if resumes else 1}"]
-    command = [sys.executable, str(ROOT / "app/train.py"), *flags, "--trainer.accelerator=cpu", "--resume.keep=9"]
+    flags = [
+        *flags,
+        "--trainer.max_epochs=-1",
+        f"--trainer.max_steps={STEPS + 1 if resumes else 1}",
+    ]
+    command = [
+        sys.executable,
+        str(ROOT / "app/train.py"),
+        *flags,
+        "--trainer.accelerator=cpu",
+        "--resume.keep=9",
+    ]
     began = time.perf_counter()
     subprocess.run(command, env=variables(), check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - began
@@ -124,7 +152,10 @@ def agreement(ranks: int) -> float:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         answers = context.Queue()
-        started = [context.Process(target=_agree, args=(rank, ranks, folder, answers)) for rank in range(ranks)]
+        started = [
+            context.Process(target=_agree, args=(rank, ranks, folder, answers))
+            for rank in range(ranks)
+        ]
         for process in started:
             process.start()
         found = [answers.get() for _ in started]
@@ -138,7 +169,9 @@ def _agree(rank: int, ranks: int, folder: str, answers) -> None:
         world_size, is_global_zero = ranks, rank == 0
 
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
+    )
     agreed, seconds = Agreement(Trainer), []
     for _ in range(200):
         torch.distributed.barrier()

@@ -42,9 +42,14 @@ def soak(kind: str, rounds: int, seed: int) -> None:
             job = KINDS[kind](Path(folder, str(number)))
             right = interrupted(job, seconds, expected, draw, counts, leaving)
             if not right:
-                shutil.copytree(job.folder, Path(tempfile.mkdtemp(prefix=f"wrong-{kind}-{number}-"), "job"))
+                shutil.copytree(
+                    job.folder, Path(tempfile.mkdtemp(prefix=f"wrong-{kind}-{number}-"), "job")
+                )
             shutil.rmtree(job.folder)
-            print(f"{kind} seed={seed} round={number} {'right' if right else 'WRONG'} {counts}", flush=True)
+            print(
+                f"{kind} seed={seed} round={number} {'right' if right else 'WRONG'} {counts}",
+                flush=True,
+            )
     print(
         f"{kind}: {rounds} jobs of {seconds:.0f} s, seed {seed}: {counts}; from a stop to the end of all "
         f"{median(leaving or [0]):.1f} s, {max(leaving or [0]):.1f} s at most",
@@ -53,7 +58,13 @@ def soak(kind: str, rounds: int, seed: int) -> None:
 
 
 def interrupted(
-    job, seconds: float, expected: object, draw: random.Random, counts: dict[str, int], leaving: list[float], tries=6
+    job,
+    seconds: float,
+    expected: object,
+    draw: random.Random,
+    counts: dict[str, int],
+    leaving: list[float],
+    tries=6,
 ) -> bool:
     """Interrupt a job `tries` times within `seconds` each, let it end; return whether its result is `expected`.
 
@@ -81,7 +92,9 @@ def interrupt(job, draw: random.Random, counts: dict[str, int]) -> float:
     chosen = processes[:1] if draw.random() < 0.3 else chosen
     number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
     if number == signal.SIGKILL and processes[:1] == chosen[:1]:
-        chosen = processes  # outside of a container, nothing ends with the process that SageMaker knows
+        chosen = (
+            processes  # outside of a container, nothing ends with the process that SageMaker knows
+        )
     counts["kills" if number == signal.SIGKILL else "stops"] += 1
     began = time.monotonic()
     for process in chosen:

@@ -31,7 +31,10 @@ def waiting(found: Round, name: str) -> float:
 
 QUANTITIES: dict[str, tuple[str, Callable[[Round], float]]] = {
     "ours": ("images/s: our training on two nodes / on one", lambda found: speedup(found, "ours")),
-    "plain": ("images/s: torchrun's DDP in a bare loop on two nodes / on one", lambda found: speedup(found, "plain")),
+    "plain": (
+        "images/s: torchrun's DDP in a bare loop on two nodes / on one",
+        lambda found: speedup(found, "plain"),
+    ),
     "efficiency": (
         "two nodes / one, ours / the same of plain DDP",
         lambda found: speedup(found, "ours") / speedup(found, "plain"),
@@ -44,10 +47,22 @@ QUANTITIES: dict[str, tuple[str, Callable[[Round], float]]] = {
         "images/s: ours on two nodes that exchange nothing / on one",
         lambda found: found["ours", *ALONE].rate / found["ours", *ONE].rate,
     ),
-    "communication": ("seconds: what the exchange adds / our step", lambda found: communication(found, "ours")),
-    "plain communication": ("seconds: the same / plain DDP's step", lambda found: communication(found, "plain")),
-    "waiting": ("seconds: for the other node's gradients / our step", lambda found: waiting(found, "ours")),
-    "plain waiting": ("seconds: the same / plain DDP's step", lambda found: waiting(found, "plain")),
+    "communication": (
+        "seconds: what the exchange adds / our step",
+        lambda found: communication(found, "ours"),
+    ),
+    "plain communication": (
+        "seconds: the same / plain DDP's step",
+        lambda found: communication(found, "plain"),
+    ),
+    "waiting": (
+        "seconds: for the other node's gradients / our step",
+        lambda found: waiting(found, "ours"),
+    ),
+    "plain waiting": (
+        "seconds: the same / plain DDP's step",
+        lambda found: waiting(found, "plain"),
+    ),
 }
 
 
@@ -60,10 +75,17 @@ def run(n: int, steps: int, batch_size: int, flags: list[str]) -> None:
     for _ in range(n):
         rounds.append(nodes.measure(setting))
         rates = {turn: median(found[turn].rate for found in rounds[-1]) for turn in nodes.TURNS}
-        found = ", ".join(f"{name} {count} {order} {rate:.1f}" for (name, count, order), rate in rates.items())
+        found = ", ".join(
+            f"{name} {count} {order} {rate:.1f}" for (name, count, order), rate in rates.items()
+        )
         print(f"images/s: {found}", flush=True)
-    ratios = {name: [median(map(value, found)) for found in rounds] for name, (_, value) in QUANTITIES.items()}
-    report.publish([report.Comparison(name, QUANTITIES[name][0], found) for name, found in ratios.items()])
+    ratios = {
+        name: [median(map(value, found)) for found in rounds]
+        for name, (_, value) in QUANTITIES.items()
+    }
+    report.publish(
+        [report.Comparison(name, QUANTITIES[name][0], found) for name, found in ratios.items()]
+    )
     print(f"\n{step([found for measured in rounds for found in measured], batch_size)}")
 
 
@@ -88,4 +110,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--steps", 6, "timed steps of a turn"),
         ("--batch_size", BATCH_SIZE, "images of a step, per rank"),
     ):
-        parser.add_argument(flag, type=report.positive, default=default, help=f"{what} (default: {default})")
+        parser.add_argument(
+            flag, type=report.positive, default=default, help=f"{what} (default: {default})"
+        )

@@ -55,9 +55,13 @@ def _flag(what: str, default: float = MISSING) -> float:
 class Job:
     """What is exchanged, and how long a step takes; the defaults are ResNet-18's on CIFAR-10, and guesses."""
 
-    step: float = _flag("seconds of a step on one node of the type, the exchange among its own devices included")
+    step: float = _flag(
+        "seconds of a step on one node of the type, the exchange among its own devices included"
+    )
     megabytes: float = _flag("gradients of a step, 10^6 bytes", 44.73)  # 11,181,642 of float32
-    overlap: float = _flag("share of a step on one node beside which gradients can be exchanged", 0.0)
+    overlap: float = _flag(
+        "share of a step on one node beside which gradients can be exchanged", 0.0
+    )
     batch_size: int = _flag("images of a step, per rank", 32)
     images: int = _flag("images of an epoch", 50_000)
     efficiency: float = _flag("share of the bandwidth that arrives as gradients", 0.8)
@@ -75,7 +79,9 @@ def exchange(job: Job, instance: Instance, nodes: int) -> float:
         return 0.0
     ranks = nodes * instance.devices
     sent = 2 * (ranks - 1) / ranks * job.megabytes * 8e6
-    return sent / (instance.gbps * 1e9 * job.efficiency) + 2 * (nodes - 1) * job.latency * job.buckets
+    return (
+        sent / (instance.gbps * 1e9 * job.efficiency) + 2 * (nodes - 1) * job.latency * job.buckets
+    )
 
 
 def epoch(job: Job, instance: Instance, nodes: int) -> float:
@@ -113,11 +119,15 @@ def run(instance_type: list[str], gbps: float | None, **job: float) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the fields of `Job`, the instance types and their bandwidth."""
     types = {"nargs": "+", "choices": INSTANCES, "default": list(INSTANCES), "metavar": "TYPE"}
-    parser.add_argument("--instance_type", **types, help=f"of {', '.join(INSTANCES)} (default: all)")
+    parser.add_argument(
+        "--instance_type", **types, help=f"of {', '.join(INSTANCES)} (default: all)"
+    )
     parser.add_argument("--gbps", type=float, help="bandwidth instead of the type's own")
     for flag in fields(Job):
         if flag.default is MISSING:
-            parser.add_argument(f"--{flag.name}", type=flag.type, required=True, help=flag.metadata["help"])
+            parser.add_argument(
+                f"--{flag.name}", type=flag.type, required=True, help=flag.metadata["help"]
+            )
         else:
             what = f"{flag.metadata['help']} (default: %(default)g)"
             parser.add_argument(f"--{flag.name}", type=flag.type, default=flag.default, help=what)

@@ -14,7 +14,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 WARMUP = 3  # steps at the start of a turn that are not timed: the caches are full of another training's data
-EXCHANGE, SILENT, END = "exchange", "silent", "end"  # what a rank is told: silent is to train without the other node
+EXCHANGE, SILENT, END = (
+    "exchange",
+    "silent",
+    "end",
+)  # what a rank is told: silent is to train without the other node
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,12 @@ class Rank(Callback):
         """Note the end of a step that trained on `images`; at the end of a turn, return when the next one starts."""
         self.step += 1
         if self.step <= WARMUP:
-            self.images, self.waited, self.overlapped, self.started = 0, 0.0, 0.0, time.perf_counter()
+            self.images, self.waited, self.overlapped, self.started = (
+                0,
+                0.0,
+                0.0,
+                time.perf_counter(),
+            )
             return
         self.images += images
         if self.ddp:  # DDP's own timers, ns; what they say is complete with the next step, so they are a step behind

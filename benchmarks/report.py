@@ -14,7 +14,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "| benchmark | ratio: median [range] | n | what / what |\n| --- | --- | --- | --- |"
 
-ARTICLE = {2: 1.8, 4: 3.7, 8: 7.3}  # times faster than one instance, in the article that this project began with
+ARTICLE = {
+    2: 1.8,
+    4: 3.7,
+    8: 7.3,
+}  # times faster than one instance, in the article that this project began with
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,9 @@ class Comparison:
 
 def parser(manual: str) -> argparse.ArgumentParser:
     """Return a parser with the flag that all benchmarks have; `manual` is the caller's docstring."""
-    made = argparse.ArgumentParser(description=manual, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=manual, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--n", type=positive, help="pairs that are measured (default: %(default)s)")
     return made
 
@@ -58,7 +64,9 @@ def improvements(seconds: Mapping[int, float]) -> str:
         f"| {count} | {time:.2f} s | {seconds[1] / time:.2f}x | {f'{ARTICLE[count]}x' if count in ARTICLE else ''} |"
         for count, time in sorted(seconds.items())
     ]
-    return "\n".join(["| instances | time | improvement | the article's |", "| --- | --- | --- | --- |", *rows])
+    return "\n".join(
+        ["| instances | time | improvement | the article's |", "| --- | --- | --- | --- |", *rows]
+    )
 
 
 def variables(**more: str) -> dict[str, str]:
@@ -69,7 +77,9 @@ def variables(**more: str) -> dict[str, str]:
 
 def peak(work: Callable[[], Any]) -> tuple[Any, int]:
     """Return what `work` returns, and the bytes by which this process's memory at peak is above that before."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is: proc_pid_clear_refs(5)
+    Path("/proc/self/clear_refs").write_text(
+        "5"
+    )  # the peak is now what there is: proc_pid_clear_refs(5)
     before = _kibibytes("VmRSS")
     done = work()
     return done, (_kibibytes("VmHWM") - before) * 1024

@@ -59,7 +59,12 @@ class Clock(Callback):
 
 
 def compare(
-    name: str, what: str, ours: Callable[[Clock], None], other: Callable[[Clock], None], n: int, steps: int
+    name: str,
+    what: str,
+    ours: Callable[[Clock], None],
+    other: Callable[[Clock], None],
+    n: int,
+    steps: int,
 ) -> report.Comparison:
     """Return n ratios of images/s, each the median over the turns of two processes.
 
@@ -70,7 +75,10 @@ def compare(
         turns = pair(ours, other, steps)
         ratios.append(statistics.median(our_rate / other_rate for our_rate, other_rate in turns))
         our_rate, other_rate = (statistics.median(rates) for rates in zip(*turns, strict=True))
-        print(f"{name}: {our_rate:.1f} / {other_rate:.1f} images/s, ratio {ratios[-1]:.3f}", flush=True)
+        print(
+            f"{name}: {our_rate:.1f} / {other_rate:.1f} images/s, ratio {ratios[-1]:.3f}",
+            flush=True,
+        )
     return report.Comparison(name, f"images/s, {what}", ratios)
 
 
@@ -111,4 +119,6 @@ def _train(train: Callable[[Clock], None], clock: Clock, sender: Connection) -> 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --steps, and give --n its default here."""
     parser.set_defaults(n=PAIRS)
-    parser.add_argument("--steps", type=report.positive, default=10, help="timed steps of a turn (default: 10)")
+    parser.add_argument(
+        "--steps", type=report.positive, default=10, help="timed steps of a turn (default: 10)"
+    )

@@ -47,7 +47,12 @@ class Processor(Clock):
 def _used() -> dict[str, float]:
     mine = resource.getrusage(resource.RUSAGE_SELF)
     worker = sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children())
-    return {"user": mine.ru_utime, "kernel": mine.ru_stime, "worker": worker, "pages": float(mine.ru_minflt)}
+    return {
+        "user": mine.ru_utime,
+        "kernel": mine.ru_stime,
+        "worker": worker,
+        "pages": float(mine.ru_minflt),
+    }
 
 
 def kept(clock: Clock) -> None:
@@ -85,7 +90,9 @@ def _measure(train: Callable[[Clock], None], steps: int, sender) -> None:
     torch.set_num_threads(1)
     clock = Processor(steps)
     train(clock)
-    milliseconds = {kind: 1000 * clock.used[kind] / clock.images for kind in ("user", "kernel", "worker")}
+    milliseconds = {
+        kind: 1000 * clock.used[kind] / clock.images for kind in ("user", "kernel", "worker")
+    }
     sender.send(milliseconds | {"pages": clock.used["pages"] / clock.images})
 
 
@@ -95,20 +102,29 @@ def run(n: int, steps: int) -> None:
     for _ in range(n):
         for name, train in sides().items():
             found[name].append(measure(train, steps))
-            print(name, {kind: round(value, 3) for kind, value in found[name][-1].items()}, flush=True)
-    print(f"\n{report.machine()}\n\n| ms of an image | user | kernel | data worker | all | pages | n |")
+            print(
+                name, {kind: round(value, 3) for kind, value in found[name][-1].items()}, flush=True
+            )
+    print(
+        f"\n{report.machine()}\n\n| ms of an image | user | kernel | data worker | all | pages | n |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, values in found.items():
         user, kernel, worker, pages = (
-            statistics.median(value[kind] for value in values) for kind in ("user", "kernel", "worker", "pages")
+            statistics.median(value[kind] for value in values)
+            for kind in ("user", "kernel", "worker", "pages")
         )
         whole = [value["user"] + value["kernel"] + value["worker"] for value in values]
         spread = f"{statistics.median(whole):.2f} [{min(whole):.2f}..{max(whole):.2f}]"
-        print(f"| {name} | {user:.2f} | {kernel:.2f} | {worker:.2f} | {spread} | {pages:.0f} | {n} |")
+        print(
+            f"| {name} | {user:.2f} | {kernel:.2f} | {worker:.2f} | {spread} | {pages:.0f} | {n} |"
+        )
 
 
 if __name__ == "__main__":
     parser = report.parser(__doc__)
     parser.set_defaults(n=3)
-    parser.add_argument("--steps", type=report.positive, default=12, help="steps that are counted (default: 12)")
+    parser.add_argument(
+        "--steps", type=report.positive, default=12, help="steps that are counted (default: 12)"
+    )
     run(**vars(parser.parse_args()))

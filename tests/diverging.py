@@ -20,7 +20,12 @@ class Diverging(Model):
     """
 
     def __init__(
-        self, step: int = 5, how: str = "loss", returns: bool = True, manual: bool = False, rank: int | None = None
+        self,
+        step: int = 5,
+        how: str = "loss",
+        returns: bool = True,
+        manual: bool = False,
+        rank: int | None = None,
     ) -> None:
         super().__init__()
         self.step, self.how, self.returns, self.rank = step, how, returns, rank

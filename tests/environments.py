@@ -27,7 +27,9 @@ def python_of(name: str) -> Path:
             # uv links what it has unpacked once, for .venv or another environment, into the new one.
             script = ROOT / "scripts/install_locked.sh"
             subprocess.run(
-                [script, python, "sync", locked], check=True, env=os.environ | {"UV_INSTALLER": sys.executable}
+                [script, python, "sync", locked],
+                check=True,
+                env=os.environ | {"UV_INSTALLER": sys.executable},
             )
             shutil.copy(locked, stamp)
     return python

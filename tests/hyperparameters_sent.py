@@ -44,7 +44,11 @@ def known_arrived(output: Path) -> None:
     (path,) = output.rglob("config.yaml")
     config = yaml.safe_load(path.read_text())
     checkpoint, data, logger = config["checkpoint"], config["data"], config["logger"]
-    assert (checkpoint["filename"], checkpoint["monitor"], checkpoint["save_top_k"]) == ("a b=c 'q'", None, -1)
+    assert (checkpoint["filename"], checkpoint["monitor"], checkpoint["save_top_k"]) == (
+        "a b=c 'q'",
+        None,
+        -1,
+    )
     assert data["class_path"] == "app.data.DigitsDataModule"
     assert data["init_args"] | {"seed": 7, "normalize": True, "batch_size": 64} == data["init_args"]
     assert (logger["name"], logger["version"]) == ("", "1.10")

@@ -16,7 +16,12 @@ from xdist.scheduler import LoadScopeScheduling
 SHARED = {
     "local mode": {"test_clients_docker", "test_clients_sdk2", "test_clients_sdk3", "test_readme"},
     "image": {"test_container", "test_launch", "test_nodes", "test_scripts"},
-    "rehearsal": {"test_killed_run", "test_rehearsal", "test_rehearsal_clients", "test_rehearsal_processes"},
+    "rehearsal": {
+        "test_killed_run",
+        "test_rehearsal",
+        "test_rehearsal_clients",
+        "test_rehearsal_processes",
+    },
 }
 TABLE = Path(__file__).with_name("durations.json")
 LOCKS = Path(tempfile.gettempdir())
@@ -46,14 +51,19 @@ def longest_first(nodeids: list[str]) -> dict[str, int]:
     seconds, lanes = durations(), {}
     for file in files:
         lanes[lane(file)] = lanes.get(lane(file), 0.0) + seconds.get(file, 0.0)
-    ordered = sorted(files, key=lambda file: (-lanes[lane(file)], lane(file), -seconds.get(file, 0.0), file))
+    ordered = sorted(
+        files, key=lambda file: (-lanes[lane(file)], lane(file), -seconds.get(file, 0.0), file)
+    )
     return {file: place for place, file in enumerate(ordered)}
 
 
 @contextlib.contextmanager
 def turn(run: str, alone: bool) -> Iterator[None]:
     """Hold a test's turn in run `run`: beside others, or alone; who wants to be alone is not overtaken."""
-    with (LOCKS / f"tests-{run}.gate").open("w") as gate, (LOCKS / f"tests-{run}.turn").open("w") as held:
+    with (
+        (LOCKS / f"tests-{run}.gate").open("w") as gate,
+        (LOCKS / f"tests-{run}.turn").open("w") as held,
+    ):
         fcntl.flock(gate, fcntl.LOCK_EX)
         fcntl.flock(held, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(gate, fcntl.LOCK_UN)

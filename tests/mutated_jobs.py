@@ -222,11 +222,15 @@ def numbers() -> Iterator[Case]:
     """Yield a job for each flag that takes a number and each of the NUMBERS."""
     seen = set()
     for chosen in CHOSEN:
-        given = {name: value for name, value in BASE.items() if not name.startswith("model")} | chosen
+        given = {
+            name: value for name, value in BASE.items() if not name.startswith("model")
+        } | chosen
         for flag in _numeric(chosen, seen):
             seen.add((flag, chosen.get(flag.partition(".")[0])))
             for value in NUMBERS:
-                yield Case(f"{flag} = {_short(value)} ({' '.join(chosen.values())})", given | {flag: value})
+                yield Case(
+                    f"{flag} = {_short(value)} ({' '.join(chosen.values())})", given | {flag: value}
+                )
     for flag, chosen in ALSO.items():
         for value in [*NUMBERS, "[0.5, -1]", "00:00:00:00"]:
             yield Case(f"{flag} = {_short(value)}", BASE | chosen | {flag: value})
@@ -259,14 +263,21 @@ def cases(seed: int) -> Iterator[Case]:
     """Yield jobs without an end."""
     draw = random.Random(seed)
     kinds = (
-        [_value] * 9 + [_misspelt] * 4 + [_old, _name, _name, _several, _twice, _config, _data, _data, _folder, _mine]
+        [_value] * 9
+        + [_misspelt] * 4
+        + [_old, _name, _name, _several, _twice, _config, _data, _data, _folder, _mine]
     )
     while True:
         yield draw.choice(kinds)(draw)
 
 
 def _needed(flag: str) -> dict[str, str]:
-    return {key: value for start, more in NEEDS.items() if flag.startswith(start) for key, value in more.items()}
+    return {
+        key: value
+        for start, more in NEEDS.items()
+        if flag.startswith(start)
+        for key, value in more.items()
+    }
 
 
 def _value(draw: random.Random) -> Case:
@@ -298,7 +309,12 @@ def _old(draw: random.Random) -> Case:
 
     name = draw.choice(list(REPLACED))
     flag = draw.choice(["trainer.", "", "data.", "model."]) + name
-    return Case(f"old {flag}", BASE | {flag: draw.choice(["1", "x", "true"])}, names=(f"--{flag}",), fails=True)
+    return Case(
+        f"old {flag}",
+        BASE | {flag: draw.choice(["1", "x", "true"])},
+        names=(f"--{flag}",),
+        fails=True,
+    )
 
 
 def _name(draw: random.Random) -> Case:
@@ -307,9 +323,20 @@ def _name(draw: random.Random) -> Case:
 
 
 def _several(draw: random.Random) -> Case:
-    wrong = {f"{draw.choice(['', 'trainer.', 'data.', 'zz.'])}zz{number}": "1" for number in range(draw.randint(2, 60))}
-    wrong |= {flag: "zz" for flag in draw.sample(["data", "optimizer", "trainer.max_epochs", "seed_everything"], 2)}
-    return Case(f"{len(wrong)} mistakes", BASE | wrong, names=tuple(f"--{name}" for name in wrong), fails=True)
+    wrong = {
+        f"{draw.choice(['', 'trainer.', 'data.', 'zz.'])}zz{number}": "1"
+        for number in range(draw.randint(2, 60))
+    }
+    wrong |= {
+        flag: "zz"
+        for flag in draw.sample(["data", "optimizer", "trainer.max_epochs", "seed_everything"], 2)
+    }
+    return Case(
+        f"{len(wrong)} mistakes",
+        BASE | wrong,
+        names=tuple(f"--{name}" for name in wrong),
+        fails=True,
+    )
 
 
 def _twice(draw: random.Random) -> Case:
@@ -332,7 +359,12 @@ def _config(draw: random.Random) -> Case:
             BASE | {"config": "my.yaml"},
             lambda folder: _write(folder / "code/my.yaml", CONFIGS[kind]),
         )
-    value = {"missing": "my.yaml", "a folder": "/tmp", "a recipe": "cpuu", "many": "my.yaml,other.yaml"}[kind]
+    value = {
+        "missing": "my.yaml",
+        "a folder": "/tmp",
+        "a recipe": "cpuu",
+        "many": "my.yaml,other.yaml",
+    }[kind]
     return Case(f"config {kind}", BASE | {"config": value}, names=("--config",), fails=True)
 
 
@@ -348,7 +380,11 @@ def _data(draw: random.Random) -> Case:
         "labels wrong", "a shape wrong", "no pickle", "a folder for a file", "an empty channel", "an archive cut",
         "an archive that is none", "an archive without files", "no such channel", "a file for a channel",
     ])  # fmt: skip
-    case = Case(f"data: {kind}", BASE | {"data": "CIFAR10DataModule", "data.val_split": "20"}, fails=kind != "right")
+    case = Case(
+        f"data: {kind}",
+        BASE | {"data": "CIFAR10DataModule", "data.val_split": "20"},
+        fails=kind != "right",
+    )
     case.prepare = partial(_damage, kind, draw.random())
     case.names = ("batch", "cifar", "data")
     if kind == "a bit turned":  # of an image: nobody can know
@@ -399,7 +435,10 @@ def _damage(kind: str, chance: float, folder: Path) -> None:
         for one in batches.iterdir():
             one.unlink()
         batches.rmdir()
-        content = {"an archive cut": content[: len(content) // 2], "an archive that is none": b"x"}.get(kind, content)
+        content = {
+            "an archive cut": content[: len(content) // 2],
+            "an archive that is none": b"x",
+        }.get(kind, content)
         (channel / "cifar-10-python.tar.gz").write_bytes(content)
 
 
@@ -418,7 +457,12 @@ def _folder(draw: random.Random) -> Case:
         path.symlink_to("/proc/nonexistent/there") if link else _write(path, b"")
 
     given = BASE | ({flag: "here"} if flag else {})
-    return Case(f"{'a dead link' if link else 'a file'} at {place} {flag or ''}", given, prepare, names=(place[-5:],))
+    return Case(
+        f"{'a dead link' if link else 'a file'} at {place} {flag or ''}",
+        given,
+        prepare,
+        names=(place[-5:],),
+    )
 
 
 def _mine(draw: random.Random) -> Case:
@@ -434,9 +478,13 @@ def _mine(draw: random.Random) -> Case:
     ])  # fmt: skip
     own = ("Raises", "Raising", "Wrong", "Returns", "Has", "NoData", "Leaves", "LogsNothing")
     case = Case(
-        f"{chosen[0]}={chosen[1]}", BASE | dict([chosen]), names=(f"--{chosen[0]}", "my own bug", "mine.py", "loss")
+        f"{chosen[0]}={chosen[1]}",
+        BASE | dict([chosen]),
+        names=(f"--{chosen[0]}", "my own bug", "mine.py", "loss"),
     )
-    case.fails = None if chosen[1] in ("mine.LogsNothing", "mine.ReturnsNothing", "mine.NoData") else True
+    case.fails = (
+        None if chosen[1] in ("mine.LogsNothing", "mine.ReturnsNothing", "mine.NoData") else True
+    )
     case.own_bug = chosen[1].partition(".")[2].startswith(own)
     case.names = () if case.own_bug else case.names
     return case
@@ -521,7 +569,12 @@ def faults(case: Case, folder: Path, status: int | None) -> list[str]:
         found.append("unprintable")
     if case.names and not any(name.strip() in first for name in case.names):
         found.append(f"none of {case.names[:3]} is named")
-    named = ("--", "/", "hyperparameter", "`")  # the last: Lightning's own words quote what they are about
+    named = (
+        "--",
+        "/",
+        "hyperparameter",
+        "`",
+    )  # the last: Lightning's own words quote what they are about
     if not case.names and not case.own_bug and not any(name in first for name in named):
         found.append("no flag, file or channel is named")
     return found
@@ -547,10 +600,14 @@ def check(context, case: Case, folder: Path) -> list[str]:
 
 def main() -> None:
     """Run jobs, and print what is wrong with them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--n", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--numbers", action="store_true", help="not by chance: each flag with each number")
+    parser.add_argument(
+        "--numbers", action="store_true", help="not by chance: each flag with each number"
+    )
     parser.add_argument("--only", default="", help="jobs whose name has this in it")
     given = parser.parse_args()
     context, wrong, done, seen = server(), 0, 0, set()
@@ -569,7 +626,10 @@ def main() -> None:
                 print(f"{case.name}: {'; '.join(found)}\n    {ascii(said[:600])}", flush=True)
         if done >= given.n and not given.numbers:
             break
-    print(f"{done} jobs{'' if given.numbers else f' of seed {given.seed}'}, {wrong} not as they must be", flush=True)
+    print(
+        f"{done} jobs{'' if given.numbers else f' of seed {given.seed}'}, {wrong} not as they must be",
+        flush=True,
+    )
     sys.exit(bool(wrong))
 
 

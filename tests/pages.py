@@ -32,4 +32,8 @@ TESTS = {
 
 def blocks(page: str) -> list[tuple[str, str]]:
     """Return the blocks of a page that are run, each as (language, text)."""
-    return [(language, text) for language, text in FENCE.findall(PAGES[page]) if language in ("sh", "python")]
+    return [
+        (language, text)
+        for language, text in FENCE.findall(PAGES[page])
+        if language in ("sh", "python")
+    ]

@@ -52,7 +52,9 @@ class Probe(LightningModule):
         self.network = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Tanh(), nn.Linear(16, 10))
         self.fail_at, self.fail_rank, self.sleep, self.seen = fail_at, fail_rank, sleep, []
 
-    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
+    def training_step(
+        self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int
+    ) -> torch.Tensor:
         """Return the loss."""
         images, numbers = batch
         time.sleep(self.sleep)

@@ -58,13 +58,22 @@ def run(
                 "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(ranks), **variables(node),
             }  # fmt: skip
             ours, theirs = warm.SERVER.Pipe()
-            call = (function, args, environment, folder / f"node-{node}", folder / f"rank-{rank}.log", theirs)
+            call = (
+                function,
+                args,
+                environment,
+                folder / f"node-{node}",
+                folder / f"rank-{rank}.log",
+                theirs,
+            )
             started.append((warm.SERVER.Process(target=_rank, args=call), ours))
             started[-1][0].start()
             theirs.close()
     logs = [folder / f"rank-{rank}.log" for rank in range(len(started))]
     try:
-        return [_ended(process, ours, log) for (process, ours), log in zip(started, logs, strict=True)]
+        return [
+            _ended(process, ours, log) for (process, ours), log in zip(started, logs, strict=True)
+        ]
     finally:
         for process, ours in started:
             process.kill()
@@ -93,7 +102,9 @@ def _rank(function, args, environment, folder: Path, log: Path, connection) -> N
     except BaseException as error:
         traceback.print_exc()
         answer = None, f"{type(error).__name__}: {error}"
-    connection.send_bytes(pickle.dumps(answer))  # plain: torch would share memory that ends with this process
+    connection.send_bytes(
+        pickle.dumps(answer)
+    )  # plain: torch would share memory that ends with this process
 
 
 # What the ranks train -------------------------------------------------------------------------------------------------
@@ -138,7 +149,9 @@ class Regression(LightningModule):
         self.validated.append(batch[1].tolist())
 
     def on_before_optimizer_step(self, optimizer):
-        self.gradients.append(torch.cat([parameter.grad.flatten().clone() for parameter in self.parameters()]))
+        self.gradients.append(
+            torch.cat([parameter.grad.flatten().clone() for parameter in self.parameters()])
+        )
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), self.lr, momentum=0.9)

@@ -23,7 +23,9 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 def terminal(*, width: int = 120, height: int = 30, is_terminal: bool = True) -> Console:
     """Return a console that remembers what it shows."""
-    return Console(record=True, width=width, height=height, force_terminal=is_terminal, file=io.StringIO())
+    return Console(
+        record=True, width=width, height=height, force_terminal=is_terminal, file=io.StringIO()
+    )
 
 
 def shown(jobs: list, **size: int) -> str:
@@ -35,10 +37,20 @@ def shown(jobs: list, **size: int) -> str:
 
 def running(name: str, created: float) -> Record:
     """Return a running job of two hosts, one of them reclaimed."""
-    lines = [Point(created + 9, 40, {"step": 40.0, "epoch": 2.0, "train_loss": 0.4321, "images/s": 512.0})]
+    lines = [
+        Point(
+            created + 9, 40, {"step": 40.0, "epoch": 2.0, "train_loss": 0.4321, "images/s": 512.0}
+        )
+    ]
     record = job(attempt(1, created, None, lines, hosts=2), status="InProgress")
-    record.attempts[0].instances[1].exit_status, record.attempts[0].instances[1].reclaimed = 137, True
-    record.transitions = [Transition("Starting", "", created), Transition("Training", "in progress", created)]
+    record.attempts[0].instances[1].exit_status, record.attempts[0].instances[1].reclaimed = (
+        137,
+        True,
+    )
+    record.transitions = [
+        Transition("Starting", "", created),
+        Transition("Training", "in progress", created),
+    ]
     return replace(record, name=name, created=created)
 
 
@@ -46,7 +58,13 @@ def check_view_of_a_job() -> None:
     logs = {"algo-1": ["a [bold]line[/bold]"], "algo-2": []}
     text = shown([(running("[red]digits[/red]", time.time() - 61), logs)], width=160)
     row = text.splitlines()[1]
-    for words in ("[red]digits[/red]", "Training", "algo-1 training", "algo-2 reclaimed exit 137", "step 40 epoch 2"):
+    for words in (
+        "[red]digits[/red]",
+        "Training",
+        "algo-1 training",
+        "algo-2 reclaimed exit 137",
+        "step 40 epoch 2",
+    ):
         assert words in row
     assert "train_loss 0.4321" in text and "images/s 512" in text and "1:01" in text
     assert "algo-1 a [bold]line[/bold]" in text
@@ -54,7 +72,11 @@ def check_view_of_a_job() -> None:
 
 def check_view_fits() -> None:
     """Ten jobs that run and 200 that ended: no line is too long, and there are not too many."""
-    for size in ({"width": 120, "height": 30}, {"width": 60, "height": 24}, {"width": 20, "height": 5}):
+    for size in (
+        {"width": 120, "height": 30},
+        {"width": 60, "height": 24},
+        {"width": 20, "height": 5},
+    ):
         view_fits(size)
 
 
@@ -62,7 +84,10 @@ def view_fits(size: dict) -> None:
     """Check one size."""
     now, logs = time.time(), {f"algo-{n}": ["x" * 300] * 50 for n in range(8)}
     jobs = [(running(f"run-{k}", now - 100 + k), logs) for k in range(10)]
-    jobs += [(replace(job(), name=f"old-{k}", created=now - 900 + k, modified=now), {}) for k in range(200)]
+    jobs += [
+        (replace(job(), name=f"old-{k}", created=now - 900 + k, modified=now), {})
+        for k in range(200)
+    ]
     lines = shown(jobs, **size).splitlines()
     assert len(lines) < size["height"]
     assert max(map(len, lines)) <= size["width"]
@@ -70,7 +95,9 @@ def view_fits(size: dict) -> None:
         assert "195 more ended" in lines
         ended = [line.split()[0] for line in lines if line.startswith("old-")]
         assert ended == [f"old-{k}" for k in (199, 198, 197, 196, 195)]
-        assert sum(line.startswith("run-9") for line in lines) == 2  # in the table, and above its log lines
+        assert (
+            sum(line.startswith("run-9") for line in lines) == 2
+        )  # in the table, and above its log lines
         assert sum("xxx" in line for line in lines) >= 3
 
 

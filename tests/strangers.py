@@ -56,7 +56,9 @@ class Points(Dataset):
 
     def __getitem__(self, index: int):
         self.seen += 1
-        return torch.tensor([index / SAMPLES, 1.0]) + self.level * self.noise(), torch.tensor([index % 2.0])
+        return torch.tensor([index / SAMPLES, 1.0]) + self.level * self.noise(), torch.tensor(
+            [index % 2.0]
+        )
 
     def noise(self) -> float:
         """Return a number drawn."""
@@ -64,7 +66,9 @@ class Points(Dataset):
             return float(torch.rand(()) + np.random.rand() + random.random())
         if isinstance(self.generator, torch.Generator):
             return float(torch.rand((), generator=self.generator))
-        return float(self.generator.random() if hasattr(self.generator, "random") else self.generator.rand())
+        return float(
+            self.generator.random() if hasattr(self.generator, "random") else self.generator.rand()
+        )
 
 
 class OfModule(Points):
@@ -127,7 +131,9 @@ class Counting(Sampler):
 
     def __iter__(self):
         self.epoch += 1
-        return iter(torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+        return iter(
+            torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        )
 
 
 class Endless(Sampler):
@@ -146,7 +152,9 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         self.epoch += 1
-        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        order = torch.randperm(
+            SAMPLES, generator=torch.Generator().manual_seed(self.epoch)
+        ).tolist()
         for index in order:
             noise = self.random.random() + float(torch.rand(()))
             yield torch.tensor([index / SAMPLES, 1.0 + noise]), torch.tensor([index % 2.0])
@@ -235,7 +243,9 @@ class Data(LightningDataModule):
         """Return a loader."""
         order = {"sampler": SAMPLERS[self.sampler]()} if self.sampler else {"shuffle": True}
         order = {} if self.dataset in ("stream", "saved") else order
-        return KINDS[self.kind](DATASETS[self.dataset](), size, **order, **self.workers, **self.collate)
+        return KINDS[self.kind](
+            DATASETS[self.dataset](), size, **order, **self.workers, **self.collate
+        )
 
     def train_dataloader(self):
         """Return the loaders."""
@@ -373,7 +383,10 @@ class Adversarial(Model):
 
     def configure_optimizers(self):
         """Return two, of which the rates change."""
-        optimizers = [torch.optim.SGD(self.body.parameters(), 0.05), torch.optim.Adam(self.head.parameters(), 0.01)]
+        optimizers = [
+            torch.optim.SGD(self.body.parameters(), 0.05),
+            torch.optim.Adam(self.head.parameters(), 0.01),
+        ]
         return optimizers, [torch.optim.lr_scheduler.StepLR(one, 3) for one in optimizers]
 
 
@@ -410,7 +423,9 @@ class Grouping(Model):
 
     def on_train_epoch_start(self):
         if self.current_epoch == 1:
-            self.optimizers().optimizer.add_param_group({"params": list(self.head.parameters()), "lr": 0.01})
+            self.optimizers().optimizer.add_param_group(
+                {"params": list(self.head.parameters()), "lr": 0.01}
+            )
 
 
 class EvalMode(Model):
@@ -472,7 +487,10 @@ class Lazy(Model):
             self.register_buffer("late", torch.ones(2))
         self.bank = torch.cat([self.bank, batch[1]])
         self.late += 0.1
-        return super().loss((batch[0] - self.mean * self.late, batch[1])) + self.bank.mean() * self.head.weight.sum()
+        return (
+            super().loss((batch[0] - self.mean * self.late, batch[1]))
+            + self.bank.mean() * self.head.weight.sum()
+        )
 
 
 Step = namedtuple("Step", ["loss", "at"])
@@ -511,7 +529,12 @@ class Remembering(Model):
         self.average = 0.9 * self.average + 0.1 * loss.detach()
         with torch.no_grad():
             self.teacher[0].weight.mul_(0.9).add_(self.head.weight[:, :2], alpha=0.1)
-        kept = self.count / 100 + self.memory.steps[0].loss + float(self.memory.best["loss"]) + self.generator.random()
+        kept = (
+            self.count / 100
+            + self.memory.steps[0].loss
+            + float(self.memory.best["loss"])
+            + self.generator.random()
+        )
         kept += sum(self.losses) / len(self.losses) + self.average + sum(self.extra.steps) / 10
         return (
             loss * (1 + np.tanh(float(kept)) * 0.1)
@@ -524,7 +547,10 @@ class Remembering(Model):
 
     def on_load_checkpoint(self, checkpoint):
         """Expect them."""
-        assert type(checkpoint["best"]["loss"]) is np.float64 and type(checkpoint["best"]["all"]) is np.ndarray
+        assert (
+            type(checkpoint["best"]["loss"]) is np.float64
+            and type(checkpoint["best"]["all"]) is np.ndarray
+        )
 
 
 class Cycling(Model):
@@ -569,7 +595,11 @@ class Partial(Model):
 
     def state_dict(self, *args, **kwargs):
         """Return the head."""
-        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "body.0" not in name}
+        return {
+            name: value
+            for name, value in super().state_dict(*args, **kwargs).items()
+            if "body.0" not in name
+        }
 
 
 class Hyper(Model):
@@ -625,7 +655,14 @@ class Compiled(Model):
 
     def __init__(self) -> None:
         super().__init__()
-        layers = nn.Linear(2, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 33), nn.Softmax(1), nn.Dropout(0.1)
+        layers = (
+            nn.Linear(2, 64),
+            nn.BatchNorm1d(64),
+            nn.GELU(),
+            nn.Linear(64, 33),
+            nn.Softmax(1),
+            nn.Dropout(0.1),
+        )
         self.body, self.head = nn.Sequential(*layers), nn.Linear(33, 1)
         self.body.compile()
 

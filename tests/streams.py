@@ -136,7 +136,9 @@ class Resumable(IterableDataset):
         first, step = (info.id, info.num_workers) if info else (0, 1)
         if not self.at:
             self.epoch += 1
-        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()[first::step]
+        order = torch.randperm(
+            SAMPLES, generator=torch.Generator().manual_seed(self.epoch)
+        ).tolist()[first::step]
         for index in order[self.at :]:
             self.at += 1
             yield sample(index, noise() + self.generator.random())
@@ -158,7 +160,9 @@ class Uneven(Resumable):
         info = get_worker_info()
         if not self.at:
             self.epoch += 1
-        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        order = torch.randperm(
+            SAMPLES, generator=torch.Generator().manual_seed(self.epoch)
+        ).tolist()
         if info:
             order = order[SAMPLES // 4 :] if info.id else order[: SAMPLES // 4]
         while self.at < len(order):
@@ -264,7 +268,11 @@ class Local(Points):
 
     def noise(self) -> float:
         """Return a number drawn."""
-        return np.random.default_rng().random() + random.Random().random() + np.random.RandomState().rand()
+        return (
+            np.random.default_rng().random()
+            + random.Random().random()
+            + np.random.RandomState().rand()
+        )
 
 
 class LazyCollate:
@@ -407,7 +415,10 @@ class Data(LightningDataModule):
                  collate: bool = False) -> None:  # fmt: skip
         super().__init__()
         self.names, self.mode = dataset.split("+"), mode
-        self.kind, self.options = DataLoader, {"num_workers": workers, "persistent_workers": persistent}
+        self.kind, self.options = (
+            DataLoader,
+            {"num_workers": workers, "persistent_workers": persistent},
+        )
         if stateful:
             self.kind, self.options["snapshot_every_n_steps"] = StatefulDataLoader, every
         if init:
@@ -465,7 +476,9 @@ class Streamed(LightningDataModule):
         """Return the loader."""
         from litdata import StreamingDataLoader, StreamingDataset
 
-        dataset = StreamingDataset(str(self.folder), shuffle=True, transform=lambda index: sample(index, noise()))
+        dataset = StreamingDataset(
+            str(self.folder), shuffle=True, transform=lambda index: sample(index, noise())
+        )
         return StreamingDataLoader(dataset, batch_size=4, num_workers=self.workers)
 
 
@@ -489,16 +502,27 @@ class Mixed(LightningDataModule):
 
     def train_dataloader(self):
         """Return the loader."""
-        from litdata import CombinedStreamingDataset, ParallelStreamingDataset, StreamingDataLoader, StreamingDataset
+        from litdata import (
+            CombinedStreamingDataset,
+            ParallelStreamingDataset,
+            StreamingDataLoader,
+            StreamingDataset,
+        )
 
         def draw(index):
             return sample(index, noise())
 
-        sets = [StreamingDataset(name, shuffle=True, transform=draw) for name in ("first", "second")]
+        sets = [
+            StreamingDataset(name, shuffle=True, transform=draw) for name in ("first", "second")
+        ]
         if self.kind == "parallel":
-            both = ParallelStreamingDataset(sets, transform=lambda pair: (pair[0][0] + pair[1][0], pair[0][1]))
+            both = ParallelStreamingDataset(
+                sets, transform=lambda pair: (pair[0][0] + pair[1][0], pair[0][1])
+            )
         elif self.kind == "weights":
-            both = CombinedStreamingDataset(sets, seed=5, weights=[0.75, 0.25], iterate_over_all=False)
+            both = CombinedStreamingDataset(
+                sets, seed=5, weights=[0.75, 0.25], iterate_over_all=False
+            )
         elif self.kind == "batches":
             both = CombinedStreamingDataset(sets, batching_method="per_stream")
         else:
@@ -621,13 +645,19 @@ class Agent(Model):
 
     def __init__(self, size: int = 50, live: bool = False, objects: bool = False) -> None:
         super().__init__()
-        self.memory, self.live, self.kind = Memory(size), live, Step if objects else lambda *parts: parts
+        self.memory, self.live, self.kind = (
+            Memory(size),
+            live,
+            Step if objects else lambda *parts: parts,
+        )
         for _ in range(size):
             self.play()
 
     def play(self) -> None:
         """Add a step."""
-        self.memory.steps.append(self.kind(np.random.rand(2).astype(np.float32), float(np.random.rand()), False))
+        self.memory.steps.append(
+            self.kind(np.random.rand(2).astype(np.float32), float(np.random.rand()), False)
+        )
 
     def train_dataloader(self):
         """Return steps."""

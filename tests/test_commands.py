@@ -81,14 +81,22 @@ BETWEEN_THE_LINES = {
     "python -m benchmarks.spot": "test_benchmarks.py::test_a_spot_job_ends_with_the_bits_of_one_left_alone",
     "python -m benchmarks.yardstick": "test_benchmarks.py::test_processor_time_is_counted",
 }  # fmt: skip
-SAID = {"SECONDS": "0.1", "FILE": "results.json", "FOLDER": "cifar10", "KIND": "process", "FLAGS": "--image=x"}
+SAID = {
+    "SECONDS": "0.1",
+    "FILE": "results.json",
+    "FOLDER": "cifar10",
+    "KIND": "process",
+    "FLAGS": "--image=x",
+}
 PLACES = re.compile("|".join(SAID))
 
 
 def said() -> set[str]:
     """Return the commands between the lines of all pages."""
     spans = [
-        " ".join(span.split()) for page in PAGES.values() for span in re.findall(r"`([^`]+)`", FENCE.sub("", page))
+        " ".join(span.split())
+        for page in PAGES.values()
+        for span in re.findall(r"`([^`]+)`", FENCE.sub("", page))
     ]
     return {span for span in spans if COMMAND.match(span)}
 
@@ -109,7 +117,12 @@ def test_every_block_of_commands_is_run():
 
 
 def test_the_tests_of_the_table_are_there():
-    for test in {*BETWEEN_THE_LINES.values(), RUN, SDK, *(test for tests in TESTS.values() for test in tests)}:
+    for test in {
+        *BETWEEN_THE_LINES.values(),
+        RUN,
+        SDK,
+        *(test for tests in TESTS.values() for test in tests),
+    }:
         file, _, name = test.partition("::")
         assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
 
@@ -120,15 +133,24 @@ def lines(command: str) -> list[list[str]]:
     if "make" not in words:
         return [words]
     done = subprocess.run(
-        ["make", "--dry-run", *words[words.index("make") + 1 :]], cwd=ROOT, capture_output=True, text=True
+        ["make", "--dry-run", *words[words.index("make") + 1 :]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    return [shlex.split(line, comments=True) for line in done.stdout.replace("\\\n", " ").splitlines()]
+    return [
+        shlex.split(line, comments=True) for line in done.stdout.replace("\\\n", " ").splitlines()
+    ]
 
 
-FENCED = [line for page in PAGES.values() for _, text in FENCE.findall(page) for line in text.splitlines()]
+FENCED = [
+    line for page in PAGES.values() for _, text in FENCE.findall(page) for line in text.splitlines()
+]
 PARSED = {
-    line for line in {*said(), *FENCED} if COMMAND.match(line) and re.search(r"\bmake\b|python -m benchmarks", line)
+    line
+    for line in {*said(), *FENCED}
+    if COMMAND.match(line) and re.search(r"\bmake\b|python -m benchmarks", line)
 }
 
 
@@ -137,20 +159,33 @@ PARSED = {
 def test_the_words_of_a_command_are_known(command):
     """Nothing is done, as there is one more word that is not."""
     for words in lines(command):
-        if "-m" not in words or not (module := words[words.index("-m") + 1]).startswith("benchmarks"):
+        if "-m" not in words or not (module := words[words.index("-m") + 1]).startswith(
+            "benchmarks"
+        ):
             continue
-        rest = [PLACES.sub(lambda found: SAID[found[0]], word) for word in words[words.index("-m") + 2 :]]
+        rest = [
+            PLACES.sub(lambda found: SAID[found[0]], word)
+            for word in words[words.index("-m") + 2 :]
+        ]
         own = rest.index("--") if "--" in rest else len(rest)
         done = warm.run(["python", "-m", module, *rest[:own], "--no-such-flag", *rest[own:]], ROOT)
-        assert done.returncode == 2 and "unrecognized arguments: --no-such-flag\n" in done.stdout, done.stdout
+        assert done.returncode == 2 and "unrecognized arguments: --no-such-flag\n" in done.stdout, (
+            done.stdout
+        )
 
 
 def test_make_prints_its_targets():
     """Those of the pages among them."""
-    listed = subprocess.check_output(["make", "--no-print-directory"], cwd=ROOT, text=True)  # a make may run this
+    listed = subprocess.check_output(
+        ["make", "--no-print-directory"], cwd=ROOT, text=True
+    )  # a make may run this
     (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert [line.split()[0] for line in listed.splitlines()] == targets.split()
-    named = {target for text in (*said(), *FENCED) for target in re.findall(r"^(?:\S+=\S+ )*make ([a-z-]+)", text)}
+    named = {
+        target
+        for text in (*said(), *FENCED)
+        for target in re.findall(r"^(?:\S+=\S+ )*make ([a-z-]+)", text)
+    }
     assert named <= set(targets.split())
 
 
@@ -167,7 +202,11 @@ def test_what_continuous_integration_runs():
         ("test-fast", "tests/test_files.py", r"\d+ passed"),
         ("soak", "tests/test_commands.py -k mutants", r"no tests ran|\d+ deselected"),
         ("compat", "-k test_no_private_name_has_moved", r"1 passed"),
-        ("compat PACKAGE=lightning LIGHTNING=2.6.6", "-k test_no_private_name_has_moved", r"1 passed"),
+        (
+            "compat PACKAGE=lightning LIGHTNING=2.6.6",
+            "-k test_no_private_name_has_moved",
+            r"1 passed",
+        ),
         (
             "mutants",
             "--n 1 --only sagemaker_lightning/compat/jsonargparse_types.py",
@@ -177,5 +216,7 @@ def test_what_continuous_integration_runs():
 )
 def test_what_make_runs_for_developers(target, flags, says):
     line = ["make", *target.split(), f"FLAGS={flags}"]
-    done = subprocess.run(line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     assert re.search(says, done.stdout), done.stdout[-3000:]

@@ -47,14 +47,19 @@ def test_by_default_a_lost_rank_ends_all_in_time_too():
     assert doubt + deadlines.ENDS_BY_ITSELF + deadlines.ends_after_loss(whole) < whole
     # A job whose hosts never met says so before anybody would take a host for lost.
     assert whole > deadlines.HOST_APPEARS
-    assert max(pause for pause, _ in zip(pauses(), range(30), strict=False)) == deadlines.LONGEST_PAUSE
+    assert (
+        max(pause for pause, _ in zip(pauses(), range(30), strict=False)) == deadlines.LONGEST_PAUSE
+    )
     assert deadlines.HOST_APPEARS > 2 * deadlines.LONGEST_PAUSE
 
 
 def test_the_table_is_what_is_used():
     from sagemaker_lightning.launch import torchrun_command
 
-    assert float(torchrun_command.VARIABLES["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == deadlines.TORCHRUN_KILLS
+    assert (
+        float(torchrun_command.VARIABLES["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+        == deadlines.TORCHRUN_KILLS
+    )
     assert SageMakerEnvironment.rendezvous_timeout == deadlines.HOST_APPEARS
     assert SageMakerEnvironment.peer_timeout == deadlines.LOST_HOST_ENDS_JOB
     used = set()

@@ -22,9 +22,15 @@ pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs/drill.md").read_text()
 (PROGRAM,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-COMMANDS = re.findall(r"^```sh\n(\.venv.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)  # the other is test_container.py's
+COMMANDS = re.findall(
+    r"^```sh\n(\.venv.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
+)  # the other is test_container.py's
 OUTPUT = re.search(r"^```\n(drill: .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
-FLAGS = ["--trainer.accelerator=cpu", "--progress.every_n_seconds=100", "--trainer.enable_model_summary=false"]
+FLAGS = [
+    "--trainer.accelerator=cpu",
+    "--progress.every_n_seconds=100",
+    "--trainer.enable_model_summary=false",
+]
 
 
 class Desk:
@@ -40,7 +46,9 @@ class Desk:
     def drill(self, *words: str, **variables: str):
         """Drill, and return what `warm.run` does, when nothing is left in the folder for temporary files."""
         done = warm.run(
-            [sys.executable, "-m", "sagemaker_lightning.drill", *words], self.folder, self.environment | variables
+            [sys.executable, "-m", "sagemaker_lightning.drill", *words],
+            self.folder,
+            self.environment | variables,
         )
         assert not list(self.temporary.glob("drill-*")), done.stdout
         return done
@@ -115,7 +123,9 @@ WRONG = {
 def test_why_it_cannot_be_drilled_is_one_line(desk: Desk, model, flags, why):
     done = desk.train(model, "Data", flags=flags)
     *_, last = done.stdout.splitlines()
-    assert done.returncode == 1 and last.startswith("error: the command") and why in last, done.stdout
+    assert done.returncode == 1 and last.startswith("error: the command") and why in last, (
+        done.stdout
+    )
 
 
 def test_a_program_that_does_not_train_with_us(desk: Desk):
@@ -123,13 +133,24 @@ def test_a_program_that_does_not_train_with_us(desk: Desk):
     done = desk.drill("--", "python", "hello.py")
     assert done.returncode == 1 and "trained nothing by sagemaker_lightning.cli.run" in done.stdout
     done = desk.drill("--", "./nowhere")
-    assert done.returncode == 1 and "error: ./nowhere: cannot be started (No such file or directory)" in done.stdout
+    assert (
+        done.returncode == 1
+        and "error: ./nowhere: cannot be started (No such file or directory)" in done.stdout
+    )
 
 
 SIGNALS = {
     "hangs": ("Hanging", "stop-in-epoch", "HUNG: 15 s after SIGTERM it had not ended"),
-    "goes on": ("Deaf", "stop-in-validation", "NOT STOPPED: in spite of SIGTERM it went on to its end"),
-    "fails on resume": ("FailsOnResume", "kill-in-validation", "FAILS when it is started again, with exit status 1"),
+    "goes on": (
+        "Deaf",
+        "stop-in-validation",
+        "NOT STOPPED: in spite of SIGTERM it went on to its end",
+    ),
+    "fails on resume": (
+        "FailsOnResume",
+        "kill-in-validation",
+        "FAILS when it is started again, with exit status 1",
+    ),
 }
 
 
@@ -153,7 +174,9 @@ def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
 def test_our_own_example_is_identical(desk: Desk):
     flags = ["--data.batch_size=4", "--data.val_split=20", *FLAGS]
     program = str(ROOT / "app/train.py")
-    done = desk.drill("--only=kill-in-epoch", "--only=stop-in-validation", "--", "python", program, *flags)
+    done = desk.drill(
+        "--only=kill-in-epoch", "--only=stop-in-validation", "--", "python", program, *flags
+    )
     assert done.returncode == 0, done.stdout
     assert "not drilled: another number of data workers: " in done.stdout
 
@@ -171,14 +194,22 @@ def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
     before = files(tmp_path)
     variables = {"SM_MODEL_DIR": str(job["model"]), "SM_CHECKPOINT_DIR": str(job["checkpoints"])}
     program = str(ROOT / "app/train.py")
-    done = desk.drill("--only=stop-in-epoch", "--only=workers", "--", "python", program, *flags, **variables)
-    assert done.returncode == 0 and "go on with 2 data workers in place of 0: identical" in done.stdout, done.stdout
+    done = desk.drill(
+        "--only=stop-in-epoch", "--only=workers", "--", "python", program, *flags, **variables
+    )
+    assert (
+        done.returncode == 0 and "go on with 2 data workers in place of 0: identical" in done.stdout
+    ), done.stdout
     assert files(tmp_path) == before
 
 
 def files(folder: Path) -> dict[Path, int]:
     """Return all that is in a folder, with the time of its last change; of the one for temporary files, nothing."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if "tmp" not in path.relative_to(folder).parts}
+    return {
+        path: path.stat().st_mtime_ns
+        for path in folder.rglob("*")
+        if "tmp" not in path.relative_to(folder).parts
+    }
 
 
 def test_the_page_drills_before_it_launches(tmp_path: Path):
@@ -186,8 +217,12 @@ def test_the_page_drills_before_it_launches(tmp_path: Path):
     (tmp_path / "docker").write_text('#!/bin/sh\necho "$@" >>record\n')
     (tmp_path / "docker").chmod(0o755)
     command = COMMANDS[1].replace(".venv/bin/python scripts", f"{sys.executable} {ROOT}/scripts")
-    variables = aws_services.variables(None, AWS_REGION="us-east-1", DOCKER=str(tmp_path / "docker"))
-    done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    variables = aws_services.variables(
+        None, AWS_REGION="us-east-1", DOCKER=str(tmp_path / "docker")
+    )
+    done = subprocess.run(
+        ["bash", "-ec", command], cwd=tmp_path, env=variables, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["HyperParameters"] == {"trainer.max_epochs": "20"}
     assert "python -m sagemaker_lightning.drill -- train" in done.stderr
@@ -212,7 +247,15 @@ def runs(pid: int) -> bool:
 def test_ended_by_hand_it_leaves_nothing(desk: Desk, tmp_path: Path, number):
     (desk.folder / "sleeper.py").write_text(SLEEPER)
     told = tmp_path / "told"
-    line = [sys.executable, "-m", "sagemaker_lightning.drill", "--", "python", "sleeper.py", str(told)]
+    line = [
+        sys.executable,
+        "-m",
+        "sagemaker_lightning.drill",
+        "--",
+        "python",
+        "sleeper.py",
+        str(told),
+    ]
     process = warm.start(line, desk.folder, desk.environment)
     while not told.is_file() or not told.read_text().endswith("\n"):
         assert process.poll() is None, process.communicate()
@@ -227,12 +270,17 @@ def test_ended_by_hand_it_leaves_nothing(desk: Desk, tmp_path: Path, number):
 def test_a_process_that_hangs_left_alone_is_ended(desk: Desk):
     (desk.folder / "sleeper.py").write_text(SLEEPER)
     done = desk.drill("--timeout=3", "--", "python", "sleeper.py", "told")
-    assert done.returncode == 1 and "error: the command, left alone, had not ended after 3 s" in done.stdout
+    assert (
+        done.returncode == 1
+        and "error: the command, left alone, had not ended after 3 s" in done.stdout
+    )
 
 
 def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
     done = desk.drill("--steps=0", "--", "python", "x.py")
-    assert done.returncode == 2 and done.stdout.startswith("error: argument --steps: found '0', allowed is")
+    assert done.returncode == 2 and done.stdout.startswith(
+        "error: argument --steps: found '0', allowed is"
+    )
     done = desk.drill("python", "x.py")
     assert done.returncode == 2 and done.stdout.count("\n") == 1
 
@@ -242,7 +290,11 @@ def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
     [
         ["python", str(ROOT / "app/train_torchrun.py"), "--trainer.devices=2"],
         pytest.param(
-            [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", str(ROOT / "app/train.py")],
+            [
+                str(Path(sys.executable).with_name("torchrun")),
+                "--nproc-per-node=2",
+                str(ROOT / "app/train.py"),
+            ],
             marks=pytest.mark.soak,
         ),
     ],

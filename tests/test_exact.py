@@ -29,7 +29,10 @@ def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list
     made, why = exact(loader, 7, "train", **ranks)
     assert made is loader and why == "" and len(made) >= 1
     made.exactly.begin(epoch, 0, start)
-    return [[part.tolist() if isinstance(part, torch.Tensor) else part for part in batch] for batch in made]
+    return [
+        [part.tolist() if isinstance(part, torch.Tensor) else part for part in batch]
+        for batch in made
+    ]
 
 
 def noisy(**options) -> DataLoader:
@@ -46,8 +49,12 @@ def test_chance_is_a_function_of_seed_epoch_and_position():
     assert batches(noisy(num_workers=1, persistent_workers=True, prefetch_factor=4)) == whole
     assert batches(noisy(), epoch=1) != whole
     fixed = [torch.tensor(batches(noisy(shuffle=False), epoch=epoch)[0][0]) for epoch in (0, 1)]
-    assert not torch.isclose(*fixed).any()  # the same samples in the same places, each with other noise
-    assert divided(exact(noisy(), 8, "train")[0])._order(0, 0) != divided(exact(noisy(), 7, "train")[0])._order(0, 0)
+    assert not torch.isclose(
+        *fixed
+    ).any()  # the same samples in the same places, each with other noise
+    assert divided(exact(noisy(), 8, "train")[0])._order(0, 0) != divided(
+        exact(noisy(), 7, "train")[0]
+    )._order(0, 0)
     assert len(batches(noisy(drop_last=True))) == 10
     assert [batch[2] for batch in batches(noisy(shuffle=False))] == [
         batch[2].tolist() for batch in noisy(shuffle=False)
@@ -63,9 +70,13 @@ def test_the_generators_of_the_process_are_left_alone():
 
 
 def test_ranks_take_each_sample_once():
-    one = [sorted(batch[2]) for batch in batches(DataLoader(Noisy(43), batch_size=12, shuffle=True))]
+    one = [
+        sorted(batch[2]) for batch in batches(DataLoader(Noisy(43), batch_size=12, shuffle=True))
+    ]
     ranks = [batches(noisy(), rank=rank, world_size=3) for rank in range(3)]
-    assert [sorted(sum((batch[2] for batch in parts), [])) for parts in zip(*ranks, strict=True)] == one
+    assert [
+        sorted(sum((batch[2] for batch in parts), [])) for parts in zip(*ranks, strict=True)
+    ] == one
     loader = divided(exact(noisy(), 7, "train", rank=1, world_size=3)[0])
     assert [loader.sizes(0, batch) for batch in range(len(loader))] == [[4, 4, 4]] * 3 + [[3, 2, 2]]
 
@@ -81,7 +92,9 @@ def test_any_sampler_that_draws_is_exact():
     ]
     for make in samplers:
         whole = batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2)
-        assert batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2, start=2) == whole[2:]
+        assert (
+            batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2, start=2) == whole[2:]
+        )
         assert batches(DataLoader(data, batch_size=4, sampler=make()), epoch=3) != whole
 
 
@@ -132,7 +145,9 @@ def test_a_dataset_that_fetches_whole_batches_still_does():
         def __getitems__(self, indices):
             return [(torch.tensor(indices), torch.rand(1))]
 
-    loader = DataLoader(Whole(torch.arange(8)), batch_size=4, shuffle=True, collate_fn=lambda batch: batch[0])
+    loader = DataLoader(
+        Whole(torch.arange(8)), batch_size=4, shuffle=True, collate_fn=lambda batch: batch[0]
+    )
     assert batches(loader) == batches(loader) and len(batches(loader)[0][0]) == 4
     draws = {batch[1][0] for epoch in (0, 1) for batch in batches(loader, epoch=epoch)}
     assert len(draws) == 4  # of each batch and epoch
@@ -144,7 +159,9 @@ def test_a_loader_without_batches_is_exact():
             return torch.rand(len(index) if isinstance(index, list) else 1)
 
     order = BatchSampler(RandomSampler(range(9)), 2, False)
-    make = lambda workers: DataLoader(Drawn(torch.arange(9)), None, sampler=order, num_workers=workers)  # noqa: E731
+    make = lambda workers: DataLoader(
+        Drawn(torch.arange(9)), None, sampler=order, num_workers=workers
+    )  # noqa: E731
 
     def drawn(start: int, workers: int) -> list:
         made, why = exact(make(workers), 7)
@@ -180,7 +197,9 @@ def test_several_loaders_begin_where_they_were(mode, done):
         seeding = Seeding(7)
         trainer = SimpleNamespace(global_rank=0, world_size=1)
         loaders = [noisy(), DataLoader(Noisy(43), batch_size=15), DataLoader(Stream(), 5)]
-        both = CombinedLoader([seeding._exact(trainer, one, RunningStage.TRAINING) for one in loaders], mode)
+        both = CombinedLoader(
+            [seeding._exact(trainer, one, RunningStage.TRAINING) for one in loaders], mode
+        )
         seeding.together(trainer, both, "train")
         both.begin(both, 1, done)
         found = []

@@ -14,9 +14,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import ended_rank, explain, last_error, reported, write
 from sagemaker_lightning.launch import toolkit_hook
 
-OF_TORCH = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.7 GiB"
-)
+OF_TORCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.7 GiB"
 
 
 @pytest.mark.parametrize(
@@ -49,10 +47,16 @@ def test_what_to_do_about_an_exception(kind, message, says):
 
 def test_a_long_message_leaves_room(tmp_path):
     write(
-        tmp_path / "failure", f"error: {explain('ValueError', 'x' * 5000)}", "frame\n" * 1000 + "ValueError: the end\n"
+        tmp_path / "failure",
+        f"error: {explain('ValueError', 'x' * 5000)}",
+        "frame\n" * 1000 + "ValueError: the end\n",
     )
     text = (tmp_path / "failure").read_text()
-    assert len(text) <= 1024 and text.endswith("ValueError: the end\n") and text.splitlines()[0].endswith("...")
+    assert (
+        len(text) <= 1024
+        and text.endswith("ValueError: the end\n")
+        and text.splitlines()[0].endswith("...")
+    )
 
 
 TWO_OF_TORCHRUN = """Failures:
@@ -199,7 +203,9 @@ def test_what_comes_of_a_lost_peer_is_no_other_reason(act, says):
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_of_several_tracebacks_the_last_is_the_cause(number):
     """As of an exception that came during the handling of another one."""
-    text = "Traceback (most recent call last):\n  File {}\nValueError: {}\n\nDuring its handling:\n\n"
+    text = (
+        "Traceback (most recent call last):\n  File {}\nValueError: {}\n\nDuring its handling:\n\n"
+    )
     line, trace = last_error("".join(text.format(k, k) for k in range(number)))
     assert line.startswith(f"ValueError: {number - 1}") and f"File {number - 1}" in trace
     assert trace.count("Traceback") == 1
@@ -214,7 +220,10 @@ def test_the_first_reason_stays(tmp_path):
 
 
 def test_host_and_rank_are_named(tmp_path, capsys):
-    with pytest.raises(SystemExit), reported(tmp_path / "failure", place({"SM_CURRENT_HOST": "algo-2", "RANK": "3"})):
+    with (
+        pytest.raises(SystemExit),
+        reported(tmp_path / "failure", place({"SM_CURRENT_HOST": "algo-2", "RANK": "3"})),
+    ):
         raise RuntimeError("no luck")
     lines = (tmp_path / "failure").read_text().splitlines()
     assert lines[0] == "error: RuntimeError: no luck [host algo-2, rank 3]"
@@ -232,14 +241,20 @@ def test_a_failure_file_that_cannot_be_written():
     code += "with reported(Path('/nowhere/failure')):\n 1 / 0"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.endswith("error: /nowhere/failure could not be written: No such file or directory\n")
+    assert done.stderr.endswith(
+        "error: /nowhere/failure could not be written: No such file or directory\n"
+    )
 
 
 def test_a_mistake_that_quotes_a_long_value_has_room_in_the_failure_file(tmp_path, capsys):
     with pytest.raises(SystemExit), reported(tmp_path / "failure", "host algo-1, local rank 0"):
         raise UserError(f"You selected an invalid strategy name: {'x' * 3000}")
     line = (tmp_path / "failure").read_text()
-    assert len(line) <= 1024 and line.endswith("... [host algo-1, local rank 0]") and line in capsys.readouterr().err
+    assert (
+        len(line) <= 1024
+        and line.endswith("... [host algo-1, local rank 0]")
+        and line in capsys.readouterr().err
+    )
 
 
 def code(file: Path, line: str) -> Callable[[], object]:
@@ -264,7 +279,10 @@ def test_an_accident_has_its_traceback_wherever_its_code_is(tmp_path, capsys, fo
         code(folder / "model.py", line)()
     said, failure = capsys.readouterr().err, (tmp_path / "failure").read_text()
     assert left.value.code == 1
-    assert said.startswith("Traceback (most recent call last)") and f'{folder}/model.py", line 2, in run' in said
+    assert (
+        said.startswith("Traceback (most recent call last)")
+        and f'{folder}/model.py", line 2, in run' in said
+    )
     first = failure.splitlines()[0]
     assert first.startswith(f"error: {says}") and said.splitlines()[-1] == first
     assert f'{folder}/model.py", line 2, in run' in failure
@@ -277,7 +295,9 @@ class Missing(FileNotFoundError, UserError):
 @pytest.mark.parametrize("kind", [UserError, Missing])
 @pytest.mark.parametrize("folder", [ROOT / "app", Path("/opt/ml/code")], ids=["app", "code"])
 def test_a_mistake_is_one_line_wherever_its_code_is(tmp_path, capsys, folder, kind):
-    raising = code(folder / "mine.py", "raise kind('--flag: found 1,\\n allowed is 2') from KeyError('x')")
+    raising = code(
+        folder / "mine.py", "raise kind('--flag: found 1,\\n allowed is 2') from KeyError('x')"
+    )
     raising.__globals__["kind"] = kind
     with pytest.raises(SystemExit) as left, reported(tmp_path / "failure", "host algo-1"):
         raising()
@@ -307,7 +327,9 @@ def test_a_mistake_that_a_data_worker_finds_is_one_line(tmp_path, capsys):
     [(ValueError("not enough values"), True), (UserError("sagemaker_program: found x"), False)],
     ids=["accident", "mistake"],
 )
-def test_an_accident_in_the_toolkits_process_has_its_traceback(tmp_path, capsys, monkeypatch, error, traced):
+def test_an_accident_in_the_toolkits_process_has_its_traceback(
+    tmp_path, capsys, monkeypatch, error, traced
+):
     def run(supervisor) -> None:
         raise error
 
@@ -318,5 +340,9 @@ def test_an_accident_in_the_toolkits_process_has_its_traceback(tmp_path, capsys,
     lines = (tmp_path / "failure").read_text().splitlines()
     assert lines[0] == str(told.value) and str(error) in lines[0]
     assert lines[0].startswith("error: ValueError: " if traced else "error: sagemaker_program: ")
-    assert ("in run" in capsys.readouterr().err) == (lines[-1] == "ValueError: not enough values") == traced
+    assert (
+        ("in run" in capsys.readouterr().err)
+        == (lines[-1] == "ValueError: not enough values")
+        == traced
+    )
     assert (len(lines) > 1) == traced

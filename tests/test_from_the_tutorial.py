@@ -57,7 +57,8 @@ def no_flags_of_pytest(monkeypatch, tmp_path):
 
 def test_the_page_has_the_table_of_the_program():
     assert {
-        flag.rpartition(".")[2].lstrip("-"): text.replace("`", "").replace("\\", "") for flag, text in ROWS.items()
+        flag.rpartition(".")[2].lstrip("-"): text.replace("`", "").replace("\\", "")
+        for flag, text in ROWS.items()
     } == REPLACED
 
 
@@ -65,18 +66,26 @@ def test_the_page_has_the_table_of_the_program():
 def test_an_old_flag_is_told_what_replaced_it(flag, text):
     with pytest.raises(UserError) as error:
         Parsed(SageMakerEnvironment(), [f"{flag}=1"], APPLICATION)
-    assert str(error.value) == f"{flag}: is no flag here; {text.replace('`', '').replace(chr(92), '')}"
+    assert (
+        str(error.value) == f"{flag}: is no flag here; {text.replace('`', '').replace(chr(92), '')}"
+    )
 
 
-@pytest.mark.parametrize("name", ["max_epochs", "deterministic", "batch_size", "val_split", "num_workers", "max_steps"])
+@pytest.mark.parametrize(
+    "name", ["max_epochs", "deterministic", "batch_size", "val_split", "num_workers", "max_steps"]
+)
 def test_a_flag_without_its_group_is_told_its_group(name):
-    with pytest.raises(UserError, match=rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"):
+    with pytest.raises(
+        UserError, match=rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"
+    ):
         Parsed(SageMakerEnvironment(), [f"--{name}=1"], APPLICATION)
 
 
 @pytest.mark.slow
 def test_the_new_flags_parse():
-    named = {flag for text in ROWS.values() for flag in re.findall(r"`(--[\w.]+(?:=[\w.-]+)?)`", text)}
+    named = {
+        flag for text in ROWS.values() for flag in re.findall(r"`(--[\w.]+(?:=[\w.-]+)?)`", text)
+    }
     for flag in named:
         name, _, value = flag.partition("=")
         usual, *more = VALUES.get(name, [value])
@@ -91,19 +100,30 @@ def test_the_tutorials_command_and_hyperparameters_parse():
     program, name, *flags = shlex.split(command.replace("\\\n", " "))
     assert (program, name) == (".venv/bin/python", "app/train.py")
     config = Parsed(SageMakerEnvironment(), flags, APPLICATION).config
-    assert config.data.class_path == "app.data.CIFAR10DataModule" and config.data.init_args.data_dir == ".cache"
+    assert (
+        config.data.class_path == "app.data.CIFAR10DataModule"
+        and config.data.init_args.data_dir == ".cache"
+    )
     job = SageMakerEnvironment(channels={"training": Path("/opt/ml/input/data/training")})
-    config = Parsed(job, [f"--{name}={value}" for name, value in DEFAULT_HYPERPARAMS.items()], APPLICATION).config
-    assert config.data.init_args.data_dir == "/opt/ml/input/data/training" and config.optimizer.init_args.lr == 1e-3
+    config = Parsed(
+        job, [f"--{name}={value}" for name, value in DEFAULT_HYPERPARAMS.items()], APPLICATION
+    ).config
+    assert (
+        config.data.init_args.data_dir == "/opt/ml/input/data/training"
+        and config.optimizer.init_args.lr == 1e-3
+    )
 
 
 def test_the_strategies_that_were_accelerators():
     names = re.findall(
-        r"`([\w=.-]+)`", FLAGS.rpartition("`--trainer.accelerator=ddp`")[2].partition(" are strategies")[0]
+        r"`([\w=.-]+)`",
+        FLAGS.rpartition("`--trainer.accelerator=ddp`")[2].partition(" are strategies")[0],
     )
     assert len(names) == 5
     for name in ("ddp", *names):
-        with pytest.raises(UserError, match=f"--trainer.accelerator: found '{name}', .*use --trainer.strategy=ddp"):
+        with pytest.raises(
+            UserError, match=f"--trainer.accelerator: found '{name}', .*use --trainer.strategy=ddp"
+        ):
             Parsed(SageMakerEnvironment(), [f"--trainer.accelerator={name}"], APPLICATION)
 
 
@@ -113,7 +133,9 @@ def test_files_that_the_page_names_are_there():
 
 
 def test_a_relative_folder_of_data_is_named_as_it_was_resolved(tmp_path):
-    with pytest.raises(UserError, match=f"--data.data_dir=data: {tmp_path}/data holds no CIFAR-10 .*no such folder"):
+    with pytest.raises(
+        UserError, match=f"--data.data_dir=data: {tmp_path}/data holds no CIFAR-10 .*no such folder"
+    ):
         CIFAR10DataModule("data").load(train=True)
 
 

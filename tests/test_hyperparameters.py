@@ -32,7 +32,9 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("encode", ENCODINGS, ids=["sdk2 Estimator", "sdk2 source_dir", "sdk3", "JSON types"])
+@pytest.mark.parametrize(
+    "encode", ENCODINGS, ids=["sdk2 Estimator", "sdk2 source_dir", "sdk3", "JSON types"]
+)
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_every_encoding_of_a_value_gives_the_same_text(value, encode):
     expected = value if isinstance(value, str) else json.dumps(value)
@@ -44,18 +46,26 @@ def test_every_encoding_of_a_value_gives_the_same_text(value, encode):
 
 
 @pytest.mark.parametrize(
-    "value", ["1.10", "007", "1e-3", "+5", "1_000", "2024-01-01", "{not json", "[a, b", "(", "True story"]
+    "value",
+    ["1.10", "007", "1e-3", "+5", "1_000", "2024-01-01", "{not json", "[a, b", "(", "True story"],
 )
 def test_text_that_looks_like_something_else_stays_as_it_is(value):
     assert text(value) == value
 
 
 def test_sagemakers_own_are_left_out_and_names_keep_their_dots():
-    given = {"sagemaker_program": '"x.py"', "_tuning_objective_metric": "val_loss", "b.c": "1", "a": "x=y"}
+    given = {
+        "sagemaker_program": '"x.py"',
+        "_tuning_objective_metric": "val_loss",
+        "b.c": "1",
+        "a": "x=y",
+    }
     assert flags(given) == ["--a=x=y", "--b.c=1"]
 
 
-@pytest.mark.parametrize("encode", ENCODINGS, ids=["sdk2 Estimator", "sdk2 source_dir", "sdk3", "JSON types"])
+@pytest.mark.parametrize(
+    "encode", ENCODINGS, ids=["sdk2 Estimator", "sdk2 source_dir", "sdk3", "JSON types"]
+)
 def test_through_the_real_command_line(encode):
     values = {
         "data": "CIFAR10DataModule",
@@ -77,7 +87,9 @@ def test_through_the_real_command_line(encode):
     config = cli(*flags({name: encode(value) for name, value in values.items()})).config
     assert config.data.init_args.normalize is False and config.data.init_args.val_split == 0.5
     optimizer = config.optimizer.init_args
-    assert optimizer.lr == 1e-3 and tuple(optimizer.betas) == (0.8, 0.9) and optimizer.foreach is None
+    assert (
+        optimizer.lr == 1e-3 and tuple(optimizer.betas) == (0.8, 0.9) and optimizer.foreach is None
+    )
     assert config.trainer.max_steps == -1 and config.trainer.limit_val_batches == 0.25
     assert config.trainer.logger is False
     assert config.logger.name == 'it\'s a=b "c" #1'

@@ -25,7 +25,9 @@ class Own(ranks.Regression):
         if self.global_step == self.fails:
             raise RuntimeError("as a job that is lost")
         self.count += 1 + self.global_rank
-        return super().training_step(batch, batch_idx) * (1 + self.generator.random() + self.count / 10)
+        return super().training_step(batch, batch_idx) * (
+            1 + self.generator.random() + self.count / 10
+        )
 
     def on_save_checkpoint(self, checkpoint):
         checkpoint["own"] = {"rank": np.int64(self.global_rank), "count": self.count}

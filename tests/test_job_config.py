@@ -48,7 +48,11 @@ BROKEN = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_file_that_is_wrong_is_named(tmp_path, case):
     name, text, says = BROKEN[case]
-    for good, content in (("hyperparameters.json", {}), ("resourceconfig.json", HOST), ("inputdataconfig.json", {})):
+    for good, content in (
+        ("hyperparameters.json", {}),
+        ("resourceconfig.json", HOST),
+        ("inputdataconfig.json", {}),
+    ):
         (tmp_path / good).write_text(json.dumps(content))
     job_config.check(tmp_path)
     path = tmp_path / name
@@ -63,11 +67,23 @@ def test_a_file_that_is_wrong_is_named(tmp_path, case):
 
 def test_what_sagemaker_writes_is_right(tmp_path):
     group = {"instance_group_name": "g", "instance_type": "ml.g5.xlarge", "hosts": ["algo-1"]}
-    resources = {"current_host": "algo-1", "hosts": ["algo-1"], "current_group_name": "g", "instance_groups": [group]}
+    resources = {
+        "current_host": "algo-1",
+        "hosts": ["algo-1"],
+        "current_group_name": "g",
+        "instance_groups": [group],
+    }
     files = {
-        "hyperparameters": {"sagemaker_program": '"train.py"', "sagemaker_container_log_level": "20", "lr": "1e-3"},
-        "resourceconfig": resources | {"network_interface_name": "eth0", "current_instance_type": "ml.g5.xlarge"},
-        "inputdataconfig": {"training": {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}},
+        "hyperparameters": {
+            "sagemaker_program": '"train.py"',
+            "sagemaker_container_log_level": "20",
+            "lr": "1e-3",
+        },
+        "resourceconfig": resources
+        | {"network_interface_name": "eth0", "current_instance_type": "ml.g5.xlarge"},
+        "inputdataconfig": {
+            "training": {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
+        },
         "checkpointconfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/checkpoints"},
     }
     for name, content in files.items():
@@ -96,7 +112,9 @@ def test_a_framework_error_gets_a_first_line(tmp_path, monkeypatch, capsys):
     """Whatever else the toolkit raises outside of sagemaker_lightning/launch/toolkit_hook.py."""
 
     def train():
-        (tmp_path / "output/failure").write_text("Framework Error: \nTraceback (most recent call last):\nOSError: x\n")
+        (tmp_path / "output/failure").write_text(
+            "Framework Error: \nTraceback (most recent call last):\nOSError: x\n"
+        )
         sys.exit(1)
 
     (tmp_path / "output").mkdir()
@@ -106,7 +124,9 @@ def test_a_framework_error_gets_a_first_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         train_command.main()
     lines = (tmp_path / "output/failure").read_text().splitlines()
-    assert lines[0] == "error: the training toolkit failed (OSError: x)" and lines[-1] == "OSError: x"
+    assert (
+        lines[0] == "error: the training toolkit failed (OSError: x)" and lines[-1] == "OSError: x"
+    )
     assert capsys.readouterr().err.splitlines()[-1] == lines[0]
 
 
@@ -114,7 +134,16 @@ def test_a_framework_error_gets_a_first_line(tmp_path, monkeypatch, capsys):
 def test_a_user_without_a_name_or_a_home(job: Job):
     """As with `docker run --user=54321`: the entry point alone, as Python may not be this user's to run."""
     script = (ROOT / "entrypoint.sh").read_text()
-    command = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", "bash", "-c", script, "entrypoint.sh"]
+    command = [
+        "setpriv",
+        "--reuid=54321",
+        "--regid=54321",
+        "--clear-groups",
+        "bash",
+        "-c",
+        script,
+        "entrypoint.sh",
+    ]
     command += ["bash", "-c", 'touch "$HOME/x" && rm -r "$HOME" && echo "$USER $TMPDIR"']
     variables = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "TMPDIR": "/nowhere"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd="/")

@@ -39,7 +39,9 @@ SERVER.set_forkserver_preload(list(PRELOADED))
 # The folder in which each process notes its environment: /proc/PID/environ still has the server's.
 notes = os.environ.get("WARM_NOTES")
 OURS = str(ROOT / "app"), str(ROOT / "sagemaker_lightning")
-INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")})
+INSTALLED = tuple(
+    {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
+)
 
 
 class Started:
@@ -91,7 +93,10 @@ class Started:
 
 
 def start(
-    argv: Sequence[object], folder: Path, variables: Mapping[str, str] = os.environ, output: int | None = None
+    argv: Sequence[object],
+    folder: Path,
+    variables: Mapping[str, str] = os.environ,
+    output: int | None = None,
 ) -> Started:
     """Start `argv` in `folder` with exactly these variables; both its streams go to file descriptor `output`, or
     else to the pipe `stdout` of what is returned."""
@@ -103,16 +108,29 @@ def start(
         if reading is not None:
             closed.callback(os.close, output)
         process = SERVER.Process(
-            target=_begin, args=([str(word) for word in argv], str(folder), dict(variables), _Descriptor(output), notes)
+            target=_begin,
+            args=(
+                [str(word) for word in argv],
+                str(folder),
+                dict(variables),
+                _Descriptor(output),
+                notes,
+            ),
         )
         process.start()
         # Else another thread's start() asks it for its status, too, and of two that ask one is told 255.
         multiprocessing.process._children.discard(process)
-    return Started(process, os.fdopen(reading, encoding="utf-8", errors="replace") if reading is not None else None)
+    return Started(
+        process,
+        os.fdopen(reading, encoding="utf-8", errors="replace") if reading is not None else None,
+    )
 
 
 def run(
-    argv: Sequence[object], folder: Path, variables: Mapping[str, str] = os.environ, timeout: float = 300
+    argv: Sequence[object],
+    folder: Path,
+    variables: Mapping[str, str] = os.environ,
+    timeout: float = 300,
 ) -> subprocess.CompletedProcess:
     """Run `argv` to its end, killed after `timeout` seconds, and return it with all its output in `stdout`."""
     started = start(argv, folder, variables)
@@ -161,7 +179,9 @@ class _Descriptor:
         return duplicate.detach()
 
 
-def _begin(argv: list[str], folder: str, variables: dict[str, str], output: int, noted: str) -> None:
+def _begin(
+    argv: list[str], folder: str, variables: dict[str, str], output: int, noted: str
+) -> None:
     """Become the process that is asked for, in a child of the server, which another test may have started."""
     global notes
     notes = noted
@@ -169,7 +189,9 @@ def _begin(argv: list[str], folder: str, variables: dict[str, str], output: int,
         os.dup2(output, number)
     if output > 2:
         os.close(output)
-    multiprocessing.set_start_method("fork", force=True)  # of data workers: in a child of a server, it is the server's
+    multiprocessing.set_start_method(
+        "fork", force=True
+    )  # of data workers: in a child of a server, it is the server's
     _become(argv, folder, variables)
 
 
@@ -219,7 +241,11 @@ def _forget() -> None:
             file and not file.startswith((*INSTALLED, *OURS)) and name not in ("__main__", "warm")
         ):
             del sys.modules[name]
-    sys.path[:] = [path for path in sys.path if path.startswith((*INSTALLED, sys.base_prefix)) or path == str(ROOT)]
+    sys.path[:] = [
+        path
+        for path in sys.path
+        if path.startswith((*INSTALLED, sys.base_prefix)) or path == str(ROOT)
+    ]
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
     import torch
@@ -227,7 +253,10 @@ def _forget() -> None:
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     # Lightning reads it once, when it is imported.
-    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"))
+    ranks = (
+        os.environ.get(name)
+        for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+    )
     rank_zero_only.rank = int(next((rank for rank in ranks if rank), 0))
     subprocess._fork_exec = _fork_exec
     os.execve = _execve
@@ -310,7 +339,11 @@ def _fork_exec(args, executables, close_fds, kept, cwd, variables, p2cread, p2cw
             if source not in (-1, number):
                 os.dup2(source, number)
         _sever()
-        given = dict(os.environ) if variables is None else dict(os.fsdecode(one).split("=", 1) for one in variables)
+        given = (
+            dict(os.environ)
+            if variables is None
+            else dict(os.fsdecode(one).split("=", 1) for one in variables)
+        )
         _become(argv, cwd and os.fsdecode(cwd), given)
     return pid
 

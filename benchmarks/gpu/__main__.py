@@ -45,12 +45,16 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         return _error(f"--parts: found {unknown[0]}, allowed are {', '.join(PARTS)}")
     if given.data_dir and not given.data_dir.is_dir():
-        return _error(f"--data_dir: found {given.data_dir}, allowed is a folder with CIFAR-10's python version")
+        return _error(
+            f"--data_dir: found {given.data_dir}, allowed is a folder with CIFAR-10's python version"
+        )
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         try:
             here = runner.call(partial(Machine.read, Path(folder)), 120, Path(folder, "log"))
         except (RuntimeError, runner.Overrun) as error:
-            return _error(f"GPU: asking for it failed ({error or 'no answer in 120 s'}); look at it by nvidia-smi")
+            return _error(
+                f"GPU: asking for it failed ({error or 'no answer in 120 s'}); look at it by nvidia-smi"
+            )
         if obstacle := here.obstacle(given.miniature):
             return _error(obstacle)
         log = given.out.resolve() / f"gpu-{_date()}.log"
@@ -58,7 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
             check_writable(given.out, "results")
         except ValueError as error:
             return _error(f"--out: {error}")
-        about = here.about | {"versions": machine.versions(), "commit": given.commit, "miniature": given.miniature}
+        about = here.about | {
+            "versions": machine.versions(),
+            "commit": given.commit,
+            "miniature": given.miniature,
+        }
         try:
             results = Results.opened(given.out.resolve(), about | {"date": _date()}, _date())
         except ValueError as error:
@@ -111,14 +119,31 @@ def _report(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder of the results (default: results)")
-    parser.add_argument("--data_dir", type=Path, help="folder with CIFAR-10's python version, for the recipes")
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help=f"of {','.join(PARTS)}")
-    parser.add_argument("--limit", type=float, default=SECONDS, help="seconds of this call (default: %(default)s)")
-    parser.add_argument("--commit", default=machines.commit(), help="of the code, where there is no git to ask")
-    parser.add_argument("--miniature", action="store_true", help="a rehearsal: all is tiny, and on a CPU")
+    parser.add_argument(
+        "--out", type=Path, default=report.FOLDER, help="folder of the results (default: results)"
+    )
+    parser.add_argument(
+        "--data_dir", type=Path, help="folder with CIFAR-10's python version, for the recipes"
+    )
+    parser.add_argument(
+        "--parts",
+        type=lambda text: text.split(","),
+        default=list(PARTS),
+        help=f"of {','.join(PARTS)}",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=SECONDS, help="seconds of this call (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--commit", default=machines.commit(), help="of the code, where there is no git to ask"
+    )
+    parser.add_argument(
+        "--miniature", action="store_true", help="a rehearsal: all is tiny, and on a CPU"
+    )
     return parser
 
 

@@ -50,7 +50,11 @@ def left_alone(flags: Mapping[str, str], folder: Path) -> dict[str, Any]:
 
 
 def interrupted(
-    flags: Mapping[str, str], folder: Path, known: Callable[[], list[Mapping[str, Any]]], number: int, jobs: int
+    flags: Mapping[str, str],
+    folder: Path,
+    known: Callable[[], list[Mapping[str, Any]]],
+    number: int,
+    jobs: int,
 ) -> dict[str, Any]:
     """Interrupt jobs, side by side; return of each whether its weights are those of one left alone, and how it went.
 
@@ -61,14 +65,20 @@ def interrupted(
         raise SystemExit("there is no job left alone to compare with")
     with tempfile.TemporaryDirectory(dir=folder) as work, ProcessPoolExecutor(jobs, FORK) as pool:
         folders = [Path(work, str(count)) for count in range(jobs)]
-        running = [pool.submit(_one, flags, each, alone, f"{number} {each.name}") for each in folders]
+        running = [
+            pool.submit(_one, flags, each, alone, f"{number} {each.name}") for each in folders
+        ]
         return {"jobs": [job.result() for job in running]}
 
 
-def _one(flags: Mapping[str, str], folder: Path, alone: Mapping[str, Any], seed: str) -> dict[str, Any]:
+def _one(
+    flags: Mapping[str, str], folder: Path, alone: Mapping[str, Any], seed: str
+) -> dict[str, Any]:
     job, draw = Job(folder, flags), random.Random(seed)
     counts, leaving = dict.fromkeys(("kills", "stops", "wrong", "hung"), 0), []
-    right = interruptions.interrupted(job, alone["seconds"], alone["weights"][0], draw, counts, leaving, TRIES)
+    right = interruptions.interrupted(
+        job, alone["seconds"], alone["weights"][0], draw, counts, leaving, TRIES
+    )
     log = (folder / "log").read_text()
     print(log, flush=True)
     resumed = [int(step) for step in re.findall(r"^resuming from step (\d+)", log, re.MULTILINE)]

@@ -14,7 +14,11 @@ import torch
 import torchvision
 
 GIB = 2**30
-DISK, MEMORY, GPU_MEMORY = 8, 8, 8  # GiB that have to be free: checkpoints of 134 MB, data, batches of 1,024
+DISK, MEMORY, GPU_MEMORY = (
+    8,
+    8,
+    8,
+)  # GiB that have to be free: checkpoints of 134 MB, data, batches of 1,024
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,10 @@ class Machine:
             trouble = str(error).splitlines()[0]
         info = Path("/proc/cpuinfo")
         lines = info.read_text().splitlines() if info.exists() else []
-        cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+        cpu = next(
+            (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+            platform.machine(),
+        )
         memory, disk = psutil.virtual_memory(), shutil.disk_usage(folder).free / GIB
         cores, all_of_it, free = os.cpu_count() or 1, memory.total / GIB, memory.available / GIB
         return cls(gpu, gpu_memory, gpu_free, _driver(), trouble, cpu, cores, all_of_it, free, disk)
@@ -81,7 +88,12 @@ class Machine:
     def about(self) -> dict[str, Any]:
         """Return what a file of results says of it; a host is what the GPU is in."""
         host = {"cpu": self.cpu, "cores": self.cores, "memory": round(self.memory)}
-        return {"gpu": self.gpu, "gpu_memory": round(self.gpu_memory), "driver": self.driver, "hosts": [host]}
+        return {
+            "gpu": self.gpu,
+            "gpu_memory": round(self.gpu_memory),
+            "driver": self.driver,
+            "hosts": [host],
+        }
 
 
 def versions() -> dict[str, Any]:

@@ -53,10 +53,23 @@ def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[
             model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints"
         )
         batches = warmup + count + 1
-        flags = [*setting.flags, f"--data.batch_size={setting.batch_size}", f"--trainer.accelerator={accelerator}"]
-        flags += [f"--data.images={50_000 + batches * setting.batch_size}", "--trainer.max_epochs=1"]
-        flags += [f"--data.val_split={batches * setting.batch_size}", "--trainer.num_sanity_val_steps=0"]
-        flags += [f"--trainer.limit_train_batches={batches if stage == 'step' else 2}", "--trainer.devices=1"]
+        flags = [
+            *setting.flags,
+            f"--data.batch_size={setting.batch_size}",
+            f"--trainer.accelerator={accelerator}",
+        ]
+        flags += [
+            f"--data.images={50_000 + batches * setting.batch_size}",
+            "--trainer.max_epochs=1",
+        ]
+        flags += [
+            f"--data.val_split={batches * setting.batch_size}",
+            "--trainer.num_sanity_val_steps=0",
+        ]
+        flags += [
+            f"--trainer.limit_train_batches={batches if stage == 'step' else 2}",
+            "--trainer.devices=1",
+        ]
         flags += [f"--trainer.limit_val_batches={0 if stage == 'step' else batches}"]
         cli = CommandLine(environment, flags, APPLICATION)
         profiler = Profiler(stage, count, warmup)
@@ -69,10 +82,16 @@ def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
     """Return the time that was looked at, the share of it with no kernel, and the kernels that took most."""
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
     # An annotation lasts from its first kernel to its last one: it is no kernel.
-    events = [event for event in profiler.events() if event.device_type == kind and not event.is_user_annotation]
+    events = [
+        event
+        for event in profiler.events()
+        if event.device_type == kind and not event.is_user_annotation
+    ]
     if not events:
         raise RuntimeError("the profiler saw no kernel: this machine does not let it (CUPTI)")
-    spans = sorted((event.time_range.start, event.time_range.end) for event in events)  # microseconds
+    spans = sorted(
+        (event.time_range.start, event.time_range.end) for event in events
+    )  # microseconds
     busy, gaps, reached = 0.0, [], spans[0][0]
     for start, end in spans:
         if start > reached:
@@ -92,7 +111,10 @@ def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
         "kernels": len(events),
         "gaps": len(gaps),
         "longest_gap": max(gaps, default=0.0) / 1e3,
-        "top": [{"name": name[:100], "calls": calls, "milliseconds": took / 1e3} for name, (calls, took) in most],
+        "top": [
+            {"name": name[:100], "calls": calls, "milliseconds": took / 1e3}
+            for name, (calls, took) in most
+        ],
     }
 
 
@@ -108,7 +130,10 @@ def tables(records: Sequence[Mapping[str, Any]]) -> str:
             "| --- | --- | --- | --- |",
         ]
         for row in record["top"]:
-            each, share = row["milliseconds"] / record["batches"], row["milliseconds"] / record["milliseconds"]
+            each, share = (
+                row["milliseconds"] / record["batches"],
+                row["milliseconds"] / record["milliseconds"],
+            )
             name = row["name"].replace("|", "\\|")
             lines.append(f"| `{name}` | {row['calls']} | {each:.3f} | {share:.1%} |")
     return "\n".join(lines).strip()
