@@ -15,10 +15,16 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 GIVEN = {
-    "model": "interruptible.Model", "data": "interruptible.Data", "data.size": "92", "trainer.max_epochs": "4",
-    "trainer.accelerator": "cpu", "model.sleep": "0.03", "model.val_sleep": "0.05", "checkpoint.monitor": "val_loss",
+    "model": "interruptible.Model",
+    "data": "interruptible.Data",
+    "data.size": "92",
+    "trainer.max_epochs": "4",
+    "trainer.accelerator": "cpu",
+    "model.sleep": "0.03",
+    "model.val_sleep": "0.05",
+    "checkpoint.monitor": "val_loss",
     "progress.every_n_seconds": "100",
-}  # fmt: skip
+}
 
 
 class Process:
@@ -89,10 +95,13 @@ class Train(Process):
     def start(self) -> None:
         """Start it."""
         variables = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
-            "SAGEMAKER_BASE_DIR": str(self.folder), "SAGEMAKER_PROGRAM": self.program, "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "SAGEMAKER_BASE_DIR": str(self.folder),
+            "SAGEMAKER_PROGRAM": self.program,
+            "OMP_NUM_THREADS": "1",
             "SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main",
-        }  # fmt: skip
+        }
         with (self.folder / "log").open("a") as log:
             self.process = subprocess.Popen(
                 [ROOT / "entrypoint.sh", "train"], env=variables, stdout=log, stderr=log

@@ -151,9 +151,13 @@ def _trained(seed: int, seconds: float, data_dir: Path) -> tuple[int, float]:
     loader = DataLoader(train, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1)
     with training.quiet(), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            accelerator=training.accelerator(), devices=1, max_time=timedelta(seconds=seconds), max_epochs=-1,
-            default_root_dir=folder, enable_progress_bar=False,
-        )  # fmt: skip
+            accelerator=training.accelerator(),
+            devices=1,
+            max_time=timedelta(seconds=seconds),
+            max_epochs=-1,
+            default_root_dir=folder,
+            enable_progress_bar=False,
+        )
         trainer.fit(model, loader)
     images, labels = cifar10_files.read(data_dir, False, "--data_dir")
     images = Normalize(CIFAR10DataModule.mean, CIFAR10DataModule.std)(torch.from_numpy(images))

@@ -37,8 +37,11 @@ from sagemaker_lightning.state import generators, object_graph, object_state
 from app.train import APPLICATION
 
 PAIRS, STARTS = 20, 5  # defaults of --n and --starts
-DATA = {"our loader": [], "a DataLoader": [f"--data={__package__}.proof.Loaded"],
-        "a stream": [f"--data={__package__}.proof.Streamed"]}  # fmt: skip
+DATA = {
+    "our loader": [],
+    "a DataLoader": [f"--data={__package__}.proof.Loaded"],
+    "a stream": [f"--data={__package__}.proof.Streamed"],
+}
 WITHOUT = "BENCHMARK_WITHOUT"
 
 

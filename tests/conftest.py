@@ -152,8 +152,13 @@ class Job:
         }
         prepared = subprocess.run(
             [str(ROOT / "entrypoint.sh"), "train"],
-            env=shimmed, cwd=self.base.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60,
-        )  # fmt: skip
+            env=shimmed,
+            cwd=self.base.parent,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
+        )
         if not left.exists():
             return prepared, {}
         found = dict(one.split("=", 1) for one in left.read_text().split("\0") if one)

@@ -21,9 +21,15 @@ UNKNOWN = {
     "x.text": "a b=c 'q'",
 }
 UNKNOWN_FLAGS = [
-    "--x.boolean=true", '--x.dict={"a": 1}', "--x.empty=", '--x.list=["a", 1]', "--x.negative=-3", "--x.none=null",
-    "--x.number=1.10", "--x.text=a b=c 'q'",
-]  # fmt: skip
+    "--x.boolean=true",
+    '--x.dict={"a": 1}',
+    "--x.empty=",
+    '--x.list=["a", 1]',
+    "--x.negative=-3",
+    "--x.none=null",
+    "--x.number=1.10",
+    "--x.text=a b=c 'q'",
+]
 
 # One flag of ours for each kind, none of them at its default.
 KNOWN = SHORT | {

@@ -160,8 +160,12 @@ class Model(LightningModule):
     def on_train_epoch_end(self) -> None:
         """Note the metrics of the epoch."""
         names = ("loss_epoch", "mean", "third_epoch")
-        self.note("epoch", self.current_epoch, self.global_step,
-                  *(float(self.trainer.callback_metrics.get(name, -1.0)) for name in names))  # fmt: skip
+        self.note(
+            "epoch",
+            self.current_epoch,
+            self.global_step,
+            *(float(self.trainer.callback_metrics.get(name, -1.0)) for name in names),
+        )
 
     def configure_optimizers(self):
         """Return Adam and the schedule."""

@@ -26,10 +26,16 @@ from pathlib import Path
 
 LIMIT = 240  # seconds; what takes longer hangs
 BASE = {
-    "trainer.max_epochs": "1", "trainer.max_steps": "2", "trainer.limit_train_batches": "2",
-    "trainer.limit_val_batches": "2", "trainer.limit_test_batches": "2", "trainer.accelerator": "cpu",
-    "trainer.num_sanity_val_steps": "0", "data.batch_size": "8", "model": "mine.Model",
-}  # fmt: skip
+    "trainer.max_epochs": "1",
+    "trainer.max_steps": "2",
+    "trainer.limit_train_batches": "2",
+    "trainer.limit_val_batches": "2",
+    "trainer.limit_test_batches": "2",
+    "trainer.accelerator": "cpu",
+    "trainer.num_sanity_val_steps": "0",
+    "data.batch_size": "8",
+    "model": "mine.Model",
+}
 
 MINE = '''
 import sys
@@ -141,81 +147,262 @@ class Case:
 
 # Each flag that a job may have, with a value that is right.
 FLAGS = {
-    "trainer.max_epochs": "1", "trainer.min_epochs": "1", "trainer.max_steps": "2", "trainer.max_time": "00:00:10:00",
-    "trainer.limit_train_batches": "2", "trainer.limit_val_batches": "0.5", "trainer.overfit_batches": "0.0",
-    "trainer.val_check_interval": "1.0", "trainer.check_val_every_n_epoch": "1", "trainer.num_sanity_val_steps": "1",
-    "trainer.log_every_n_steps": "1", "trainer.enable_checkpointing": "true", "trainer.precision": "32-true",
-    "trainer.accumulate_grad_batches": "2", "trainer.gradient_clip_val": "0.5", "trainer.deterministic": "true",
-    "trainer.gradient_clip_algorithm": "norm", "trainer.accelerator": "cpu", "trainer.devices": "1",
-    "trainer.strategy": "auto", "trainer.num_nodes": "1", "trainer.fast_dev_run": "false", "trainer.profiler": "simple",
-    "trainer.detect_anomaly": "true", "trainer.sync_batchnorm": "false", "trainer.benchmark": "true",
-    "trainer.reload_dataloaders_every_n_epochs": "1", "trainer.use_distributed_sampler": "true",
-    "trainer.inference_mode": "false", "trainer.callbacks": "LearningRateMonitor", "trainer.plugins": "null",
-    "trainer.enable_progress_bar": "false", "trainer.enable_model_summary": "false", "trainer.logger": "true",
-    "data": "DigitsDataModule", "data.batch_size": "8", "data.val_split": "0.2", "data.seed": "3", "data.shuffle": "no",
-    "data.num_workers": "2", "data.normalize": "true", "data.drop_last": "true", "data.cutout": "2",
-    "data.pin_memory": "true", "model": "mine.Model", "model.width": "3", "model.num_classes": "10",
-    "optimizer": "SGD", "optimizer.lr": "0.1", "optimizer.momentum": "0.9", "optimizer.nesterov": "true",
-    "lr_scheduler": "StepLR", "lr_scheduler.step_size": "1", "lr_scheduler.gamma": "0.5", "lr_scaling": "sqrt",
-    "logger.save_dir": "logs", "logger.name": "run", "logger.version": "1", "logger.flush_secs": "5",
-    "checkpoint.dirpath": "best", "checkpoint.monitor": "val_loss", "checkpoint.save_top_k": "1",
-    "checkpoint.mode": "min", "checkpoint.filename": "{epoch}", "checkpoint.every_n_epochs": "1",
-    "checkpoint.every_n_train_steps": "1", "checkpoint.save_last": "true", "checkpoint.save_weights_only": "true",
-    "checkpoint.train_time_interval": "1:00:00", "checkpoint.auto_insert_metric_name": "false",
-    "resume.dirpath": "checkpoints", "resume.every_n_minutes": "1", "resume.every_n_steps": "1", "resume.keep": "2",
-    "progress.every_n_seconds": "1", "system.every_n_seconds": "1", "system.host": "me", "seed_everything": "7",
-}  # fmt: skip
+    "trainer.max_epochs": "1",
+    "trainer.min_epochs": "1",
+    "trainer.max_steps": "2",
+    "trainer.max_time": "00:00:10:00",
+    "trainer.limit_train_batches": "2",
+    "trainer.limit_val_batches": "0.5",
+    "trainer.overfit_batches": "0.0",
+    "trainer.val_check_interval": "1.0",
+    "trainer.check_val_every_n_epoch": "1",
+    "trainer.num_sanity_val_steps": "1",
+    "trainer.log_every_n_steps": "1",
+    "trainer.enable_checkpointing": "true",
+    "trainer.precision": "32-true",
+    "trainer.accumulate_grad_batches": "2",
+    "trainer.gradient_clip_val": "0.5",
+    "trainer.deterministic": "true",
+    "trainer.gradient_clip_algorithm": "norm",
+    "trainer.accelerator": "cpu",
+    "trainer.devices": "1",
+    "trainer.strategy": "auto",
+    "trainer.num_nodes": "1",
+    "trainer.fast_dev_run": "false",
+    "trainer.profiler": "simple",
+    "trainer.detect_anomaly": "true",
+    "trainer.sync_batchnorm": "false",
+    "trainer.benchmark": "true",
+    "trainer.reload_dataloaders_every_n_epochs": "1",
+    "trainer.use_distributed_sampler": "true",
+    "trainer.inference_mode": "false",
+    "trainer.callbacks": "LearningRateMonitor",
+    "trainer.plugins": "null",
+    "trainer.enable_progress_bar": "false",
+    "trainer.enable_model_summary": "false",
+    "trainer.logger": "true",
+    "data": "DigitsDataModule",
+    "data.batch_size": "8",
+    "data.val_split": "0.2",
+    "data.seed": "3",
+    "data.shuffle": "no",
+    "data.num_workers": "2",
+    "data.normalize": "true",
+    "data.drop_last": "true",
+    "data.cutout": "2",
+    "data.pin_memory": "true",
+    "model": "mine.Model",
+    "model.width": "3",
+    "model.num_classes": "10",
+    "optimizer": "SGD",
+    "optimizer.lr": "0.1",
+    "optimizer.momentum": "0.9",
+    "optimizer.nesterov": "true",
+    "lr_scheduler": "StepLR",
+    "lr_scheduler.step_size": "1",
+    "lr_scheduler.gamma": "0.5",
+    "lr_scaling": "sqrt",
+    "logger.save_dir": "logs",
+    "logger.name": "run",
+    "logger.version": "1",
+    "logger.flush_secs": "5",
+    "checkpoint.dirpath": "best",
+    "checkpoint.monitor": "val_loss",
+    "checkpoint.save_top_k": "1",
+    "checkpoint.mode": "min",
+    "checkpoint.filename": "{epoch}",
+    "checkpoint.every_n_epochs": "1",
+    "checkpoint.every_n_train_steps": "1",
+    "checkpoint.save_last": "true",
+    "checkpoint.save_weights_only": "true",
+    "checkpoint.train_time_interval": "1:00:00",
+    "checkpoint.auto_insert_metric_name": "false",
+    "resume.dirpath": "checkpoints",
+    "resume.every_n_minutes": "1",
+    "resume.every_n_steps": "1",
+    "resume.keep": "2",
+    "progress.every_n_seconds": "1",
+    "system.every_n_seconds": "1",
+    "system.host": "me",
+    "seed_everything": "7",
+}
 NEEDS = {
-    "optimizer.": {"optimizer": "SGD"}, "lr_scheduler.": {"optimizer": "SGD", "lr_scheduler": "StepLR"},
+    "optimizer.": {"optimizer": "SGD"},
+    "lr_scheduler.": {"optimizer": "SGD", "lr_scheduler": "StepLR"},
     "lr_scheduler": {"optimizer": "SGD", "lr_scheduler.step_size": "1"},
-    "lr_scaling": {"optimizer": "SGD"}, "trainer.gradient_clip_algorithm": {"trainer.gradient_clip_val": "1"},
-}  # fmt: skip
+    "lr_scaling": {"optimizer": "SGD"},
+    "trainer.gradient_clip_algorithm": {"trainer.gradient_clip_val": "1"},
+}
 VALUES = [
-    "", " ", "null", "None", "true", "False", "abc", "-1", "-0.5", "0", "1", "1.5", "1e3", "1e400", "nan", "inf",
-    "99999999999999999999", "[1]", "[]", "{}", '{"a": 1}', '["a", {"b": null}]', '"quoted"', r'"\"twice\""', "'x'",
-    "é", "日本", "\0", "a\nb", "\x1b[31m", "٥", "5 ", "x" * 2500, "nonexistent/x", "/proc/x", "../..", "~", "$HOME",
-    "%s", "{epoch}", "{nope:d}", "!!python/object:os.system x", "&a [*a]", "\ud800", "<b>", "a=b", "--x", "-", "@file",
-    '{"class_path": "Nope"}', '{"class_path": 5}', '{"init_args": 3}', "json.JSONDecoder", "nope.Nope", "mine.NoModel",
-    "mine.function", "mine", ".", "..", "mine.", "os.path", "app.model", True, None, 3, 1.5, [1, 2], {"a": [1]},
-]  # fmt: skip
+    "",
+    " ",
+    "null",
+    "None",
+    "true",
+    "False",
+    "abc",
+    "-1",
+    "-0.5",
+    "0",
+    "1",
+    "1.5",
+    "1e3",
+    "1e400",
+    "nan",
+    "inf",
+    "99999999999999999999",
+    "[1]",
+    "[]",
+    "{}",
+    '{"a": 1}',
+    '["a", {"b": null}]',
+    '"quoted"',
+    r'"\"twice\""',
+    "'x'",
+    "é",
+    "日本",
+    "\0",
+    "a\nb",
+    "\x1b[31m",
+    "٥",
+    "5 ",
+    "x" * 2500,
+    "nonexistent/x",
+    "/proc/x",
+    "../..",
+    "~",
+    "$HOME",
+    "%s",
+    "{epoch}",
+    "{nope:d}",
+    "!!python/object:os.system x",
+    "&a [*a]",
+    "\ud800",
+    "<b>",
+    "a=b",
+    "--x",
+    "-",
+    "@file",
+    '{"class_path": "Nope"}',
+    '{"class_path": 5}',
+    '{"init_args": 3}',
+    "json.JSONDecoder",
+    "nope.Nope",
+    "mine.NoModel",
+    "mine.function",
+    "mine",
+    ".",
+    "..",
+    "mine.",
+    "os.path",
+    "app.model",
+    True,
+    None,
+    3,
+    1.5,
+    [1, 2],
+    {"a": [1]},
+]
 # So many processes or so much memory is another subject, and this machine is not ours alone.
 MANY = {"1e3", "99999999999999999999", "٥", "5 ", 3, "1e400", "inf"}
 NAMES = [
-    "", " ", "=", "a=b", "--trainer.max_epochs", "trainer max_epochs", "trainer.", ".trainer", "trainer..max_epochs",
-    "é", "日本.x", "\0", "a\nb", "\x1b[31m", "x" * 256, "0", "-", "--", "data.init_args.batch_sizes", "data.class_path",
-    "trainer.init_args.max_epochs", "model.layer", "data.__init__", "model.__class__", "help", "print_config", "c",
-    "version", "data.help", "trainer.callbacks.help", "config.x", "resume", "logger", "checkpoint", "None", "sagemaker",
-]  # fmt: skip
+    "",
+    " ",
+    "=",
+    "a=b",
+    "--trainer.max_epochs",
+    "trainer max_epochs",
+    "trainer.",
+    ".trainer",
+    "trainer..max_epochs",
+    "é",
+    "日本.x",
+    "\0",
+    "a\nb",
+    "\x1b[31m",
+    "x" * 256,
+    "0",
+    "-",
+    "--",
+    "data.init_args.batch_sizes",
+    "data.class_path",
+    "trainer.init_args.max_epochs",
+    "model.layer",
+    "data.__init__",
+    "model.__class__",
+    "help",
+    "print_config",
+    "c",
+    "version",
+    "data.help",
+    "trainer.callbacks.help",
+    "config.x",
+    "resume",
+    "logger",
+    "checkpoint",
+    "None",
+    "sagemaker",
+]
 CONFIGS = {
-    "broken": b"trainer: [", "a list": b"- 1", "a text": b"only a text", "empty": b"", "no text": b"\xff\xfe\0",
-    "unknown": b"trainer: {gpus: 2}\nfoo: 1", "wrong": b"trainer: {max_epochs: abc}",
+    "broken": b"trainer: [",
+    "a list": b"- 1",
+    "a text": b"only a text",
+    "empty": b"",
+    "no text": b"\xff\xfe\0",
+    "unknown": b"trainer: {gpus: 2}\nfoo: 1",
+    "wrong": b"trainer: {max_epochs: abc}",
     "tags": b"!!python/name:os.system",
-    "a class": b"data: {class_path: Nope}", "a wrong setting": b"data: {class_path: mine.Data, init_args: {sizes: 3}}",
-    "JSON": b'{"trainer": {"max_epochs": "x"}}', "tabs": b"trainer:\n\tmax_epochs: 1", "an alias": b"a: &a [*a]",
-    "keys": b"1: 2\n? [a]\n: 3", "right": b"trainer: {max_epochs: 1}", "nothing": b"trainer: {}",
-}  # fmt: skip
+    "a class": b"data: {class_path: Nope}",
+    "a wrong setting": b"data: {class_path: mine.Data, init_args: {sizes: 3}}",
+    "JSON": b'{"trainer": {"max_epochs": "x"}}',
+    "tabs": b"trainer:\n\tmax_epochs: 1",
+    "an alias": b"a: &a [*a]",
+    "keys": b"1: 2\n? [a]\n: 3",
+    "right": b"trainer: {max_epochs: 1}",
+    "nothing": b"trainer: {}",
+}
 
 
 # Numbers that nobody gives who has thought about it.
 NUMBERS = ["-1", "0", "0.5", "1e30", "1e400", "nan", str(2**63 - 1), str(2**63), "9" * 400]
 # Whose flags are gone through, beside those that are always there.
 CHOSEN = [
-    {"data": "DigitsDataModule", "optimizer": "SGD", "lr_scheduler": "StepLR", "lr_scheduler.step_size": "1"},
-    {"model": "ResNet18", "optimizer": "Adam", "lr_scheduler": "CosineAnnealingLR", "lr_scheduler.T_max": "2"},
+    {
+        "data": "DigitsDataModule",
+        "optimizer": "SGD",
+        "lr_scheduler": "StepLR",
+        "lr_scheduler.step_size": "1",
+    },
+    {
+        "model": "ResNet18",
+        "optimizer": "Adam",
+        "lr_scheduler": "CosineAnnealingLR",
+        "lr_scheduler.T_max": "2",
+    },
     {"optimizer": "AdamW", "lr_scheduler": "app.schedule.Triangle"},
-    {"optimizer": "RMSprop", "lr_scheduler": "OneCycleLR", "lr_scheduler.max_lr": "1", "lr_scheduler.total_steps": "9"},
+    {
+        "optimizer": "RMSprop",
+        "lr_scheduler": "OneCycleLR",
+        "lr_scheduler.max_lr": "1",
+        "lr_scheduler.total_steps": "9",
+    },
     {"optimizer": "Adam", "lr_scheduler": "ReduceLROnPlateau", "lr_scheduler.monitor": "val_loss"},
     {"trainer.callbacks": "EarlyStopping", "trainer.callbacks.monitor": "val_loss"},
     {"trainer.callbacks": "StochasticWeightAveraging", "trainer.callbacks.swa_lrs": "0.1"},
-]  # fmt: skip
+]
 # Flags that take numbers among others, which the parser does not tell apart.
 ALSO = {
-    "trainer.devices": {}, "trainer.max_time": {}, "checkpoint.train_time_interval": {},
-    "trainer.callbacks.patience": CHOSEN[5], "trainer.callbacks.min_delta": CHOSEN[5],
-    "trainer.callbacks.swa_lrs": CHOSEN[6], "trainer.callbacks.annealing_epochs": CHOSEN[6],
-    "trainer.callbacks.swa_epoch_start": CHOSEN[6], "optimizer.betas": {"optimizer": "Adam"},
+    "trainer.devices": {},
+    "trainer.max_time": {},
+    "checkpoint.train_time_interval": {},
+    "trainer.callbacks.patience": CHOSEN[5],
+    "trainer.callbacks.min_delta": CHOSEN[5],
+    "trainer.callbacks.swa_lrs": CHOSEN[6],
+    "trainer.callbacks.annealing_epochs": CHOSEN[6],
+    "trainer.callbacks.swa_epoch_start": CHOSEN[6],
+    "optimizer.betas": {"optimizer": "Adam"},
     "model.width": {"model": "mine.Model"},
-}  # fmt: skip
+}
 
 
 def numbers() -> Iterator[Case]:
@@ -290,11 +477,19 @@ def _value(draw: random.Random) -> Case:
 def _misspelt(draw: random.Random) -> Case:
     flag = draw.choice(list(FLAGS))
     at = draw.randrange(len(flag))
-    wrong = draw.choice([
-        flag[:at] + flag[at + 1 :], flag[:at] + flag[at] + flag[at:], flag[:at] + draw.choice("abcxyz_-.") + flag[at:],
-        flag[:at] + draw.choice("abcxyz") + flag[at + 1 :], flag.upper(), flag.replace("_", "-") + "-", f"{flag}s",
-        flag.partition(".")[2] or f"x{flag}", f"trainer.{flag}",
-    ])  # fmt: skip
+    wrong = draw.choice(
+        [
+            flag[:at] + flag[at + 1 :],
+            flag[:at] + flag[at] + flag[at:],
+            flag[:at] + draw.choice("abcxyz_-.") + flag[at:],
+            flag[:at] + draw.choice("abcxyz") + flag[at + 1 :],
+            flag.upper(),
+            flag.replace("_", "-") + "-",
+            f"{flag}s",
+            flag.partition(".")[2] or f"x{flag}",
+            f"trainer.{flag}",
+        ]
+    )
     known = wrong in FLAGS or not wrong.strip()
     return Case(
         f"misspelt {wrong}",
@@ -375,11 +570,27 @@ def _write(path: Path, content: bytes) -> None:
 
 def _data(draw: random.Random) -> Case:
     """Damage what a channel holds."""
-    kind = draw.choice([
-        "right", "no file", "a file missing", "a file cut", "a bit turned", "an empty file", "a pickle of code",
-        "labels wrong", "a shape wrong", "no pickle", "a folder for a file", "an empty channel", "an archive cut",
-        "an archive that is none", "an archive without files", "no such channel", "a file for a channel",
-    ])  # fmt: skip
+    kind = draw.choice(
+        [
+            "right",
+            "no file",
+            "a file missing",
+            "a file cut",
+            "a bit turned",
+            "an empty file",
+            "a pickle of code",
+            "labels wrong",
+            "a shape wrong",
+            "no pickle",
+            "a folder for a file",
+            "an empty channel",
+            "an archive cut",
+            "an archive that is none",
+            "an archive without files",
+            "no such channel",
+            "a file for a channel",
+        ]
+    )
     case = Case(
         f"data: {kind}",
         BASE | {"data": "CIFAR10DataModule", "data.val_split": "20"},
@@ -444,10 +655,17 @@ def _damage(kind: str, chance: float, folder: Path) -> None:
 
 def _folder(draw: random.Random) -> Case:
     """Put a file or a link to nowhere where a folder is to be written."""
-    place, flag = draw.choice([
-        ("model", None), ("output/data", None), ("checkpoints", None), ("code/here", "resume.dirpath"),
-        ("code/here", "checkpoint.dirpath"), ("code/here", "logger.save_dir"), ("output", None),
-    ])  # fmt: skip
+    place, flag = draw.choice(
+        [
+            ("model", None),
+            ("output/data", None),
+            ("checkpoints", None),
+            ("code/here", "resume.dirpath"),
+            ("code/here", "checkpoint.dirpath"),
+            ("code/here", "logger.save_dir"),
+            ("output", None),
+        ]
+    )
     link = draw.random() < 0.3
 
     def prepare(folder: Path) -> None:
@@ -467,15 +685,34 @@ def _folder(draw: random.Random) -> Case:
 
 def _mine(draw: random.Random) -> Case:
     """Make the mistake in the user's own module."""
-    chosen = draw.choice([
-        ("model", "mine.NoModel"), ("model", "mine.Nope"), ("model", "mine.function"), ("model", "mine.Data"),
-        ("data", "mine.Model"), ("data", "mine.NoModel"), ("data", "mine.NoData"), ("data", "mine.RaisingData"),
-        ("data", "mine.WrongData"), ("model", "mine.RaisesWhenMade"), ("model", "mine.RaisesInTheStep"),
-        ("model", "mine.HasNoStep"), ("model", "mine.LogsNothing"), ("model", "mine.ReturnsNothing"),
-        ("model", "mine.ReturnsText"), ("model", "mine.Diverges"), ("model", "mine.LeavesInTheStep"),
-        ("model", "raises.Model"), ("model", "syntax.Model"), ("model", "lacks.Model"), ("model", "leaves.Model"),
-        ("optimizer", "mine.Model"), ("trainer.callbacks", "mine.Model"), ("lr_scheduler", "mine.function"),
-    ])  # fmt: skip
+    chosen = draw.choice(
+        [
+            ("model", "mine.NoModel"),
+            ("model", "mine.Nope"),
+            ("model", "mine.function"),
+            ("model", "mine.Data"),
+            ("data", "mine.Model"),
+            ("data", "mine.NoModel"),
+            ("data", "mine.NoData"),
+            ("data", "mine.RaisingData"),
+            ("data", "mine.WrongData"),
+            ("model", "mine.RaisesWhenMade"),
+            ("model", "mine.RaisesInTheStep"),
+            ("model", "mine.HasNoStep"),
+            ("model", "mine.LogsNothing"),
+            ("model", "mine.ReturnsNothing"),
+            ("model", "mine.ReturnsText"),
+            ("model", "mine.Diverges"),
+            ("model", "mine.LeavesInTheStep"),
+            ("model", "raises.Model"),
+            ("model", "syntax.Model"),
+            ("model", "lacks.Model"),
+            ("model", "leaves.Model"),
+            ("optimizer", "mine.Model"),
+            ("trainer.callbacks", "mine.Model"),
+            ("lr_scheduler", "mine.function"),
+        ]
+    )
     own = ("Raises", "Raising", "Wrong", "Returns", "Has", "NoData", "Leaves", "LogsNothing")
     case = Case(
         f"{chosen[0]}={chosen[1]}",
@@ -525,12 +762,20 @@ def run(folder: Path, hyperparameters: dict[str, object]) -> None:
     os.chdir(folder / "code")
     sys.path.insert(0, str(folder / "code"))
     channels = sorted(path.name for path in (folder / "input/data").iterdir())
-    os.environ.update({
-        "SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1", "SM_OUTPUT_DIR": str(folder / "output"),
-        "SM_OUTPUT_DATA_DIR": str(folder / "output/data"), "SM_MODEL_DIR": str(folder / "model"),
-        "SM_CHANNELS": json.dumps(channels), "SM_INPUT_CONFIG_DIR": str(folder / "input/config"),
-        **{f"SM_CHANNEL_{name.upper()}": str(folder / "input/data" / name) for name in channels},
-    })  # fmt: skip
+    os.environ.update(
+        {
+            "SM_HOSTS": '["algo-1"]',
+            "SM_CURRENT_HOST": "algo-1",
+            "SM_OUTPUT_DIR": str(folder / "output"),
+            "SM_OUTPUT_DATA_DIR": str(folder / "output/data"),
+            "SM_MODEL_DIR": str(folder / "model"),
+            "SM_CHANNELS": json.dumps(channels),
+            "SM_INPUT_CONFIG_DIR": str(folder / "input/config"),
+            **{
+                f"SM_CHANNEL_{name.upper()}": str(folder / "input/data" / name) for name in channels
+            },
+        }
+    )
     with reported(failure_file(), place()):
         args = encoded.flags(hyperparameters)
     train.main(args)

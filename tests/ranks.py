@@ -53,10 +53,16 @@ def run(
         for local_rank in range(ranks):
             rank = len(started)
             environment = dict(os.environ) | {
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "tests",
-                "WORLD_SIZE": str(sum(nodes)), "RANK": str(rank), "GROUP_RANK": str(node),
-                "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(ranks), **variables(node),
-            }  # fmt: skip
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_RUN_ID": "tests",
+                "WORLD_SIZE": str(sum(nodes)),
+                "RANK": str(rank),
+                "GROUP_RANK": str(node),
+                "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                **variables(node),
+            }
             ours, theirs = warm.SERVER.Pipe()
             call = (
                 function,
@@ -165,8 +171,16 @@ def trainer(callbacks: Sequence[Callback] = (), **options) -> Trainer:
     """Return a trainer for this rank, or for one process where there are no ranks."""
     ranks, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))
     settings = {
-        "accelerator": "cpu", "devices": ranks, "num_nodes": world // ranks, "callbacks": list(callbacks),
-        "strategy": "ddp" if world > 1 else "auto", "max_epochs": 2, "logger": False, "enable_checkpointing": False,
-        "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0,
-    }  # fmt: skip
+        "accelerator": "cpu",
+        "devices": ranks,
+        "num_nodes": world // ranks,
+        "callbacks": list(callbacks),
+        "strategy": "ddp" if world > 1 else "auto",
+        "max_epochs": 2,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
     return Trainer(**settings | options)

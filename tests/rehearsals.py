@@ -109,10 +109,15 @@ class Rehearsal:
             "RoleArn": ROLE,
             "AlgorithmSpecification": algorithm,
             "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output/"},
-            "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": hosts, "VolumeSizeInGB": 1},
-            "StoppingCondition": {"MaxRuntimeInSeconds": 600} | ({"MaxWaitTimeInSeconds": 900} if spot else {}),
+            "ResourceConfig": {
+                "InstanceType": "ml.m5.xlarge",
+                "InstanceCount": hosts,
+                "VolumeSizeInGB": 1,
+            },
+            "StoppingCondition": {"MaxRuntimeInSeconds": 600}
+            | ({"MaxWaitTimeInSeconds": 900} if spot else {}),
             "EnableManagedSpotTraining": spot,
-        } | fields  # fmt: skip
+        } | fields
         self.sagemaker.create_training_job(**request)
         return request["TrainingJobName"]
 

@@ -232,8 +232,16 @@ class Data(LightningDataModule):
         kind: Which class of loaders.
     """
 
-    def __init__(self, dataset: str = "plain", sampler: str = "", workers: int = 0, persistent: bool = False,
-                 several: str = "", collate: bool = False, kind: str = "torch") -> None:  # fmt: skip
+    def __init__(
+        self,
+        dataset: str = "plain",
+        sampler: str = "",
+        workers: int = 0,
+        persistent: bool = False,
+        several: str = "",
+        collate: bool = False,
+        kind: str = "torch",
+    ) -> None:
         super().__init__()
         self.dataset, self.sampler, self.several, self.kind = dataset, sampler, several, kind
         self.collate = {"collate_fn": Collate()} if collate else {}

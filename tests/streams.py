@@ -379,14 +379,28 @@ class Forgetful(Keeping):
 
 
 DATASETS = {
-    "points": Points, "buffered": Buffered, "sized": Sized, "counted": Counted, "unseeded": Unseeded,
-    "sharded": Sharded, "dated": Dated, "measured": Measured, "resumable": Resumable, "uneven": Uneven,
-    "walked": Walked, "hidden": Hidden, "remembered": Remembered, "late": Late, "local": Local, "growing": Growing,
-    "flagged": Flagged, "ordered": Ordered,
+    "points": Points,
+    "buffered": Buffered,
+    "sized": Sized,
+    "counted": Counted,
+    "unseeded": Unseeded,
+    "sharded": Sharded,
+    "dated": Dated,
+    "measured": Measured,
+    "resumable": Resumable,
+    "uneven": Uneven,
+    "walked": Walked,
+    "hidden": Hidden,
+    "remembered": Remembered,
+    "late": Late,
+    "local": Local,
+    "growing": Growing,
+    "flagged": Flagged,
+    "ordered": Ordered,
     "lazy": lambda: Lazy(lambda: np.random.default_rng(3)),
     "lazy without seed": lambda: Lazy(np.random.default_rng),
     "lazy random": lambda: Lazy(random.Random),
-}  # fmt: skip
+}
 LOADERS = {
     "unsteady": Unsteady,
     "steady": Steady,
@@ -410,9 +424,17 @@ class Data(LightningDataModule):
         collate: Whether samples are joined by a function that makes a generator.
     """
 
-    def __init__(self, dataset: str = "points", mode: str = "", workers: int = 0, persistent: bool = False,
-                 stateful: bool = False, every: int = 1, init: bool = False,
-                 collate: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        dataset: str = "points",
+        mode: str = "",
+        workers: int = 0,
+        persistent: bool = False,
+        stateful: bool = False,
+        every: int = 1,
+        init: bool = False,
+        collate: bool = False,
+    ) -> None:
         super().__init__()
         self.names, self.mode = dataset.split("+"), mode
         self.kind, self.options = (

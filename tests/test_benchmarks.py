@@ -25,9 +25,15 @@ ROWS = {
     "data": ["data", "memory", "memory of torchvision"],
     "similarity": ["similarity"] * 3,
     "side_by_side": ["1 job"],
-    "proof": ["step, our loader", "step, a DataLoader", "start, our loader", "start, a DataLoader", "start, a stream",
-              "start, resumed"],
-}  # fmt: skip
+    "proof": [
+        "step, our loader",
+        "step, a DataLoader",
+        "start, our loader",
+        "start, a DataLoader",
+        "start, a stream",
+        "start, resumed",
+    ],
+}
 FLAGS = {
     "step": ["--steps=1"],
     "original": ["--steps=1"],
@@ -111,8 +117,11 @@ def test_a_spot_job_ends_with_the_bits_of_one_left_alone(tmp_path):
     flags = ["--interruptions=1", "--epochs=2", "--engine=processes"]
     done = subprocess.run(
         [python_of("rehearsal"), "-m", "benchmarks.spot", *flags],
-        cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert re.search(
         r"^seed 1, of any warned: [01] interruptions, weights the same$", done.stdout, re.MULTILINE

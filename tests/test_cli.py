@@ -172,8 +172,14 @@ def test_other_peoples_classes(monkeypatch):
     assert cli("--data=foreign.Data", "--model.num_classes=2").model.hparams.num_classes == 2
 
 
-WHOLE = ["limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches",
-         "val_check_interval", "overfit_batches"]  # fmt: skip
+WHOLE = [
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+    "val_check_interval",
+    "overfit_batches",
+]
 SENT = [(1, 1), ("1", 1), ('"1"', 1), (2, 2), (1.0, 1.0), ("1.0", 1.0), ("0.5", 0.5)]
 
 
@@ -582,9 +588,12 @@ def test_those_in_a_file_of_flags_too(tmp_path):
 
 
 BROKEN = {
-    "[": "cannot be read", "a: &a [*a]": "cannot be read .Circular", "a text": "has no flags", "": "has no flags",
+    "[": "cannot be read",
+    "a: &a [*a]": "cannot be read .Circular",
+    "a text": "has no flags",
+    "": "has no flags",
     "- 1": "has no flags",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "why"), BROKEN.items(), ids=BROKEN)

@@ -21,9 +21,15 @@ SOURCE = str(ROOT / "tests/clients/source")
 
 # As the original's run_sagemaker.py has them; a GPU there, a CPU here.
 ORIGINAL = {
-    "data": "CIFAR10DataModule", "data.batch_size": 32, "optimizer": "Adam", "optimizer.lr": 0.001,
-    "trainer.accelerator": "cpu", "trainer.devices": -1, "trainer.max_epochs": 5, "logger.name": "tutorial",
-}  # fmt: skip
+    "data": "CIFAR10DataModule",
+    "data.batch_size": 32,
+    "optimizer": "Adam",
+    "optimizer.lr": 0.001,
+    "trainer.accelerator": "cpu",
+    "trainer.devices": -1,
+    "trainer.max_epochs": 5,
+    "logger.name": "tutorial",
+}
 SMALL = {"data.val_split": 40}  # of the few images of the test's CIFAR-10
 
 

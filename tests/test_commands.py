@@ -52,8 +52,7 @@ BETWEEN_THE_LINES = {
     "scripts/upload_data.sh s3://BUCKET/cifar10": "test_scripts.py::test_the_data_is_fetched_once_and_copied",
     "scripts/launch.py --drill": LAUNCH,
     "tensorboard --logdir s3://my-bucket/logs": "test_watching.py::test_tensorboard_on_s3_while_the_job_runs",
-    "python -m benchmarks.scaling sagemaker --instances 1 2 4 8 -- FLAGS":
-        "test_scaling.py::test_the_jobs_of_a_table",
+    "python -m benchmarks.scaling sagemaker --instances 1 2 4 8 -- FLAGS": "test_scaling.py::test_the_jobs_of_a_table",
     "python app/train.py": RUN,
     ".venv/bin/python app/train.py": RUN,
     "python app/train_torchrun.py --trainer.devices=2": "test_drill.py::test_two_ranks_by_torchrun",
@@ -63,24 +62,20 @@ BETWEEN_THE_LINES = {
     "docker run IMAGE python app/train.py": RUN,
     "scripts/merge_parts.py MODEL... --output=FOLDER": RUN,
     "python -m sagemaker_lightning.drill -- python my_train.py": DRILL,
-    ".venvs/rehearsal/bin/python -m rehearsal exec -- python my_estimator.py":
-        "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws",
-    ".venvs/rehearsal/bin/python -m rehearsal interrupt JOB --host=algo-2 --unwarned":
-        "test_rehearsal.py::test_an_interruption_by_hand",
+    ".venvs/rehearsal/bin/python -m rehearsal exec -- python my_estimator.py": "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws",
+    ".venvs/rehearsal/bin/python -m rehearsal interrupt JOB --host=algo-2 --unwarned": "test_rehearsal.py::test_an_interruption_by_hand",
     "python -m benchmarks.carry --data FOLDER": GPU[1],
     "python -m benchmarks.gpu report FILE": "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs",
     "python -m benchmarks.gpu report --write": "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs",
     "python -m benchmarks.image IMAGE": "test_benchmarks.py::test_the_image_and_a_change_of_it_are_measured",
-    "python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1":
-        "test_benchmarks.py::test_an_interrupted_job_is_compared",
+    "python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1": "test_benchmarks.py::test_an_interrupted_job_is_compared",
     "python -m benchmarks.original": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
     "python -m benchmarks.proof": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
     "python -m benchmarks.scaling predict --step=SECONDS": "test_scaling.py::test_two_cores_are_compared_as_nodes",
-    "python -m benchmarks.side_by_side":
-        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
+    "python -m benchmarks.side_by_side": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
     "python -m benchmarks.spot": "test_benchmarks.py::test_a_spot_job_ends_with_the_bits_of_one_left_alone",
     "python -m benchmarks.yardstick": "test_benchmarks.py::test_processor_time_is_counted",
-}  # fmt: skip
+}
 SAID = {
     "SECONDS": "0.1",
     "FILE": "results.json",

@@ -59,16 +59,21 @@ def run_of(folder: Path, **changes) -> Path:
 
 
 CHANGES = {
-    "loss": (0.75, "loss", "the loss of step 2 (epoch 0, batch 1): 0.5 left alone, 0.75 interrupted"),
+    "loss": (
+        0.75,
+        "loss",
+        "the loss of step 2 (epoch 0, batch 1): 0.5 left alone, 0.75 interrupted",
+    ),
     "steps": (3, "steps", "step 3 (epoch 0, batch 2) was not done by the run left alone"),
     "weight": (3.0, "state", "state_dict.w in the last checkpoint: 1 of 2 values"),
     "metric": (0.5, "metrics", "metrics.val_loss in model.json: 0.25 left alone, 0.5 interrupted"),
     "curve": (
-        4.0, "curve",
+        4.0,
+        "curve",
         "ml/checkpoints/tensorboard/version_0: loss, row 1: (1, 2.0) left alone, (1, 4.0) interrupted",
     ),
     "row": ("4", "curve", "work/rows.csv, row 2: ['1', '3'] left alone, ['1', '4'] interrupted"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("changed", CHANGES)
@@ -111,11 +116,14 @@ def done(epochs: int, batches: int, validations: int, workers: int | None) -> li
 def test_the_moments_lie_in_the_middle_of_the_run():
     found, lacking = command.planned(done(3, 4, 3, workers=0))
     assert {one.name: one.moment for one in found} == {
-        "kill-in-epoch": ("batch", 1, 2), "stop-in-epoch": ("batch", 1, 1),
-        "kill-at-epoch-end": ("epoch", 0), "stop-at-epoch-end": ("epoch", 0),
-        "kill-in-validation": ("validation", 1, 4, 1), "stop-in-validation": ("validation", 1, 4, 0),
+        "kill-in-epoch": ("batch", 1, 2),
+        "stop-in-epoch": ("batch", 1, 1),
+        "kill-at-epoch-end": ("epoch", 0),
+        "stop-at-epoch-end": ("epoch", 0),
+        "kill-in-validation": ("validation", 1, 4, 1),
+        "stop-in-validation": ("validation", 1, 4, 0),
         "workers": ("batch", 1, 1),
-    }  # fmt: skip
+    }
     assert not lacking and [one.name for one in found] == command.NAMES
     assert [one.workers for one in found if one.workers is not None] == [2]
 

@@ -119,10 +119,16 @@ def test_the_command_may_be_left_out(container):
 def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
     """What the original's run_sagemaker.py gives, its GPU left out, on a channel that cannot be written."""
     hyperparameters = {
-        "data": "CIFAR10DataModule", "data.batch_size": "32", "optimizer": "Adam", "optimizer.lr": "0.001",
-        "trainer.accelerator": "cpu", "trainer.devices": "-1", "trainer.max_epochs": "2", "logger.name": "tutorial",
+        "data": "CIFAR10DataModule",
+        "data.batch_size": "32",
+        "optimizer": "Adam",
+        "optimizer.lr": "0.001",
+        "trainer.accelerator": "cpu",
+        "trainer.devices": "-1",
+        "trainer.max_epochs": "2",
+        "logger.name": "tutorial",
         "data.val_split": "40",
-    }  # fmt: skip
+    }
     config, model, output = (tmp_path / name for name in ("config", "model", "output"))
     for folder in (config, model, output):
         folder.mkdir()
@@ -178,8 +184,11 @@ def test_any_command_keeps_its_quoting_and_exit_status(container):
 
 def test_a_shell_that_nothing_activated_finds_the_environment(container):
     """SageMaker SDK 3 goes round the entry point and looks for these three."""
-    run = container("-c", "command -v python pip bash && python -c 'import app.train, sagemaker_training'",
-                    options=("--entrypoint", "bash"))  # fmt: skip
+    run = container(
+        "-c",
+        "command -v python pip bash && python -c 'import app.train, sagemaker_training'",
+        options=("--entrypoint", "bash"),
+    )
     assert run.returncode == 0, run.stdout
     python, pip, _ = run.stdout.split()
     assert python == "/opt/conda/envs/sagemaker-lightning/bin/python"
@@ -284,8 +293,12 @@ def locked(name: str) -> set[str]:
 
 def test_what_is_in_the_image_is_listed_with_its_licences(container):
     """The SBOM has every Python package that pip finds, and the licences have each of them."""
-    run = container("bash", "-c", "cat sbom/packages.cdx.json && echo && echo ==== && pip list --format=freeze && "
-                    "grep -c '' sbom/licenses.txt && grep -A2 '^torch$' sbom/licenses.txt")  # fmt: skip
+    run = container(
+        "bash",
+        "-c",
+        "cat sbom/packages.cdx.json && echo && echo ==== && pip list --format=freeze && "
+        "grep -c '' sbom/licenses.txt && grep -A2 '^torch$' sbom/licenses.txt",
+    )
     assert run.returncode == 0, run.stdout
     listed, _, rest = run.stdout.partition("\n====\n")
     bom = json.loads(listed)

@@ -244,9 +244,15 @@ class Recorder(LightningModule):
 
 def fit(cifar, tmp_path, model, epochs, ckpt_path=None, **options):
     trainer = Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, default_root_dir=tmp_path, **options,
-    )  # fmt: skip
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+        **options,
+    )
     trainer.fit(
         model, CIFAR10DataModule(str(cifar), val_split=20, batch_size=32), ckpt_path=ckpt_path
     )

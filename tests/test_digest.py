@@ -109,8 +109,14 @@ def test_one_that_differs_shows(size):
 
 def test_what_is_in_it_counts():
     batch = {"x": X, "y": [1, 2.5, "three"], "z": Sample(X, "cat")}
-    for other in ({**batch, "x": X + 1}, {**batch, "y": [1, 2.5, "four"]}, {**batch, "y": [1, 2.25, "three"]},
-                  {**batch, "z": Sample(X, "dog")}, {**batch, "w": 1}, list(batch.values())):  # fmt: skip
+    for other in (
+        {**batch, "x": X + 1},
+        {**batch, "y": [1, 2.5, "four"]},
+        {**batch, "y": [1, 2.25, "three"]},
+        {**batch, "z": Sample(X, "dog")},
+        {**batch, "w": 1},
+        list(batch.values()),
+    ):
         assert of(other) != of(batch)
 
 

@@ -38,8 +38,13 @@ def gpu_host(root: Path, driver: str, *models: str, text: str = CLOSED) -> Path:
                 f"dev/nvidia{number}": "",
             },
         )
-        write(root, {f"sys/bus/pci/devices/{address}/{name}": f"{value}\n" for name, value in
-                     (("vendor", "0x10de"), ("class", "0x030200"))})  # fmt: skip
+        write(
+            root,
+            {
+                f"sys/bus/pci/devices/{address}/{name}": f"{value}\n"
+                for name, value in (("vendor", "0x10de"), ("class", "0x030200"))
+            },
+        )
     return root
 
 
@@ -75,23 +80,58 @@ def test_the_version_of_the_libraries_is_that_of_their_file(tmp_path):
     ("driver", "model", "cuda", "library", "use", "says"),
     [
         ("535.183.01", "NVIDIA A10G", "13.2", "595.45.04", True, "libraries 595.45.04 are used"),
-        ("550.54.15", "Tesla T4", "13.2", "595.45.04", True, "is older than CUDA 13.2 needs (R580)"),
+        (
+            "550.54.15",
+            "Tesla T4",
+            "13.2",
+            "595.45.04",
+            True,
+            "is older than CUDA 13.2 needs (R580)",
+        ),
         ("570.86.15", "NVIDIA H100 80GB HBM3", "13.2", "595.45.04", True, "are used"),
         ("570.86.15", "NVIDIA B200", "13.2", "595.45.04", True, "are used"),
         ("580.65.06", "NVIDIA A10G", "13.2", "595.45.04", False, ""),
         ("610.10", "NVIDIA L40S", "13.2", "595.45.04", False, ""),
         ("535.183.01", "NVIDIA A10G", "12.8", "570.10", False, ""),
-        ("470.57.02", "NVIDIA A10G", "13.2", "595.45.04", False, "no library helps below R535; use another instance"),
-        ("535.183.01", "Tesla V100-SXM2-16GB", "13.2", "595.45.04", False, "no code for Volta and older; use an"),
-        ("580.65.06", "Tesla V100-SXM2-16GB", "13.2", "595.45.04", False, "no code for Volta and older; use an"),
+        (
+            "470.57.02",
+            "NVIDIA A10G",
+            "13.2",
+            "595.45.04",
+            False,
+            "no library helps below R535; use another instance",
+        ),
+        (
+            "535.183.01",
+            "Tesla V100-SXM2-16GB",
+            "13.2",
+            "595.45.04",
+            False,
+            "no code for Volta and older; use an",
+        ),
+        (
+            "580.65.06",
+            "Tesla V100-SXM2-16GB",
+            "13.2",
+            "595.45.04",
+            False,
+            "no code for Volta and older; use an",
+        ),
         ("470.57.02", "Tesla K80", "13.2", "595.45.04", False, "GPU Tesla K80: CUDA 13.2"),
         ("535.183.01", "Tesla V100-SXM2-16GB", "12.8", "570.10", False, ""),
-        ("535.183.01", "NVIDIA GeForce RTX 4090", "13.2", "595.45.04", False, "RTX 4090, which is none of the data"),
+        (
+            "535.183.01",
+            "NVIDIA GeForce RTX 4090",
+            "13.2",
+            "595.45.04",
+            False,
+            "RTX 4090, which is none of the data",
+        ),
         ("535.183.01", "NVIDIA A10G", "13.2", "", False, "install conda-forge's cuda-compat=13.2"),
         ("535.183.01", "NVIDIA A10G", "", "595.45.04", False, ""),  # torch's CPU build
         ("", "NVIDIA A10G", "13.2", "595.45.04", False, ""),  # no driver
     ],
-)  # fmt: skip
+)
 def test_what_is_done_about_a_driver(driver, model, cuda, library, use, says):
     decision = gpu_driver.decide(gpu_driver.Host(driver, (model,)), cuda, library)
     assert decision.use == use and says in decision.line and bool(decision.line) == bool(says)

@@ -66,37 +66,55 @@ def desk(tmp_path: Path) -> Desk:
 
 INEXACT = {
     "the system's random numbers": (
-        "Model", "FromTheSystem", "kill-in-epoch",
-        "DIFFERENT, first in the batch of step 1 (epoch 0, batch 0)", "two runs left alone differ, too",
+        "Model",
+        "FromTheSystem",
+        "kill-in-epoch",
+        "DIFFERENT, first in the batch of step 1 (epoch 0, batch 0)",
+        "two runs left alone differ, too",
     ),
     "a variable of a module, in a batch": (
-        "Model", "Joined", "stop-in-epoch",
+        "Model",
+        "Joined",
+        "stop-in-epoch",
         "DIFFERENT, first in the batch of step 7 (epoch 1, batch 2)",
         "inexact.CALLS, which changes while the run trains, and which no checkpoint has; make a sample a function",
     ),
     "a variable of a module": (
-        "Counting", "Data", "kill-at-epoch-end",
+        "Counting",
+        "Data",
+        "kill-at-epoch-end",
         "DIFFERENT, first in the loss of step 3 (epoch 0, batch 2): ",
         "inexact.CALLS, which changes while the run trains, and which no checkpoint has; keep it in buffers",
     ),
     "a rate that counts": (
-        "Rate", "Data", "stop-at-epoch-end",
+        "Rate",
+        "Data",
+        "stop-at-epoch-end",
         "DIFFERENT, first in the learning rate of step 6 (epoch 1, batch 1): 0.001666",
         "calls, which changes while the run trains, and which no checkpoint has; return it from configure_optimizers",
     ),
     "a metric": (
-        "Metric", "Data", "stop-in-validation",
-        "metrics.epochs_seen in model.json: 3.0 left alone, 2.0 interrupted", "inexact.CALLS, which changes",
+        "Metric",
+        "Data",
+        "stop-in-validation",
+        "metrics.epochs_seen in model.json: 3.0 left alone, 2.0 interrupted",
+        "inexact.CALLS, which changes",
     ),
     "a file that is read": (
-        "ReadsItsFile", "Data", "kill-in-epoch",
-        "DIFFERENT, first in the loss of step 7 (epoch 1, batch 2): ", "something that the step depends on",
+        "ReadsItsFile",
+        "Data",
+        "kill-in-epoch",
+        "DIFFERENT, first in the loss of step 7 (epoch 1, batch 2): ",
+        "something that the step depends on",
     ),
     "a file of its own": (
-        "Rows", "Data", "kill-in-epoch",
-        "DIFFERENT, first in work/losses.csv, row 8: ", "does not go back to the checkpoint with the run",
+        "Rows",
+        "Data",
+        "kill-in-epoch",
+        "DIFFERENT, first in work/losses.csv, row 8: ",
+        "does not go back to the checkpoint with the run",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("model", "data", "only", "first", "cause"), INEXACT.values(), ids=INEXACT)
@@ -108,15 +126,25 @@ def test_what_is_not_exact_is_named(desk: Desk, model, data, only, first, cause)
 
 
 WRONG = {
-    "fails": ("Failing", [], "fails with exit status 1: error: RuntimeError: the third moon is in the wrong house"),
+    "fails": (
+        "Failing",
+        [],
+        "fails with exit status 1: error: RuntimeError: the third moon is in the wrong house",
+    ),
     "without checkpoints": (
-        "Model", ["--trainer.enable_checkpointing=false"], "trains without checkpoints to go on from; leave out",
+        "Model",
+        ["--trainer.enable_checkpointing=false"],
+        "trains without checkpoints to go on from; leave out",
     ),
     "another folder": (
-        "Model", ["--trainer.callbacks=inexact.Elsewhere", "--trainer.callbacks.dirpath=/home/me/checkpoints"],
+        "Model",
+        [
+            "--trainer.callbacks=inexact.Elsewhere",
+            "--trainer.callbacks.dirpath=/home/me/checkpoints",
+        ],
         "Elsewhere: found dirpath=/home/me/checkpoints, to which a drill would write, too",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("model", "flags", "why"), WRONG.values(), ids=WRONG)
@@ -187,10 +215,18 @@ def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
     for folder in (*job.values(), desk.folder / "logs"):
         folder.mkdir(parents=True)
         (folder / "metrics.csv").write_text("mine")
-    flags = ["--model=inexact.Rows", "--data=inexact.Data", *FLAGS, f"--logger.save_dir={job['logs']}",
-             f"--checkpoint.dirpath={job['checkpoints']}", f"--resume.dirpath={job['checkpoints']}",
-             "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs",
-             "--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.dirpath=logs"]  # fmt: skip
+    flags = [
+        "--model=inexact.Rows",
+        "--data=inexact.Data",
+        *FLAGS,
+        f"--logger.save_dir={job['logs']}",
+        f"--checkpoint.dirpath={job['checkpoints']}",
+        f"--resume.dirpath={job['checkpoints']}",
+        "--trainer.logger=CSVLogger",
+        "--trainer.logger.save_dir=logs",
+        "--trainer.callbacks=ModelCheckpoint",
+        "--trainer.callbacks.dirpath=logs",
+    ]
     before = files(tmp_path)
     variables = {"SM_MODEL_DIR": str(job["model"]), "SM_CHECKPOINT_DIR": str(job["checkpoints"])}
     program = str(ROOT / "app/train.py")

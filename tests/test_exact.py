@@ -15,7 +15,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
-)  # fmt: skip
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from sagemaker_lightning.contract.errors import UserError
@@ -115,8 +115,11 @@ def test_batches_of_ones_own_go_to_the_ranks_in_turn():
 
 
 def test_a_distributed_sampler_shares_out_by_itself():
-    make = lambda rank: DataLoader(TensorDataset(torch.arange(10)), batch_size=2,  # noqa: E731
-                                   sampler=DistributedSampler(range(10), 2, rank, seed=3))  # fmt: skip
+    make = lambda rank: DataLoader(
+        TensorDataset(torch.arange(10)),
+        batch_size=2,  # noqa: E731
+        sampler=DistributedSampler(range(10), 2, rank, seed=3),
+    )
     ranks = [batches(make(rank), epoch=1, rank=rank, world_size=2) for rank in range(2)]
     assert sorted(sum((sum(batch, []) for rank in ranks for batch in rank), [])) == list(range(10))
     assert ranks[0] != batches(make(0), epoch=2)

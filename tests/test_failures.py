@@ -20,25 +20,76 @@ OF_TORCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 G
 @pytest.mark.parametrize(
     ("kind", "message", "says"),
     [
-        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB.", "out of GPU memory: make"),
-        ("RuntimeError", "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate", "out of host mem"),
-        ("OSError", "[Errno 28] No space left on device: '/opt/ml/checkpoints/a.ckpt'", "disk full: make the job's"),
-        ("RuntimeError", "[enforce fail] . PytorchStreamWriter failed writing file data/3", "disk full"),
-        ("RuntimeError", "DataLoader worker (pid 9) is killed by signal: Bus error. shared memory", "--shm-size=1g"),
-        ("DistBackendError", "NCCL error in: ProcessGroupNCCL.cpp, remote process exited or there was", "lost a peer"),
-        ("RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [172.18.0.3]:3", "lost a peer"),
-        ("DistNetworkError", "The client socket has timed out after 600000ms while trying to connect", "lost a peer"),
+        (
+            "OutOfMemoryError",
+            "CUDA out of memory. Tried to allocate 2.00 GiB.",
+            "out of GPU memory: make",
+        ),
+        (
+            "RuntimeError",
+            "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate",
+            "out of host mem",
+        ),
+        (
+            "OSError",
+            "[Errno 28] No space left on device: '/opt/ml/checkpoints/a.ckpt'",
+            "disk full: make the job's",
+        ),
+        (
+            "RuntimeError",
+            "[enforce fail] . PytorchStreamWriter failed writing file data/3",
+            "disk full",
+        ),
+        (
+            "RuntimeError",
+            "DataLoader worker (pid 9) is killed by signal: Bus error. shared memory",
+            "--shm-size=1g",
+        ),
+        (
+            "DistBackendError",
+            "NCCL error in: ProcessGroupNCCL.cpp, remote process exited or there was",
+            "lost a peer",
+        ),
+        (
+            "RuntimeError",
+            "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [172.18.0.3]:3",
+            "lost a peer",
+        ),
+        (
+            "DistNetworkError",
+            "The client socket has timed out after 600000ms while trying to connect",
+            "lost a peer",
+        ),
         ("std::bad_alloc", "std::bad_alloc", "out of host memory"),
-        ("ModuleNotFoundError", "No module named 'wandb'", "requirements.txt there (ModuleNotFoundError: No"),
-        ("FileNotFoundError", "[Errno 2] No such file: '/opt/ml/input/data/train/x.csv'", "missing in the input"),
-        ("ValueError", "Expected more than 1 value per channel when training, got input size torch.Size([1, 8])",
-         "batch norm cannot train on a batch of one sample, such as the last of an epoch: give another --data.batch_"),
+        (
+            "ModuleNotFoundError",
+            "No module named 'wandb'",
+            "requirements.txt there (ModuleNotFoundError: No",
+        ),
+        (
+            "FileNotFoundError",
+            "[Errno 2] No such file: '/opt/ml/input/data/train/x.csv'",
+            "missing in the input",
+        ),
+        (
+            "ValueError",
+            "Expected more than 1 value per channel when training, got input size torch.Size([1, 8])",
+            "batch norm cannot train on a batch of one sample, such as the last of an epoch: give another --data.batch_",
+        ),
         ("KeyError", "'x'", "KeyError: 'x'"),
-        ("ConnectionRefusedError", "[Errno 111] Connection refused", "ConnectionRefusedError: [Errno 111] Connection"),
-        ("RuntimeError", "NCCL error in: x.cpp:1, unhandled cuda error", "RuntimeError: NCCL error"),
+        (
+            "ConnectionRefusedError",
+            "[Errno 111] Connection refused",
+            "ConnectionRefusedError: [Errno 111] Connection",
+        ),
+        (
+            "RuntimeError",
+            "NCCL error in: x.cpp:1, unhandled cuda error",
+            "RuntimeError: NCCL error",
+        ),
         ("ValueError", "two\n  lines", "ValueError: two lines"),
     ],
-)  # fmt: skip
+)
 def test_what_to_do_about_an_exception(kind, message, says):
     line = explain(kind, message)
     assert says in line and "\n" not in line
@@ -88,41 +139,80 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
         (f"loading\n{TRACE}KeyError: 'x'\n", "KeyError: 'x'", True),
         (f"{TRACE}pkg.errors.MyError\nbye\n", "MyError", True),
         (f"{TRACE}{OF_TORCH}\n", "out of GPU memory", True),
-        (f"{TRACE}KeyError: 'x'\n\nDuring handling of the above exception, another exception:\n\n{TRACE}OSError: y\n",
-         "OSError: y", True),
-        (f"[rank1]: {TRACE}".replace("\n  ", "\n[rank1]:   ") + "[rank1]: ValueError: the cause\n"
-         + f"{TRACE}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\n",
-         "ValueError: the cause", True),
-        (f"{TRACE}ValueError: the cause\n{TRACE}RuntimeError: [gloo/pair.cc] Connection closed by peer\n",
-         "ValueError: the", True),
+        (
+            f"{TRACE}KeyError: 'x'\n\nDuring handling of the above exception, another exception:\n\n{TRACE}OSError: y\n",
+            "OSError: y",
+            True,
+        ),
+        (
+            f"[rank1]: {TRACE}".replace("\n  ", "\n[rank1]:   ")
+            + "[rank1]: ValueError: the cause\n"
+            + f"{TRACE}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\n",
+            "ValueError: the cause",
+            True,
+        ),
+        (
+            f"{TRACE}ValueError: the cause\n{TRACE}RuntimeError: [gloo/pair.cc] Connection closed by peer\n",
+            "ValueError: the",
+            True,
+        ),
         (f"{TRACE}{GLOO}\n", "lost a peer", True),
         (f"{TRACE}{GLOO}\n{DIRECTLY}{TRACE}mine.SyncError: no gradients\n", "lost a peer", True),
-        (f"{TRACE}{GLOO}\n{MEANWHILE}{TRACE}OSError: x\n{MEANWHILE}{TRACE}KeyError: 'y'\n", "lost a peer", True),
-        (f"{TRACE}{GLOO}\n{MEANWHILE}{TRACE}OSError: x\n{TRACE}KeyError: 'y'\n", "KeyError: 'y'", True),
+        (
+            f"{TRACE}{GLOO}\n{MEANWHILE}{TRACE}OSError: x\n{MEANWHILE}{TRACE}KeyError: 'y'\n",
+            "lost a peer",
+            True,
+        ),
+        (
+            f"{TRACE}{GLOO}\n{MEANWHILE}{TRACE}OSError: x\n{TRACE}KeyError: 'y'\n",
+            "KeyError: 'y'",
+            True,
+        ),
         (f"{TRACE}KeyError: 'y'\n{MEANWHILE}{TRACE}{GLOO}\n", "KeyError: 'y'", True),
         (ABORTED, "lost a peer, or never reached it", True),
         (f"{TRACE}ValueError: the cause\n{ABORTED}", "ValueError: the cause", True),
-        ("terminate called after throwing an instance of 'mine::Error'\nAborted\n", "mine::Error", True),
-        ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
-         "out of host memory", True),
+        (
+            "terminate called after throwing an instance of 'mine::Error'\nAborted\n",
+            "mine::Error",
+            True,
+        ),
+        (
+            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
+            "out of host memory",
+            True,
+        ),
         (f"{TRACE}ValueError: one\ntwo\n", "ValueError: one two", True),
-        ("  + Exception Group Traceback (most recent call last):\n  |   File \"x\"\n"
-         "  | ExceptionGroup: eg (1 sub-exception)\n"
-         "  +-+---------------- 1 ----------------\n    | ValueError: one\n    +------------------------------------\n",
-         "ExceptionGroup: eg (1 sub-exception) 1 ---------------- ValueError: one", True),
-        ("Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
-         "  File \"x.py\", line 1 in f\n\n"
-         "Extension modules: numpy\n", "Fatal Python error: Segmentation fault", True),
-        ("usage: x\nx: error: unrecognized arguments: --a\n\n", "x: error: unrecognized arguments: --a", False),
-        ('  File "x.py", line 1\n    def f(:\nSyntaxError: invalid syntax\n',
-         "SyntaxError: invalid syntax (x.py, line 1)", True),
+        (
+            '  + Exception Group Traceback (most recent call last):\n  |   File "x"\n'
+            "  | ExceptionGroup: eg (1 sub-exception)\n"
+            "  +-+---------------- 1 ----------------\n    | ValueError: one\n    +------------------------------------\n",
+            "ExceptionGroup: eg (1 sub-exception) 1 ---------------- ValueError: one",
+            True,
+        ),
+        (
+            "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+            '  File "x.py", line 1 in f\n\n'
+            "Extension modules: numpy\n",
+            "Fatal Python error: Segmentation fault",
+            True,
+        ),
+        (
+            "usage: x\nx: error: unrecognized arguments: --a\n\n",
+            "x: error: unrecognized arguments: --a",
+            False,
+        ),
+        (
+            '  File "x.py", line 1\n    def f(:\nSyntaxError: invalid syntax\n',
+            "SyntaxError: invalid syntax (x.py, line 1)",
+            True,
+        ),
         ("", "", False),
         ("\n \n", "", False),
         ("starting: importing torch (9 s so far)\n", "", False),
         ("it is wrong\nstarting: importing torch (9 s so far)\n", "it is wrong", False),
         (TRACE, "f()", False),  # cut off
     ],
-)  # fmt: skip
+)
 def test_the_error_that_a_log_ends_with(stderr, says, trace):
     line, found = last_error(stderr)
     assert says in line and bool(says) == bool(line)
@@ -132,15 +222,24 @@ def test_the_error_that_a_log_ends_with(stderr, says, trace):
 @pytest.mark.parametrize(
     ("stderr", "says"),
     [
-        ("  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 15668)  (SIGKILL)\n", ("rank 1", -9)),
-        ("  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15667)  (SIGTERM)\n", ("rank 0", -15)),
+        (
+            "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 15668)  (SIGKILL)\n",
+            ("rank 1", -9),
+        ),
+        (
+            "  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15667)  (SIGTERM)\n",
+            ("rank 0", -15),
+        ),
         (TWO_OF_TORCHRUN.format(-9), ("rank 1", -9)),
         (TWO_OF_TORCHRUN.format(-6), ("rank 0", 1)),
-        ("[rank: 0] Child process with PID 7 terminated with code -9. Forcefully", ("the rank with PID 7", -9)),
+        (
+            "[rank: 0] Child process with PID 7 terminated with code -9. Forcefully",
+            ("the rank with PID 7", -9),
+        ),
         ("Child process with PID 7 terminated with code 1.", ("the rank with PID 7", 1)),
         ("", ("", 0)),
     ],
-)  # fmt: skip
+)
 def test_the_rank_that_a_launcher_tells_of(stderr, says):
     assert ended_rank(stderr) == says
 

@@ -23,20 +23,35 @@ FLAGS = PAGE.partition("## Flags")[2].partition("\n## ")[0]
 ROWS = dict(re.findall(r"^\| `(--[\w.]+)` \| (.+) \|$", FLAGS, re.MULTILINE))
 # What run_sagemaker.py of the tutorial sends.
 DEFAULT_HYPERPARAMS = {
-    "data": "CIFAR10DataModule", "data.batch_size": 32, "optimizer": "Adam", "optimizer.lr": 1e-3,
-    "trainer.accelerator": "gpu", "trainer.devices": -1, "trainer.max_epochs": 5, "logger.name": "tutorial",
-}  # fmt: skip
+    "data": "CIFAR10DataModule",
+    "data.batch_size": 32,
+    "optimizer": "Adam",
+    "optimizer.lr": 1e-3,
+    "trainer.accelerator": "gpu",
+    "trainer.devices": -1,
+    "trainer.max_epochs": 5,
+    "logger.name": "tutorial",
+}
 # A value for each flag that the page gives without one, and what it needs beside it.
 VALUES = {
-    "--checkpoint.dirpath": ["x"], "--resume.dirpath": ["x"], "--trainer.devices": ["1"],
-    "--progress.every_n_seconds": ["5"], "--trainer.enable_model_summary": ["false"], "--logger.flush_secs": ["9"],
-    "--trainer.enable_checkpointing": ["true"], "--system.every_n_seconds": ["5"], "--data.batch_size": ["8"],
-    "--optimizer": ["Adam"], "--optimizer.lr": ["0.1", "--optimizer=Adam"], "--trainer.max_epochs": ["2"],
-    "--optimizer.weight_decay": ["0.1", "--optimizer=Adam"], "--optimizer.momentum": ["0.1", "--optimizer=SGD"],
+    "--checkpoint.dirpath": ["x"],
+    "--resume.dirpath": ["x"],
+    "--trainer.devices": ["1"],
+    "--progress.every_n_seconds": ["5"],
+    "--trainer.enable_model_summary": ["false"],
+    "--logger.flush_secs": ["9"],
+    "--trainer.enable_checkpointing": ["true"],
+    "--system.every_n_seconds": ["5"],
+    "--data.batch_size": ["8"],
+    "--optimizer": ["Adam"],
+    "--optimizer.lr": ["0.1", "--optimizer=Adam"],
+    "--trainer.max_epochs": ["2"],
+    "--optimizer.weight_decay": ["0.1", "--optimizer=Adam"],
+    "--optimizer.momentum": ["0.1", "--optimizer=SGD"],
     "--trainer.use_distributed_sampler": ["false"],
     "--trainer.callbacks.swa_lrs": ["0.1", "--trainer.callbacks=StochasticWeightAveraging"],
     "--trainer.callbacks": ["StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.1"],
-}  # fmt: skip
+}
 
 
 class Parsed(CommandLine):
@@ -141,8 +156,13 @@ def test_a_relative_folder_of_data_is_named_as_it_was_resolved(tmp_path):
 
 def test_folders_that_sagemaker_does_not_keep_are_warned_of(tmp_path, capsys):
     environment = SageMakerEnvironment(checkpoint_dir=Path("/opt/ml/checkpoints"))
-    flags = ["--resume.dirpath=checkpoints", "--logger.save_dir=s3://bucket/logs", "--checkpoint.dirpath=/somewhere",
-             "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs"]  # fmt: skip
+    flags = [
+        "--resume.dirpath=checkpoints",
+        "--logger.save_dir=s3://bucket/logs",
+        "--checkpoint.dirpath=/somewhere",
+        "--trainer.logger=CSVLogger",
+        "--trainer.logger.save_dir=logs",
+    ]
     warn_of_lost_folders(Parsed(environment, flags, APPLICATION).config, environment)
     assert [line for line in capsys.readouterr().out.splitlines() if "warning" in line] == [
         f"warning: --{flag} is {tmp_path}/{flag.partition('=')[2]}, of which SageMaker keeps nothing; leave it "

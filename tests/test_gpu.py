@@ -172,9 +172,17 @@ def test_results_go_on_only_where_they_are_of_the_same(tmp_path):
 # The machine ----------------------------------------------------------------------------------------------------------
 
 GOOD = {
-    "gpu": "H", "gpu_memory": 140, "gpu_free": 139, "driver": "580", "trouble": "", "cpu": "C", "cores": 2,
-    "memory": 64, "free": 60, "disk": 50,
-}  # fmt: skip
+    "gpu": "H",
+    "gpu_memory": 140,
+    "gpu_free": 139,
+    "driver": "580",
+    "trouble": "",
+    "cpu": "C",
+    "cores": 2,
+    "memory": 64,
+    "free": 60,
+    "disk": 50,
+}
 
 
 @pytest.mark.parametrize(

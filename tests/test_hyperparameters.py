@@ -25,11 +25,38 @@ def sdk3(value: object) -> str:
 
 ENCODINGS = [sdk2_estimator, sdk2_source_dir, sdk3, lambda value: value]
 VALUES = [
-    True, False, None, 0, 7, -3, 1.5, -0.25, 1e-3, 1e-10, 123456789012345678901234567890,
-    "Adam", "a b", "it's", 'say "x"', "a=b", "--flag", "s3://bucket/a b/c", "lr=0.1,momentum=0.9", "$HOME", "ü", "#x",
-    "a: b", ["a", 1], [], [0.1, -2], [True, None], {"a": 1}, {"a": {"b": [1, None]}},
-    {"x": "it's"}, [["a"], {"b": False}],
-]  # fmt: skip
+    True,
+    False,
+    None,
+    0,
+    7,
+    -3,
+    1.5,
+    -0.25,
+    1e-3,
+    1e-10,
+    123456789012345678901234567890,
+    "Adam",
+    "a b",
+    "it's",
+    'say "x"',
+    "a=b",
+    "--flag",
+    "s3://bucket/a b/c",
+    "lr=0.1,momentum=0.9",
+    "$HOME",
+    "ü",
+    "#x",
+    "a: b",
+    ["a", 1],
+    [],
+    [0.1, -2],
+    [True, None],
+    {"a": 1},
+    {"a": {"b": [1, None]}},
+    {"x": "it's"},
+    [["a"], {"b": False}],
+]
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,15 @@ pytestmark = pytest.mark.slow
 
 SOURCE = (ROOT / "tests/interruptible.py").read_text()
 GIVEN = {
-    "model": "interruptible.Model", "data": "interruptible.Data", "data.size": "92", "trainer.accelerator": "cpu",
-    "trainer.devices": "2", "trainer.max_epochs": "3", "model.sleep": "0.1", "progress.every_n_seconds": "100",
-}  # fmt: skip
+    "model": "interruptible.Model",
+    "data": "interruptible.Data",
+    "data.size": "92",
+    "trainer.accelerator": "cpu",
+    "trainer.devices": "2",
+    "trainer.max_epochs": "3",
+    "model.sleep": "0.1",
+    "progress.every_n_seconds": "100",
+}
 LIMIT = 120  # seconds; what takes longer hangs
 
 

@@ -19,9 +19,15 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 pytestmark = pytest.mark.slow
 
 FLAGS = [
-    "--model=interruptible.Model", "--data=interruptible.Data", "--trainer.max_epochs=3", "--trainer.accelerator=cpu",
-    "--trainer.log_every_n_steps=1", "--progress.every_n_seconds=100", "--model.sleep=0.02", "--model.val_sleep=0.04",
-]  # fmt: skip
+    "--model=interruptible.Model",
+    "--data=interruptible.Data",
+    "--trainer.max_epochs=3",
+    "--trainer.accelerator=cpu",
+    "--trainer.log_every_n_steps=1",
+    "--progress.every_n_seconds=100",
+    "--model.sleep=0.02",
+    "--model.val_sleep=0.04",
+]
 PROGRAM = ROOT / "tests/interruptible.py"
 LIMIT = 90  # seconds; what takes longer hangs
 
@@ -92,16 +98,27 @@ EARLY = [
 KINDS = {
     "a step at a time": [],
     "two workers": ["--data.num_workers=2"],
-    "a worker that stays": ["--data.num_workers=1", "--data.persistent=true", "--model.schedule=step"],
+    "a worker that stays": [
+        "--data.num_workers=1",
+        "--data.persistent=true",
+        "--model.schedule=step",
+    ],
     "accumulated gradients": ["--trainer.accumulate_grad_batches=2"],
     "two validations an epoch": ["--trainer.val_check_interval=0.5"],
-    "a validation every seven batches": ["--trainer.val_check_interval=7", "--trainer.check_val_every_n_epoch=null"],
+    "a validation every seven batches": [
+        "--trainer.val_check_interval=7",
+        "--trainer.check_val_every_n_epoch=null",
+    ],
     "a plateau": ["--model.schedule=plateau", "--trainer.max_epochs=4"],
     "an average of the weights": EMA,
     "mixed precision": ["--trainer.precision=bf16-mixed", "--trainer.deterministic=true"],
-    "a rate for each step": ["--optimizer=SGD", "--optimizer.lr=0.1", "--lr_scheduler=app.schedule.Triangle"],
+    "a rate for each step": [
+        "--optimizer=SGD",
+        "--optimizer.lr=0.1",
+        "--lr_scheduler=app.schedule.Triangle",
+    ],
     "early stopping": [*EARLY, "--trainer.max_epochs=12", "--resume.every_n_steps=3"],
-}  # fmt: skip
+}
 
 
 # Each of the others is one of the zoo's configurations, too (docs/zoo.md).

@@ -17,32 +17,104 @@ HOST = {"current_host": "a", "hosts": ["a"]}
 DEEP = "[" * 100_000
 BROKEN = {
     "depth": ("hyperparameters.json", '{"a": ' + DEEP, "cannot be read (maximum recursion depth"),
-    "depth in a text": ("hyperparameters.json", json.dumps({"a": DEEP}), "a is a list or object that is nested"),
-    "not UTF-8": ("hyperparameters.json", b'{"a": "\xff"}', "cannot be read ('utf-8' codec can't decode"),
+    "depth in a text": (
+        "hyperparameters.json",
+        json.dumps({"a": DEEP}),
+        "a is a list or object that is nested",
+    ),
+    "not UTF-8": (
+        "hyperparameters.json",
+        b'{"a": "\xff"}',
+        "cannot be read ('utf-8' codec can't decode",
+    ),
     "half a character": ("hyperparameters.json", '{"a": "\\ud800"}', "surrogates not allowed"),
     "NUL": ("hyperparameters.json", '{"a": "x\\u0000"}', "it has a NUL"),
-    "NUL in JSON": ("hyperparameters.json", json.dumps({"a": '"x\\u0000"'}), "a cannot be an argument: it has a NUL"),
-    "half a character in JSON": ("hyperparameters.json", json.dumps({"a": '"\\ud800"'}), "a cannot be an argument: "),
-    "a long number": ("hyperparameters.json", '{"a": 1' + "0" * 5000 + "}", "cannot be read (Exceeds the limit"),
+    "NUL in JSON": (
+        "hyperparameters.json",
+        json.dumps({"a": '"x\\u0000"'}),
+        "a cannot be an argument: it has a NUL",
+    ),
+    "half a character in JSON": (
+        "hyperparameters.json",
+        json.dumps({"a": '"\\ud800"'}),
+        "a cannot be an argument: ",
+    ),
+    "a long number": (
+        "hyperparameters.json",
+        '{"a": 1' + "0" * 5000 + "}",
+        "cannot be read (Exceeds the limit",
+    ),
     "a name": ("hyperparameters.json", '{"a=b": "1"}', "found the name 'a=b'"),
-    "too long": ("hyperparameters.json", json.dumps({"a": "x" * 200_000}), "found 200009 characters"),
-    "a region": ("hyperparameters.json", '{"sagemaker_region": "5"}', "found sagemaker_region=5; allowed is a text"),
-    "a level": ("hyperparameters.json", '{"sagemaker_container_log_level": "loud"}', "allowed are DEBUG, INFO"),
-    "hosts": ("resourceconfig.json", '{"current_host": "a", "hosts": "abc"}', 'found hosts "abc"; allowed is a list'),
-    "a number of hosts": ("resourceconfig.json", '{"current_host": "a", "hosts": 5}', "found hosts 5; allowed is"),
-    "one host twice": ("resourceconfig.json", '{"current_host": "a", "hosts": ["a", "a"]}', "allowed is each name"),
-    "no name": ("resourceconfig.json", '{"current_host": ["a"], "hosts": [["a"]]}', "allowed is a list of names"),
-    "groups": ("resourceconfig.json", json.dumps(HOST | {"instance_groups": 5}), "its instance_groups are wrong"),
-    "a group": ("resourceconfig.json", json.dumps(HOST | {"instance_groups": [{"x": 1}]}), "its instance_groups are"),
-    "an interface": ("resourceconfig.json", json.dumps(HOST | {"network_interface_name": 7}), "found network_"),
-    "a channel": ("inputdataconfig.json", '{"x": 5}', "found 5 for channel x; allowed is a JSON object"),
+    "too long": (
+        "hyperparameters.json",
+        json.dumps({"a": "x" * 200_000}),
+        "found 200009 characters",
+    ),
+    "a region": (
+        "hyperparameters.json",
+        '{"sagemaker_region": "5"}',
+        "found sagemaker_region=5; allowed is a text",
+    ),
+    "a level": (
+        "hyperparameters.json",
+        '{"sagemaker_container_log_level": "loud"}',
+        "allowed are DEBUG, INFO",
+    ),
+    "hosts": (
+        "resourceconfig.json",
+        '{"current_host": "a", "hosts": "abc"}',
+        'found hosts "abc"; allowed is a list',
+    ),
+    "a number of hosts": (
+        "resourceconfig.json",
+        '{"current_host": "a", "hosts": 5}',
+        "found hosts 5; allowed is",
+    ),
+    "one host twice": (
+        "resourceconfig.json",
+        '{"current_host": "a", "hosts": ["a", "a"]}',
+        "allowed is each name",
+    ),
+    "no name": (
+        "resourceconfig.json",
+        '{"current_host": ["a"], "hosts": [["a"]]}',
+        "allowed is a list of names",
+    ),
+    "groups": (
+        "resourceconfig.json",
+        json.dumps(HOST | {"instance_groups": 5}),
+        "its instance_groups are wrong",
+    ),
+    "a group": (
+        "resourceconfig.json",
+        json.dumps(HOST | {"instance_groups": [{"x": 1}]}),
+        "its instance_groups are",
+    ),
+    "an interface": (
+        "resourceconfig.json",
+        json.dumps(HOST | {"network_interface_name": 7}),
+        "found network_",
+    ),
+    "a channel": (
+        "inputdataconfig.json",
+        '{"x": 5}',
+        "found 5 for channel x; allowed is a JSON object",
+    ),
     "a channel elsewhere": ("inputdataconfig.json", '{"../x": {}}', "found the channel '../x'"),
-    "checkpoints": ("checkpointconfig.json", '{"LocalPath": 5}', "allowed is a JSON object with LocalPath"),
+    "checkpoints": (
+        "checkpointconfig.json",
+        '{"LocalPath": 5}',
+        "allowed is a JSON object with LocalPath",
+    ),
     "no checkpoints": ("checkpointconfig.json", DEEP, "cannot be read (maximum recursion depth"),
     "a folder": ("checkpointconfig.json", None, "cannot be read (it is no file)"),
     "nothing": ("inputdataconfig.json", "", "cannot be read (Expecting value"),
-    "many bytes": ("inputdataconfig.json", " " * (2**24 + 1), "cannot be read (it has 16777217 bytes)"),
-}  # fmt: skip
+    "many bytes": (
+        "inputdataconfig.json",
+        " " * (2**24 + 1),
+        "cannot be read (it has 16777217 bytes)",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", BROKEN)

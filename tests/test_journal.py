@@ -118,8 +118,12 @@ def test_of_another_run_or_other_ranks_nothing_is_read(tmp_path: Path):
 def test_no_file_does_harm(tmp_path: Path):
     path = tmp_path / "journal-0.bin"
     (tmp_path / "elsewhere").write_bytes(b"theirs")
-    for make in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("elsewhere"),
-                 lambda: path.write_bytes(b"x" * 10_000_000)):  # fmt: skip
+    for make in (
+        path.mkdir,
+        lambda: os.mkfifo(path),
+        lambda: path.symlink_to("elsewhere"),
+        lambda: path.write_bytes(b"x" * 10_000_000),
+    ):
         make()
         assert read(tmp_path, RUN, 0, 2)[0] == [] and read(tmp_path, RUN, 0, 2)[2]
         made = begun(tmp_path)

@@ -88,9 +88,12 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path, number):
     ]
     with (tmp_path / "log").open("w") as log:
         run = subprocess.Popen(
-            [*line, "test_one.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [*line, "test_one.py"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
     try:
         assert comes(lambda: (tmp_path / "stands").exists() or run.poll() is not None, 120)
         assert run.poll() is None, (tmp_path / "log").read_text()

@@ -32,8 +32,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a start spends its time on. Not the toolkit itself: it reads its environment when it is imported.
-PRELOADED = ("app.train", "app.train_multi_node", "torchmetrics.classification", "boto3", "paramiko", "s3fs",
-             "tensorboard.backend.event_processing.event_file_loader", "warm")  # fmt: skip
+PRELOADED = (
+    "app.train",
+    "app.train_multi_node",
+    "torchmetrics.classification",
+    "boto3",
+    "paramiko",
+    "s3fs",
+    "tensorboard.backend.event_processing.event_file_loader",
+    "warm",
+)
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(list(PRELOADED))
 # The folder in which each process notes its environment: /proc/PID/environ still has the server's.
@@ -321,14 +329,47 @@ def _is_ours(argv: Sequence[str], folder: str | bytes | None = None) -> bool:
 _real_fork_exec = subprocess._fork_exec
 
 
-def _fork_exec(args, executables, close_fds, kept, cwd, variables, p2cread, p2cwrite, c2pread, c2pwrite, errread,
-               errwrite, errpipe_read, errpipe_write, restore_signals, new_session, *rest) -> int:  # fmt: skip
+def _fork_exec(
+    args,
+    executables,
+    close_fds,
+    kept,
+    cwd,
+    variables,
+    p2cread,
+    p2cwrite,
+    c2pread,
+    c2pwrite,
+    errread,
+    errwrite,
+    errpipe_read,
+    errpipe_write,
+    restore_signals,
+    new_session,
+    *rest,
+) -> int:
     """Fork this process where subprocess would start the same interpreter anew (subprocess.py of Python 3.11)."""
     argv = [os.fsdecode(word) for word in args]
     if not _is_ours(argv, cwd):
-        return _real_fork_exec(args, executables, close_fds, kept, cwd, variables, p2cread, p2cwrite, c2pread, c2pwrite,
-                               errread, errwrite, errpipe_read, errpipe_write, restore_signals, new_session,
-                               *rest)  # fmt: skip
+        return _real_fork_exec(
+            args,
+            executables,
+            close_fds,
+            kept,
+            cwd,
+            variables,
+            p2cread,
+            p2cwrite,
+            c2pread,
+            c2pwrite,
+            errread,
+            errwrite,
+            errpipe_read,
+            errpipe_write,
+            restore_signals,
+            new_session,
+            *rest,
+        )
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pid = os.fork()

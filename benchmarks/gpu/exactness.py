@@ -15,9 +15,12 @@ from benchmarks.interrupted_jobs import Process
 
 # The example application on its default data, 41 steps an epoch; a checkpoint each 25 steps.
 FLAGS = {
-    "trainer.max_epochs": "12", "resume.every_n_steps": "25", "resume.every_n_minutes": "0", "seed_everything": "7",
+    "trainer.max_epochs": "12",
+    "resume.every_n_steps": "25",
+    "resume.every_n_minutes": "0",
+    "seed_everything": "7",
     "progress.every_n_seconds": "100",
-}  # fmt: skip
+}
 TRIES = 2  # interruptions of a job, at most
 
 

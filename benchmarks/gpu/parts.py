@@ -367,19 +367,38 @@ PROFILE = {
 
 SWEPT = {
     "fast": [
-        "", "optimizer.lr=0.2", "optimizer.lr=0.45", "trainer.max_epochs=12", "trainer.max_epochs=18",
-        "optimizer.weight_decay=1e-3", "optimizer.weight_decay=2.5e-4", "data.batch_size=1024 optimizer.lr=0.5",
-        "data.batch_size=256 optimizer.lr=0.2", "model.label_smoothing=0.2", "model.label_smoothing=0.0",
-        "lr_scheduler.warmup=0.1", "lr_scheduler.warmup=0.35", "data.cutout=6", "trainer.max_epochs=10",
-        "data.batch_size=768 optimizer.lr=0.4", "optimizer.lr=0.45 optimizer.weight_decay=1e-3",
+        "",
+        "optimizer.lr=0.2",
+        "optimizer.lr=0.45",
+        "trainer.max_epochs=12",
+        "trainer.max_epochs=18",
+        "optimizer.weight_decay=1e-3",
+        "optimizer.weight_decay=2.5e-4",
+        "data.batch_size=1024 optimizer.lr=0.5",
+        "data.batch_size=256 optimizer.lr=0.2",
+        "model.label_smoothing=0.2",
+        "model.label_smoothing=0.0",
+        "lr_scheduler.warmup=0.1",
+        "lr_scheduler.warmup=0.35",
+        "data.cutout=6",
+        "trainer.max_epochs=10",
+        "data.batch_size=768 optimizer.lr=0.4",
+        "optimizer.lr=0.45 optimizer.weight_decay=1e-3",
         "optimizer.lr=0.2 optimizer.weight_decay=1e-3",
     ],
     "accurate": [
-        "", "optimizer.lr=0.2", "optimizer.weight_decay=1e-3", "trainer.max_epochs=45", "data.cutout=12",
-        "trainer.max_epochs=80", "data.batch_size=256 optimizer.lr=0.2", "model.label_smoothing=0.2",
-        "lr_scheduler.warmup=0.1", "data.batch_size=1024 optimizer.lr=0.5",
+        "",
+        "optimizer.lr=0.2",
+        "optimizer.weight_decay=1e-3",
+        "trainer.max_epochs=45",
+        "data.cutout=12",
+        "trainer.max_epochs=80",
+        "data.batch_size=256 optimizer.lr=0.2",
+        "model.label_smoothing=0.2",
+        "lr_scheduler.warmup=0.1",
+        "data.batch_size=1024 optimizer.lr=0.5",
     ],
-}  # fmt: skip
+}
 
 
 def sweep(options: Options) -> list[Task]:
@@ -424,17 +443,39 @@ SWEEP = {
 PARTS: dict[str, Part] = {
     "resume": Part(
         "interrupted jobs that end with the bits of one left alone; to be: all with --trainer.deterministic=true",
-        420, resume, {}, details=exact,
+        420,
+        resume,
+        {},
+        details=exact,
     ),
-    "step": Part("our training / a bare loop, the same batches; to be: at least 0.95", 480, steps, RATES),
-    "fast": Part("recipe `fast`; the aim: 94 % after at most 8 s", 300, partial(recipe, "fast", 10), ACCURACIES, True),
+    "step": Part(
+        "our training / a bare loop, the same batches; to be: at least 0.95", 480, steps, RATES
+    ),
+    "fast": Part(
+        "recipe `fast`; the aim: 94 % after at most 8 s",
+        300,
+        partial(recipe, "fast", 10),
+        ACCURACIES,
+        True,
+    ),
     "accurate": Part(
-        "recipe `accurate`; the aim: 96 % after at most 30 s", 270, partial(recipe, "accurate", 5), ACCURACIES, True
+        "recipe `accurate`; the aim: 96 % after at most 30 s",
+        270,
+        partial(recipe, "accurate", 5),
+        ACCURACIES,
+        True,
     ),
-    "original": Part("our training / the original tutorial's recipe; the aim: 10", 180, against_the_original, RATES),
+    "original": Part(
+        "our training / the original tutorial's recipe; the aim: 10",
+        180,
+        against_the_original,
+        RATES,
+    ),
     "costs": Part("what a start and a checkpoint cost", 150, costs, COSTS),
     "similarity": Part("top 10 of all rows by app/similarity.py", 60, pairs_of_rows, ROWS),
-    "profile": Part("where the time of a batch goes", 120, profiles, PROFILE, details=profiling.tables),
+    "profile": Part(
+        "where the time of a batch goes", 120, profiles, PROFILE, details=profiling.tables
+    ),
     "sweep": Part("the recipes with a setting changed, not compiled", 600, sweep, SWEEP, True),
-}  # fmt: skip
+}
 SECONDS = 35 * 60  # of a call, by default
