@@ -67,9 +67,8 @@ def measure(read, folder: Path) -> tuple[float, float]:
 
 
 def _measured(read, folder: Path) -> tuple[float, float]:
-    np.ones(
-        4 * SIZE, dtype=np.uint8
-    )  # a virtual machine has memory at hand that was just in use, else asks its host
+    # A virtual machine has memory at hand that was just in use, else it asks its host.
+    np.ones(4 * SIZE, dtype=np.uint8)
     give_back()
     seconds, added = report.peak(partial(read, folder))
     return seconds, added / SIZE

@@ -43,9 +43,8 @@ class Stalls(Callback):
         self.work.append(time.process_time() - work)
 
     def _noted(self, note, *args) -> None:
-        began = (
-            time.perf_counter()
-        )  # of this process: what it asks of a GPU is waited for by nobody
+        # The clock of this process: nobody waits for what it asks of a GPU.
+        began = time.perf_counter()
         note(*args)
         self.notes[-1] += time.perf_counter() - began
 
@@ -79,9 +78,8 @@ def main() -> None:
     step = median(background.steps)
     print(f"a step takes {step:.3f} s; a checkpoint has {size:.0f} MB; training waits for it")
     for how, stalls in (("written in the background", background), ("written at once", waiting)):
-        ratios = [
-            seconds / step for seconds in stalls.saves[:-1]
-        ]  # the last one is waited for anyway
+        # Training waits for the last one in any case.
+        ratios = [seconds / step for seconds in stalls.saves[:-1]]
         print(
             f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], n={len(ratios)}"
         )

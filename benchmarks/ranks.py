@@ -14,11 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 WARMUP = 3  # steps at the start of a turn that are not timed: the caches are full of another training's data
-EXCHANGE, SILENT, END = (
-    "exchange",
-    "silent",
-    "end",
-)  # what a rank is told: silent is to train without the other node
+# What a rank is told; silent: train without the other node.
+EXCHANGE, SILENT, END = ("exchange", "silent", "end")
 
 
 @dataclass(frozen=True)

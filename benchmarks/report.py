@@ -14,11 +14,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "| benchmark | ratio: median [range] | n | what / what |\n| --- | --- | --- | --- |"
 
-ARTICLE = {
-    2: 1.8,
-    4: 3.7,
-    8: 7.3,
-}  # times faster than one instance, in the article that this project began with
+# Times faster than one instance, in the article that this project began with.
+ARTICLE = {2: 1.8, 4: 3.7, 8: 7.3}
 
 
 @dataclass(frozen=True)
@@ -77,9 +74,8 @@ def variables(**more: str) -> dict[str, str]:
 
 def peak(work: Callable[[], Any]) -> tuple[Any, int]:
     """Return what `work` returns, and the bytes by which this process's memory at peak is above that before."""
-    Path("/proc/self/clear_refs").write_text(
-        "5"
-    )  # the peak is now what there is: proc_pid_clear_refs(5)
+    # Reset the peak to the memory in use now: proc_pid_clear_refs(5).
+    Path("/proc/self/clear_refs").write_text("5")
     before = _kibibytes("VmRSS")
     done = work()
     return done, (_kibibytes("VmHWM") - before) * 1024

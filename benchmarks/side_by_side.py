@@ -22,15 +22,10 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from benchmarks import report
 from benchmarks.training import BATCH_SIZE, RandomDataModule, accelerator
 
-KINDS = {
-    "ours": {},
-    "spinning": {"GOMP_SPINCOUNT": "300000"},
-}  # the count: libgomp's manual, GOMP_SPINCOUNT
-CHOSEN = (
-    "OMP_",
-    "GOMP_",
-    "MKL_",
-)  # beginnings of variables that are not handed on: both kinds start from nothing
+# The count is from libgomp's manual, GOMP_SPINCOUNT.
+KINDS = {"ours": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
+# Variables with these beginnings are not handed on: both kinds start without them.
+CHOSEN = ("OMP_", "GOMP_", "MKL_")
 UNTIMED = 5.0  # seconds at the start of a turn: threads notice who else is there, and in 4 s that nobody is any more
 TURNS = 2  # of each number of jobs, for each kind of a pair
 MARK = "side by side:"

@@ -210,10 +210,8 @@ def pytest_configure(config):
         line, stdin=subprocess.PIPE, start_new_session=True, text=True
     )
     config.came_to_its_end = False
-    for number in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # SIGINT: ignored where a shell has started the run behind itself
+    # A shell ignores SIGINT in a run that it starts in the background.
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
 
 

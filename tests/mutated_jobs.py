@@ -814,12 +814,8 @@ def faults(case: Case, folder: Path, status: int | None) -> list[str]:
         found.append("unprintable")
     if case.names and not any(name.strip() in first for name in case.names):
         found.append(f"none of {case.names[:3]} is named")
-    named = (
-        "--",
-        "/",
-        "hyperparameter",
-        "`",
-    )  # the last: Lightning's own words quote what they are about
+    # The last one: Lightning quotes in its messages what they are about.
+    named = ("--", "/", "hyperparameter", "`")
     if not case.names and not case.own_bug and not any(name in first for name in named):
         found.append("no flag, file or channel is named")
     return found

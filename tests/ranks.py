@@ -108,9 +108,8 @@ def _rank(function, args, environment, folder: Path, log: Path, connection) -> N
     except BaseException as error:
         traceback.print_exc()
         answer = None, f"{type(error).__name__}: {error}"
-    connection.send_bytes(
-        pickle.dumps(answer)
-    )  # plain: torch would share memory that ends with this process
+    # Plain pickle: torch would share memory that ends with this process.
+    connection.send_bytes(pickle.dumps(answer))
 
 
 # What the ranks train -------------------------------------------------------------------------------------------------

@@ -130,16 +130,12 @@ def unmount(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # of the terminal, or the group, that ends the run
+    # They come from the terminal, or are sent to the group, that ends the run.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     folder = sys.stdin.readline().strip()
-    ended = (
-        sys.stdin.readline().strip() == DONE
-    )  # not to its end: a forked data worker may hold the pipe, too
+    # Do not read to the end: a forked data worker may hold the pipe, too.
+    ended = sys.stdin.readline().strip() == DONE
     end_processes(sys.argv[1])
     if folder and not ended:
         remove_containers(*sys.argv[1:], folder)

@@ -21,9 +21,8 @@ def heard(before: int) -> list[int]:
     agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=rank == 0))
     for _ in range(before):
         agreement.agree(0, False)
-    told = agreement.gather(
-        {"key": torch.tensor([rank, 2**32 - 1]).to(torch.uint32)}
-    )  # as a generator of numpy's has it
+    # A numpy generator's state has this form.
+    told = agreement.gather({"key": torch.tensor([rank, 2**32 - 1]).to(torch.uint32)})
     assert [one["key"].tolist() for one in told] == [[0, 2**32 - 1], [1, 2**32 - 1]]
     calls = []
     for signal, due in ((0, rank == 0), (15 if rank == 1 else 0, False)):

@@ -50,9 +50,8 @@ def test_what_is_written_is_read(folder: Folder):
     assert path == folder.file(30) == folder.path / "step-000000030.ckpt"
     assert torch.equal(read(path)["weights"], torch.full((100,), 30.0))
     assert examine(path) == (30, 210)
-    assert torch.equal(
-        torch.load(path)["weights"], torch.full((100,), 30.0)
-    )  # by whoever knows torch alone
+    # Somebody who knows only torch can read it.
+    assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))
     assert Folder(folder.path, 3).loggers() == [{"version": 3}]
     assert (folder.path / "last.ckpt").samefile(path)
 
@@ -135,9 +134,8 @@ def become(path: Path, draw: random.Random) -> None:
 
 
 def take(path: Path, draw: random.Random) -> None:
-    write(
-        path, {"state_dict": {}}, int(path.stem.removeprefix("step-"))
-    )  # as ModelCheckpoint does, under this name
+    # ModelCheckpoint writes such a file, under this name.
+    write(path, {"state_dict": {}}, int(path.stem.removeprefix("step-")))
 
 
 def name(path: Path, draw: random.Random) -> None:
@@ -267,9 +265,8 @@ def test_a_checkpoint_names_no_class_of_ours(tmp_path: Path):
     )
     assert run.returncode == 0, run.stdout
     checkpoint = read(tmp_path / "checkpoints/last.ckpt")
-    run_settings = checkpoint[checkpoint_file.KEY].pop(
-        "run"
-    )  # the flags, by which classes are chosen
+    # These are the flags, which choose classes.
+    run_settings = checkpoint[checkpoint_file.KEY].pop("run")
     assert run_settings
     assert set(checkpoint["callbacks"]) >= {
         "sagemaker_lightning.rank_consistency",

@@ -118,16 +118,14 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
         "current_host": "a",
     }
     made = cli("--trainer.strategy=ddp", "--trainer.accelerator=cpu", **directories)
-    assert (
-        type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == "/channel"
-    )  # class: None
+    # The class's own default is None.
+    assert type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == "/channel"
     assert made.trainer.num_nodes == 2  # class: 1
     assert made.trainer.logger.save_dir == "/checkpoints/tensorboard/a"
     assert str(made.trainer.checkpoint_callback.dirpath) == "/checkpoints"  # class: None
     assert made.trainer.checkpoint_callback.monitor == "val_loss"  # trainer.yaml; class: None
-    assert (
-        made.trainer.logger._kwargs["flush_secs"] == TRAINER_YAML["logger"]["flush_secs"]
-    )  # class: 120
+    # The class's own default is 120.
+    assert made.trainer.logger._kwargs["flush_secs"] == TRAINER_YAML["logger"]["flush_secs"]
 
     config = TRAINER_YAML | {
         "checkpoint": {"dirpath": "/from/yaml"},
@@ -166,9 +164,8 @@ def test_other_peoples_classes(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     made = cli("--model=foreign.Model", "--model.width=5", "--data=foreign.Data", "--data.size=16")
     assert made.model.layers[0].out_features == 5 and made.datamodule.size == 16
-    assert (
-        type(made.model.configure_optimizers()) is torch.optim.SGD
-    )  # its own, as no flag says otherwise
+    # The model's own optimizer, as no flag names another.
+    assert type(made.model.configure_optimizers()) is torch.optim.SGD
     assert cli("--data=foreign.Data", "--model.num_classes=2").model.hparams.num_classes == 2
 
 
@@ -233,9 +230,8 @@ def test_a_model_with_loaders_of_its_own_trains_on_them(channels, monkeypatch, t
     assert type(again.model) is type(made.model) and again.datamodule is None
     again.trainer.fit_loop.max_epochs = 1
     again.trainer.fit(again.model)
-    assert again.trainer.global_step == 8 and divided(
-        again.trainer.train_dataloader
-    )  # as exact as a data module's
+    # A loader of this kind is as exact as a data module's.
+    assert again.trainer.global_step == 8 and divided(again.trainer.train_dataloader)
     with pytest.raises(
         UserError, match="--data.batch_size: the model has a train_dataloader of its own"
     ):

@@ -52,9 +52,8 @@ def run_of(folder: Path, **changes) -> Path:
     ]
     steps[-1]["loss"] = given["loss"].hex()
     lines = [json.dumps(one) for one in ({"at": ["start", 0], "step": 0, "workers": 0}, *steps)]
-    (folder / "steps-0.jsonl").write_text(
-        "\n".join(lines) + '\n{"at": ["bat'
-    )  # it was killed while it wrote
+    # The run was killed while it wrote.
+    (folder / "steps-0.jsonl").write_text("\n".join(lines) + '\n{"at": ["bat')
     return folder
 
 

@@ -37,9 +37,8 @@ PACKAGES = {
     "lightning_utilities",
 }
 PACKAGES |= {"jsonargparse", "sagemaker_training", "fsspec", "lightning"}
-PRIVATE = re.compile(
-    r"(?!_fields$)_[A-Za-z]\w*"
-)  # `_fields` of a named tuple is Python's, and public
+# `_fields` of a named tuple belongs to Python, and is public.
+PRIVATE = re.compile(r"(?!_fields$)_[A-Za-z]\w*")
 TOOLKIT = {"user_program", "requirements", "train_command", "toolkit_hook", "__main__"}
 """Modules that import the toolkit, which reads where its folders are when it is imported. No class there is derived."""
 
@@ -74,9 +73,8 @@ def form(module: str, name: str, forms: str) -> str:
         owner = inspect.getattr_static(owner, part, None)
     if forms == "local":
         return "local" if last in inspect.unwrap(owner).__code__.co_varnames else "absent"
-    get = (
-        getattr if isinstance(owner, types.ModuleType) else inspect.getattr_static
-    )  # torch's settings have __getattr__
+    # torch's settings have __getattr__.
+    get = getattr if isinstance(owner, types.ModuleType) else inspect.getattr_static
     found = get(owner, last, None)
     found = found.__func__ if isinstance(found, staticmethod) else found
     if forms == "attribute" and isinstance(owner, type):
@@ -284,9 +282,8 @@ def test_a_job_that_has_installed_another_version_ends_with_that_line(tmp_path: 
     done = subprocess.run(
         line, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
-    (said,) = (
-        one for one in done.stderr.splitlines() if not one.startswith("starting: ")
-    )  # on a busy machine
+    # A busy machine prints these lines, too.
+    (said,) = (one for one in done.stderr.splitlines() if not one.startswith("starting: "))
     expected = (
         f"error: requirements.txt: found {name} 2.4.0, expected 2.5.2 or later and below 2.7; give "
     )

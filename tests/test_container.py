@@ -142,9 +142,8 @@ def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
     assert run.returncode == 0, run.stdout
     assert json.loads((model / "model.json").read_text())["classes"] == CLASSES
     assert list(output.glob("data/tensorboard/localhost/tutorial/version_0/events.*"))
-    assert not list(
-        output.glob("data/checkpoints")
-    )  # of a run that is finished, they are no output
+    # The checkpoints of a run that is finished are no output.
+    assert not list(output.glob("data/checkpoints"))
     assert (output / "success").exists()
 
 
@@ -383,9 +382,8 @@ def test_a_change_of_the_code_adds_kilobytes(image: str, source: Path, tag: str)
         int(size)
         for size in docker("history", "--human=false", "--format", "{{.Size}}", tag).stdout.split()
     ]
-    assert (
-        0 < next(filter(None, sizes)) < 1_000_000
-    )  # newest first; what only describes the image has no size
+    # The newest layer comes first; an entry that only describes the image has no size.
+    assert 0 < next(filter(None, sizes)) < 1_000_000
 
 
 def test_the_program_is_a_build_argument(image: str, tag: str, tmp_path: Path):

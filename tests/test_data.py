@@ -71,9 +71,8 @@ def test_ranks_share_each_global_batch(size, world_size, drop_last):
     options = {"batch_size": 5, "world_size": world_size, "drop_last": drop_last}
     ranks = [labels_of(loader(size, rank=rank, **options)) for rank in range(world_size)]
     assert len({len(batches) for batches in ranks}) == 1  # as many steps on every rank
-    assert all(
-        len(batch) > (world_size > 1) for batches in ranks for batch in batches
-    )  # and none with a single sample
+    # With several ranks, no batch has a single sample.
+    assert all(len(batch) > (world_size > 1) for batches in ranks for batch in batches)
     together = [sum(parts, []) for parts in zip(*ranks, strict=True)]
     sizes = loader(size, **options).sizes
     assert [list(map(len, parts)) for parts in zip(*ranks, strict=True)] == [

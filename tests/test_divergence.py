@@ -103,9 +103,8 @@ def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: P
     said, status = fit(
         *flags, "--optimizer.lr=0.02", "--lr_scheduler.gamma=0.1", "--resume.other_settings=true"
     )
-    assert (
-        status == 1 and "--lr_scheduler.gamma was 0.5, is 0.1" in said
-    )  # it would be accepted, and ignored
+    # Otherwise the flag would be accepted and ignored.
+    assert status == 1 and "--lr_scheduler.gamma was 0.5, is 0.1" in said
     said, status = fit(*flags, "--optimizer.lr=0.02", "--resume.other_settings=true")
     assert status == 0 and "resuming from step 4" in said
     assert "at step 5 the learning rate is 0.02" in said

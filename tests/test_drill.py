@@ -22,9 +22,8 @@ pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs/drill.md").read_text()
 (PROGRAM,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-COMMANDS = re.findall(
-    r"^```sh\n(\.venv.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
-)  # the other is test_container.py's
+# tests/test_container.py runs the other command.
+COMMANDS = re.findall(r"^```sh\n(\.venv.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 OUTPUT = re.search(r"^```\n(drill: .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
 FLAGS = [
     "--trainer.accelerator=cpu",

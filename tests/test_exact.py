@@ -162,9 +162,9 @@ def test_a_loader_without_batches_is_exact():
             return torch.rand(len(index) if isinstance(index, list) else 1)
 
     order = BatchSampler(RandomSampler(range(9)), 2, False)
-    make = lambda workers: DataLoader(
+    make = lambda workers: DataLoader(  # noqa: E731
         Drawn(torch.arange(9)), None, sampler=order, num_workers=workers
-    )  # noqa: E731
+    )
 
     def drawn(start: int, workers: int) -> list:
         made, why = exact(make(workers), 7)

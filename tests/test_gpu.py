@@ -137,9 +137,8 @@ def test_a_measurement_that_fails_costs_a_line_and_the_others_go_on(results, tmp
         (setting, number) for number in (1, 2) for setting in "ae"
     ]
     assert part["status"] == "failed" and len(lines) == 4 + 3 + 1
-    tasks = [
-        Task(task.setting, task.round, value) for task in tasks
-    ]  # mended: only these are done now
+    # The tasks are repaired: only these are done now.
+    tasks = [Task(task.setting, task.round, value) for task in tasks]
     assert len(list(runner.run("part", tasks, results, 60, tmp_path / "log"))) == 6 + 1
     assert Results.read(results.path).parts["part"]["status"] == "complete"
 

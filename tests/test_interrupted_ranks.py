@@ -97,9 +97,8 @@ def test_two_ranks(whole: Ranks, tmp_path: Path, program):
     assert not (job.base / "output/success").exists() and "Traceback" not in job.failure
     process = job.begin()
     ranks = job.wait_for_steps(steps + 4, process)
-    (ranks[-1] if "torchrun" in program else ranks[0]).send_signal(
-        signal.SIGTERM
-    )  # to one rank alone
+    # Only one rank gets the signal.
+    (ranks[-1] if "torchrun" in program else ranks[0]).send_signal(signal.SIGTERM)
     assert process.wait(LIMIT) == 143
     assert re.match(rf"interrupted, resume from step {job.steps()}: SIGTERM; ", job.failure)
     process = job.begin()

@@ -266,9 +266,8 @@ def points(folder: Path) -> list[tuple]:
 def test_one_continuous_curve(tmp_path: Path):
     whole, run = (Run(tmp_path / name, ["--logger.flush_secs=1"]) for name in ("whole", "run"))
     whole.finish()
-    run.interrupt(
-        signal.SIGKILL, lambda: run.steps >= 16
-    )  # what was logged since the epoch's end is logged again
+    # What was logged since the epoch's end is logged again.
+    run.interrupt(signal.SIGKILL, lambda: run.steps >= 16)
     run.interrupt(signal.SIGTERM, lambda: run.steps >= 24)
     run.finish()
     board = "output/data/tensorboard/localhost/lightning_logs"
@@ -297,10 +296,8 @@ def test_one_continuous_curve_on_s3(bucket, tmp_path: Path):
 
 
 def test_a_folder_that_has_moved_still_has_the_best_model(tmp_path: Path):
-    flags = [
-        "--checkpoint.monitor=val_loss",
-        "--checkpoint.mode=max",
-    ]  # the first one, as the loss goes down
+    # The first checkpoint is the best one, as the loss goes down.
+    flags = ["--checkpoint.monitor=val_loss", "--checkpoint.mode=max"]
     places = [
         [f"--{what}.dirpath={tmp_path / name}" for what in ("checkpoint", "resume")]
         for name in ("a", "b")

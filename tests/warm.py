@@ -197,9 +197,8 @@ def _begin(
         os.dup2(output, number)
     if output > 2:
         os.close(output)
-    multiprocessing.set_start_method(
-        "fork", force=True
-    )  # of data workers: in a child of a server, it is the server's
+    # This is for data workers: a child of a fork server would start them by the server.
+    multiprocessing.set_start_method("fork", force=True)
     _become(argv, folder, variables)
 
 

@@ -14,11 +14,8 @@ import torch
 import torchvision
 
 GIB = 2**30
-DISK, MEMORY, GPU_MEMORY = (
-    8,
-    8,
-    8,
-)  # GiB that have to be free: checkpoints of 134 MB, data, batches of 1,024
+# GiB that must be free: for checkpoints of 134 MB, data, and batches of 1,024.
+DISK, MEMORY, GPU_MEMORY = (8, 8, 8)
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,8 @@ def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
     ]
     if not events:
         raise RuntimeError("the profiler saw no kernel: this machine does not let it (CUPTI)")
-    spans = sorted(
-        (event.time_range.start, event.time_range.end) for event in events
-    )  # microseconds
+    # In microseconds.
+    spans = sorted((event.time_range.start, event.time_range.end) for event in events)
     busy, gaps, reached = 0.0, [], spans[0][0]
     for start, end in spans:
         if start > reached:
