@@ -116,7 +116,8 @@ def run(recipe: str, data_dir: Path, n: int, flags: list[str]) -> None:
         "test accuracy",
     )
     for name, values in zip(names, zip(*runs, strict=True), strict=True):
-        middle, mean = statistics.median(values), statistics.fmean(values)
+        middle = statistics.median(values)
+        mean = statistics.fmean(values)
         print(
             f"| {recipe} | {name} | {middle:.4g} [{min(values):.4g}..{max(values):.4g}] | {mean:.4g} | {n} |"
         )

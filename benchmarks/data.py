@@ -89,7 +89,9 @@ def write(folder: Path) -> None:
 
 def run(n: int, data_dir: Path | None) -> list[report.Comparison]:
     """Compare in n pairs, after one that is not counted."""
-    times, ours_peak, theirs_peak = [], [], []
+    times = []
+    ours_peak = []
+    theirs_peak = []
     with tempfile.TemporaryDirectory() as folder:
         if not data_dir:
             write(data_dir := Path(folder))

@@ -58,7 +58,8 @@ def rebuild(image: str) -> tuple[float, int]:
     """Return the seconds of a build after one line in app/train.py has changed, and the bytes that a push would add."""
     import containers
 
-    tag, variables = f"{image.partition(':')[0]}-changed", containers.build_variables()
+    tag = f"{image.partition(':')[0]}-changed"
+    variables = containers.build_variables()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         containers.copy_checkout(copy)

@@ -33,7 +33,8 @@ class Process:
     ranks = 1
 
     def __init__(self, folder: Path, flags: Mapping[str, str] = GIVEN) -> None:
-        self.folder, self.flags = folder, flags
+        self.folder = folder
+        self.flags = flags
         folder.mkdir(parents=True)
 
     def start(self) -> None:
@@ -145,10 +146,8 @@ class Containers:
 
         source = {"interruptible.py": (ROOT / "tests/interruptible.py").read_text()}
         given = GIVEN | {"trainer.devices": "1"}
-        self.folder, self.nodes = (
-            folder,
-            Nodes(TAG, folder, list(self.hosts), given, code=source, checkpoints=True),
-        )
+        self.folder = folder
+        self.nodes = Nodes(TAG, folder, list(self.hosts), given, code=source, checkpoints=True)
         self.nodes.__enter__()
 
     def start(self) -> None:
@@ -185,7 +184,8 @@ class Node:
     """A container, to send a signal to."""
 
     def __init__(self, nodes, host: str) -> None:
-        self.nodes, self.host = nodes, host
+        self.nodes = nodes
+        self.host = host
 
     def send_signal(self, number: int) -> None:
         """Send it to the container's first process."""

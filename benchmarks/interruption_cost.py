@@ -28,14 +28,20 @@ class Stalls(Callback):
     that it takes."""
 
     def __init__(self, resume, waits: bool) -> None:
-        self.steps, self.saves, self.work, self.resume, self.waits = [], [], [], resume, waits
-        self.save, resume.save = resume.save, self._timed
+        self.steps = []
+        self.saves = []
+        self.work = []
+        self.resume = resume
+        self.waits = waits
+        self.save = resume.save
+        resume.save = self._timed
         self.notes = [0.0]
         for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end"):
             setattr(resume, hook, partial(self._noted, getattr(resume, hook)))
 
     def _timed(self, state, last) -> None:
-        began, work = _now(), time.process_time()
+        began = _now()
+        work = time.process_time()
         self.save(state, last)
         if self.waits:
             self.resume.writer.wait()
@@ -70,7 +76,8 @@ def main() -> None:
         f"{os.cpu_count()} CPUs, torch {torch.__version__}; ResNet-18 on the digits, batches of 32"
     )
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        background, waiting = train("background", waits=False), train("waiting", waits=True)
+        background = train("background", waits=False)
+        waiting = train("waiting", waits=True)
         size = max(path.stat().st_size for path in Path("waiting").glob("step-*")) / 1e6
         fresh, resumed = (
             median(start(flags) for _ in range(3)) for flags in (["--resume.dirpath=none"], [])
@@ -90,7 +97,8 @@ def main() -> None:
     )
     notes = median(background.notes[2:])
     print(f"what is noted of a step takes {notes * 1e6:.0f} us, {notes / step:.6f} of it")
-    two, four = agreement(2) / step, agreement(4) / step
+    two = agreement(2) / step
+    four = agreement(4) / step
     print(f"an agreement, once a second, takes {two:.5f} of a step with 2 ranks, {four:.5f} with 4")
     print(
         f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} ({fresh:.1f} s), n=3"
@@ -164,13 +172,15 @@ def agreement(ranks: int) -> float:
 
 def _agree(rank: int, ranks: int, folder: str, answers) -> None:
     class Trainer:
-        world_size, is_global_zero = ranks, rank == 0
+        world_size = ranks
+        is_global_zero = rank == 0
 
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
     )
-    agreed, seconds = Agreement(Trainer), []
+    agreed = Agreement(Trainer)
+    seconds = []
     for _ in range(200):
         torch.distributed.barrier()
         began = time.perf_counter()

@@ -29,7 +29,8 @@ LIMIT = 120  # seconds from an interruption to the end of all; what takes longer
 
 def soak(kind: str, rounds: int, seed: int) -> None:
     """Interrupt `rounds` jobs, and print what came of it."""
-    draw, counts = random.Random(seed), dict.fromkeys(("kills", "stops", "wrong", "hung"), 0)
+    draw = random.Random(seed)
+    counts = dict.fromkeys(("kills", "stops", "wrong", "hung"), 0)
     leaving = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ("first", "whole"):  # the first one finds nothing in any cache
@@ -37,7 +38,8 @@ def soak(kind: str, rounds: int, seed: int) -> None:
             began = time.monotonic()
             whole.start()
             assert whole.wait(300) == 0, "the job fails without an interruption, too"
-            seconds, expected = time.monotonic() - began, whole.result()
+            seconds = time.monotonic() - began
+            expected = whole.result()
         for number in range(rounds):
             job = KINDS[kind](Path(folder, str(number)))
             right = interrupted(job, seconds, expected, draw, counts, leaving)

@@ -11,7 +11,9 @@ from benchmarks.nodes import Round
 from benchmarks.ranks import EXCHANGE, SILENT
 from benchmarks.training import BATCH_SIZE
 
-ONE, TWO, ALONE = (1, EXCHANGE), (2, EXCHANGE), (2, SILENT)
+ONE = (1, EXCHANGE)
+TWO = (2, EXCHANGE)
+ALONE = (2, SILENT)
 
 
 def speedup(found: Round, name: str) -> float:

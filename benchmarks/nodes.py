@@ -51,8 +51,10 @@ class Training:
     """A training whose ranks are ready for their first turn."""
 
     def __init__(self, folder: Path, setting: Setting, connections: list[Connection]) -> None:
-        self.folder, self.connections = folder, connections
-        self.nodes, self.all_steps = len(connections), WARMUP + setting.steps
+        self.folder = folder
+        self.connections = connections
+        self.nodes = len(connections)
+        self.all_steps = WARMUP + setting.steps
 
     def turn(self, order: str) -> Turn:
         """Let the ranks train for a turn, and return what all of them did together."""
@@ -77,7 +79,9 @@ def training(name: str, nodes: int, folder: Path, setting: Setting) -> Iterator[
     """Start a training, and end it with the block."""
     folder = folder / f"{name}-{nodes}"
     folder.mkdir()
-    port, connections, processes = _free_port(), [], []
+    port = _free_port()
+    connections = []
+    processes = []
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(folder / "socket"))
         server.listen()

@@ -47,10 +47,8 @@ class Images(Dataset):
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         """Take images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
-        self.images, self.labels = (
-            np.ascontiguousarray(images.transpose(0, 2, 3, 1)),
-            labels.tolist(),
-        )
+        self.images = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
+        self.labels = labels.tolist()
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return an image, float32 [3, 32, 32], and its label."""
@@ -146,7 +144,8 @@ def accuracies(n: int, data_dir: Path) -> None:
 def _trained(seed: int, seconds: float, data_dir: Path) -> tuple[int, float]:
     """Train by the original's recipe for so many seconds; return how many images it saw, and the accuracy."""
     seed_everything(seed)
-    model, data = Tutorial(), Images(*cifar10_files.read(data_dir, True, "--data_dir"))
+    model = Tutorial()
+    data = Images(*cifar10_files.read(data_dir, True, "--data_dir"))
     train, _ = random_split(data, [0.8, 0.2])
     loader = DataLoader(train, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1)
     with training.quiet(), tempfile.TemporaryDirectory() as folder:

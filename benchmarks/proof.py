@@ -36,7 +36,9 @@ from sagemaker_lightning.state import generators, object_graph, object_state
 
 from app.train import APPLICATION
 
-PAIRS, STARTS = 20, 5  # defaults of --n and --starts
+# Defaults of --n and --starts.
+PAIRS = 20
+STARTS = 5
 DATA = {
     "our loader": [],
     "a DataLoader": [f"--data={__package__}.proof.Loaded"],
@@ -49,7 +51,8 @@ class Images(Dataset):
     """Random images, float32 [3, 32, 32], moved about by a generator, as many a dataset has one."""
 
     def __init__(self) -> None:
-        self.images, self.random = torch.rand(1000, 3, 32, 32), np.random.default_rng(0)
+        self.images = torch.rand(1000, 3, 32, 32)
+        self.random = np.random.default_rng(0)
 
     def __len__(self) -> int:
         return 50_000
@@ -130,7 +133,9 @@ class Turns(Callback):
     """
 
     def __init__(self, n: int, steps: int) -> None:
-        self.n, self.steps, self.left_out = n, steps, ExitStack()
+        self.n = n
+        self.steps = steps
+        self.left_out = ExitStack()
         self.seconds: list[list[float]] = [[]]  # of each step, by turns
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 WARMUP = 3  # steps at the start of a turn that are not timed: the caches are full of another training's data
 # What a rank is told; silent: train without the other node.
-EXCHANGE, SILENT, END = ("exchange", "silent", "end")
+EXCHANGE = "exchange"
+SILENT = "silent"
+END = "end"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Rank(Callback):
     """
 
     def __init__(self, address: str, steps: int) -> None:
-        self.address, self.steps = address, steps
+        self.address = address
+        self.steps = steps
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait for the first turn."""
@@ -67,12 +70,10 @@ class Rank(Callback):
         """Note the end of a step that trained on `images`; at the end of a turn, return when the next one starts."""
         self.step += 1
         if self.step <= WARMUP:
-            self.images, self.waited, self.overlapped, self.started = (
-                0,
-                0.0,
-                0.0,
-                time.perf_counter(),
-            )
+            self.images = 0
+            self.waited = 0.0
+            self.overlapped = 0.0
+            self.started = time.perf_counter()
             return
         self.images += images
         if self.ddp:  # DDP's own timers, ns; what they say is complete with the next step, so they are a step behind

@@ -29,7 +29,9 @@ class Comparison:
 
     def row(self) -> str:
         """Return the row of the table."""
-        low, middle, high = min(self.ratios), statistics.median(self.ratios), max(self.ratios)
+        low = min(self.ratios)
+        middle = statistics.median(self.ratios)
+        high = max(self.ratios)
         return f"| {self.name} | {middle:.3f} [{low:.3f}..{high:.3f}] | {len(self.ratios)} | {self.what} |"
 
 

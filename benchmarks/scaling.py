@@ -50,7 +50,8 @@ def main() -> None:
     )
     jobs.add_arguments(commands.add_parser("sagemaker", help="measure on AWS"))
     args = vars(parser.parse_args(words[:at]))
-    command, flags = args.pop("command"), words[at + 1 :]
+    command = args.pop("command")
+    flags = words[at + 1 :]
     if command == "local":
         local.run(**args, flags=flags)
     elif command == "sagemaker":

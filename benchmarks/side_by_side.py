@@ -56,7 +56,9 @@ class Job(Callback):
         order = sys.stdin.readline()
         if not order:
             os._exit(0)  # a model is of no use to anybody here
-        self.seconds, self.images, self.started = float(order), 0, None
+        self.seconds = float(order)
+        self.images = 0
+        self.started = None
         self.begin = time.perf_counter() + UNTIMED
 
 

@@ -43,7 +43,8 @@ def contenders(
     np.save(folder / "rows.npy", table)
     settings = Similarity(top_k=k, memory=4, precision=precision)
     ours = Compared(settings, Table.read(folder, "rows"), device)
-    whole, block = torch.from_numpy(table).to(device, KINDS[precision]), min(BLOCK, len(table))
+    whole = torch.from_numpy(table).to(device, KINDS[precision])
+    block = min(BLOCK, len(table))
 
     def product() -> None:
         for first in range(0, len(table), ours.width):

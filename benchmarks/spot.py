@@ -46,7 +46,8 @@ def main(interruptions: int, seed: int, engine: str, epochs: int) -> None:
     }
     spot["StoppingCondition"] = fields["StoppingCondition"] | {"MaxWaitTimeInSeconds": 4 * 3600}
     with tempfile.TemporaryDirectory() as folder, Rehearsal(Path(folder), *flags) as server:
-        weights, seconds = [], []
+        weights = []
+        seconds = []
         for more in ({}, spot):
             began = time.monotonic()
             name = server.create(TAG, **fields | more)

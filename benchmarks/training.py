@@ -43,7 +43,8 @@ class RandomDataModule(CIFAR10DataModule):
 
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
-        draw, size = np.random.default_rng(0), self.num_train_images
+        draw = np.random.default_rng(0)
+        size = self.num_train_images
         return draw.integers(256, size=(size, 3, 32, 32), dtype=np.uint8), draw.integers(
             10, size=size
         )

@@ -31,8 +31,12 @@ class Clock(Callback):
     """
 
     def __init__(self, steps: int, my_turn: Semaphore, other_turn: Semaphore) -> None:
-        self.my_turn, self.other_turn = my_turn, other_turn
-        self.steps, self.step, self.images, self.started = steps, 0, 0, 0.0
+        self.my_turn = my_turn
+        self.other_turn = other_turn
+        self.steps = steps
+        self.step = 0
+        self.images = 0
+        self.started = 0.0
         self.warmup = min(WARMUP, steps)
         self.total_steps = TURNS * (self.warmup + steps)
         self.rates: list[float] = []  # images/s of each turn
@@ -49,7 +53,8 @@ class Clock(Callback):
             self.rates.append(self.images / (time.perf_counter() - self.started))
             self.other_turn.release()
             self.my_turn.acquire()
-        self.images, self.started = 0, time.perf_counter()
+        self.images = 0
+        self.started = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -30,7 +30,10 @@ class Processor(Clock):
     """Counts the processor time of `steps` steps after some that are not counted, in seconds by kind."""
 
     def __init__(self, steps: int) -> None:
-        self.counted, self.total_steps, self.done, self.images = steps, WARMUP + steps, 0, 0
+        self.counted = steps
+        self.total_steps = WARMUP + steps
+        self.done = 0
+        self.images = 0
         self.used: dict[str, float] = {}
 
     def tick(self, images: int) -> None:

@@ -125,7 +125,8 @@ class SageMakerStandIn:
     """
 
     def __init__(self, states: list[dict], lines: dict[str, list[str]]) -> None:
-        self.states, self.lines = states, lines
+        self.states = states
+        self.lines = lines
         self.calls: list[tuple[str, dict]] = []
         self.described = 0
 
@@ -169,7 +170,8 @@ class SageMakerStandIn:
 
     def GetLogEvents(self, request: dict) -> dict:  # noqa: N802
         host = request["logStreamName"].split("/")[1].rsplit("-", 1)[0]
-        start, end = int(request.get("nextToken", 0)), min(self.described, len(self.lines[host]))
+        start = int(request.get("nextToken", 0))
+        end = min(self.described, len(self.lines[host]))
         events = [
             {"timestamp": 0, "message": line, "ingestionTime": 0}
             for line in self.lines[host][start:end]
@@ -185,12 +187,13 @@ def served_here(answer: Callable[[str, dict], dict]) -> Iterator[str]:
         def do_POST(self) -> None:  # noqa: N802 (http.server's name)
             body = self.rfile.read(int(self.headers["Content-Length"]))
             try:
-                status, found = (
-                    200,
-                    answer(self.headers["X-Amz-Target"].split(".")[1], json.loads(body or b"{}")),
+                status = 200
+                found = answer(
+                    self.headers["X-Amz-Target"].split(".")[1], json.loads(body or b"{}")
                 )
             except PermissionError as error:
-                status, found = 400, {"__type": "AccessDeniedException", "message": str(error)}
+                status = 400
+                found = {"__type": "AccessDeniedException", "message": str(error)}
             text = json.dumps(found).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/x-amz-json-1.1")

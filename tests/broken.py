@@ -21,12 +21,10 @@ from sagemaker_lightning.resume.user_state import Held
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.object_state import State
 
-begin, next_batch, order, of_rank = (
-    Placed.begin,
-    Placed.__next__,
-    Batches._order,
-    epoch_state.of_rank,
-)
+begin = Placed.begin
+next_batch = Placed.__next__
+order = Batches._order
+of_rank = epoch_state.of_rank
 
 
 def nothing(*_, **__) -> None:
@@ -65,10 +63,8 @@ def another_order(self, epoch, turn) -> list:
 def of_modes(self, told, wholly=True) -> None:
     """Restore all but the modes of modules and what is trained."""
     model = self.trainer.lightning_module
-    modes, trained = (
-        [one.training for one in model.modules()],
-        [one.requires_grad for one in model.parameters()],
-    )
+    modes = [one.training for one in model.modules()]
+    trained = [one.requires_grad for one in model.parameters()]
     restore(self, told, wholly)
     for one, mode in zip(model.modules(), modes, strict=True):
         one.training = mode

@@ -28,7 +28,10 @@ class Diverging(Model):
         rank: int | None = None,
     ) -> None:
         super().__init__()
-        self.step, self.how, self.returns, self.rank = step, how, returns, rank
+        self.step = step
+        self.how = how
+        self.returns = returns
+        self.rank = rank
         self.automatic_optimization = not manual
 
     def train_dataloader(self):

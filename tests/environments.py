@@ -17,7 +17,8 @@ def python_of(name: str) -> Path:
     """Return the python of .venvs/NAME, made on first use, and again when locks/NAME.txt has changed."""
     locked = ROOT / "locks" / f"{name}.txt"
     folder = ROOT / ".venvs" / name
-    python, stamp = folder / "bin/python", folder / "locked.txt"
+    python = folder / "bin/python"
+    stamp = folder / "locked.txt"
     folder.parent.mkdir(exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -49,7 +49,9 @@ def known_arrived(output: Path) -> None:
     """Check what the application has written of its flags."""
     (path,) = output.rglob("config.yaml")
     config = yaml.safe_load(path.read_text())
-    checkpoint, data, logger = config["checkpoint"], config["data"], config["logger"]
+    checkpoint = config["checkpoint"]
+    data = config["data"]
+    logger = config["logger"]
     assert (checkpoint["filename"], checkpoint["monitor"], checkpoint["save_top_k"]) == (
         "a b=c 'q'",
         None,

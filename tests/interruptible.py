@@ -68,7 +68,8 @@ class Data(LightningDataModule):
     ) -> None:
         super().__init__()
         self.slow = slow
-        self.size, self.batch_size = size, batch_size
+        self.size = size
+        self.batch_size = batch_size
         self.workers = {"num_workers": num_workers, "persistent_workers": persistent}
 
     def prepare_data(self) -> None:
@@ -117,7 +118,9 @@ class Model(LightningModule):
             nn.Linear(8, 2),
         )
         self.mean = MeanMetric()
-        self.schedule, self.sleep, self.val_sleep = schedule, sleep, val_sleep
+        self.schedule = schedule
+        self.sleep = sleep
+        self.val_sleep = val_sleep
 
     def training_step(self, batch, batch_idx: int) -> torch.Tensor:
         """Return the loss."""
@@ -203,11 +206,9 @@ class Wider(Model):
 
     def __init__(self, **kwargs) -> None:
         super().__init__(**kwargs)
-        self.network[0], self.network[1], self.network[4] = (
-            nn.Linear(6, 20),
-            nn.BatchNorm1d(20),
-            nn.Linear(20, 8),
-        )
+        self.network[0] = nn.Linear(6, 20)
+        self.network[1] = nn.BatchNorm1d(20)
+        self.network[4] = nn.Linear(20, 8)
 
 
 class Unreadable(Model):

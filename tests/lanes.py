@@ -48,7 +48,8 @@ def durations() -> dict[str, float]:
 def longest_first(nodeids: list[str]) -> dict[str, int]:
     """Return the place of each file in the order of a run: by lane, the lane that took longest first."""
     files = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
-    seconds, lanes = durations(), {}
+    seconds = durations()
+    lanes = {}
     for file in files:
         lanes[lane(file)] = lanes.get(lane(file), 0.0) + seconds.get(file, 0.0)
     ordered = sorted(

@@ -15,7 +15,8 @@ class Client:
     """A user with an SDK, a home and a working folder of his own."""
 
     def __init__(self, sdk: str, folder: Path) -> None:
-        self.sdk, self.home = sdk, folder / "home"
+        self.sdk = sdk
+        self.home = folder / "home"
         for folder in (".sagemaker", "tmp"):
             (self.home / folder).mkdir(parents=True)
         self.local_code(True)

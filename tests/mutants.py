@@ -86,7 +86,8 @@ def mutated(source: str, node: ast.AST, other: ast.AST) -> str:
 
 def tests_of(module: str) -> list[str]:
     """Return the test files that name a module, its own and the quick ones first, and all that train."""
-    files, found = sorted((ROOT / "tests").glob("test_*.py")), []
+    files = sorted((ROOT / "tests").glob("test_*.py"))
+    found = []
     name = module.removesuffix(".py").replace("/", ".")
     package, _, short = name.rpartition(".")
     for path in files:
@@ -198,7 +199,8 @@ def main() -> None:
         source = (ROOT / module).read_text()
         everywhere += [(module, source, *found) for found in mutations(ast.parse(source))]
     chosen = random.Random(args.seed).sample(everywhere, min(args.n, len(everywhere)))
-    lived, sound = 0, {}
+    lived = 0
+    sound = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         for file in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():

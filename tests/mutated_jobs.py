@@ -468,7 +468,8 @@ def _needed(flag: str) -> dict[str, str]:
 
 
 def _value(draw: random.Random) -> Case:
-    flag, value = draw.choice(list(FLAGS)), draw.choice(VALUES)
+    flag = draw.choice(list(FLAGS))
+    value = draw.choice(VALUES)
     if flag in ("trainer.devices", "data.num_workers", "trainer.num_nodes") and value in MANY:
         value = "abc"
     return Case(f"{flag} = {_short(value)}", BASE | _needed(flag) | {flag: value})
@@ -851,7 +852,10 @@ def main() -> None:
     )
     parser.add_argument("--only", default="", help="jobs whose name has this in it")
     given = parser.parse_args()
-    context, wrong, done, seen = server(), 0, 0, set()
+    context = server()
+    wrong = 0
+    done = 0
+    seen = set()
     for case in numbers() if given.numbers else cases(given.seed):
         if case.name in seen or given.only not in case.name:
             continue
@@ -861,7 +865,8 @@ def main() -> None:
             found = check(context, case, Path(folder, "ml"))
             if found:
                 wrong += 1
-                failure, log = Path(folder, "ml/output/failure"), Path(folder, "ml/log")
+                failure = Path(folder, "ml/output/failure")
+                log = Path(folder, "ml/log")
                 said = failure.read_text() if failure.is_file() else ""
                 said = said or (log.read_text(errors="replace")[-600:] if log.exists() else "")
                 print(f"{case.name}: {'; '.join(found)}\n    {ascii(said[:600])}", flush=True)

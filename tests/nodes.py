@@ -35,13 +35,14 @@ class Nodes:
         checkpoints: bool = False,
         **variables: str,
     ) -> None:
-        self.image, self.folder, self.hosts, self.code = image, folder, hosts, code
+        self.image = image
+        self.folder = folder
+        self.hosts = hosts
+        self.code = code
         self.checkpoints = checkpoints
-        self.variables, self.network, self.containers = (
-            variables,
-            f"nodes-{uuid.uuid4().hex[:12]}",
-            {},
-        )
+        self.variables = variables
+        self.network = f"nodes-{uuid.uuid4().hex[:12]}"
+        self.containers = {}
         for host in hosts:
             config = folder / host / "input/config"
             config.mkdir(parents=True)

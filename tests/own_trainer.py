@@ -38,7 +38,9 @@ class Classifier(pl.LightningModule):
     def __init__(self, lr: float = 0.05, batch_size: int = 4, name: str = "") -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.lr, self.batch_size, self.name = lr, batch_size, name
+        self.lr = lr
+        self.batch_size = batch_size
+        self.name = name
         self.network = nn.Sequential(
             nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1)
         )
@@ -165,7 +167,8 @@ def loaders(job) -> list:
 
 def folds(job) -> list:
     """A Trainer in a function that is called twice, with one loader and one seed for each."""
-    loader, models = DataLoader(Noisy(), 4, shuffle=True), []
+    loader = DataLoader(Noisy(), 4, shuffle=True)
+    models = []
     for fold in range(2):
         made = trainer(job, f"fold-{fold}", seed=fold)
         models.append(Classifier(name=f"{fold}/"))

@@ -118,7 +118,9 @@ def _rank(function, args, environment, folder: Path, log: Path, connection) -> N
 class Numbered(ResidentDataModule):
     """Random images whose label is their number; 4 of them are for validation."""
 
-    classes, mean, std = tuple(map(str, range(100))), (0.5,) * 3, (0.25,) * 3
+    classes = tuple(map(str, range(100)))
+    mean = (0.5,) * 3
+    std = (0.25,) * 3
 
     def __init__(self, size: int, val_split: int | float = 4, **options) -> None:
         super().__init__(val_split=val_split, **options)
@@ -138,7 +140,11 @@ class Regression(LightningModule):
         self.network = torch.nn.Sequential(
             torch.nn.Flatten(), torch.nn.Linear(192, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
         )
-        self.lr, self.seen, self.losses, self.gradients, self.validated = lr, [], [], [], []
+        self.lr = lr
+        self.seen = []
+        self.losses = []
+        self.gradients = []
+        self.validated = []
 
     def loss(self, batch) -> torch.Tensor:
         images, numbers = batch
@@ -168,7 +174,8 @@ class Regression(LightningModule):
 
 def trainer(callbacks: Sequence[Callback] = (), **options) -> Trainer:
     """Return a trainer for this rank, or for one process where there are no ranks."""
-    ranks, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    world = int(os.environ.get("WORLD_SIZE", 1))
     settings = {
         "accelerator": "cpu",
         "devices": ranks,

@@ -43,10 +43,8 @@ def running(name: str, created: float) -> Record:
         )
     ]
     record = job(attempt(1, created, None, lines, hosts=2), status="InProgress")
-    record.attempts[0].instances[1].exit_status, record.attempts[0].instances[1].reclaimed = (
-        137,
-        True,
-    )
+    record.attempts[0].instances[1].exit_status = 137
+    record.attempts[0].instances[1].reclaimed = True
     record.transitions = [
         Transition("Starting", "", created),
         Transition("Training", "in progress", created),
@@ -82,7 +80,8 @@ def check_view_fits() -> None:
 
 def view_fits(size: dict) -> None:
     """Check one size."""
-    now, logs = time.time(), {f"algo-{n}": ["x" * 300] * 50 for n in range(8)}
+    now = time.time()
+    logs = {f"algo-{n}": ["x" * 300] * 50 for n in range(8)}
     jobs = [(running(f"run-{k}", now - 100 + k), logs) for k in range(10)]
     jobs += [
         (replace(job(), name=f"old-{k}", created=now - 900 + k, modified=now), {})
@@ -119,7 +118,8 @@ def check_log_cannot_steer_the_terminal() -> None:
 
 def check_live_terminal_is_refreshed() -> None:
     """The view asks for the jobs again and again, and once more at its end."""
-    console, asked = terminal(), []
+    console = terminal()
+    asked = []
 
     def jobs():
         asked.append(time.monotonic())
@@ -134,13 +134,16 @@ def check_live_terminal_is_refreshed() -> None:
 
 def check_plain_lines_without_a_terminal() -> None:
     """One line for each change, none twice, the last ones when the view is left; a message may change, too."""
-    console, record = terminal(width=30, is_terminal=False), running("[b]job[/b]", 100.0)
+    console = terminal(width=30, is_terminal=False)
+    record = running("[b]job[/b]", 100.0)
     with live_view.View(lambda: [(record, {"algo-1": ["not shown"]})], console=console):
         wait_until(lambda: "in progress" in console.file.getvalue())
         record.transitions[1].message = "still in progress"
         wait_until(lambda: "still in progress" in console.file.getvalue())
         record.interruptions.append(Interruption(155.0, ["algo-2"], True, "by hand", 1.0, 40))
-        record.status, record.failure, record.modified = "Failed", "why\nnot", 163.0
+        record.status = "Failed"
+        record.failure = "why\nnot"
+        record.modified = 163.0
     assert console.file.getvalue().splitlines() == [
         "[b]job[/b] Starting: ",
         "[b]job[/b] Training: in progress",

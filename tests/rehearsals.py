@@ -31,7 +31,8 @@ class Rehearsal:
     program = ("-m", "rehearsal")
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        self.folder, self.cache = folder / "reports", folder / "cache"
+        self.folder = folder / "reports"
+        self.cache = folder / "cache"
         self.flags = [f"--folder={self.folder}", *flags]
         self.log = folder / "rehearsal.log"
 
@@ -103,7 +104,8 @@ class Rehearsal:
         if script is not None:
             algorithm["ContainerEntrypoint"] = ["/bin/bash", "-c", 'eval "$SCRIPT"']
             fields["Environment"] = fields.get("Environment", {}) | {"SCRIPT": script}
-        spot, hosts = fields.pop("spot", False), fields.pop("hosts", 1)
+        spot = fields.pop("spot", False)
+        hosts = fields.pop("hosts", 1)
         request = {
             "TrainingJobName": f"job-{uuid.uuid4().hex[:12]}",
             "RoleArn": ROLE,
@@ -146,7 +148,8 @@ class Rehearsal:
 
     def lines(self, name: str) -> dict[str, list[str]]:
         """Return each host's log, from CloudWatch Logs."""
-        group, found = "/aws/sagemaker/TrainingJobs", {}
+        group = "/aws/sagemaker/TrainingJobs"
+        found = {}
         try:
             listed = self.logs.describe_log_streams(
                 logGroupName=group, logStreamNamePrefix=f"{name}/"

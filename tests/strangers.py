@@ -49,7 +49,9 @@ class Points(Dataset):
     """Points with noise, from a generator of its own kind."""
 
     def __init__(self, generator=None) -> None:
-        self.generator, self.level, self.seen = generator, 0.1, 0
+        self.generator = generator
+        self.level = 0.1
+        self.seen = 0
 
     def __len__(self) -> int:
         return SAMPLES
@@ -148,7 +150,8 @@ class Stream(IterableDataset):
     """Points one after the other, shuffled by a generator that counts its epochs."""
 
     def __init__(self) -> None:
-        self.epoch, self.random = 0, random.Random(1)
+        self.epoch = 0
+        self.random = random.Random(1)
 
     def __iter__(self):
         self.epoch += 1
@@ -164,7 +167,8 @@ class Saved(IterableDataset):
     """A stream that says where it is, and cannot be begun anew for that."""
 
     def __init__(self) -> None:
-        self.at, self.epoch = 0, 0
+        self.at = 0
+        self.epoch = 0
 
     def __iter__(self):
         if self.at == 0:
@@ -180,7 +184,8 @@ class Saved(IterableDataset):
 
     def load_state_dict(self, state):
         """Go there."""
-        self.at, self.epoch = state["at"], state["epoch"]
+        self.at = state["at"]
+        self.epoch = state["epoch"]
 
 
 class Collate:
@@ -243,7 +248,10 @@ class Data(LightningDataModule):
         kind: str = "torch",
     ) -> None:
         super().__init__()
-        self.dataset, self.sampler, self.several, self.kind = dataset, sampler, several, kind
+        self.dataset = dataset
+        self.sampler = sampler
+        self.several = several
+        self.kind = kind
         self.collate = {"collate_fn": Collate()} if collate else {}
         self.workers = {"num_workers": workers, "persistent_workers": persistent}
 
@@ -290,7 +298,8 @@ class Named(Data):
 
     def __init__(self, samples: int = 4, processes: int = 0, times: int = 4) -> None:
         super().__init__(workers=processes)
-        self.samples, self.times = samples, times
+        self.samples = samples
+        self.times = times
 
     def train_dataloader(self):
         """Return a loader."""
@@ -511,12 +520,16 @@ class Remembering(Model):
         """An object of its own."""
 
         def __init__(self) -> None:
-            self.steps, self.best = deque(maxlen=5), {"loss": np.float32(9.0)}
+            self.steps = deque(maxlen=5)
+            self.best = {"loss": np.float32(9.0)}
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory, self.count, self.generator = self.Memory(), 0, np.random.default_rng(1)
-        self.average, self.teacher = torch.zeros(()), [nn.Linear(2, 1)]
+        self.memory = self.Memory()
+        self.count = 0
+        self.generator = np.random.default_rng(1)
+        self.average = torch.zeros(())
+        self.teacher = [nn.Linear(2, 1)]
 
     def on_train_start(self):
         """Begin, as if nothing had been."""
@@ -524,7 +537,8 @@ class Remembering(Model):
 
     def on_train_epoch_start(self):
         """Begin lists and an object."""
-        self.losses, self.extra = [], self.Memory()
+        self.losses = []
+        self.extra = self.Memory()
 
     def training_step(self, batch, batch_idx):
         """Return the loss, which depends on all that is kept."""
@@ -578,7 +592,8 @@ class Measured(Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.range, self.recent = MinMaxMetric(MeanMetric()), Running(MeanMetric(), window=3)
+        self.range = MinMaxMetric(MeanMetric())
+        self.recent = Running(MeanMetric(), window=3)
 
     def on_train_start(self):
         """Reset, for the check before training."""
@@ -671,7 +686,8 @@ class Compiled(Model):
             nn.Softmax(1),
             nn.Dropout(0.1),
         )
-        self.body, self.head = nn.Sequential(*layers), nn.Linear(33, 1)
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(33, 1)
         self.body.compile()
 
 

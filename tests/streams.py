@@ -37,7 +37,8 @@ class Buffered(IterableDataset):
     """A stream that is shuffled in a buffer; each worker has its part."""
 
     def __init__(self) -> None:
-        self.random, self.level = random.Random(3), 0.0
+        self.random = random.Random(3)
+        self.level = 0.0
 
     def indices(self):
         """Yield the indices of this worker, in an order that all workers draw alike."""
@@ -68,7 +69,8 @@ class Sharded(IterableDataset):
     """Shards of samples, of which each rank's each worker reads its own, in another order each time."""
 
     def __init__(self, shards: int = 8) -> None:
-        self.shards, self.epoch = [range(first, SAMPLES, shards) for first in range(shards)], 0
+        self.shards = [range(first, SAMPLES, shards) for first in range(shards)]
+        self.epoch = 0
 
     def __iter__(self):
         self.epoch += 1
@@ -129,7 +131,9 @@ class Resumable(IterableDataset):
     """A stream that saves where it is, but not what it draws with; each worker has its part."""
 
     def __init__(self) -> None:
-        self.at, self.epoch, self.generator = 0, 0, np.random.default_rng(2)
+        self.at = 0
+        self.epoch = 0
+        self.generator = np.random.default_rng(2)
 
     def __iter__(self):
         info = get_worker_info()
@@ -150,7 +154,8 @@ class Resumable(IterableDataset):
 
     def load_state_dict(self, state):
         """Go there."""
-        self.at, self.epoch = state["at"], state["epoch"]
+        self.at = state["at"]
+        self.epoch = state["epoch"]
 
 
 class Uneven(Resumable):
@@ -242,7 +247,8 @@ class Lazy(Points):
 
     def __init__(self, make) -> None:
         super().__init__()
-        self.make, self.rng = make, None
+        self.make = make
+        self.rng = None
 
     def noise(self) -> float:
         """Return a number drawn."""
@@ -309,7 +315,8 @@ class Flagged(Points):
     def noise(self) -> float:
         """Return a number drawn."""
         if not self.ready:
-            self.rng, self.ready = np.random.default_rng(1), True
+            self.rng = np.random.default_rng(1)
+            self.ready = True
         return self.rng.random()
 
 
@@ -318,7 +325,8 @@ class Ordered(Points):
 
     def __init__(self) -> None:
         super().__init__()
-        self.order, self.weights = list(range(70_000)), np.zeros(70_000)
+        self.order = list(range(70_000))
+        self.weights = np.zeros(70_000)
 
     def __getitem__(self, index: int):
         inputs, labels = super().__getitem__(self.order[index] % SAMPLES)
@@ -367,7 +375,8 @@ class Keeping(Steady):
 
     def load_state_dict(self, state):
         """Go there."""
-        self.at, self.epoch = state["at"], state["epoch"]
+        self.at = state["at"]
+        self.epoch = state["epoch"]
 
 
 class Forgetful(Keeping):
@@ -436,13 +445,13 @@ class Data(LightningDataModule):
         collate: bool = False,
     ) -> None:
         super().__init__()
-        self.names, self.mode = dataset.split("+"), mode
-        self.kind, self.options = (
-            DataLoader,
-            {"num_workers": workers, "persistent_workers": persistent},
-        )
+        self.names = dataset.split("+")
+        self.mode = mode
+        self.kind = DataLoader
+        self.options = {"num_workers": workers, "persistent_workers": persistent}
         if stateful:
-            self.kind, self.options["snapshot_every_n_steps"] = StatefulDataLoader, every
+            self.kind = StatefulDataLoader
+            self.options["snapshot_every_n_steps"] = every
         if init:
             self.options["worker_init_fn"] = give_generator
         if collate:
@@ -488,7 +497,8 @@ class Streamed(LightningDataModule):
 
     def __init__(self, workers: int = 0, folder: str = "samples") -> None:
         super().__init__()
-        self.workers, self.folder = workers, Path(folder)
+        self.workers = workers
+        self.folder = Path(folder)
 
     def prepare_data(self) -> None:
         """Write the samples."""
@@ -515,7 +525,8 @@ class Mixed(LightningDataModule):
 
     def __init__(self, workers: int = 0, kind: str = "all") -> None:
         super().__init__()
-        self.workers, self.kind = workers, kind
+        self.workers = workers
+        self.kind = kind
 
     def prepare_data(self) -> None:
         """Write the samples."""
@@ -647,7 +658,8 @@ class Replay(IterableDataset):
     """
 
     def __init__(self, memory: Memory, live: bool) -> None:
-        self.memory, self.live = memory, live
+        self.memory = memory
+        self.live = live
 
     def __iter__(self):
         drawn = itertools.repeat(None, SAMPLES) if self.live else self.memory.sample(SAMPLES)
@@ -667,11 +679,9 @@ class Agent(Model):
 
     def __init__(self, size: int = 50, live: bool = False, objects: bool = False) -> None:
         super().__init__()
-        self.memory, self.live, self.kind = (
-            Memory(size),
-            live,
-            Step if objects else lambda *parts: parts,
-        )
+        self.memory = Memory(size)
+        self.live = live
+        self.kind = Step if objects else lambda *parts: parts
         for _ in range(size):
             self.play()
 

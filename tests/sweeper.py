@@ -41,13 +41,12 @@ def labels() -> list[str]:
 
 def processes(run: str) -> list[int]:
     """Return the processes that have the run's number in their environment, and those below them, but for this one."""
-    found, below = set(), {}
+    found = set()
+    below = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            number, parent = (
-                int(folder.name),
-                int((folder / "stat").read_text().rpartition(")")[2].split()[1]),
-            )
+            number = int(folder.name)
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             below.setdefault(parent, []).append(number)
             if f"{VARIABLE}={run}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found.add(number)
@@ -107,10 +106,8 @@ def remove_containers(run: str, image: str, folder: str) -> None:
 def end_rehearsals(folder: Path) -> None:
     """End what killed rehearsals in a folder have left: containers, processes, networks of both, folders."""
     for path in folder.rglob("sagemaker-lightning-rehearsal"):
-        python, variables = (
-            ROOT / ".venvs/rehearsal/bin/python",
-            os.environ | {"XDG_CACHE_HOME": str(path.parent)},
-        )
+        python = ROOT / ".venvs/rehearsal/bin/python"
+        variables = os.environ | {"XDG_CACHE_HOME": str(path.parent)}
         with suppress(OSError):
             subprocess.run(
                 [python, "-c", END_ORPHANS],

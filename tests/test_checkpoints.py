@@ -180,7 +180,8 @@ MUTATIONS = [
 @pytest.mark.slow
 def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
     """Whatever is chosen is whole; whatever is not is named; where none is left, it is an error, and no start anew."""
-    draw, outcomes = random.Random(4), {"whole": 0, "error": 0, "start": 0}
+    draw = random.Random(4)
+    outcomes = {"whole": 0, "error": 0, "start": 0}
     for _ in range(1000):
         place = Folder(tmp_path / "copy/checkpoints", 3)
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
@@ -300,7 +301,8 @@ def test_a_checkpoint_that_is_code_is_refused(folder: Folder, tmp_path: Path):
 def everywhere(folders: list[Folder]) -> list:
     """Return what `choose` returns or raises on each host, of two ranks each."""
     told: dict[int, list] = {}
-    barrier, answers = threading.Barrier(2 * len(folders)), [None] * (2 * len(folders))
+    barrier = threading.Barrier(2 * len(folders))
+    answers = [None] * (2 * len(folders))
 
     def rank(number: int) -> None:
         rounds = 0
@@ -377,7 +379,8 @@ for step in range(int(sys.argv[2]), 10**9):
 
 @pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
-    draw, step = random.Random(2), 1
+    draw = random.Random(2)
+    step = 1
     for _ in range(4):
         command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), str(step)]
         process = warm.start(command, tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
@@ -395,10 +398,8 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
 def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folder: Folder, capsys):
     """The limit of a file's size makes writing fail as a full disk does, for this process alone."""
     writer = Writer(folder)
-    limits, handler = (
-        resource.getrlimit(resource.RLIMIT_FSIZE),
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
-    )
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
     try:
         writer.write(state(40), 40, 1)
@@ -475,7 +476,8 @@ def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
 
 def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: Folder):
     """Why there is a checksum: torch loads most files with a flipped bit in silence."""
-    content, silent = folder.file(30).read_bytes(), 0
+    content = folder.file(30).read_bytes()
+    silent = 0
     for place in range(0, len(content) - 100, 41):
         changed = bytearray(content)
         changed[place] ^= 1

@@ -148,7 +148,8 @@ def test_a_truncated_file_is_named(folder):
 def test_two_hundred_damaged_batches_end_in_one_line_or_in_images(folder):
     """Flipped bytes: never a crash, never another exception than the one that names the file."""
     path = folder / cifar10_files.FOLDER / "test_batch"
-    whole, draw = path.read_bytes(), random.Random(0)
+    whole = path.read_bytes()
+    draw = random.Random(0)
     for _ in range(200):
         damaged = bytearray(whole)
         for _ in range(draw.randint(1, 8)):
@@ -186,7 +187,8 @@ def test_a_damaged_archive_is_named(folder):
 def test_an_archive_of_something_else(tmp_path):
     with tarfile.open(tmp_path / cifar10_files.ARCHIVE, "w:gz") as archive:
         member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
-        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        member.type = tarfile.SYMTYPE
+        member.linkname = "/etc/passwd"
         archive.addfile(member)
         archive.addfile(tarfile.TarInfo("../../data_batch_2"), io.BytesIO())
     with pytest.raises(UserError, match="channel training: data_batch_2"):

@@ -17,8 +17,11 @@ COMMAND = re.compile(
     r"(?:[A-Z_]+=\S+ )*(?:make|python3?|\.venvs?/\S+|docker|torchrun|tensorboard|pip|scripts/\S+(?= ))(?= |$)"
 )
 
-RUN, SDK = "test_readme.py::test_a_block_of_a_page", "test_readme.py::test_a_job_by_an_sdk"
-LAUNCH, DRILL, GPU = TESTS["docs/drill.md"][2], TESTS["docs/drill.md"][0], TESTS["docs/gpu.md"]
+RUN = "test_readme.py::test_a_block_of_a_page"
+SDK = "test_readme.py::test_a_job_by_an_sdk"
+LAUNCH = TESTS["docs/drill.md"][2]
+DRILL = TESTS["docs/drill.md"][0]
+GPU = TESTS["docs/gpu.md"]
 BETWEEN_THE_LINES = {
     "make": "test_commands.py::test_make_prints_its_targets",
     "make train": RUN,

@@ -25,7 +25,8 @@ def run_of(folder: Path, **changes) -> Path:
         "moment": 1,
         "steps": 2,
     } | changes
-    model, logs = folder / "ml/model", folder / "ml/checkpoints/tensorboard"
+    model = folder / "ml/model"
+    logs = folder / "ml/checkpoints/tensorboard"
     model.mkdir(parents=True)
     (folder / "work").mkdir()
     state = {"w": torch.tensor([0.0, given["weight"]])}
@@ -78,7 +79,8 @@ CHANGES = {
 @pytest.mark.parametrize("changed", CHANGES)
 def test_each_difference_is_found_first(tmp_path: Path, changed: str):
     value, kind, words = CHANGES[changed]
-    alone, other = run_of(tmp_path / "alone"), run_of(tmp_path / "other", **{changed: value})
+    alone = run_of(tmp_path / "alone")
+    other = run_of(tmp_path / "other", **{changed: value})
     assert comparison.differences(alone, other)[0] == comparison.Difference(kind, words)
 
 
@@ -89,7 +91,8 @@ def test_moments_and_the_machines_load_are_no_difference(tmp_path: Path):
 
 
 def test_a_file_too_few_or_too_many_is_named(tmp_path: Path):
-    alone, other = run_of(tmp_path / "alone"), run_of(tmp_path / "other")
+    alone = run_of(tmp_path / "alone")
+    other = run_of(tmp_path / "other")
     (alone / "ml/model/first").write_text("1")
     (other / "ml/model/second").write_text("2")
     (alone / "ml/model/third").write_text("3")

@@ -23,7 +23,8 @@ from sagemaker_lightning.compat import lightning_callbacks, names, namespaces, v
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process import lightning_import
 
-APP, RUNTIME = ROOT / "app", ROOT / "sagemaker_lightning"
+APP = ROOT / "app"
+RUNTIME = ROOT / "sagemaker_lightning"
 COMPAT = sorted(path for path in (RUNTIME / "compat").glob("*.py") if path.stem != "names")
 OTHERS = sorted(
     path for path in (*APP.rglob("*.py"), *RUNTIME.rglob("*.py")) if path.parent.name != "compat"
@@ -168,7 +169,8 @@ def own(tree: ast.AST) -> set[str]:
 @pytest.mark.parametrize("path", COMPAT, ids=lambda path: path.stem)
 def test_the_table_has_all_that_a_module_uses(path: Path):
     """And nothing that it does not use."""
-    tree, needed = ast.parse(path.read_text()), names.NEEDS.get(path.stem, {})
+    tree = ast.parse(path.read_text())
+    needed = names.NEEDS.get(path.stem, {})
     used = set(mentioned(tree)) - own(tree)
     texts = [
         text

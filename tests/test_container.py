@@ -450,7 +450,8 @@ def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
     lock.write_text(few)
     run = build(tag, source, **build_variables() | {"DOCKER_BUILDKIT": "0"})
     assert run.returncode == 0, run.stdout[-3000:]
-    ours, other = inspect(image)["Config"], inspect(tag)["Config"]
+    ours = inspect(image)["Config"]
+    other = inspect(tag)["Config"]
     same = ("Entrypoint", "Cmd", "WorkingDir")
     assert {key: ours[key] for key in same} == {key: other[key] for key in same}
     unversioned = [

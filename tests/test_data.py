@@ -170,7 +170,8 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(before, after, drop_last)
 def test_augmentation_is_torchvisions_for_the_same_choices():
     images = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8)
     choices = Augmentation.of_epoch(seed=1, epoch=2, size=64, flip=True)
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
+    mean = (0.4914, 0.4822, 0.4465)
+    std = (0.2471, 0.2435, 0.2616)
     ours = Normalize(mean, std)(choices.crop(images))
     for k in range(64):
         image = functional.pad(functional.to_pil_image(images[k]), PADDING)
@@ -193,9 +194,11 @@ def test_cutout_is_the_papers_for_the_same_centres():
     images = torch.rand(64, 3, 32, 32) + 1
     choices = Augmentation.of_epoch(seed=1, epoch=0, size=64, flip=False)
     for side in (1, 5, 8, 16):
-        ours, whole = choices.cut(images.clone(), side), images.clone()
+        ours = choices.cut(images.clone(), side)
+        whole = images.clone()
         for image, (row, column) in zip(whole, (choices.centre * 32).long().tolist(), strict=True):
-            top, left = row - side // 2, column - side // 2
+            top = row - side // 2
+            left = column - side // 2
             image[:, max(top, 0) : top + side, max(left, 0) : left + side] = 0
         assert torch.equal(ours, whole)
     plain = list(loader(augment=True))
@@ -231,7 +234,8 @@ class Recorder(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.seen = torch.nn.Linear(1, 1), []
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = []
 
     def training_step(self, batch, batch_idx):
         self.seen.append((self.current_epoch, batch[1].tolist(), float(batch[0].sum())))
@@ -261,7 +265,9 @@ def fit(cifar, tmp_path, model, epochs, ckpt_path=None, **options):
 @pytest.mark.parametrize("limit", [None, 4, 0.5])
 def test_lightning_sees_each_epochs_own_order_also_after_a_checkpoint(cifar, tmp_path, limit):
     options = {} if limit is None else {"limit_train_batches": limit}
-    whole, first, second = Recorder(), Recorder(), Recorder()
+    whole = Recorder()
+    first = Recorder()
+    second = Recorder()
     fit(cifar, tmp_path, whole, 3, **options)
     assert whole.seen[0][1] != whole.seen[len(whole.seen) // 3][1]
     fit(cifar, tmp_path, first, 1, **options).save_checkpoint(tmp_path / "one.ckpt")

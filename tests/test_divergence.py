@@ -195,7 +195,8 @@ VALIDATING = [
     "--data=foreign.Data",
     "--checkpoint.filename={epoch}",
 ]
-NAN, INF = math.nan, math.inf
+NAN = math.nan
+INF = math.inf
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ class Desk:
     """A folder of a user's, and one for temporary files."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.temporary = folder / "desk", folder / "tmp"
+        self.folder = folder / "desk"
+        self.temporary = folder / "tmp"
         self.folder.mkdir()
         self.temporary.mkdir()
         found = f"{ROOT}:{ROOT / 'tests'}"

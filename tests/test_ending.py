@@ -227,10 +227,8 @@ def test_the_main_host_alone_has_to_have_the_model(tmp_path: Path):
     }
     (tmp_path / "model.pt").write_text("before")
     before = user_program.written(tmp_path)
-    ours, rows = (
-        (user_program.HOME, "app/train_torchrun.py"),
-        (user_program.HOME, "app/similarity.py"),
-    )
+    ours = (user_program.HOME, "app/train_torchrun.py")
+    rows = (user_program.HOME, "app/similarity.py")
     missing = {
         name: user_program.missing_model(*ours, here, before) for name, here in hosts.items()
     }

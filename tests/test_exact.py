@@ -115,9 +115,9 @@ def test_batches_of_ones_own_go_to_the_ranks_in_turn():
 
 
 def test_a_distributed_sampler_shares_out_by_itself():
-    make = lambda rank: DataLoader(
+    make = lambda rank: DataLoader(  # noqa: E731
         TensorDataset(torch.arange(10)),
-        batch_size=2,  # noqa: E731
+        batch_size=2,
         sampler=DistributedSampler(range(10), 2, rank, seed=3),
     )
     ranks = [batches(make(rank), epoch=1, rank=rank, world_size=2) for rank in range(2)]
@@ -178,7 +178,9 @@ def test_a_loader_without_batches_is_exact():
 
 def test_a_loader_stays_what_it_is():
     loader = noisy(num_workers=1)
-    sampler, batch_sampler, data = loader.sampler, loader.batch_sampler, loader.dataset
+    sampler = loader.sampler
+    batch_sampler = loader.batch_sampler
+    data = loader.dataset
     made, _ = exact(loader, 7)
     assert made is loader and isinstance(made, DataLoader) and type(made).__name__ == "DataLoader"
     assert (made.sampler, made.batch_sampler, made.dataset) == (sampler, batch_sampler, data)

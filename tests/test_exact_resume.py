@@ -127,7 +127,9 @@ class Presses(pl.Callback):
     """Presses Ctrl-C at a batch, as often as it is told."""
 
     def __init__(self, times: int, batch: int = 3) -> None:
-        self.times, self.batch, self.ran = times, batch, -1
+        self.times = times
+        self.batch = batch
+        self.ran = -1
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.ran = batch_idx

@@ -376,7 +376,8 @@ ACCIDENTS = {
 def test_an_accident_has_its_traceback_wherever_its_code_is(tmp_path, capsys, folder, line, says):
     with pytest.raises(SystemExit) as left, reported(tmp_path / "failure", "host algo-1"):
         code(folder / "model.py", line)()
-    said, failure = capsys.readouterr().err, (tmp_path / "failure").read_text()
+    said = capsys.readouterr().err
+    failure = (tmp_path / "failure").read_text()
     assert left.value.code == 1
     assert (
         said.startswith("Traceback (most recent call last)")

@@ -23,7 +23,8 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(
 ):
     """A crash of the machine leaves what was there before or all of it: fsync(2) of the file, then of the folder."""
     events = []
-    sync, replace = os.fsync, os.replace
+    sync = os.fsync
+    replace = os.replace
 
     def synced(descriptor: int) -> None:
         status = os.fstat(descriptor)
@@ -39,7 +40,8 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(
     path = tmp_path / "deep/x.ckpt"
     with atomic_write(path) as file:
         file.write(b"12345")
-    folder, made = path.parent.stat(), path.stat()
+    folder = path.parent.stat()
+    made = path.stat()
     assert [event[:2] for event in events] == [
         ("fsync", made.st_ino),
         ("rename", made.st_ino),
@@ -74,9 +76,11 @@ def test_what_is_not_finished_leaves_what_was_there(tmp_path: Path, error):
 
 def test_several_files_get_their_names_when_all_are_on_the_disk(tmp_path: Path, monkeypatch):
     """A full disk at the last of them leaves all that was there."""
-    first, last = tmp_path / "first", tmp_path / "last"
+    first = tmp_path / "first"
+    last = tmp_path / "last"
     first.write_bytes(b"before")
-    sync, synced = os.fsync, []
+    sync = os.fsync
+    synced = []
 
     def full_at_the_second(descriptor: int) -> None:
         synced.append(descriptor)

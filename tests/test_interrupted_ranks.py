@@ -187,7 +187,8 @@ def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
     )
 
     def wait_for_steps(number: int) -> None:
-        file, end = tmp_path / "algo-1/code/events-0.jsonl", time.monotonic() + LIMIT
+        file = tmp_path / "algo-1/code/events-0.jsonl"
+        end = time.monotonic() + LIMIT
         while (
             not file.exists()
             or len(set(re.findall(r'"step", (\d+, \d+)', file.read_text()))) < number

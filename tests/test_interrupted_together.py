@@ -16,7 +16,10 @@ class Own(ranks.Regression):
 
     def __init__(self, fails: int) -> None:
         super().__init__()
-        self.fails, self.count, self.generator, self.loaded = fails, 0, None, None
+        self.fails = fails
+        self.count = 0
+        self.generator = None
+        self.loaded = None
 
     def on_train_start(self):
         self.generator = np.random.default_rng(self.global_rank)

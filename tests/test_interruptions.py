@@ -36,7 +36,9 @@ class Run:
     """A job in a folder, started as often as it takes."""
 
     def __init__(self, folder: Path, flags: list[str]) -> None:
-        self.folder, self.flags, self.variables = folder, [*FLAGS, *flags], {}
+        self.folder = folder
+        self.flags = [*FLAGS, *flags]
+        self.variables = {}
         folder.mkdir(exist_ok=True)
 
     def start(self, *more: str, **variables: str):
@@ -139,11 +141,9 @@ OFTEN = (
 )
 def test_any_moment_and_any_signal(tmp_path: Path, seed: int, flags):
     """Random ones: what was done twice was done alike, and what comes out is what an uninterrupted run gives."""
-    whole, run, draw = (
-        Run(tmp_path / "whole", flags),
-        Run(tmp_path / "run", flags),
-        random.Random(seed),
-    )
+    whole = Run(tmp_path / "whole", flags)
+    run = Run(tmp_path / "run", flags)
+    draw = random.Random(seed)
     began = time.monotonic()
     whole.finish()
     seconds = time.monotonic() - began
@@ -227,7 +227,8 @@ def test_before_the_first_step_it_leaves_at_once(tmp_path: Path, place, flag):
 
 def test_within_a_validation_the_whole_of_it_is_run_again(tmp_path: Path):
     flags = [*EMA, "--model.val_sleep=0.4"]
-    whole, run = Run(tmp_path / "whole", flags), Run(tmp_path / "run", flags)
+    whole = Run(tmp_path / "whole", flags)
+    run = Run(tmp_path / "run", flags)
     whole.finish()
     began = []
 
@@ -278,7 +279,8 @@ def test_one_continuous_curve(tmp_path: Path):
 
 def test_one_continuous_curve_on_s3(bucket, tmp_path: Path):
     """A server that speaks S3's protocol: moto's."""
-    flags, runs = ["--logger.flush_secs=1"], []
+    flags = ["--logger.flush_secs=1"]
+    runs = []
     for name in ("whole", "run"):
         runs.append(Run(tmp_path / name, [*flags, f"--logger.save_dir={bucket.uri(name)}"]))
         runs[-1].variables = bucket.variables
@@ -302,7 +304,8 @@ def test_a_folder_that_has_moved_still_has_the_best_model(tmp_path: Path):
         [f"--{what}.dirpath={tmp_path / name}" for what in ("checkpoint", "resume")]
         for name in ("a", "b")
     ]
-    whole, run = Run(tmp_path / "whole", flags), Run(tmp_path / "run", [*flags, *places[0]])
+    whole = Run(tmp_path / "whole", flags)
+    run = Run(tmp_path / "run", [*flags, *places[0]])
     whole.finish()
     assert list((tmp_path / "whole").rglob("best-epoch=0-*.ckpt"))
     run.interrupt(signal.SIGTERM, lambda: run.steps >= whole.steps / 2)
@@ -335,7 +338,8 @@ def test_a_best_model_that_was_not_copied_yet_or_is_damaged(tmp_path: Path, mode
         "--resume.every_n_steps=4",
         "--resume.keep=50",
     ]
-    whole, run = Run(tmp_path / "whole", flags), Run(tmp_path / "run", flags)
+    whole = Run(tmp_path / "whole", flags)
+    run = Run(tmp_path / "run", flags)
     whole.finish()
     run.interrupt(signal.SIGKILL, lambda: run.steps >= whole.steps * 0.9)
     copies = {path.name: path for path in (tmp_path / "run").rglob("best-*.ckpt")}
@@ -378,7 +382,8 @@ def test_a_damaged_best_model_that_cannot_be_made_again_is_no_model(tmp_path: Pa
 def test_a_job_that_is_done_only_writes_its_model_again(tmp_path: Path):
     run = Run(tmp_path / "run", [*EMA, "--checkpoint.monitor=null", "--checkpoint.filename=null"])
     run.finish()
-    before, steps = run.result, run.steps
+    before = run.result
+    steps = run.steps
     described = (tmp_path / "run/output/model/model.json").read_text()
     for path in (tmp_path / "run/output/model").iterdir():
         path.unlink()
@@ -420,7 +425,8 @@ def test_of_another_run_is_an_error_that_names_what_differs(tmp_path: Path):
 
 
 def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
-    whole, run = Run(tmp_path / "whole", []), Run(tmp_path / "run", ["--resume.every_n_steps=5"])
+    whole = Run(tmp_path / "whole", [])
+    run = Run(tmp_path / "run", ["--resume.every_n_steps=5"])
     whole.finish()
     run.interrupt(signal.SIGTERM, lambda: run.steps >= 18)
     files = sorted((tmp_path / "run/output/data/checkpoints").glob("step-*.ckpt"))
@@ -453,10 +459,8 @@ def test_a_checkpoint_is_lightnings_too(tmp_path: Path):
     )
     from pytorch_lightning import Trainer
 
-    model, options = (
-        interruptible.Model(),
-        {"accelerator": "cpu", "logger": False, "enable_checkpointing": False},
-    )
+    model = interruptible.Model()
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
     model.note = lambda *_: None
     trainer = Trainer(
         max_epochs=2, enable_progress_bar=False, enable_model_summary=False, **options

@@ -29,7 +29,8 @@ def begun(folder: Path, known=(), rank: int = 0) -> Journal:
 
 def test_what_was_written_is_read(tmp_path: Path):
     """Also without an end, as of a process that was killed; each rank its own."""
-    made, other = begun(tmp_path), begun(tmp_path, rank=1)
+    made = begun(tmp_path)
+    other = begun(tmp_path, rank=1)
     for number in range(25):
         made.add(step(number))
     other.add(step(3))

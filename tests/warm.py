@@ -56,7 +56,9 @@ class Started:
     """A process started by `start`, with the interface of subprocess.Popen as far as the tests use it."""
 
     def __init__(self, process, stdout: io.TextIOBase | None) -> None:
-        self.process, self.stdout, self.pid = process, stdout, process.pid
+        self.process = process
+        self.stdout = stdout
+        self.pid = process.pid
 
     def poll(self) -> int | None:
         """Return the exit status if it has ended, else None."""

@@ -78,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(names: list[str], options: Options, limit: float, log: Path) -> int:
     """Do the parts, and print the table."""
-    results, end = options.results, time.monotonic() + limit
+    results = options.results
+    end = time.monotonic() + limit
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended
     for name in [name for name in PARTS if name in names]:
         part = PARTS[name]

@@ -29,7 +29,9 @@ class Job(Process):
 
     def __init__(self, folder: Path, flags: Mapping[str, str]) -> None:
         folder.mkdir(parents=True)
-        self.folder, self.flags, self.server = folder, flags, FORK
+        self.folder = folder
+        self.flags = flags
+        self.server = FORK
 
     def result(self) -> str:
         """Return the hash of the weights."""
@@ -77,8 +79,10 @@ def interrupted(
 def _one(
     flags: Mapping[str, str], folder: Path, alone: Mapping[str, Any], seed: str
 ) -> dict[str, Any]:
-    job, draw = Job(folder, flags), random.Random(seed)
-    counts, leaving = dict.fromkeys(("kills", "stops", "wrong", "hung"), 0), []
+    job = Job(folder, flags)
+    draw = random.Random(seed)
+    counts = dict.fromkeys(("kills", "stops", "wrong", "hung"), 0)
+    leaving = []
     right = interruptions.interrupted(
         job, alone["seconds"], alone["weights"][0], draw, counts, leaving, TRIES
     )

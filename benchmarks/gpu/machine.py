@@ -15,7 +15,9 @@ import torchvision
 
 GIB = 2**30
 # GiB that must be free: for checkpoints of 134 MB, data, and batches of 1,024.
-DISK, MEMORY, GPU_MEMORY = (8, 8, 8)
+DISK = 8
+MEMORY = 8
+GPU_MEMORY = 8
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,10 @@ class Machine:
     @classmethod
     def read(cls, folder: Path) -> "Machine":
         """Look at this machine; a process that does is of no use for a fork that needs the GPU."""
-        gpu, gpu_memory, gpu_free, trouble = "", 0.0, 0.0, ""
+        gpu = ""
+        gpu_memory = 0.0
+        gpu_free = 0.0
+        trouble = ""
         try:
             torch.cuda.init()
             gpu = torch.cuda.get_device_name()
@@ -57,8 +62,11 @@ class Machine:
             (line.partition(": ")[2] for line in lines if line.startswith("model name")),
             platform.machine(),
         )
-        memory, disk = psutil.virtual_memory(), shutil.disk_usage(folder).free / GIB
-        cores, all_of_it, free = os.cpu_count() or 1, memory.total / GIB, memory.available / GIB
+        memory = psutil.virtual_memory()
+        disk = shutil.disk_usage(folder).free / GIB
+        cores = os.cpu_count() or 1
+        all_of_it = memory.total / GIB
+        free = memory.available / GIB
         return cls(gpu, gpu_memory, gpu_free, _driver(), trouble, cpu, cores, all_of_it, free, disk)
 
     def obstacle(self, miniature: bool = False) -> str:

@@ -67,7 +67,8 @@ class Part:
 
 # Exact resume ---------------------------------------------------------------------------------------------------------
 
-DETERMINISTIC, BF16 = {"trainer.deterministic": "true"}, {"trainer.precision": "bf16-mixed"}
+DETERMINISTIC = {"trainer.deterministic": "true"}
+BF16 = {"trainer.precision": "bf16-mixed"}
 RECIPES_OWN = {"model.stem": "small", "model.channels_last": "true"}
 RESUMED = {
     "fp32, deterministic": DETERMINISTIC,

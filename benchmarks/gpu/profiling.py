@@ -24,7 +24,9 @@ class Profiler(Callback):
     """Looks at some batches of the training, or of the validation, after some that are not looked at."""
 
     def __init__(self, stage: str, count: int, warmup: int) -> None:
-        self.count, self.warmup, self.batches = count, warmup, 0
+        self.count = count
+        self.warmup = warmup
+        self.batches = 0
         setattr(self, f"on_{'train' if stage == 'step' else 'validation'}_batch_end", self.tick)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self.profiler = torch.profiler.profile(activities=activities)
@@ -91,7 +93,9 @@ def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
         raise RuntimeError("the profiler saw no kernel: this machine does not let it (CUPTI)")
     # In microseconds.
     spans = sorted((event.time_range.start, event.time_range.end) for event in events)
-    busy, gaps, reached = 0.0, [], spans[0][0]
+    busy = 0.0
+    gaps = []
+    reached = spans[0][0]
     for start, end in spans:
         if start > reached:
             gaps.append(start - reached)
@@ -102,7 +106,8 @@ def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
     for event in events:
         took = event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total
         entry = totals.setdefault(event.name, [0, 0.0])
-        entry[0], entry[1] = entry[0] + 1, entry[1] + took
+        entry[0] = entry[0] + 1
+        entry[1] = entry[1] + took
     most = sorted(totals.items(), key=lambda item: -item[1][1])[:SHOWN]
     return {
         "milliseconds": whole / 1e3,
@@ -129,10 +134,8 @@ def tables(records: Sequence[Mapping[str, Any]]) -> str:
             "| --- | --- | --- | --- |",
         ]
         for row in record["top"]:
-            each, share = (
-                row["milliseconds"] / record["batches"],
-                row["milliseconds"] / record["milliseconds"],
-            )
+            each = row["milliseconds"] / record["batches"]
+            share = row["milliseconds"] / record["milliseconds"]
             name = row["name"].replace("|", "\\|")
             lines.append(f"| `{name}` | {row['calls']} | {each:.3f} | {share:.1%} |")
     return "\n".join(lines).strip()

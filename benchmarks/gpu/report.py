@@ -10,8 +10,10 @@ from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.results import Results, files
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, FOLDER = ROOT / "docs/gpu.md", ROOT / "results"
-BEGIN, END = "<!-- made by `python -m benchmarks.gpu report --write`: begin -->", "<!-- end -->"
+PAGE = ROOT / "docs/gpu.md"
+FOLDER = ROOT / "results"
+BEGIN = "<!-- made by `python -m benchmarks.gpu report --write`: begin -->"
+END = "<!-- end -->"
 NOTHING = "Nothing of this was measured on a GPU yet."
 
 

@@ -46,7 +46,8 @@ class Results:
                 hosts = results.about["hosts"]
                 hosts += [host for host in about["hosts"] if host not in hosts]
                 return results
-        name, number = f"gpu-{date}", 1
+        name = f"gpu-{date}"
+        number = 1
         while folder / f"{name}.json" in earlier:
             number += 1
             name = f"gpu-{date}-{number}"

@@ -53,7 +53,8 @@ def call(work: Callable[[], Any], seconds: float, log: Path) -> Any:
             receiver.recv() if receiver.poll() else (False, "it was killed, or it crashed")
         )
     except EOFError:
-        done, value = False, "it was killed, or it crashed"
+        done = False
+        value = "it was killed, or it crashed"
     finally:
         _end(process)
         receiver.close()
@@ -107,8 +108,12 @@ def run(
 
     A setting that fails is left, the others go on.
     """
-    part, began = results.part(name), time.monotonic()
-    before, failed, overran, tasks = part["seconds"], {}, False, list(tasks)
+    part = results.part(name)
+    began = time.monotonic()
+    before = part["seconds"]
+    failed = {}
+    overran = False
+    tasks = list(tasks)
     done = {(record["setting"], record["round"]) for record in part["records"]}
     for task in tasks:
         if (task.setting, task.round) in done or task.setting in failed:
