@@ -103,11 +103,13 @@ def run(recipe: str, data_dir: Path, n: int, flags: list[str]) -> None:
     for seed in range(1, n + 1):
         runs.append(once(recipe, data_dir.resolve(), seed, flags))
         print(
-            f"{recipe} seed={seed}: {runs[-1].seconds:.2f} s of training, test_acc={runs[-1].accuracy:.4f}",
+            f"{recipe} seed={seed}: {runs[-1].seconds:.2f} s of training, "
+            f"test_acc={runs[-1].accuracy:.4f}",
             flush=True,
         )
     print(
-        f"\n{report.machine()}\n\n| recipe | what | median [range] | mean | n |\n| --- | --- | --- | --- | --- |"
+        f"\n{report.machine()}\n\n| recipe | what | median [range] | mean | n |\n"
+        "| --- | --- | --- | --- | --- |"
     )
     names = (
         "seconds of training",
@@ -119,7 +121,8 @@ def run(recipe: str, data_dir: Path, n: int, flags: list[str]) -> None:
         middle = statistics.median(values)
         mean = statistics.fmean(values)
         print(
-            f"| {recipe} | {name} | {middle:.4g} [{min(values):.4g}..{max(values):.4g}] | {mean:.4g} | {n} |"
+            f"| {recipe} | {name} | {middle:.4g} [{min(values):.4g}..{max(values):.4g}] | "
+            f"{mean:.4g} | {n} |"
         )
 
 

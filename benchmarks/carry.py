@@ -52,7 +52,8 @@ def carry(folder: Path, python: str, packages: list[str], data: Path | None, mib
     size = (_size(folder) + sum(path.stat().st_size for path in _checkout())) / MIB
     if size > mib:
         raise SystemExit(
-            f"error: {folder}: {size:.1f} MiB travel with the checkout, allowed are {mib:g}; carry less"
+            f"error: {folder}: {size:.1f} MiB travel with the checkout, "
+            f"allowed are {mib:g}; carry less"
         )
     return size
 

@@ -104,7 +104,8 @@ def run(n: int, data_dir: Path | None) -> list[report.Comparison]:
                 ours_peak.append(our_peak)
                 theirs_peak.append(peak)
                 print(
-                    f"data: {our_seconds:.2f} / {seconds:.2f} s = {times[-1]:.3f}; memory {our_peak:.2f}, {peak:.2f}"
+                    f"data: {our_seconds:.2f} / {seconds:.2f} s = {times[-1]:.3f}; "
+                    f"memory {our_peak:.2f}, {peak:.2f}"
                 )
     return [
         report.Comparison(

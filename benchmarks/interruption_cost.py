@@ -88,12 +88,14 @@ def main() -> None:
         # Training waits for the last one in any case.
         ratios = [seconds / step for seconds in stalls.saves[:-1]]
         print(
-            f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], n={len(ratios)}"
+            f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], "
+            f"n={len(ratios)}"
         )
     # A second of the writer's is taken from the training, of which every processor has a share.
     cost = median(background.saves[:-1]) + median(waiting.work) / os.cpu_count()
     print(
-        f"  at the default interval, {INTERVAL:.0f} s, all in all: {cost / INTERVAL:.4f} of the training's time"
+        f"  at the default interval, {INTERVAL:.0f} s, all in all: "
+        f"{cost / INTERVAL:.4f} of the training's time"
     )
     notes = median(background.notes[2:])
     print(f"what is noted of a step takes {notes * 1e6:.0f} us, {notes / step:.6f} of it")
@@ -101,7 +103,8 @@ def main() -> None:
     four = agreement(4) / step
     print(f"an agreement, once a second, takes {two:.5f} of a step with 2 ranks, {four:.5f} with 4")
     print(
-        f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} ({fresh:.1f} s), n=3"
+        f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} "
+        f"({fresh:.1f} s), n=3"
     )
 
 

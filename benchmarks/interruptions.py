@@ -53,8 +53,9 @@ def soak(kind: str, rounds: int, seed: int) -> None:
                 flush=True,
             )
     print(
-        f"{kind}: {rounds} jobs of {seconds:.0f} s, seed {seed}: {counts}; from a stop to the end of all "
-        f"{median(leaving or [0]):.1f} s, {max(leaving or [0]):.1f} s at most",
+        f"{kind}: {rounds} jobs of {seconds:.0f} s, seed {seed}: {counts}; "
+        f"from a stop to the end of all {median(leaving or [0]):.1f} s, "
+        f"{max(leaving or [0]):.1f} s at most",
         flush=True,
     )
 

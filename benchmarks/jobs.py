@@ -37,7 +37,8 @@ def check(instances: list[int], flags: list[str]) -> None:
     """Leave with a line for what would not give a table."""
     if 1 not in instances:
         raise SystemExit(
-            f"error: --instances: found {instances}, needed is 1 among them: the others are compared to it"
+            f"error: --instances: found {instances}, needed is 1 among them: "
+            "the others are compared to it"
         )
     given = {word.partition("=")[0] for word in flags}
     if wrong := [flag for flag in REFUSED if flag in given]:

@@ -98,8 +98,8 @@ def step(rounds: list[Round], batch_size: int) -> str:
     megabytes = median(turn.sent for turn in two) / 1e6
     overlap = median(turn.overlapped / turn.seconds for turn in two)
     return (
-        f"our step of {batch_size} images a rank: {seconds:.4f} s on one node, {both:.4f} s on two; "
-        f"sent by a node in a step: {megabytes:.2f} MB\n"
+        f"our step of {batch_size} images a rank: {seconds:.4f} s on one node, "
+        f"{both:.4f} s on two; sent by a node in a step: {megabytes:.2f} MB\n"
         f"to predict: --step={seconds:.4f} --megabytes={megabytes:.2f} --overlap={overlap:.3f} "
         f"--batch_size={batch_size}"
     )

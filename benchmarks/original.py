@@ -116,7 +116,10 @@ def run(n: int, steps: int, data_dir: Path | None) -> list[report.Comparison]:
         ("original", training.BATCH_SIZE, []),
         ("original, recipe cpu", None, ["--config=cpu"]),
     ):
-        what = f"turns of {steps} steps, {images}: our training{', recipe cpu' * bool(more)} / the original's recipe"
+        what = (
+            f"turns of {steps} steps, {images}: our training{', recipe cpu' * bool(more)} / "
+            "the original's recipe"
+        )
         ours = partial(training.train, data=[*more, *flags], batch_size=batch)
         found.append(turns.compare(name, what, ours, partial(recipe, data_dir=data_dir), n, steps))
     return found
@@ -125,7 +128,8 @@ def run(n: int, steps: int, data_dir: Path | None) -> list[report.Comparison]:
 def accuracies(n: int, data_dir: Path) -> None:
     """Print the accuracy on the test set of the recipe `cpu`, and of the original's after as many seconds."""
     print(
-        "| seed | seconds of training | recipe cpu: accuracy | the original's recipe: images, accuracy |"
+        "| seed | seconds of training | recipe cpu: accuracy | the original's recipe: "
+        "images, accuracy |"
     )
     print("| --- | --- | --- | --- |")
     for seed in range(1, n + 1):

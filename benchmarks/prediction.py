@@ -111,7 +111,8 @@ def run(instance_type: list[str], gbps: float | None, **job: float) -> None:
     for name in instance_type:
         instance = Instance(INSTANCES[name].devices, gbps or INSTANCES[name].gbps)
         print(
-            f"\n{name}: {instance.devices} rank{'s' if instance.devices > 1 else ''} a node, {instance.gbps:g} Gbps\n"
+            f"\n{name}: {instance.devices} rank{'s' if instance.devices > 1 else ''} a node, "
+            f"{instance.gbps:g} Gbps\n"
         )
         print(report.improvements({nodes: epoch(chosen, instance, nodes) for nodes in NODES}))
 

@@ -32,7 +32,10 @@ class Comparison:
         low = min(self.ratios)
         middle = statistics.median(self.ratios)
         high = max(self.ratios)
-        return f"| {self.name} | {middle:.3f} [{low:.3f}..{high:.3f}] | {len(self.ratios)} | {self.what} |"
+        return (
+            f"| {self.name} | {middle:.3f} [{low:.3f}..{high:.3f}] | "
+            f"{len(self.ratios)} | {self.what} |"
+        )
 
 
 def parser(manual: str) -> argparse.ArgumentParser:
@@ -60,7 +63,10 @@ def publish(comparisons: Sequence[Comparison]) -> None:
 def improvements(seconds: Mapping[int, float]) -> str:
     """Return the original article's table: instances, time, and how many times faster than one instance that is."""
     rows = [
-        f"| {count} | {time:.2f} s | {seconds[1] / time:.2f}x | {f'{ARTICLE[count]}x' if count in ARTICLE else ''} |"
+        (
+            f"| {count} | {time:.2f} s | {seconds[1] / time:.2f}x | "
+            f"{f'{ARTICLE[count]}x' if count in ARTICLE else ''} |"
+        )
         for count, time in sorted(seconds.items())
     ]
     return "\n".join(
@@ -92,9 +98,15 @@ def machine() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    cpu = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    cpu = (
+        f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores, "
+        f"{torch.get_num_threads()} threads"
+    )
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    versions = f"python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}"
+    versions = (
+        f"python {platform.python_version()}, torch {torch.__version__}, "
+        f"torchvision {torchvision.__version__}"
+    )
     return (
         f"hardware: {cpu}; GPU: {gpu}; load: {os.getloadavg()[0]:.1f}\n"
         f"versions: {versions}, pytorch-lightning {pytorch_lightning.__version__}\n"

@@ -62,10 +62,12 @@ def main(interruptions: int, seed: int, engine: str, epochs: int) -> None:
     same = weights[0].keys() == weights[1].keys()
     same = same and all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
     print(
-        f"seed {seed}, {sort}: {met} interruptions, weights {'the same' if same else 'NOT THE SAME'}"
+        f"seed {seed}, {sort}: {met} interruptions, weights "
+        f"{'the same' if same else 'NOT THE SAME'}"
     )
     print(
-        f"alone {seconds[0]:.0f} s, interrupted {seconds[1]:.0f} s in {len(record['attempts'])} attempts"
+        f"alone {seconds[0]:.0f} s, interrupted {seconds[1]:.0f} s in "
+        f"{len(record['attempts'])} attempts"
     )
 
 

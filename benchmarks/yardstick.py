@@ -109,7 +109,8 @@ def run(n: int, steps: int) -> None:
                 name, {kind: round(value, 3) for kind, value in found[name][-1].items()}, flush=True
             )
     print(
-        f"\n{report.machine()}\n\n| ms of an image | user | kernel | data worker | all | pages | n |"
+        f"\n{report.machine()}\n\n"
+        "| ms of an image | user | kernel | data worker | all | pages | n |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, values in found.items():

@@ -213,15 +213,18 @@ def main() -> None:
             if alive:
                 line = source.splitlines()[node.lineno - 1].strip()
                 print(
-                    f"SURVIVED {module}:{node.lineno} {kind}: {line}  ->  {ast.unparse(other)[:60]}",
+                    f"SURVIVED {module}:{node.lineno} {kind}: "
+                    f"{line}  ->  {ast.unparse(other)[:60]}",
                     flush=True,
                 )
             print(
-                f"{number}/{len(chosen)} {module} {kind} {time.monotonic() - began:.0f} s, {lived} survived",
+                f"{number}/{len(chosen)} {module} {kind} {time.monotonic() - began:.0f} s, "
+                f"{lived} survived",
                 flush=True,
             )
     print(
-        f"{len(chosen)} mutants (seed {args.seed}): {lived} survived, {lived / max(1, len(chosen)):.1%}"
+        f"{len(chosen)} mutants (seed {args.seed}): {lived} survived, "
+        f"{lived / max(1, len(chosen)):.1%}"
     )
 
 

@@ -873,7 +873,8 @@ def main() -> None:
         if done >= given.n and not given.numbers:
             break
     print(
-        f"{done} jobs{'' if given.numbers else f' of seed {given.seed}'}, {wrong} not as they must be",
+        f"{done} jobs{'' if given.numbers else f' of seed {given.seed}'}, "
+        f"{wrong} not as they must be",
         flush=True,
     )
     sys.exit(bool(wrong))

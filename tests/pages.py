@@ -19,7 +19,8 @@ TESTS = {
         "test_drill.py::test_the_page_drills_before_it_launches",
     ],
     "docs/from-the-tutorial.md": [
-        "test_from_the_tutorial.py::test_the_tutorials_command_and_hyperparameters_parse"  # it needs a GPU
+        # The page's own command needs a GPU.
+        "test_from_the_tutorial.py::test_the_tutorials_command_and_hyperparameters_parse",
     ],
     "docs/gpu.md": [  # with --miniature
         "test_gpu.py::test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing",

@@ -112,7 +112,7 @@ def _rank(function, args, environment, folder: Path, log: Path, connection) -> N
     connection.send_bytes(pickle.dumps(answer))
 
 
-# What the ranks train -------------------------------------------------------------------------------------------------
+# What the ranks train -----------------------------------------------------------------------------
 
 
 class Numbered(ResidentDataModule):

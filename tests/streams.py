@@ -30,7 +30,7 @@ def noise() -> float:
     return float(torch.rand(()) + np.random.rand() + random.random())
 
 
-# Streams --------------------------------------------------------------------------------------------------------------
+# Streams ------------------------------------------------------------------------------------------
 
 
 class Buffered(IterableDataset):
@@ -239,7 +239,7 @@ class Remembered(Points):
         self.seen = state["seen"]
 
 
-# Generators that are made on the way ----------------------------------------------------------------------------------
+# Generators that are made on the way --------------------------------------------------------------
 
 
 class Lazy(Points):
@@ -333,7 +333,7 @@ class Ordered(Points):
         return inputs + self.weights[index], labels
 
 
-# Loaders --------------------------------------------------------------------------------------------------------------
+# Loaders ------------------------------------------------------------------------------------------
 
 
 class Unsteady:
@@ -563,7 +563,7 @@ class Mixed(LightningDataModule):
         return StreamingDataLoader(both, batch_size=4, num_workers=self.workers)
 
 
-# Modules and callbacks ------------------------------------------------------------------------------------------------
+# Modules and callbacks ----------------------------------------------------------------------------
 
 
 class Both(Model):

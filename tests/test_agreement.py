@@ -62,7 +62,10 @@ def test_a_batch_that_takes_long_is_no_rank_that_hangs(tmp_path: Path, took, end
         ["python", "-c", WAITING, took], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)}
     )
     assert run.returncode == ended, run.stdout
-    line = "interrupted, resume from step 0: SIGTERM; no batch came to its end within 0 s, so there is no newer checkpoint"
+    line = (
+        "interrupted, resume from step 0: SIGTERM; no batch came to its end within 0 s, "
+        "so there is no newer checkpoint"
+    )
     assert ("the batch is done" in run.stdout) is (ended == 0) and (line in run.stdout) is (
         ended == 143
     )

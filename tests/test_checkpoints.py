@@ -468,9 +468,8 @@ def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
     Path(names[2]).unlink()
     assert best.readable() == ""
     last = capsys.readouterr().out.splitlines()[-1]
-    assert (
-        last
-        == f"warning: {names[2]}, the best model, is not there; the last one is written in its place"
+    assert last == (
+        f"warning: {names[2]}, the best model, is not there; the last one is written in its place"
     )
 
 

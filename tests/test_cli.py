@@ -552,10 +552,12 @@ def test_all_wrong_flags_are_named_at_once(tmp_path):
     assert said == (  # the classes are all that this process has imported, other tests' included
         "--max_epochs: is no flag here; did you mean --trainer.max_epochs?; "
         "also --data: found 'Nope', allowed are CLASSES or the import path of a subclass "
-        "of LightningDataModule; also stray: is no flag here; flags are --config, --seed_everything, --lr_scaling, "
-        "--optimizer, --lr_scheduler; in groups: --trainer, --model, --data, --logger, --checkpoint, --resume, "
-        "--progress, --system, --divergence; also --trainer.gpus: is no flag here; use --trainer.accelerator=gpu and "
-        "--trainer.devices=N (-1: all); also --trainer.max_steps: found 'b', allowed is int"
+        "of LightningDataModule; also stray: is no flag here; flags are --config, "
+        "--seed_everything, --lr_scaling, --optimizer, --lr_scheduler; in groups: --trainer, "
+        "--model, --data, --logger, --checkpoint, --resume, --progress, --system, --divergence; "
+        "also --trainer.gpus: is no flag here; "
+        "use --trainer.accelerator=gpu and --trainer.devices=N (-1: all); "
+        "also --trainer.max_steps: found 'b', allowed is int"
     )
 
 
@@ -572,14 +574,16 @@ def test_a_fraction_for_validation_that_is_none(value, found):
 
 def test_those_in_a_file_of_flags_too(tmp_path):
     (tmp_path / "mine.yaml").write_text(
-        "trainer: {gpus: 2, max_steps: 3}\ndata: {class_path: DigitsDataModule, init_args: {batch_size: x}}\n"
+        "trainer: {gpus: 2, max_steps: 3}\n"
+        "data: {class_path: DigitsDataModule, init_args: {batch_size: x}}\n"
     )
     with pytest.raises(UserError) as error:
         cli("--config=mine.yaml", "--trainer.max_epochs=a")
     assert str(error.value) == (
-        "--trainer.gpus: is no flag here; use --trainer.accelerator=gpu and --trainer.devices=N (-1: all) (in "
-        "mine.yaml); also --data.batch_size: found 'x', allowed is int (in mine.yaml); also --trainer.max_epochs: "
-        "found 'a', allowed is int or null"
+        "--trainer.gpus: is no flag here; use --trainer.accelerator=gpu and --trainer.devices=N "
+        "(-1: all) (in mine.yaml); also --data.batch_size: found 'x', "
+        "allowed is int (in mine.yaml); also --trainer.max_epochs: found 'a', "
+        "allowed is int or null"
     )
 
 

@@ -14,7 +14,8 @@ from containers import ROOT
 from pages import FENCE, PAGES, TESTS
 
 COMMAND = re.compile(
-    r"(?:[A-Z_]+=\S+ )*(?:make|python3?|\.venvs?/\S+|docker|torchrun|tensorboard|pip|scripts/\S+(?= ))(?= |$)"
+    r"(?:[A-Z_]+=\S+ )*"
+    r"(?:make|python3?|\.venvs?/\S+|docker|torchrun|tensorboard|pip|scripts/\S+(?= ))(?= |$)"
 )
 
 RUN = "test_readme.py::test_a_block_of_a_page"
@@ -33,7 +34,9 @@ BETWEEN_THE_LINES = {
     "pip install .": "test_package.py::test_a_wheel_installs_into_an_empty_environment",
     "make compat": "test_commands.py::test_what_make_runs_for_developers",
     "make compat LIGHTNING=2.5.2": "test_commands.py::test_what_make_runs_for_developers",
-    "make compat PACKAGE=lightning LIGHTNING=2.6.6": "test_commands.py::test_what_make_runs_for_developers",
+    "make compat PACKAGE=lightning LIGHTNING=2.6.6": (
+        "test_commands.py::test_what_make_runs_for_developers"
+    ),
     "make test": "test_commands.py::test_what_continuous_integration_runs",
     "make lint": "test_commands.py::test_what_continuous_integration_runs",
     "COMPILER=1 make build": "test_container.py::test_a_compiler_is_a_build_argument",
@@ -41,21 +44,35 @@ BETWEEN_THE_LINES = {
     "make lock": "test_locks.py::test_make_lock_changes_nothing_where_lock_and_list_agree",
     "make sbom": "test_locks.py::test_the_sbom_of_an_environment",
     "make audit": "test_locks.py::test_an_audit",
-    "python -m sagemaker_lightning.doctor": "test_doctor.py::test_the_program_on_a_machine_without_a_gpu",
-    "SAGEMAKER_PROGRAM=app/train_torchrun.py make build": "test_container.py::test_the_program_is_a_build_argument",
-    "make benchmark": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
+    "python -m sagemaker_lightning.doctor": (
+        "test_doctor.py::test_the_program_on_a_machine_without_a_gpu"
+    ),
+    "SAGEMAKER_PROGRAM=app/train_torchrun.py make build": (
+        "test_container.py::test_the_program_is_a_build_argument"
+    ),
+    "make benchmark": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
     "make scaling": "test_scaling.py::test_two_cores_are_compared_as_nodes",
     # Need a GPU.
     'make gpu FLAGS="--data_dir cifar10"': GPU[0],
-    "python -m benchmarks.accuracy fast --data_dir cifar10 --n 25": "test_benchmarks.py::test_a_recipe_is_measured",
+    "python -m benchmarks.accuracy fast --data_dir cifar10 --n 25": (
+        "test_benchmarks.py::test_a_recipe_is_measured"
+    ),
     # Need AWS.
     "make push REPOSITORY=sagemaker-lightning": "test_scripts.py::test_a_push_to_amazon_ecr",
     "make push REPOSITORY=...": "test_scripts.py::test_a_push_to_amazon_ecr",
     "make push REPOSITORY=HOST/NAME": "test_scripts.py::test_a_push_to_a_registry",
-    "scripts/upload_data.sh s3://BUCKET/cifar10": "test_scripts.py::test_the_data_is_fetched_once_and_copied",
+    "scripts/upload_data.sh s3://BUCKET/cifar10": (
+        "test_scripts.py::test_the_data_is_fetched_once_and_copied"
+    ),
     "scripts/launch.py --drill": LAUNCH,
-    "tensorboard --logdir s3://my-bucket/logs": "test_watching.py::test_tensorboard_on_s3_while_the_job_runs",
-    "python -m benchmarks.scaling sagemaker --instances 1 2 4 8 -- FLAGS": "test_scaling.py::test_the_jobs_of_a_table",
+    "tensorboard --logdir s3://my-bucket/logs": (
+        "test_watching.py::test_tensorboard_on_s3_while_the_job_runs"
+    ),
+    "python -m benchmarks.scaling sagemaker --instances 1 2 4 8 -- FLAGS": (
+        "test_scaling.py::test_the_jobs_of_a_table"
+    ),
     "python app/train.py": RUN,
     ".venv/bin/python app/train.py": RUN,
     "python app/train_torchrun.py --trainer.devices=2": "test_drill.py::test_two_ranks_by_torchrun",
@@ -65,18 +82,40 @@ BETWEEN_THE_LINES = {
     "docker run IMAGE python app/train.py": RUN,
     "scripts/merge_parts.py MODEL... --output=FOLDER": RUN,
     "python -m sagemaker_lightning.drill -- python my_train.py": DRILL,
-    ".venvs/rehearsal/bin/python -m rehearsal exec -- python my_estimator.py": "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws",
-    ".venvs/rehearsal/bin/python -m rehearsal interrupt JOB --host=algo-2 --unwarned": "test_rehearsal.py::test_an_interruption_by_hand",
+    ".venvs/rehearsal/bin/python -m rehearsal exec -- python my_estimator.py": (
+        "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws"
+    ),
+    ".venvs/rehearsal/bin/python -m rehearsal interrupt JOB --host=algo-2 --unwarned": (
+        "test_rehearsal.py::test_an_interruption_by_hand"
+    ),
     "python -m benchmarks.carry --data FOLDER": GPU[1],
-    "python -m benchmarks.gpu report FILE": "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs",
-    "python -m benchmarks.gpu report --write": "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs",
-    "python -m benchmarks.image IMAGE": "test_benchmarks.py::test_the_image_and_a_change_of_it_are_measured",
-    "python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1": "test_benchmarks.py::test_an_interrupted_job_is_compared",
-    "python -m benchmarks.original": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
-    "python -m benchmarks.proof": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
-    "python -m benchmarks.scaling predict --step=SECONDS": "test_scaling.py::test_two_cores_are_compared_as_nodes",
-    "python -m benchmarks.side_by_side": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
-    "python -m benchmarks.spot": "test_benchmarks.py::test_a_spot_job_ends_with_the_bits_of_one_left_alone",
+    "python -m benchmarks.gpu report FILE": (
+        "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs"
+    ),
+    "python -m benchmarks.gpu report --write": (
+        "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs"
+    ),
+    "python -m benchmarks.image IMAGE": (
+        "test_benchmarks.py::test_the_image_and_a_change_of_it_are_measured"
+    ),
+    "python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1": (
+        "test_benchmarks.py::test_an_interrupted_job_is_compared"
+    ),
+    "python -m benchmarks.original": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
+    "python -m benchmarks.proof": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
+    "python -m benchmarks.scaling predict --step=SECONDS": (
+        "test_scaling.py::test_two_cores_are_compared_as_nodes"
+    ),
+    "python -m benchmarks.side_by_side": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
+    "python -m benchmarks.spot": (
+        "test_benchmarks.py::test_a_spot_job_ends_with_the_bits_of_one_left_alone"
+    ),
     "python -m benchmarks.yardstick": "test_benchmarks.py::test_processor_time_is_counted",
 }
 SAID = {

@@ -70,7 +70,8 @@ CHANGES = {
     "curve": (
         4.0,
         "curve",
-        "ml/checkpoints/tensorboard/version_0: loss, row 1: (1, 2.0) left alone, (1, 4.0) interrupted",
+        "ml/checkpoints/tensorboard/version_0: loss, row 1: (1, 2.0) left alone, "
+        "(1, 4.0) interrupted",
     ),
     "row": ("4", "curve", "work/rows.csv, row 2: ['1', '3'] left alone, ['1', '4'] interrupted"),
 }
@@ -136,7 +137,10 @@ def test_what_a_run_has_no_moment_for_is_said():
 
 
 def test_what_a_run_says_of_itself():
-    said = "resuming from step 4: x\nresumed at step 4: the next step is that of before\nerror: no\nerror: a [host b]\n"
+    said = (
+        "resuming from step 4: x\nresumed at step 4: the next step is that of before\nerror: no\n"
+        "error: a [host b]\n"
+    )
     ended = command.Ended(1, True, f"{said}last\n")
     assert (
         ended.verdict == "resumed at step 4: the next step is that of before"

@@ -57,7 +57,8 @@ def test_no_private_name_has_moved():
                         or "its users"
                     )
                     moved.append(
-                        f"{module}.{name}: found {found}, expected {forms}; sagemaker_lightning/compat/{ours}.py, {who}"
+                        f"{module}.{name}: found {found}, expected {forms}; "
+                        f"sagemaker_lightning/compat/{ours}.py, {who}"
                     )
     versions_of = f"Lightning {pytorch_lightning.__version__}, torch {torch.__version__}"
     assert not moved, "\n".join([f"{versions_of}: {len(moved)} names have moved:", *moved])

@@ -326,9 +326,9 @@ def test_the_doctor_and_an_older_driver_in_the_image(container, tmp_path: Path):
     assert run.returncode == 1, run.stdout  # torch finds no GPU
     assert "path=/opt/conda/envs/sagemaker-lightning/cuda-compat\n" in run.stdout
     assert (
-        "note  GPU driver: GPU driver 535.183.01 is older than CUDA 13.2 needs (R580); NVIDIA's comp"
-        in run.stdout
-    )
+        "note  GPU driver: GPU driver 535.183.01 is older than CUDA 13.2 needs (R580); "
+        "NVIDIA's comp"
+    ) in run.stdout
     assert "WRONG torch: cannot compute on the GPU (" in run.stdout and run.stdout.endswith(
         "1 wrong\n"
     )
@@ -344,7 +344,10 @@ def test_pip_takes_no_malicious_release_in_the_image(container):
 
 
 def test_lightning_bolts_is_in_the_image(container):
-    code = "from pl_bolts.datamodules import CIFAR10DataModule as D; print('classes', D('/tmp').num_classes)"
+    code = (
+        "from pl_bolts.datamodules import CIFAR10DataModule as D; "
+        "print('classes', D('/tmp').num_classes)"
+    )
     assert "classes 10" in container("python", "-W", "ignore", "-c", code).stdout
 
 
@@ -390,7 +393,8 @@ def test_the_program_is_a_build_argument(image: str, tag: str, tmp_path: Path):
     run = build(tag, **build_variables(), SAGEMAKER_PROGRAM="app/train_torchrun.py")
     assert run.returncode == 0, run.stdout[-3000:]
     (tmp_path / "hyperparameters.json").write_text(
-        '{"trainer.max_steps": "2", "trainer.devices": "2", "data.batch_size": "32", "trainer.accelerator": "cpu"}'
+        '{"trainer.max_steps": "2", "trainer.devices": "2", "data.batch_size": "32", '
+        '"trainer.accelerator": "cpu"}'
     )
     path = "/opt/ml/input/config/hyperparameters.json"
     done = docker("run", "--rm", *mount(tmp_path / "hyperparameters.json", path, "ro"), tag)

@@ -357,7 +357,8 @@ def test_the_split_is_that_of_lightning_bolts(cifar, tmp_path, val_split, seed):
 def test_the_class_of_lightning_bolts_trains(tmp_path):
     write_cifar(tmp_path)
     program = (
-        "from torchvision.datasets import cifar; cifar.check_integrity = lambda path, md5: True;"  # as above
+        "from torchvision.datasets import cifar; "
+        "cifar.check_integrity = lambda path, md5: True;"  # as above
         "from app.train import main; main()"
     )
     flags = [

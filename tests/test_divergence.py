@@ -66,9 +66,9 @@ def test_a_loss_that_is_infinite_fails_the_job_at_its_step(fit, tmp_path: Path, 
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: the loss is inf at step 5; the last finite loss was 0.7")
     assert (
-        "at step 4; try a lower learning rate, --trainer.gradient_clip_val=1, or look for NaN in the data"
-        in error
-    )
+        "at step 4; try a lower learning rate, --trainer.gradient_clip_val=1, "
+        "or look for NaN in the data"
+    ) in error
     assert not (tmp_path / "output/model/model.json").exists()
     assert not [name for name in checkpoints(tmp_path) if "5" in name]
 
@@ -78,9 +78,9 @@ def test_weights_that_are_not_finite_are_never_saved(fit, tmp_path: Path):
     said, status = fit("--model.how=gradient", "--resume.every_n_steps=1")
     assert status == 1
     assert (
-        "error: weights are NaN or infinite after step 5; the last finite loss was 0.7028, at step 5"
-        in said
-    )
+        "error: weights are NaN or infinite after step 5; "
+        "the last finite loss was 0.7028, at step 5"
+    ) in said
     assert checkpoints(tmp_path) == [
         "last.ckpt",
         *(f"step-00000000{step}.ckpt" for step in (2, 3, 4)),

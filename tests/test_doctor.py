@@ -14,8 +14,14 @@ from sagemaker_lightning.doctor import checks, gpu_driver
 from sagemaker_lightning.doctor.checks import Level, Machine
 
 # The text of the driver's own file, of the closed and of the open kernel module.
-CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sun May 12 19:39:15 UTC 2024\nGCC version: gcc 7.3.1\n"
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (archlinux-builder)\n"
+CLOSED = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sun May 12 19:39:15 UTC 2024\n"
+    "GCC version: gcc 7.3.1\n"
+)
+OPEN = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  "
+    "Release Build  (archlinux-builder)\n"
+)
 Space = namedtuple("Space", "f_bavail f_blocks f_frsize")
 
 

@@ -77,21 +77,24 @@ INEXACT = {
         "Joined",
         "stop-in-epoch",
         "DIFFERENT, first in the batch of step 7 (epoch 1, batch 2)",
-        "inexact.CALLS, which changes while the run trains, and which no checkpoint has; make a sample a function",
+        "inexact.CALLS, which changes while the run trains, and which no checkpoint has; "
+        "make a sample a function",
     ),
     "a variable of a module": (
         "Counting",
         "Data",
         "kill-at-epoch-end",
         "DIFFERENT, first in the loss of step 3 (epoch 0, batch 2): ",
-        "inexact.CALLS, which changes while the run trains, and which no checkpoint has; keep it in buffers",
+        "inexact.CALLS, which changes while the run trains, and which no checkpoint has; "
+        "keep it in buffers",
     ),
     "a rate that counts": (
         "Rate",
         "Data",
         "stop-at-epoch-end",
         "DIFFERENT, first in the learning rate of step 6 (epoch 1, batch 1): 0.001666",
-        "calls, which changes while the run trains, and which no checkpoint has; return it from configure_optimizers",
+        "calls, which changes while the run trains, and which no checkpoint has; "
+        "return it from configure_optimizers",
     ),
     "a metric": (
         "Metric",

@@ -51,7 +51,10 @@ def fit(tmp_path: Path, monkeypatch, capfd):
 def test_code_that_leaves_with_status_0_is_a_failure(fit, tmp_path: Path, job):
     said, status = fit("--model.how=exit", job=job)
     assert status == 1 and "Traceback" not in said
-    error = "error: diverging.py, line .* in _goes_wrong: left by SystemExit with status 0 before the model was written"
+    error = (
+        "error: diverging.py, line .* in _goes_wrong: left by SystemExit with status 0 before the "
+        "model was written"
+    )
     assert re.search(error, said)
     if job:
         assert (
@@ -77,7 +80,9 @@ def test_a_flag_that_only_prints_is_a_failure_in_a_job_and_none_on_a_desk(
 STEPS = {
     "images, labels = 1, 2, 3": "ValueError: too many values to unpack",
     "dict()['x']": "KeyError: 'x'",
-    "self.log('loss', 1.0, on_step=False, on_epoch=False)": "MisconfigurationException: `self.log(on_step=False",
+    "self.log('loss', 1.0, on_step=False, on_epoch=False)": (
+        "MisconfigurationException: `self.log(on_step=False"
+    ),
 }
 
 
@@ -88,7 +93,10 @@ def somebodys(request, monkeypatch) -> Callable[[str, str], str]:
 
     def make(method: str, line: str) -> str:
         file = ROOT / f"{request.param.replace('.', '/')}.py"
-        source = "import torch\nfrom diverging import Diverging\nfrom sagemaker_lightning import UserError\n\n\n"
+        source = (
+            "import torch\nfrom diverging import Diverging\n"
+            "from sagemaker_lightning import UserError\n\n\n"
+        )
         source += f"class Mine(Diverging):\n    def {method}:\n        {line}\n"
         module = types.ModuleType(request.param)
         exec(compile(source, str(file), "exec"), vars(module))
@@ -167,9 +175,9 @@ def test_a_batch_larger_than_the_data_is_told(fit):
     said, status = fit("--model=foreign.Model", "--data=foreign.Data", "--data.size=5")
     assert status == 0
     assert (
-        "warning: a batch size of 8 on 1 rank(s) is more than the 5 samples there are: each epoch is one step"
-        in said
-    )
+        "warning: a batch size of 8 on 1 rank(s) is more than the 5 samples there are: "
+        "each epoch is one step"
+    ) in said
 
 
 def test_on_a_desk_and_in_a_checkpoint_folder_they_stay(fit, tmp_path: Path, monkeypatch):

@@ -19,8 +19,11 @@ FULL = {
     "SM_CHANNEL_TRAINING": "/b",
     "SM_CHANNEL_CODE": "/c",
     "SM_CHANNEL_SM_DRIVERS": "/d",
-    "SM_INPUT_DATA_CONFIG": '{"training": {"TrainingInputMode": "File", "S3DistributionType": "ShardedByS3Key"}, '
-    '"my-data": {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}, "code": {}}',
+    "SM_INPUT_DATA_CONFIG": (
+        '{"training": {"TrainingInputMode": "File", "S3DistributionType": "ShardedByS3Key"}, '
+        '"my-data": {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}, '
+        '"code": {}}'
+    ),
     "SM_MODEL_DIR": "/e",
     "SM_OUTPUT_DATA_DIR": "/f",
     "SM_CHECKPOINT_DIR": "/g",

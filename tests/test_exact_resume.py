@@ -100,7 +100,7 @@ def test_a_program_of_ones_own(tmp_path: Path, case: str):
         assert [path.name for path in ours.iterdir()] == ["version_0"]
 
 
-# In somebody else's process ------------------------------------------------------------------------------------------
+# In somebody else's process -----------------------------------------------------------------------
 
 
 def handlers() -> list:
@@ -206,7 +206,7 @@ def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):
     assert "".join(capfd.readouterr()).count("warning: fit is not called in the main thread") == 1
 
 
-# One line each -------------------------------------------------------------------------------------------------------
+# One line each ------------------------------------------------------------------------------------
 
 
 def test_a_second_one_is_refused(tmp_path: Path):
@@ -278,9 +278,9 @@ def test_processes_that_are_copies_of_this_one_are_refused(tmp_path: Path):
     trainer = short(tmp_path / "a", devices=2, strategy="ddp_spawn")
     error = resume._unsupported(trainer.strategy)
     assert (
-        "DDPStrategy, which copies this process, whose runs cannot be resumed; allowed are one device"
-        in str(error)
-    )
+        "DDPStrategy, which copies this process, whose runs cannot be resumed; "
+        "allowed are one device"
+    ) in str(error)
 
 
 def test_a_version_of_lightning_that_is_not_supported_is_one_line(monkeypatch):
@@ -306,7 +306,7 @@ def test_a_copy_is_one_of_its_own(tmp_path: Path):
         assert copied.arguments == each.arguments
 
 
-# Where a run begins --------------------------------------------------------------------------------------------------
+# Where a run begins -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [11, 15])
@@ -346,7 +346,7 @@ class Stops(pl.Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-# The others, alone ---------------------------------------------------------------------------------------------------
+# The others, alone --------------------------------------------------------------------------------
 
 
 def test_a_loader_is_deterministic_without_a_trainer():
@@ -401,7 +401,7 @@ def test_a_job_gets_a_line_and_the_failure_file(tmp_path: Path, monkeypatch, cap
     )
 
 
-# The documentation ---------------------------------------------------------------------------------------------------
+# The documentation --------------------------------------------------------------------------------
 
 BLOCKS = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs/your-own-trainer.md").read_text(), re.DOTALL

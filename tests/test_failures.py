@@ -14,7 +14,10 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import ended_rank, explain, last_error, reported, write
 from sagemaker_lightning.launch import toolkit_hook
 
-OF_TORCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.7 GiB"
+OF_TORCH = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+    "GPU 0 has a total capacity of 15.7 GiB"
+)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +76,10 @@ OF_TORCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 G
         ),
         (
             "ValueError",
-            "Expected more than 1 value per channel when training, got input size torch.Size([1, 8])",
-            "batch norm cannot train on a batch of one sample, such as the last of an epoch: give another --data.batch_",
+            "Expected more than 1 value per channel when training, "
+            "got input size torch.Size([1, 8])",
+            "batch norm cannot train on a batch of one sample, such as the last of an epoch: "
+            "give another --data.batch_",
         ),
         ("KeyError", "'x'", "KeyError: 'x'"),
         (
@@ -140,7 +145,8 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
         (f"{TRACE}pkg.errors.MyError\nbye\n", "MyError", True),
         (f"{TRACE}{OF_TORCH}\n", "out of GPU memory", True),
         (
-            f"{TRACE}KeyError: 'x'\n\nDuring handling of the above exception, another exception:\n\n{TRACE}OSError: y\n",
+            f"{TRACE}KeyError: 'x'\n\n"
+            f"During handling of the above exception, another exception:\n\n{TRACE}OSError: y\n",
             "OSError: y",
             True,
         ),
@@ -152,7 +158,8 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
             True,
         ),
         (
-            f"{TRACE}ValueError: the cause\n{TRACE}RuntimeError: [gloo/pair.cc] Connection closed by peer\n",
+            f"{TRACE}ValueError: the cause\n"
+            f"{TRACE}RuntimeError: [gloo/pair.cc] Connection closed by peer\n",
             "ValueError: the",
             True,
         ),
@@ -177,7 +184,8 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
             True,
         ),
         (
-            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
+            "terminate called after throwing an instance of 'std::bad_alloc'\n"
+            "  what():  std::bad_alloc\n",
             "out of host memory",
             True,
         ),
@@ -185,12 +193,14 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
         (
             '  + Exception Group Traceback (most recent call last):\n  |   File "x"\n'
             "  | ExceptionGroup: eg (1 sub-exception)\n"
-            "  +-+---------------- 1 ----------------\n    | ValueError: one\n    +------------------------------------\n",
+            "  +-+---------------- 1 ----------------\n    | ValueError: one\n"
+            "    +------------------------------------\n",
             "ExceptionGroup: eg (1 sub-exception) 1 ---------------- ValueError: one",
             True,
         ),
         (
-            "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+            "Fatal Python error: Segmentation fault\n\n"
+            "Current thread 0x1 (most recent call first):\n"
             '  File "x.py", line 1 in f\n\n'
             "Extension modules: numpy\n",
             "Fatal Python error: Segmentation fault",
@@ -367,7 +377,9 @@ ACCIDENTS = {
     "images, labels = 1, 2, 3": "ValueError: too many values to unpack",
     "dict()['x']": "KeyError: 'x'",
     "1 / 0": "ZeroDivisionError",
-    "raise ValueError('--flag: found 1, allowed is 2')": "ValueError: --flag: found 1, allowed is 2",
+    "raise ValueError('--flag: found 1, allowed is 2')": (
+        "ValueError: --flag: found 1, allowed is 2"
+    ),
 }
 
 

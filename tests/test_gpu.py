@@ -92,7 +92,7 @@ def test_a_part_of_a_rehearsal(tmp_path):
     assert report.text(Results.read(file)) in done.stdout
 
 
-# What a part may do ---------------------------------------------------------------------------------------------------
+# What a part may do -------------------------------------------------------------------------------
 
 
 def value() -> dict:
@@ -168,7 +168,7 @@ def test_results_go_on_only_where_they_are_of_the_same(tmp_path):
         Results.opened(tmp_path, ABOUT, "2026-01-01")
 
 
-# The machine ----------------------------------------------------------------------------------------------------------
+# The machine --------------------------------------------------------------------------------------
 
 GOOD = {
     "gpu": "H",
@@ -224,7 +224,7 @@ def test_a_call_that_measures_nothing_says_why(flags, line, capsys, monkeypatch,
     assert not list(tmp_path.iterdir())
 
 
-# Figures --------------------------------------------------------------------------------------------------------------
+# Figures ------------------------------------------------------------------------------------------
 
 
 def test_the_table_is_computed_from_the_values(results):
@@ -248,9 +248,9 @@ def test_the_table_is_computed_from_the_values(results):
     text = report.text(results)
     assert "| s | 1.5 [1..2] | 15 [10..20] | 10 [10..10] | 2 |" in text
     assert (
-        "- r: 2 of 3 interrupted jobs ended with the bits of one left alone; 3 kills, 6 stops, 0 hung"
-        in text
-    )
+        "- r: 2 of 3 interrupted jobs ended with the bits of one left alone; "
+        "3 kills, 6 stops, 0 hung"
+    ) in text
     assert "DIFFERENT bits" in text and "Unfinished: 1 of 2." in text and "**fast**" in text
 
 
@@ -286,7 +286,7 @@ def test_a_report_is_printed_or_put_into_the_docs(results, flags, capsys, monkey
     assert (report.text(results) in report.PAGE.read_text()) == bool(flags)
 
 
-# What travels ---------------------------------------------------------------------------------------------------------
+# What travels -------------------------------------------------------------------------------------
 
 
 def test_what_a_machine_lacks_is_carried_up_to_a_size(monkeypatch, tmp_path):

@@ -368,9 +368,9 @@ def test_a_damaged_best_model_that_cannot_be_made_again_is_no_model(tmp_path: Pa
     flip(best)
     said = run.finish()
     assert (
-        f"warning: {best}, the best model, is damaged: its checksum is another one; the last one is written"
-        in said
-    )
+        f"warning: {best}, the best model, is damaged: its checksum is another one; "
+        "the last one is written"
+    ) in said
     assert json.loads((tmp_path / "run/output/model/model.json").read_text())["best_model"] is None
     last = torch.load(tmp_path / "run/output/data/checkpoints/last.ckpt", weights_only=True)[
         "state_dict"
@@ -414,9 +414,9 @@ def test_of_another_run_is_an_error_that_names_what_differs(tmp_path: Path):
         said = run.said[run.before :]
         assert process.returncode == 1 and "Traceback" not in said
         assert (
-            "error: --resume.dirpath=output/data/checkpoints: step-000000011.ckpt is of another run: "
-            in said
-        )
+            "error: --resume.dirpath=output/data/checkpoints: "
+            "step-000000011.ckpt is of another run: "
+        ) in said
         assert says in said
     assert before == {path: path.read_bytes() for path in (tmp_path / "run/output").rglob("*.ckpt")}
     run.finish(
@@ -475,9 +475,9 @@ def test_what_could_not_be_read_again_is_said_before_any_step(tmp_path: Path):
     process.wait(LIMIT)
     assert process.returncode == 1 and run.steps == 0
     assert (
-        "error: a checkpoint of this run could not be read again: thing is a builtins.object (on_save"
-        in run.said
-    )
+        "error: a checkpoint of this run could not be read again: "
+        "thing is a builtins.object (on_save"
+    ) in run.said
 
 
 def test_a_full_disk_costs_no_training(tmp_path: Path):

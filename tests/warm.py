@@ -237,9 +237,12 @@ def _forget() -> None:
     atexit._clear()
     logging.root.handlers.clear()
     buffering = 1 if os.environ.get("PYTHONUNBUFFERED") else -1
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (as long as the process)
+    # These files are open as long as the process runs.
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(  # noqa: SIM115
+        2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     multiprocessing.process._children.clear()

@@ -28,8 +28,8 @@ try:
     from sagemaker_lightning.contract.atomic_files import check_writable
 except ModuleNotFoundError as error:
     raise SystemExit(
-        f"error: the package {error.name} is missing here; install environment.yml's, or see benchmarks/carry.py for a "
-        "machine without a network"
+        f"error: the package {error.name} is missing here; install environment.yml's, "
+        "or see benchmarks/carry.py for a machine without a network"
     ) from None
 
 SLOWER = 10  # times as long may a part take in miniature: on a CPU, beside other work
@@ -46,14 +46,16 @@ def main(arguments: list[str] | None = None) -> int:
         return _error(f"--parts: found {unknown[0]}, allowed are {', '.join(PARTS)}")
     if given.data_dir and not given.data_dir.is_dir():
         return _error(
-            f"--data_dir: found {given.data_dir}, allowed is a folder with CIFAR-10's python version"
+            f"--data_dir: found {given.data_dir}, allowed is a folder with CIFAR-10's "
+            "python version"
         )
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         try:
             here = runner.call(partial(Machine.read, Path(folder)), 120, Path(folder, "log"))
         except (RuntimeError, runner.Overrun) as error:
             return _error(
-                f"GPU: asking for it failed ({error or 'no answer in 120 s'}); look at it by nvidia-smi"
+                f"GPU: asking for it failed ({error or 'no answer in 120 s'}); "
+                "look at it by nvidia-smi"
             )
         if obstacle := here.obstacle(given.miniature):
             return _error(obstacle)

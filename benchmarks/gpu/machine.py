@@ -74,11 +74,15 @@ class Machine:
         if not miniature and not self.gpu:
             if self.driver:
                 return (
-                    f"GPU: torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the one that is "
-                    f"here ({self.trouble}); found is driver {self.driver}, needed one for that CUDA: of the R580 "
-                    "series or later for CUDA 13, R525 for CUDA 12"
+                    f"GPU: torch {torch.__version__}, built for CUDA {torch.version.cuda}, "
+                    f"cannot use the one that is here ({self.trouble}); "
+                    f"found is driver {self.driver}, needed one for that CUDA: "
+                    "of the R580 series or later for CUDA 13, R525 for CUDA 12"
                 )
-            return "GPU: none is found here; run it where there is one, or rehearse it on a CPU with --miniature"
+            return (
+                "GPU: none is found here; run it where there is one, "
+                "or rehearse it on a CPU with --miniature"
+            )
         share = 0.1 if miniature else 1
         for what, found, needed in (
             ("GPU memory", self.gpu_free, 0 if miniature else GPU_MEMORY),
@@ -86,7 +90,10 @@ class Machine:
             ("disk for temporary files", self.disk, share * DISK),
         ):
             if found < needed:
-                return f"{what}: {found:.1f} GiB are free, needed are {needed:g}; end what else takes it"
+                return (
+                    f"{what}: {found:.1f} GiB are free, needed are {needed:g}; "
+                    "end what else takes it"
+                )
         return ""
 
     @property

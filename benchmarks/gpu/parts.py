@@ -65,7 +65,7 @@ class Part:
     """What the report says below the table."""
 
 
-# Exact resume ---------------------------------------------------------------------------------------------------------
+# Exact resume -------------------------------------------------------------------------------------
 
 DETERMINISTIC = {"trainer.deterministic": "true"}
 BF16 = {"trainer.precision": "bf16-mixed"}
@@ -110,14 +110,15 @@ def exact(records: Sequence[Record]) -> str:
         alike = [len(set(record["weights"])) == 1 for record in of_it if "weights" in record]
         count = {key: sum(job[key] for job in jobs) for key in ("right", "kills", "stops", "hung")}
         lines.append(
-            f"- {setting}: {count['right']} of {len(jobs)} interrupted jobs ended with the bits of one left alone; "
-            f"{count['kills']} kills, {count['stops']} stops, {count['hung']} hung; two jobs left alone: "
+            f"- {setting}: {count['right']} of {len(jobs)} interrupted jobs ended with the bits "
+            f"of one left alone; {count['kills']} kills, {count['stops']} stops, "
+            f"{count['hung']} hung; two jobs left alone: "
             f"{'the same bits' if all(alike) else 'DIFFERENT bits'}"
         )
     return "\n".join(lines)
 
 
-# The step -------------------------------------------------------------------------------------------------------------
+# The step -----------------------------------------------------------------------------------------
 
 VARIANTS = {
     "fp32": {},
@@ -175,7 +176,7 @@ RATES = {
     "other, images/s": lambda record: statistics.median(record["other"]),
 }
 
-# The recipes ----------------------------------------------------------------------------------------------------------
+# The recipes --------------------------------------------------------------------------------------
 
 TINY = [
     "--trainer.max_steps=3",
@@ -207,7 +208,7 @@ ACCURACIES = {
     "seconds of the process": lambda record: record["process"],
 }
 
-# The original's recipe ------------------------------------------------------------------------------------------------
+# The original's recipe ----------------------------------------------------------------------------
 
 
 def against_the_original(options: Options) -> list[Task]:
@@ -234,7 +235,7 @@ def against_the_original(options: Options) -> list[Task]:
     ]
 
 
-# Start-up and checkpoints ---------------------------------------------------------------------------------------------
+# Start-up and checkpoints -------------------------------------------------------------------------
 
 
 def costs(options: Options) -> list[Task]:
@@ -287,7 +288,7 @@ COSTS = {
     "of 30 s, in which there is one": lambda record: _stalled(record) / interruption_cost.INTERVAL,
 }
 
-# Similarity -----------------------------------------------------------------------------------------------------------
+# Similarity ---------------------------------------------------------------------------------------
 
 
 def pairs_of_rows(options: Options) -> list[Task]:
@@ -333,7 +334,7 @@ ROWS = {
     "ours / faiss-gpu": _against("faiss-gpu, IndexFlatIP"),
 }
 
-# Profile --------------------------------------------------------------------------------------------------------------
+# Profile ------------------------------------------------------------------------------------------
 
 
 def profiles(options: Options) -> list[Task]:
@@ -364,7 +365,7 @@ PROFILE = {
     "longest gap, ms": lambda record: record["longest_gap"],
 }
 
-# Sweep ----------------------------------------------------------------------------------------------------------------
+# Sweep --------------------------------------------------------------------------------------------
 
 SWEPT = {
     "fast": [
@@ -443,7 +444,8 @@ SWEEP = {
 
 PARTS: dict[str, Part] = {
     "resume": Part(
-        "interrupted jobs that end with the bits of one left alone; to be: all with --trainer.deterministic=true",
+        "interrupted jobs that end with the bits of one left alone; "
+        "to be: all with --trainer.deterministic=true",
         420,
         resume,
         {},

@@ -38,7 +38,8 @@ def text(results: Results) -> str:
         ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
     ]
     lines[-1] += (
-        f". Commit {about['commit']}, {about['date']}. Figures are medians [range]; n is the number of values."
+        f". Commit {about['commit']}, {about['date']}. Figures are medians [range]; "
+        "n is the number of values."
     )
     for name, part in PARTS.items():
         measured = results.parts.get(name)

@@ -133,7 +133,10 @@ def run(
         part["records"].append({"setting": task.setting, "round": task.round} | value)
         part["seconds"] = round(before + time.monotonic() - began, 1)
         results.write()
-        yield f"{name}, {task.setting}, round {task.round}: done in {time.monotonic() - began:.0f} s of this part"
+        yield (
+            f"{name}, {task.setting}, round {task.round}: "
+            f"done in {time.monotonic() - began:.0f} s of this part"
+        )
     missing = len(
         {(task.setting, task.round) for task in tasks}
         - {(r["setting"], r["round"]) for r in part["records"]}
