@@ -19,7 +19,8 @@ from pathlib import Path
 
 from benchmarks.report import ROOT
 
-# LightningCLI's parser, with what it needs. Of environment.yml, sagemaker-training and s3fs are not needed to measure.
+# LightningCLI's parser, with what it needs. The benchmarks do without sagemaker-training and s3fs,
+# which environment.yml has, too.
 LACKING = ("jsonargparse", "docstring-parser", "typeshed-client")
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 17)] + [
     "manylinux2014_x86_64",

@@ -7,8 +7,8 @@ import sys
 
 from benchmarks import report
 
-# The number of instances is this benchmark's, and so is following; with the checkpoints of the job before, a job would
-# go on where that one ended, and a spot job is timed with its interruptions.
+# This benchmark sets the number of instances, and follows each job. With the checkpoints of the job
+# before, a job would go on where that one ended. A spot job's time includes its interruptions.
 REFUSED = (
     "--instance-count",
     "--instance-group",

@@ -23,7 +23,8 @@ from benchmarks.training import RandomDataModule
 
 HOSTS = ("127.0.0.1", "localhost")  # two names of this machine, as SageMaker sorts them
 ROUNDS = 4  # turns of each; the first is not counted
-# Who, on how many nodes, told what: the turns of a round. What is compared most directly is next to each other.
+# The turns of a round: which training, on how many nodes, with which order to the ranks. Turns that
+# are compared most directly stand next to each other.
 TURNS = (
     ("ours", 1, EXCHANGE),
     ("plain", 1, EXCHANGE),

@@ -28,11 +28,11 @@ class Instance:
     devices: int
     """Ranks: GPUs, or one for all cores."""
     gbps: float
-    """Network bandwidth in each direction, 10^9 bit/s; where AWS says "up to", the baseline that is there always."""
+    """Network bandwidth in each direction, 10^9 bit/s; the baseline where AWS says "up to"."""
 
 
-# As EC2's DescribeInstanceTypes has them (BaselineBandwidthInGbps; karpenter-provider-aws lists them all in its
-# zz_generated.bandwidth.go); p3.16xlarge: AWS's page of the P3 instances.
+# The bandwidths are BaselineBandwidthInGbps of EC2's DescribeInstanceTypes (karpenter-provider-aws
+# lists them all in its zz_generated.bandwidth.go); p3.16xlarge: AWS's page of the P3 instances.
 INSTANCES = {
     "ml.c5.xlarge": Instance(devices=1, gbps=1.25),
     "ml.g4dn.xlarge": Instance(devices=1, gbps=5),
@@ -92,16 +92,26 @@ def epoch(job: Job, instance: Instance, nodes: int) -> float:
 
 def assumptions(job: Job) -> str:
     """Return what the tables rest on."""
-    return f"""Predicted, not measured. Assumed:
-- weak scaling: {job.batch_size} images a rank and step on any number of nodes, so that N nodes need N times fewer steps
-  for the {job.images} images of an epoch; the table has the time of an epoch
-- a step takes {job.step:g} s on one node, of whatever type: to be measured on that type, with all its devices
-- {job.megabytes:g} MB of gradients a step, in {job.buckets} all-reduces, by a ring over all ranks
-- a node sends, and receives at once, at {job.efficiency:.0%} of its type's bandwidth; a message takes {job.latency:g} s
-- a type's bandwidth is what AWS states for EC2, where that is "up to" something the baseline; p4d and p5 need EFA for
-  theirs, of which the image has no library: --gbps=100, one network card, is what they have without
-- {job.overlap:.0%} of a step are beside the exchange; what does not fit there is waited for
-- nodes are equally fast, and data, validation, checkpoints and starting cost nothing more"""
+    return (
+        "Predicted, not measured. Assumed:\n"
+        f"- weak scaling: {job.batch_size} images a rank and step on any number of nodes, "
+        "so that N nodes need N times fewer steps\n"
+        f"  for the {job.images} images of an epoch; the table has the time of an epoch\n"
+        f"- a step takes {job.step:g} s on one node, of whatever type: "
+        "to be measured on that type, with all its devices\n"
+        f"- {job.megabytes:g} MB of gradients a step, in {job.buckets} all-reduces, "
+        "by a ring over all ranks\n"
+        f"- a node sends, and receives at once, at {job.efficiency:.0%} of its type's bandwidth; "
+        f"a message takes {job.latency:g} s\n"
+        "- a type's bandwidth is what AWS states for EC2, "
+        'where that is "up to" something the baseline; p4d and p5 need EFA for\n'
+        "  theirs, of which the image has no library: --gbps=100, one network card, "
+        "is what they have without\n"
+        f"- {job.overlap:.0%} of a step are beside the exchange; "
+        "what does not fit there is waited for\n"
+        "- nodes are equally fast, "
+        "and data, validation, checkpoints and starting cost nothing more"
+    )
 
 
 def run(instance_type: list[str], gbps: float | None, **job: float) -> None:

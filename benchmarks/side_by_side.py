@@ -26,7 +26,9 @@ from benchmarks.training import BATCH_SIZE, RandomDataModule, accelerator
 KINDS = {"ours": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
 # Variables with these beginnings are not handed on: both kinds start without them.
 CHOSEN = ("OMP_", "GOMP_", "MKL_")
-UNTIMED = 5.0  # seconds at the start of a turn: threads notice who else is there, and in 4 s that nobody is any more
+# Seconds at the start of a turn that do not count: threads notice which others run, and take up to
+# 4 s to notice that the others have stopped.
+UNTIMED = 5.0
 TURNS = 2  # of each number of jobs, for each kind of a pair
 MARK = "side by side:"
 

@@ -21,7 +21,8 @@ from benchmarks import report
 
 PAIRS = 5  # default of --n
 TURNS = 6  # of each of a pair
-WARMUP = 5  # steps at the start of a turn that are not timed: caches, threads, a worker's full queue; at most `steps`
+# Untimed steps at the start of a turn (at most `steps`): caches, threads, a worker's full queue.
+WARMUP = 5
 
 
 class Clock(Callback):

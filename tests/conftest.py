@@ -47,7 +47,8 @@ def nothing_leaks():
     assert not torch.distributed.is_initialized()
 
 
-# Set by Lightning's seed_everything (the first two), its Trainer, torch, and scikit-learn (the last two).
+# Lightning's seed_everything sets the first two; then come its Trainer's and torch's; scikit-learn
+# sets the last two.
 OTHERS_OWN = (
     "PL_GLOBAL_SEED",
     "PL_SEED_WORKERS",

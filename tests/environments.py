@@ -25,7 +25,7 @@ def python_of(name: str) -> Path:
         if not stamp.exists() or stamp.read_text() != locked.read_text():
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-            # uv links what it has unpacked once, for .venv or another environment, into the new one.
+            # uv links packages that it has unpacked before, for .venv or another environment.
             script = ROOT / "scripts/install_locked.sh"
             subprocess.run(
                 [script, python, "sync", locked],

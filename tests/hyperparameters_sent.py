@@ -4,7 +4,8 @@ from pathlib import Path
 
 import yaml
 
-# The smallest job that trains, tests and exports. Packing a checkpoint takes local mode ten seconds.
+# The smallest job that trains, tests and exports. It writes no checkpoint, as local mode takes ten
+# seconds to pack one.
 SHORT = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 2, "trainer.limit_val_batches": 1}
 SHORT |= {"trainer.limit_test_batches": 1, "trainer.accelerator": "cpu", "data.batch_size": 64}
 SHORT |= {"trainer.enable_checkpointing": False}

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
-# Files of one lane share a network (the SDKs' local mode has one name for it), an image's tag, or look for orphans.
+# Files of one lane share a network (the SDKs' local mode has one name for it) or an image's tag, or
+# look for orphans.
 SHARED = {
     "local mode": {"test_clients_docker", "test_clients_sdk2", "test_clients_sdk3", "test_readme"},
     "image": {"test_container", "test_launch", "test_nodes", "test_scripts"},

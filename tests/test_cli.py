@@ -483,7 +483,8 @@ def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
         and len(str(error.value)) < 600
         and "--help" not in str(error.value)
     )
-    assert error.value.__traceback__  # of this application's own making: sagemaker_lightning/contract/failures.py shows the line alone
+    # This application raises the error: sagemaker_lightning/contract/failures.py shows only the line.
+    assert error.value.__traceback__
 
 
 # What a class may be, by the flag that chooses it.

@@ -89,9 +89,9 @@ def test_an_entry_script_with_hyperparameters(trained):
         source_code={"entry_script": "echo.py", "source_dir": SOURCE}, hyperparameters=given
     )
     assert (
-        """GIVEN ['--x_text', 'a b', '--x_negative', '-3', '--x_list', '["a", 1]', '--x_none', 'null']"""
-        in said
-    )
+        "GIVEN ['--x_text', 'a b', '--x_negative', '-3', "
+        """'--x_list', '["a", 1]', '--x_none', 'null']"""
+    ) in said
 
 
 def test_torchrun_of_a_plain_pytorch_script(trained):

@@ -41,7 +41,7 @@ PACKAGES |= {"jsonargparse", "sagemaker_training", "fsspec", "lightning"}
 # `_fields` of a named tuple belongs to Python, and is public.
 PRIVATE = re.compile(r"(?!_fields$)_[A-Za-z]\w*")
 TOOLKIT = {"user_program", "requirements", "train_command", "toolkit_hook", "__main__"}
-"""Modules that import the toolkit, which reads where its folders are when it is imported. No class there is derived."""
+"""Modules that import the toolkit, which reads its folders' paths at import. They derive no class."""
 
 
 def test_no_private_name_has_moved():

@@ -247,7 +247,8 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
         for name in gcc cc g++ make ssh; do ! command -v $name || exit 1; done
         for path in {absent}; do [[ ! -e $path ]] || {{ echo $path; exit 1; }}; done
         [[ -z $(ls /var/lib/apt/lists) ]] || exit 1
-        pip check; pip list --format=freeze && find /opt/conda -name '*.conda' -o -name '*.whl' | head
+        pip check
+        pip list --format=freeze && find /opt/conda -name '*.conda' -o -name '*.whl' | head
     """
     run = container("bash", "-c", script)
     assert run.returncode == 0, run.stdout

@@ -96,7 +96,8 @@ def test_nodes_with_other_data_make_the_same_steps(drop_last):
         for rank in range(local)
     ]
     batches = [labels_of(each) for each in loaders]
-    # 23 samples are 5 batches of 4 and a rest of 3, 61 are 5 of 12 and a rest of 1, 37 are 4 of 8 and a rest of 5.
+    # 23 samples are 5 batches of 4 and a rest of 3, 61 are 5 of 12 and a rest of 1, 37 are 4 of 8
+    # and a rest of 5.
     assert {len(each) for each in loaders} == {4 if drop_last else 5}
     assert [list(map(len, parts)) for parts in zip(*batches, strict=True)] == [
         loaders[0].sizes(0, batch) for batch in range(len(loaders[0]))
@@ -320,7 +321,7 @@ def test_no_data_dir_says_what_to_do():
         CIFAR10DataModule().setup("fit")
 
 
-# Lightning Bolts itself -----------------------------------------------------------------------------------------------
+# Lightning Bolts itself ---------------------------------------------------------------------------
 
 
 # In a process of its own: here, the name CIFAR10DataModule would from then on mean two classes.
@@ -331,10 +332,12 @@ from torchvision.datasets import cifar
 cifar.check_integrity = lambda path, md5: True  # the small set has other checksums
 from pl_bolts.datamodules import CIFAR10DataModule
 folder, val_split, seed, result = sys.argv[1:]
-data = CIFAR10DataModule(folder, val_split=float(val_split) if "." in val_split else int(val_split), seed=int(seed))
+val_split = float(val_split) if "." in val_split else int(val_split)
+data = CIFAR10DataModule(folder, val_split=val_split, seed=int(seed))
 data.setup("fit")
 train, val = data.dataset_train, data.dataset_val
-np.savez(result, images=train.dataset.data, labels=train.dataset.targets, train=train.indices, val=val.indices)
+arrays = {"images": train.dataset.data, "labels": train.dataset.targets}
+np.savez(result, **arrays, train=train.indices, val=val.indices)
 """
 
 

@@ -269,7 +269,8 @@ def test_the_page_drills_before_it_launches(tmp_path: Path):
 
 SLEEPER = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+child = subprocess.Popen(sleep, start_new_session=True)
 open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}\\n")
 time.sleep(1000)
 """

@@ -106,7 +106,9 @@ def test_a_sharded_channel():
     for config in ({}, {"SM_INPUT_DATA_CONFIG": "{}"}, {"SM_INPUT_DATA_CONFIG": '{"mine": {}}'}):
         assert not SageMakerEnvironment.read(two | config).training_is_sharded
     replicated = {
-        "SM_INPUT_DATA_CONFIG": '{"training": {}, "my-data": {"S3DistributionType": "ShardedByS3Key"}}'
+        "SM_INPUT_DATA_CONFIG": (
+            '{"training": {}, "my-data": {"S3DistributionType": "ShardedByS3Key"}}'
+        )
     }
     assert not SageMakerEnvironment.read(FULL | replicated).training_is_sharded
 
@@ -221,7 +223,8 @@ def test_the_groups_of_the_distribution_train(named, hosts):
         (
             GROUPS
             | {"SM_FRAMEWORK_PARAMS": '{"sagemaker_distribution_instance_groups": ["gpus"]}'},
-            "sagemaker_distribution_instance_groups: found 'gpus', allowed are the groups: data, train, more",
+            "sagemaker_distribution_instance_groups: found 'gpus', "
+            "allowed are the groups: data, train, more",
         ),
         (
             {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "soon"},

@@ -133,7 +133,7 @@ terminate called after throwing an instance of 'c10::DistBackendError'
 Exception raised from checkForNCCLErrorsInternal at /pytorch/ProcessGroupNCCL.cpp:2308 (most recent call first):
 frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x98 (0x7f at libc10.so)
 
-"""
+"""  # noqa: E501
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\n'
 

@@ -29,14 +29,16 @@ def test_that_stands_still(tmp_path, monkeypatch):
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
     if no_engine() is None:
         docker("network", "create", f"test-{os.environ[sweeper.VARIABLE]}")
-    # The hosts of a rehearsal are in namespaces and have an environment of their own; one is dead already.
+    # The hosts of a rehearsal are in namespaces and have an environment of their own. One of the two
+    # rehearsals is dead already.
     monkeypatch.setenv("REHEARSAL_PYTHON", sys.executable)
     for name in ("dead", "alive"):
         server = Rehearsal(tmp_path / name, "--engine=processes")
         server.start()
         server.s3.create_bucket(Bucket="rehearsal")
         server.create("none", hosts=2)
-        while subprocess.run(["pgrep", "--full", str(server.cache)], capture_output=True).stdout.count(b"\\n") < 2:
+        hosts = ["pgrep", "--full", str(server.cache)]
+        while subprocess.run(hosts, capture_output=True).stdout.count(b"\\n") < 2:
             time.sleep(0.1)
         if name == "dead":
             server.process.kill()

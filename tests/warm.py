@@ -31,7 +31,8 @@ from multiprocessing import forkserver, reduction
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What a start spends its time on. Not the toolkit itself: it reads its environment when it is imported.
+# Modules that take most of a start's time. The toolkit itself is not among them: it reads its
+# environment when it is imported.
 PRELOADED = (
     "app.train",
     "app.train_multi_node",
@@ -128,7 +129,8 @@ def start(
             ),
         )
         process.start()
-        # Else another thread's start() asks it for its status, too, and of two that ask one is told 255.
+        # Otherwise another thread's start() also asks for its exit status; when two ask, one of them
+        # gets 255.
         multiprocessing.process._children.discard(process)
     return Started(
         process,

@@ -160,6 +160,7 @@ def _error(line: str) -> int:
 
 
 if __name__ == "__main__":
-    # Whether there is a GPU is asked of the driver's library, which leaves this process fit to be forked.
+    # torch then asks the driver's library (NVML) whether there is a GPU: this process can still be
+    # forked afterwards.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     raise SystemExit(main())
