@@ -63,7 +63,12 @@ class Run(NamedTuple):
 def arguments(recipe: str, data_dir: Path, seed: int) -> list[str]:
     """Return the flags by which a recipe is measured."""
     line = [f"--config={recipe}", f"--data.data_dir={data_dir}", "--data=CIFAR10DataModule"]
-    return [*line, f"--trainer.callbacks+={CALLBACK}", f"--seed_everything={seed}", f"--data.seed={seed}"]
+    return [
+        *line,
+        f"--trainer.callbacks+={CALLBACK}",
+        f"--seed_everything={seed}",
+        f"--data.seed={seed}",
+    ]
 
 
 def printed(log: str, process: float) -> Run:
@@ -75,10 +80,17 @@ def printed(log: str, process: float) -> Run:
 
 def once(recipe: str, data_dir: Path, seed: int, flags: list[str]) -> Run:
     """Train once."""
-    line = [sys.executable, str(report.ROOT / "app/train.py"), *arguments(recipe, data_dir, seed), *flags]
+    line = [
+        sys.executable,
+        str(report.ROOT / "app/train.py"),
+        *arguments(recipe, data_dir, seed),
+        *flags,
+    ]
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        done = subprocess.run(line, cwd=folder, env=report.variables(), capture_output=True, text=True)
+        done = subprocess.run(
+            line, cwd=folder, env=report.variables(), capture_output=True, text=True
+        )
         whole = time.perf_counter() - began
     if done.returncode:
         raise SystemExit(f"{done.stdout}{done.stderr}error: the training failed, see above")
@@ -91,13 +103,27 @@ def run(recipe: str, data_dir: Path, n: int, flags: list[str]) -> None:
     for seed in range(1, n + 1):
         runs.append(once(recipe, data_dir.resolve(), seed, flags))
         print(
-            f"{recipe} seed={seed}: {runs[-1].seconds:.2f} s of training, test_acc={runs[-1].accuracy:.4f}", flush=True
+            f"{recipe} seed={seed}: {runs[-1].seconds:.2f} s of training, "
+            f"test_acc={runs[-1].accuracy:.4f}",
+            flush=True,
         )
-    print(f"\n{report.machine()}\n\n| recipe | what | median [range] | mean | n |\n| --- | --- | --- | --- | --- |")
-    names = ("seconds of training", "after its first two steps", "seconds of the process", "test accuracy")
+    print(
+        f"\n{report.machine()}\n\n| recipe | what | median [range] | mean | n |\n"
+        "| --- | --- | --- | --- | --- |"
+    )
+    names = (
+        "seconds of training",
+        "after its first two steps",
+        "seconds of the process",
+        "test accuracy",
+    )
     for name, values in zip(names, zip(*runs, strict=True), strict=True):
-        middle, mean = statistics.median(values), statistics.fmean(values)
-        print(f"| {recipe} | {name} | {middle:.4g} [{min(values):.4g}..{max(values):.4g}] | {mean:.4g} | {n} |")
+        middle = statistics.median(values)
+        mean = statistics.fmean(values)
+        print(
+            f"| {recipe} | {name} | {middle:.4g} [{min(values):.4g}..{max(values):.4g}] | "
+            f"{mean:.4g} | {n} |"
+        )
 
 
 if __name__ == "__main__":

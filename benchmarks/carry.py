@@ -19,9 +19,13 @@ from pathlib import Path
 
 from benchmarks.report import ROOT
 
-# LightningCLI's parser, with what it needs. Of environment.yml, sagemaker-training and s3fs are not needed to measure.
+# LightningCLI's parser, with what it needs. The benchmarks do without sagemaker-training and s3fs,
+# which environment.yml has, too.
 LACKING = ("jsonargparse", "docstring-parser", "typeshed-client")
-PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 17)] + ["manylinux2014_x86_64", "manylinux1_x86_64"]
+PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 17)] + [
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+]
 MIB = 2**20
 
 
@@ -33,16 +37,25 @@ def carry(folder: Path, python: str, packages: list[str], data: Path | None, mib
     wheels = folder / "wheels"
     wheels.mkdir(parents=True)
     line = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    line += [f"--python-version={python}", "--implementation=cp", *(f"--platform={name}" for name in PLATFORMS)]
+    line += [
+        f"--python-version={python}",
+        "--implementation=cp",
+        *(f"--platform={name}" for name in PLATFORMS),
+    ]
     done = subprocess.run([*line, f"--dest={wheels}", *packages], capture_output=True, text=True)
     if done.returncode:
-        said = [text for text in done.stderr.splitlines() if text.startswith("ERROR")] or [done.stderr.strip()]
+        said = [text for text in done.stderr.splitlines() if text.startswith("ERROR")] or [
+            done.stderr.strip()
+        ]
         raise SystemExit(f"error: pip found no wheel for Python {python}: {said[-1]}")
     if data:
         shutil.copytree(data, folder / "data")
     size = (_size(folder) + sum(path.stat().st_size for path in _checkout())) / MIB
     if size > mib:
-        raise SystemExit(f"error: {folder}: {size:.1f} MiB travel with the checkout, allowed are {mib:g}; carry less")
+        raise SystemExit(
+            f"error: {folder}: {size:.1f} MiB travel with the checkout, "
+            f"allowed are {mib:g}; carry less"
+        )
     return size
 
 
@@ -59,12 +72,23 @@ def _checkout() -> list[Path]:
 
 def main() -> None:
     """Do what the flags ask for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"NAME==VERSION (default: {', '.join(LACKING)})")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "packages",
+        nargs="*",
+        metavar="PACKAGE",
+        help=f"NAME==VERSION (default: {', '.join(LACKING)})",
+    )
     parser.add_argument("--python", default="3.12", help="version there (default: 3.12)")
     parser.add_argument("--data", type=Path, help="folder of the data, as it is to travel")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".carry", help="to make anew (default: .carry)")
-    parser.add_argument("--mib", type=float, default=64, help="that may travel, the checkout included (default: 64)")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / ".carry", help="to make anew (default: .carry)"
+    )
+    parser.add_argument(
+        "--mib", type=float, default=64, help="that may travel, the checkout included (default: 64)"
+    )
     given = parser.parse_args()
     packages = given.packages or [f"{name}=={metadata.version(name)}" for name in LACKING]
     size = carry(given.folder, given.python, packages, given.data, given.mib)

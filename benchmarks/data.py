@@ -46,7 +46,10 @@ def theirs(folder: Path) -> float:
         """Whose checksums are those of the files at hand, which are checked all the same."""
 
         train_list, test_list = (
-            [[name, hashlib.md5((folder / cifar10_files.FOLDER / name).read_bytes()).hexdigest()] for name in names]
+            [
+                [name, hashlib.md5((folder / cifar10_files.FOLDER / name).read_bytes()).hexdigest()]
+                for name in names
+            ]
             for names in (cifar10_files.TRAIN_FILES, cifar10_files.TEST_FILES)
         )
         meta = CIFAR10.meta | {"md5": None}
@@ -64,7 +67,8 @@ def measure(read, folder: Path) -> tuple[float, float]:
 
 
 def _measured(read, folder: Path) -> tuple[float, float]:
-    np.ones(4 * SIZE, dtype=np.uint8)  # a virtual machine has memory at hand that was just in use, else asks its host
+    # A virtual machine has memory at hand that was just in use, else it asks its host.
+    np.ones(4 * SIZE, dtype=np.uint8)
     give_back()
     seconds, added = report.peak(partial(read, folder))
     return seconds, added / SIZE
@@ -85,22 +89,33 @@ def write(folder: Path) -> None:
 
 def run(n: int, data_dir: Path | None) -> list[report.Comparison]:
     """Compare in n pairs, after one that is not counted."""
-    times, ours_peak, theirs_peak = [], [], []
+    times = []
+    ours_peak = []
+    theirs_peak = []
     with tempfile.TemporaryDirectory() as folder:
         if not data_dir:
             write(data_dir := Path(folder))
         for pair in range(n + 1):
-            (our_seconds, our_peak), (seconds, peak) = (measure(read, data_dir) for read in (ours, theirs))
+            (our_seconds, our_peak), (seconds, peak) = (
+                measure(read, data_dir) for read in (ours, theirs)
+            )
             if pair:
                 times.append(our_seconds / seconds)
                 ours_peak.append(our_peak)
                 theirs_peak.append(peak)
-                print(f"data: {our_seconds:.2f} / {seconds:.2f} s = {times[-1]:.3f}; memory {our_peak:.2f}, {peak:.2f}")
+                print(
+                    f"data: {our_seconds:.2f} / {seconds:.2f} s = {times[-1]:.3f}; "
+                    f"memory {our_peak:.2f}, {peak:.2f}"
+                )
     return [
-        report.Comparison("data", "seconds: folder to first batch, ours / torchvision's CIFAR10", times),
+        report.Comparison(
+            "data", "seconds: folder to first batch, ours / torchvision's CIFAR10", times
+        ),
         report.Comparison("memory", "peak added by ours / size of the training set", ours_peak),
         report.Comparison(
-            "memory of torchvision", "peak added by torchvision's / size of the training set", theirs_peak
+            "memory of torchvision",
+            "peak added by torchvision's / size of the training set",
+            theirs_peak,
         ),
     ]
 
@@ -108,7 +123,9 @@ def run(n: int, data_dir: Path | None) -> list[report.Comparison]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give --n its default here."""
     parser.set_defaults(n=PAIRS)
-    parser.add_argument("--data_dir", type=Path, help="folder with cifar-10-batches-py (default: random images)")
+    parser.add_argument(
+        "--data_dir", type=Path, help="folder with cifar-10-batches-py (default: random images)"
+    )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,16 @@ def docker(*arguments: str) -> str:
 
 def sizes(image: str) -> dict[str, int]:
     """Return the bytes of each part, and of the whole image."""
-    listed = docker("run", "--rm", "--entrypoint=du", image, "--summarize", "--bytes", "--count-links", *PARTS.values())
+    listed = docker(
+        "run",
+        "--rm",
+        "--entrypoint=du",
+        image,
+        "--summarize",
+        "--bytes",
+        "--count-links",
+        *PARTS.values(),
+    )
     found = {path: int(size) for size, path in (line.split("\t") for line in listed.splitlines())}
     whole = int(docker("image", "inspect", "--format={{.Size}}", image))
     return {name: found[path] for name, path in PARTS.items()} | {"the whole image": whole}
@@ -49,7 +58,8 @@ def rebuild(image: str) -> tuple[float, int]:
     """Return the seconds of a build after one line in app/train.py has changed, and the bytes that a push would add."""
     import containers
 
-    tag, variables = f"{image.partition(':')[0]}-changed", containers.build_variables()
+    tag = f"{image.partition(':')[0]}-changed"
+    variables = containers.build_variables()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         containers.copy_checkout(copy)
@@ -70,10 +80,13 @@ def rebuild(image: str) -> tuple[float, int]:
 def _new(image: str, changed: str) -> int:
     """Return the bytes of the layers that a changed image does not share with `image`."""
     layers = [
-        json.loads(docker("image", "inspect", "--format={{json .RootFS.Layers}}", one)) for one in (image, changed)
+        json.loads(docker("image", "inspect", "--format={{json .RootFS.Layers}}", one))
+        for one in (image, changed)
     ]
     new = sum(layer not in layers[0] for layer in layers[1])
-    made = docker("history", "--human=false", "--format={{.Size}}", changed).split()  # the newest first
+    made = docker(
+        "history", "--human=false", "--format={{.Size}}", changed
+    ).split()  # the newest first
     return sum([int(size) for size in made if int(size)][:new])
 
 
@@ -83,10 +96,14 @@ def run(image: str) -> None:
     for name, size in sizes(image).items():
         print(f"| {name} | {size / 1e9:.4f} |")
     seconds, pushed = rebuild(image)
-    print(f"\na changed line in app/: {seconds:.1f} s to rebuild, {pushed / 1e3:.0f} kB in new layers")
+    print(
+        f"\na changed line in app/: {seconds:.1f} s to rebuild, {pushed / 1e3:.0f} kB in new layers"
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("image")
     run(parser.parse_args().image)

@@ -15,10 +15,16 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 GIVEN = {
-    "model": "interruptible.Model", "data": "interruptible.Data", "data.size": "92", "trainer.max_epochs": "4",
-    "trainer.accelerator": "cpu", "model.sleep": "0.03", "model.val_sleep": "0.05", "checkpoint.monitor": "val_loss",
+    "model": "interruptible.Model",
+    "data": "interruptible.Data",
+    "data.size": "92",
+    "trainer.max_epochs": "4",
+    "trainer.accelerator": "cpu",
+    "model.sleep": "0.03",
+    "model.val_sleep": "0.05",
+    "checkpoint.monitor": "val_loss",
     "progress.every_n_seconds": "100",
-}  # fmt: skip
+}
 
 
 class Process:
@@ -27,7 +33,8 @@ class Process:
     ranks = 1
 
     def __init__(self, folder: Path, flags: Mapping[str, str] = GIVEN) -> None:
-        self.folder, self.flags = folder, flags
+        self.folder = folder
+        self.flags = flags
         folder.mkdir(parents=True)
 
     def start(self) -> None:
@@ -37,7 +44,10 @@ class Process:
         flags = [f"--{key}={value}" for key, value in self.flags.items()]
         with (self.folder / "log").open("a") as log:
             self.process = warm.start(
-                ["python", ROOT / "tests/interruptible.py", *flags], self.folder, os.environ, log.fileno()
+                ["python", ROOT / "tests/interruptible.py", *flags],
+                self.folder,
+                os.environ,
+                log.fileno(),
             )
 
     def wait(self, seconds: float) -> int | None:
@@ -86,12 +96,17 @@ class Train(Process):
     def start(self) -> None:
         """Start it."""
         variables = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT),
-            "SAGEMAKER_BASE_DIR": str(self.folder), "SAGEMAKER_PROGRAM": self.program, "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "SAGEMAKER_BASE_DIR": str(self.folder),
+            "SAGEMAKER_PROGRAM": self.program,
+            "OMP_NUM_THREADS": "1",
             "SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main",
-        }  # fmt: skip
+        }
         with (self.folder / "log").open("a") as log:
-            self.process = subprocess.Popen([ROOT / "entrypoint.sh", "train"], env=variables, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [ROOT / "entrypoint.sh", "train"], env=variables, stdout=log, stderr=log
+            )
 
     def wait(self, seconds: float) -> int | None:
         """Return the exit status, None if it runs on after so many seconds."""
@@ -131,7 +146,8 @@ class Containers:
 
         source = {"interruptible.py": (ROOT / "tests/interruptible.py").read_text()}
         given = GIVEN | {"trainer.devices": "1"}
-        self.folder, self.nodes = folder, Nodes(TAG, folder, list(self.hosts), given, code=source, checkpoints=True)
+        self.folder = folder
+        self.nodes = Nodes(TAG, folder, list(self.hosts), given, code=source, checkpoints=True)
         self.nodes.__enter__()
 
     def start(self) -> None:
@@ -156,7 +172,10 @@ class Containers:
         """Return the weights and what both did."""
         import interruptible
 
-        events = [interruptible.events(self.folder / host / "code", rank) for rank, host in enumerate(self.hosts)]
+        events = [
+            interruptible.events(self.folder / host / "code", rank)
+            for rank, host in enumerate(self.hosts)
+        ]
         self.nodes.__exit__()
         return interruptible.weights(self.folder / "algo-1/model/model.pt"), events
 
@@ -165,7 +184,8 @@ class Node:
     """A container, to send a signal to."""
 
     def __init__(self, nodes, host: str) -> None:
-        self.nodes, self.host = nodes, host
+        self.nodes = nodes
+        self.host = host
 
     def send_signal(self, number: int) -> None:
         """Send it to the container's first process."""
@@ -174,4 +194,10 @@ class Node:
         docker("kill", f"--signal={number}", self.nodes.containers[self.host])
 
 
-KINDS = {"process": Process, "train": Train, "ranks": Ranks, "torchrun": Torchrun, "nodes": Containers}
+KINDS = {
+    "process": Process,
+    "train": Train,
+    "ranks": Ranks,
+    "torchrun": Torchrun,
+    "nodes": Containers,
+}

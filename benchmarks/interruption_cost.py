@@ -28,14 +28,20 @@ class Stalls(Callback):
     that it takes."""
 
     def __init__(self, resume, waits: bool) -> None:
-        self.steps, self.saves, self.work, self.resume, self.waits = [], [], [], resume, waits
-        self.save, resume.save = resume.save, self._timed
+        self.steps = []
+        self.saves = []
+        self.work = []
+        self.resume = resume
+        self.waits = waits
+        self.save = resume.save
+        resume.save = self._timed
         self.notes = [0.0]
         for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end"):
             setattr(resume, hook, partial(self._noted, getattr(resume, hook)))
 
     def _timed(self, state, last) -> None:
-        began, work = _now(), time.process_time()
+        began = _now()
+        work = time.process_time()
         self.save(state, last)
         if self.waits:
             self.resume.writer.wait()
@@ -43,7 +49,8 @@ class Stalls(Callback):
         self.work.append(time.process_time() - work)
 
     def _noted(self, note, *args) -> None:
-        began = time.perf_counter()  # of this process: what it asks of a GPU is waited for by nobody
+        # The clock of this process: nobody waits for what it asks of a GPU.
+        began = time.perf_counter()
         note(*args)
         self.notes[-1] += time.perf_counter() - began
 
@@ -65,24 +72,40 @@ def _now() -> float:
 
 def main() -> None:
     """Print the ratios."""
-    print(f"{os.cpu_count()} CPUs, torch {torch.__version__}; ResNet-18 on the digits, batches of 32")
+    print(
+        f"{os.cpu_count()} CPUs, torch {torch.__version__}; ResNet-18 on the digits, batches of 32"
+    )
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        background, waiting = train("background", waits=False), train("waiting", waits=True)
+        background = train("background", waits=False)
+        waiting = train("waiting", waits=True)
         size = max(path.stat().st_size for path in Path("waiting").glob("step-*")) / 1e6
-        fresh, resumed = (median(start(flags) for _ in range(3)) for flags in (["--resume.dirpath=none"], []))
+        fresh, resumed = (
+            median(start(flags) for _ in range(3)) for flags in (["--resume.dirpath=none"], [])
+        )
     step = median(background.steps)
     print(f"a step takes {step:.3f} s; a checkpoint has {size:.0f} MB; training waits for it")
     for how, stalls in (("written in the background", background), ("written at once", waiting)):
-        ratios = [seconds / step for seconds in stalls.saves[:-1]]  # the last one is waited for anyway
-        print(f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], n={len(ratios)}")
+        # Training waits for the last one in any case.
+        ratios = [seconds / step for seconds in stalls.saves[:-1]]
+        print(
+            f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], "
+            f"n={len(ratios)}"
+        )
     # A second of the writer's is taken from the training, of which every processor has a share.
     cost = median(background.saves[:-1]) + median(waiting.work) / os.cpu_count()
-    print(f"  at the default interval, {INTERVAL:.0f} s, all in all: {cost / INTERVAL:.4f} of the training's time")
+    print(
+        f"  at the default interval, {INTERVAL:.0f} s, all in all: "
+        f"{cost / INTERVAL:.4f} of the training's time"
+    )
     notes = median(background.notes[2:])
     print(f"what is noted of a step takes {notes * 1e6:.0f} us, {notes / step:.6f} of it")
-    two, four = agreement(2) / step, agreement(4) / step
+    two = agreement(2) / step
+    four = agreement(4) / step
     print(f"an agreement, once a second, takes {two:.5f} of a step with 2 ranks, {four:.5f} with 4")
-    print(f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} ({fresh:.1f} s), n=3")
+    print(
+        f"process start to the end of one step: resumed / fresh {resumed / fresh:.3f} "
+        f"({fresh:.1f} s), n=3"
+    )
 
 
 def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS) -> Stalls:
@@ -92,7 +115,11 @@ def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS
 
     from app.train import APPLICATION
 
-    flags = ["--trainer.max_epochs=-1", f"--trainer.max_steps={steps}", f"--trainer.accelerator={accelerator}"]
+    flags = [
+        "--trainer.max_epochs=-1",
+        f"--trainer.max_steps={steps}",
+        f"--trainer.accelerator={accelerator}",
+    ]
     flags += [f"--resume.dirpath={folder}", "--resume.every_n_steps=5", "--checkpoint.monitor=null"]
     cli = CommandLine(SageMakerEnvironment(), flags, APPLICATION)
     stalls = Stalls(cli.resume, waits)
@@ -105,8 +132,18 @@ def start(flags: list[str]) -> float:
     """Return the seconds of a job that takes one step: its first one, or one more than there is a checkpoint of."""
     resumes = not flags
     flags = flags or ["--resume.dirpath=waiting", "--checkpoint.monitor=null"]
-    flags = [*flags, "--trainer.max_epochs=-1", f"--trainer.max_steps={STEPS + 1 if resumes else 1}"]
-    command = [sys.executable, str(ROOT / "app/train.py"), *flags, "--trainer.accelerator=cpu", "--resume.keep=9"]
+    flags = [
+        *flags,
+        "--trainer.max_epochs=-1",
+        f"--trainer.max_steps={STEPS + 1 if resumes else 1}",
+    ]
+    command = [
+        sys.executable,
+        str(ROOT / "app/train.py"),
+        *flags,
+        "--trainer.accelerator=cpu",
+        "--resume.keep=9",
+    ]
     began = time.perf_counter()
     subprocess.run(command, env=variables(), check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - began
@@ -124,7 +161,10 @@ def agreement(ranks: int) -> float:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         answers = context.Queue()
-        started = [context.Process(target=_agree, args=(rank, ranks, folder, answers)) for rank in range(ranks)]
+        started = [
+            context.Process(target=_agree, args=(rank, ranks, folder, answers))
+            for rank in range(ranks)
+        ]
         for process in started:
             process.start()
         found = [answers.get() for _ in started]
@@ -135,11 +175,15 @@ def agreement(ranks: int) -> float:
 
 def _agree(rank: int, ranks: int, folder: str, answers) -> None:
     class Trainer:
-        world_size, is_global_zero = ranks, rank == 0
+        world_size = ranks
+        is_global_zero = rank == 0
 
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    agreed, seconds = Agreement(Trainer), []
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
+    )
+    agreed = Agreement(Trainer)
+    seconds = []
     for _ in range(200):
         torch.distributed.barrier()
         began = time.perf_counter()

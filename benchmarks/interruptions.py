@@ -29,7 +29,8 @@ LIMIT = 120  # seconds from an interruption to the end of all; what takes longer
 
 def soak(kind: str, rounds: int, seed: int) -> None:
     """Interrupt `rounds` jobs, and print what came of it."""
-    draw, counts = random.Random(seed), dict.fromkeys(("kills", "stops", "wrong", "hung"), 0)
+    draw = random.Random(seed)
+    counts = dict.fromkeys(("kills", "stops", "wrong", "hung"), 0)
     leaving = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ("first", "whole"):  # the first one finds nothing in any cache
@@ -37,23 +38,36 @@ def soak(kind: str, rounds: int, seed: int) -> None:
             began = time.monotonic()
             whole.start()
             assert whole.wait(300) == 0, "the job fails without an interruption, too"
-            seconds, expected = time.monotonic() - began, whole.result()
+            seconds = time.monotonic() - began
+            expected = whole.result()
         for number in range(rounds):
             job = KINDS[kind](Path(folder, str(number)))
             right = interrupted(job, seconds, expected, draw, counts, leaving)
             if not right:
-                shutil.copytree(job.folder, Path(tempfile.mkdtemp(prefix=f"wrong-{kind}-{number}-"), "job"))
+                shutil.copytree(
+                    job.folder, Path(tempfile.mkdtemp(prefix=f"wrong-{kind}-{number}-"), "job")
+                )
             shutil.rmtree(job.folder)
-            print(f"{kind} seed={seed} round={number} {'right' if right else 'WRONG'} {counts}", flush=True)
+            print(
+                f"{kind} seed={seed} round={number} {'right' if right else 'WRONG'} {counts}",
+                flush=True,
+            )
     print(
-        f"{kind}: {rounds} jobs of {seconds:.0f} s, seed {seed}: {counts}; from a stop to the end of all "
-        f"{median(leaving or [0]):.1f} s, {max(leaving or [0]):.1f} s at most",
+        f"{kind}: {rounds} jobs of {seconds:.0f} s, seed {seed}: {counts}; "
+        f"from a stop to the end of all {median(leaving or [0]):.1f} s, "
+        f"{max(leaving or [0]):.1f} s at most",
         flush=True,
     )
 
 
 def interrupted(
-    job, seconds: float, expected: object, draw: random.Random, counts: dict[str, int], leaving: list[float], tries=6
+    job,
+    seconds: float,
+    expected: object,
+    draw: random.Random,
+    counts: dict[str, int],
+    leaving: list[float],
+    tries=6,
 ) -> bool:
     """Interrupt a job `tries` times within `seconds` each, let it end; return whether its result is `expected`.
 
@@ -81,7 +95,9 @@ def interrupt(job, draw: random.Random, counts: dict[str, int]) -> float:
     chosen = processes[:1] if draw.random() < 0.3 else chosen
     number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
     if number == signal.SIGKILL and processes[:1] == chosen[:1]:
-        chosen = processes  # outside of a container, nothing ends with the process that SageMaker knows
+        chosen = (
+            processes  # outside of a container, nothing ends with the process that SageMaker knows
+        )
     counts["kills" if number == signal.SIGKILL else "stops"] += 1
     began = time.monotonic()
     for process in chosen:

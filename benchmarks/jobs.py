@@ -7,9 +7,17 @@ import sys
 
 from benchmarks import report
 
-# The number of instances is this benchmark's, and so is following; with the checkpoints of the job before, a job would
-# go on where that one ended, and a spot job is timed with its interruptions.
-REFUSED = ("--instance-count", "--instance-group", "--job-name", "--checkpoints", "--spot", "--no-follow", "--dry-run")
+# This benchmark sets the number of instances, and follows each job. With the checkpoints of the job
+# before, a job would go on where that one ended. A spot job's time includes its interruptions.
+REFUSED = (
+    "--instance-count",
+    "--instance-group",
+    "--job-name",
+    "--checkpoints",
+    "--spot",
+    "--no-follow",
+    "--dry-run",
+)
 
 
 def run(instances: list[int], flags: list[str]) -> None:
@@ -29,11 +37,14 @@ def check(instances: list[int], flags: list[str]) -> None:
     """Leave with a line for what would not give a table."""
     if 1 not in instances:
         raise SystemExit(
-            f"error: --instances: found {instances}, needed is 1 among them: the others are compared to it"
+            f"error: --instances: found {instances}, needed is 1 among them: "
+            "the others are compared to it"
         )
     given = {word.partition("=")[0] for word in flags}
     if wrong := [flag for flag in REFUSED if flag in given]:
-        raise SystemExit(f"error: {wrong[0]}: not allowed here; give --instances, and jobs that start afresh")
+        raise SystemExit(
+            f"error: {wrong[0]}: not allowed here; give --instances, and jobs that start afresh"
+        )
 
 
 def measure(count: int, flags: list[str]) -> float:
@@ -42,7 +53,12 @@ def measure(count: int, flags: list[str]) -> float:
     TrainingTimeInSeconds, which is billed: fetching image and data, training, and storing the model; not waiting for
     instances.
     """
-    line = [sys.executable, str(report.ROOT / "scripts/launch.py"), *flags, f"--instance-count={count}"]
+    line = [
+        sys.executable,
+        str(report.ROOT / "scripts/launch.py"),
+        *flags,
+        f"--instance-count={count}",
+    ]
     started = None
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         for said in process.stdout:
@@ -52,11 +68,15 @@ def measure(count: int, flags: list[str]) -> float:
         raise SystemExit(f"error: the job on {count} instances did not complete, see above")
     import boto3  # here, as nothing else needs it
 
-    job = boto3.client("sagemaker", region_name=started[2]).describe_training_job(TrainingJobName=started[1])
+    job = boto3.client("sagemaker", region_name=started[2]).describe_training_job(
+        TrainingJobName=started[1]
+    )
     return float(job["TrainingTimeInSeconds"])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --instances."""
     counts = {"type": report.positive, "nargs": "+", "default": [1, 2, 4, 8], "metavar": "N"}
-    parser.add_argument("--instances", **counts, help="numbers of instances, a job each (default: 1 2 4 8)")
+    parser.add_argument(
+        "--instances", **counts, help="numbers of instances, a job each (default: 1 2 4 8)"
+    )

@@ -11,7 +11,9 @@ from benchmarks.nodes import Round
 from benchmarks.ranks import EXCHANGE, SILENT
 from benchmarks.training import BATCH_SIZE
 
-ONE, TWO, ALONE = (1, EXCHANGE), (2, EXCHANGE), (2, SILENT)
+ONE = (1, EXCHANGE)
+TWO = (2, EXCHANGE)
+ALONE = (2, SILENT)
 
 
 def speedup(found: Round, name: str) -> float:
@@ -31,7 +33,10 @@ def waiting(found: Round, name: str) -> float:
 
 QUANTITIES: dict[str, tuple[str, Callable[[Round], float]]] = {
     "ours": ("images/s: our training on two nodes / on one", lambda found: speedup(found, "ours")),
-    "plain": ("images/s: torchrun's DDP in a bare loop on two nodes / on one", lambda found: speedup(found, "plain")),
+    "plain": (
+        "images/s: torchrun's DDP in a bare loop on two nodes / on one",
+        lambda found: speedup(found, "plain"),
+    ),
     "efficiency": (
         "two nodes / one, ours / the same of plain DDP",
         lambda found: speedup(found, "ours") / speedup(found, "plain"),
@@ -44,10 +49,22 @@ QUANTITIES: dict[str, tuple[str, Callable[[Round], float]]] = {
         "images/s: ours on two nodes that exchange nothing / on one",
         lambda found: found["ours", *ALONE].rate / found["ours", *ONE].rate,
     ),
-    "communication": ("seconds: what the exchange adds / our step", lambda found: communication(found, "ours")),
-    "plain communication": ("seconds: the same / plain DDP's step", lambda found: communication(found, "plain")),
-    "waiting": ("seconds: for the other node's gradients / our step", lambda found: waiting(found, "ours")),
-    "plain waiting": ("seconds: the same / plain DDP's step", lambda found: waiting(found, "plain")),
+    "communication": (
+        "seconds: what the exchange adds / our step",
+        lambda found: communication(found, "ours"),
+    ),
+    "plain communication": (
+        "seconds: the same / plain DDP's step",
+        lambda found: communication(found, "plain"),
+    ),
+    "waiting": (
+        "seconds: for the other node's gradients / our step",
+        lambda found: waiting(found, "ours"),
+    ),
+    "plain waiting": (
+        "seconds: the same / plain DDP's step",
+        lambda found: waiting(found, "plain"),
+    ),
 }
 
 
@@ -60,10 +77,17 @@ def run(n: int, steps: int, batch_size: int, flags: list[str]) -> None:
     for _ in range(n):
         rounds.append(nodes.measure(setting))
         rates = {turn: median(found[turn].rate for found in rounds[-1]) for turn in nodes.TURNS}
-        found = ", ".join(f"{name} {count} {order} {rate:.1f}" for (name, count, order), rate in rates.items())
+        found = ", ".join(
+            f"{name} {count} {order} {rate:.1f}" for (name, count, order), rate in rates.items()
+        )
         print(f"images/s: {found}", flush=True)
-    ratios = {name: [median(map(value, found)) for found in rounds] for name, (_, value) in QUANTITIES.items()}
-    report.publish([report.Comparison(name, QUANTITIES[name][0], found) for name, found in ratios.items()])
+    ratios = {
+        name: [median(map(value, found)) for found in rounds]
+        for name, (_, value) in QUANTITIES.items()
+    }
+    report.publish(
+        [report.Comparison(name, QUANTITIES[name][0], found) for name, found in ratios.items()]
+    )
     print(f"\n{step([found for measured in rounds for found in measured], batch_size)}")
 
 
@@ -74,8 +98,8 @@ def step(rounds: list[Round], batch_size: int) -> str:
     megabytes = median(turn.sent for turn in two) / 1e6
     overlap = median(turn.overlapped / turn.seconds for turn in two)
     return (
-        f"our step of {batch_size} images a rank: {seconds:.4f} s on one node, {both:.4f} s on two; "
-        f"sent by a node in a step: {megabytes:.2f} MB\n"
+        f"our step of {batch_size} images a rank: {seconds:.4f} s on one node, "
+        f"{both:.4f} s on two; sent by a node in a step: {megabytes:.2f} MB\n"
         f"to predict: --step={seconds:.4f} --megabytes={megabytes:.2f} --overlap={overlap:.3f} "
         f"--batch_size={batch_size}"
     )
@@ -88,4 +112,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--steps", 6, "timed steps of a turn"),
         ("--batch_size", BATCH_SIZE, "images of a step, per rank"),
     ):
-        parser.add_argument(flag, type=report.positive, default=default, help=f"{what} (default: {default})")
+        parser.add_argument(
+            flag, type=report.positive, default=default, help=f"{what} (default: {default})"
+        )

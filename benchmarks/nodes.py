@@ -23,7 +23,8 @@ from benchmarks.training import RandomDataModule
 
 HOSTS = ("127.0.0.1", "localhost")  # two names of this machine, as SageMaker sorts them
 ROUNDS = 4  # turns of each; the first is not counted
-# Who, on how many nodes, told what: the turns of a round. What is compared most directly is next to each other.
+# The turns of a round: which training, on how many nodes, with which order to the ranks. Turns that
+# are compared most directly stand next to each other.
 TURNS = (
     ("ours", 1, EXCHANGE),
     ("plain", 1, EXCHANGE),
@@ -51,8 +52,10 @@ class Training:
     """A training whose ranks are ready for their first turn."""
 
     def __init__(self, folder: Path, setting: Setting, connections: list[Connection]) -> None:
-        self.folder, self.connections = folder, connections
-        self.nodes, self.all_steps = len(connections), WARMUP + setting.steps
+        self.folder = folder
+        self.connections = connections
+        self.nodes = len(connections)
+        self.all_steps = WARMUP + setting.steps
 
     def turn(self, order: str) -> Turn:
         """Let the ranks train for a turn, and return what all of them did together."""
@@ -63,8 +66,13 @@ class Training:
             turns = [connection.recv() for connection in self.connections]
         except (EOFError, ConnectionError):
             fail(self.folder)
-        each = (mean(getattr(turn, name) for turn in turns) for name in ("seconds", "waited", "overlapped"))
-        return Turn(sum(turn.rate for turn in turns), *each, (sent() - before) / self.nodes / self.all_steps)
+        each = (
+            mean(getattr(turn, name) for turn in turns)
+            for name in ("seconds", "waited", "overlapped")
+        )
+        return Turn(
+            sum(turn.rate for turn in turns), *each, (sent() - before) / self.nodes / self.all_steps
+        )
 
 
 @contextmanager
@@ -72,7 +80,9 @@ def training(name: str, nodes: int, folder: Path, setting: Setting) -> Iterator[
     """Start a training, and end it with the block."""
     folder = folder / f"{name}-{nodes}"
     folder.mkdir()
-    port, connections, processes = _free_port(), [], []
+    port = _free_port()
+    connections = []
+    processes = []
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(folder / "socket"))
         server.listen()
@@ -92,16 +102,43 @@ def training(name: str, nodes: int, folder: Path, setting: Setting) -> Iterator[
             _end(connections, processes)
 
 
-def command(name: str, node: int, nodes: int, port: int, address: Path, setting: Setting) -> list[str]:
+def command(
+    name: str, node: int, nodes: int, port: int, address: Path, setting: Setting
+) -> list[str]:
     """Return the command line of a node: of ours as SageMaker's toolkit makes it, of the plain loop torchrun's."""
     if name == "plain":
-        place = [f"--nnodes={nodes}", f"--node-rank={node}", f"--master-addr={HOSTS[0]}", f"--master-port={port}"]
-        program = ["-m", "benchmarks.plain", str(address), str(setting.steps), str(setting.batch_size)]
-        return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", *place, *program]
+        place = [
+            f"--nnodes={nodes}",
+            f"--node-rank={node}",
+            f"--master-addr={HOSTS[0]}",
+            f"--master-port={port}",
+        ]
+        program = [
+            "-m",
+            "benchmarks.plain",
+            str(address),
+            str(setting.steps),
+            str(setting.batch_size),
+        ]
+        return [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=1",
+            *place,
+            *program,
+        ]
     data = f"{RandomDataModule.__module__}.{RandomDataModule.__name__}"
-    flags = [f"--data={data}", f"--data.batch_size={setting.batch_size}", "--trainer.accelerator=cpu"]
+    flags = [
+        f"--data={data}",
+        f"--data.batch_size={setting.batch_size}",
+        "--trainer.accelerator=cpu",
+    ]
     flags += ["--trainer.devices=1", f"--trainer.callbacks+={Rank.__module__}.{Rank.__name__}"]
-    flags += [f"--trainer.callbacks.address={address}", f"--trainer.callbacks.steps={setting.steps}"]
+    flags += [
+        f"--trainer.callbacks.address={address}",
+        f"--trainer.callbacks.steps={setting.steps}",
+    ]
     return [sys.executable, str(report.ROOT / "app/train_multi_node.py"), *flags, *setting.flags]
 
 
@@ -109,14 +146,20 @@ def _launch(line: list[str], node: int, nodes: int, port: int, folder: Path) -> 
     """Start a node's launcher on its core, in a folder and with a log of its own."""
     folder.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SM_")}
-    told = {"SM_HOSTS": json.dumps(HOSTS[:nodes]), "SM_CURRENT_HOST": HOSTS[node], "GLOO_SOCKET_IFNAME": "lo"}
+    told = {
+        "SM_HOSTS": json.dumps(HOSTS[:nodes]),
+        "SM_CURRENT_HOST": HOSTS[node],
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     told |= {"MASTER_PORT": str(port)} if nodes > 1 else {}  # the usual one may be in use
     told |= {"PYTHONPATH": str(report.ROOT), "OMP_NUM_THREADS": "1"}
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(cores)[node]})  # the child inherits it
     try:
         with (folder / "log").open("w") as log:
-            return subprocess.Popen(line, env=kept | told, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+            return subprocess.Popen(
+                line, env=kept | told, cwd=folder, stdout=log, stderr=subprocess.STDOUT
+            )
     finally:
         os.sched_setaffinity(0, cores)
 
@@ -150,18 +193,24 @@ def measure(setting: Setting) -> list[Round]:
             (name, nodes): stack.enter_context(training(name, nodes, Path(folder), setting))
             for name, nodes in dict.fromkeys(turn[:2] for turn in TURNS)
         }
-        rounds = [{turn: trainings[turn[:2]].turn(turn[2]) for turn in TURNS} for _ in range(ROUNDS)]
+        rounds = [
+            {turn: trainings[turn[:2]].turn(turn[2]) for turn in TURNS} for _ in range(ROUNDS)
+        ]
     return rounds[1:]
 
 
 def check(setting: Setting) -> None:
     """Leave with a line if this machine, or an epoch, is too small."""
     if len(os.sched_getaffinity(0)) < len(HOSTS):
-        raise SystemExit("error: found one core that may be used, needed are two: one for each node")
+        raise SystemExit(
+            "error: found one core that may be used, needed are two: one for each node"
+        )
     needed = 2 * ROUNDS * (WARMUP + setting.steps)
     there = RandomDataModule().num_samples // (len(HOSTS) * setting.batch_size)
     if needed >= there:
-        raise SystemExit(f"error: --steps: {needed} steps in all turns of two nodes, but an epoch has {there}")
+        raise SystemExit(
+            f"error: --steps: {needed} steps in all turns of two nodes, but an epoch has {there}"
+        )
 
 
 def sent() -> int:

@@ -47,7 +47,8 @@ class Images(Dataset):
 
     def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
         """Take images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
-        self.images, self.labels = np.ascontiguousarray(images.transpose(0, 2, 3, 1)), labels.tolist()
+        self.images = np.ascontiguousarray(images.transpose(0, 2, 3, 1))
+        self.labels = labels.tolist()
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return an image, float32 [3, 32, 32], and its label."""
@@ -80,9 +81,15 @@ def recipe(clock: Clock, data_dir: Path | None) -> None:
     """Train by the original's recipe, on the CIFAR-10 in `data_dir` or on random images."""
     pin = training.accelerator() == "cuda"
     data = Images(
-        *(cifar10_files.read(data_dir, True, "--data_dir") if data_dir else RandomDataModule().load(train=True))
+        *(
+            cifar10_files.read(data_dir, True, "--data_dir")
+            if data_dir
+            else RandomDataModule().load(train=True)
+        )
     )
-    loader = DataLoader(data, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1, pin_memory=pin)
+    loader = DataLoader(
+        data, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1, pin_memory=pin
+    )
     with training.quiet(), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator=training.accelerator(),
@@ -105,8 +112,14 @@ def run(n: int, steps: int, data_dir: Path | None) -> list[report.Comparison]:
     flags += [f"--data.data_dir={data_dir}"] if data_dir else []
     images = "CIFAR-10" if data_dir else "random images"
     found = []
-    for name, batch, more in (("original", training.BATCH_SIZE, []), ("original, recipe cpu", None, ["--config=cpu"])):
-        what = f"turns of {steps} steps, {images}: our training{', recipe cpu' * bool(more)} / the original's recipe"
+    for name, batch, more in (
+        ("original", training.BATCH_SIZE, []),
+        ("original, recipe cpu", None, ["--config=cpu"]),
+    ):
+        what = (
+            f"turns of {steps} steps, {images}: our training{', recipe cpu' * bool(more)} / "
+            "the original's recipe"
+        )
         ours = partial(training.train, data=[*more, *flags], batch_size=batch)
         found.append(turns.compare(name, what, ours, partial(recipe, data_dir=data_dir), n, steps))
     return found
@@ -114,49 +127,72 @@ def run(n: int, steps: int, data_dir: Path | None) -> list[report.Comparison]:
 
 def accuracies(n: int, data_dir: Path) -> None:
     """Print the accuracy on the test set of the recipe `cpu`, and of the original's after as many seconds."""
-    print("| seed | seconds of training | recipe cpu: accuracy | the original's recipe: images, accuracy |")
+    print(
+        "| seed | seconds of training | recipe cpu: accuracy | the original's recipe: "
+        "images, accuracy |"
+    )
     print("| --- | --- | --- | --- |")
     for seed in range(1, n + 1):
         flags = [f"--trainer.accelerator={training.accelerator()}", "--data.val_split=0.2"]
         ours = accuracy.once("cpu", data_dir.resolve(), seed, flags)
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # its process may have workers
+        with ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn")
+        ) as pool:  # its process may have workers
             images, theirs = pool.submit(_trained, seed, ours.seconds, data_dir).result()
-        print(f"| {seed} | {ours.seconds:.0f} | {ours.accuracy:.4f} | {images}, {theirs:.4f} |", flush=True)
+        print(
+            f"| {seed} | {ours.seconds:.0f} | {ours.accuracy:.4f} | {images}, {theirs:.4f} |",
+            flush=True,
+        )
 
 
 def _trained(seed: int, seconds: float, data_dir: Path) -> tuple[int, float]:
     """Train by the original's recipe for so many seconds; return how many images it saw, and the accuracy."""
     seed_everything(seed)
-    model, data = Tutorial(), Images(*cifar10_files.read(data_dir, True, "--data_dir"))
+    model = Tutorial()
+    data = Images(*cifar10_files.read(data_dir, True, "--data_dir"))
     train, _ = random_split(data, [0.8, 0.2])
     loader = DataLoader(train, batch_size=training.BATCH_SIZE, shuffle=True, num_workers=1)
     with training.quiet(), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            accelerator=training.accelerator(), devices=1, max_time=timedelta(seconds=seconds), max_epochs=-1,
-            default_root_dir=folder, enable_progress_bar=False,
-        )  # fmt: skip
+            accelerator=training.accelerator(),
+            devices=1,
+            max_time=timedelta(seconds=seconds),
+            max_epochs=-1,
+            default_root_dir=folder,
+            enable_progress_bar=False,
+        )
         trainer.fit(model, loader)
     images, labels = cifar10_files.read(data_dir, False, "--data_dir")
     images = Normalize(CIFAR10DataModule.mean, CIFAR10DataModule.std)(torch.from_numpy(images))
     with torch.inference_mode():
-        found = torch.cat([model.eval().cpu().network(part).argmax(1) for part in images.split(500)])
+        found = torch.cat(
+            [model.eval().cpu().network(part).argmax(1) for part in images.split(500)]
+        )
     right = (found == torch.from_numpy(labels)).float().mean().item()
     return trainer.global_step * training.BATCH_SIZE, right
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flag that this benchmark alone has."""
-    parser.add_argument("--data_dir", type=Path, help="folder with CIFAR-10's python version (default: random images)")
+    parser.add_argument(
+        "--data_dir",
+        type=Path,
+        help="folder with CIFAR-10's python version (default: random images)",
+    )
 
 
 if __name__ == "__main__":
     parser = report.parser(__doc__)
     turns.add_arguments(parser)
     add_arguments(parser)
-    parser.add_argument("--accuracy", action="store_true", help="compare accuracies after the same seconds instead")
+    parser.add_argument(
+        "--accuracy", action="store_true", help="compare accuracies after the same seconds instead"
+    )
     given = vars(parser.parse_args())
     if given.pop("accuracy"):
         print(report.machine())
-        accuracies(given["n"], given["data_dir"] or parser.error("--accuracy: give --data_dir as well"))
+        accuracies(
+            given["n"], given["data_dir"] or parser.error("--accuracy: give --data_dir as well")
+        )
     else:
         report.publish(run(**given))

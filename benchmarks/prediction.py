@@ -28,11 +28,11 @@ class Instance:
     devices: int
     """Ranks: GPUs, or one for all cores."""
     gbps: float
-    """Network bandwidth in each direction, 10^9 bit/s; where AWS says "up to", the baseline that is there always."""
+    """Network bandwidth in each direction, 10^9 bit/s; the baseline where AWS says "up to"."""
 
 
-# As EC2's DescribeInstanceTypes has them (BaselineBandwidthInGbps; karpenter-provider-aws lists them all in its
-# zz_generated.bandwidth.go); p3.16xlarge: AWS's page of the P3 instances.
+# The bandwidths are BaselineBandwidthInGbps of EC2's DescribeInstanceTypes (karpenter-provider-aws
+# lists them all in its zz_generated.bandwidth.go); p3.16xlarge: AWS's page of the P3 instances.
 INSTANCES = {
     "ml.c5.xlarge": Instance(devices=1, gbps=1.25),
     "ml.g4dn.xlarge": Instance(devices=1, gbps=5),
@@ -55,9 +55,13 @@ def _flag(what: str, default: float = MISSING) -> float:
 class Job:
     """What is exchanged, and how long a step takes; the defaults are ResNet-18's on CIFAR-10, and guesses."""
 
-    step: float = _flag("seconds of a step on one node of the type, the exchange among its own devices included")
+    step: float = _flag(
+        "seconds of a step on one node of the type, the exchange among its own devices included"
+    )
     megabytes: float = _flag("gradients of a step, 10^6 bytes", 44.73)  # 11,181,642 of float32
-    overlap: float = _flag("share of a step on one node beside which gradients can be exchanged", 0.0)
+    overlap: float = _flag(
+        "share of a step on one node beside which gradients can be exchanged", 0.0
+    )
     batch_size: int = _flag("images of a step, per rank", 32)
     images: int = _flag("images of an epoch", 50_000)
     efficiency: float = _flag("share of the bandwidth that arrives as gradients", 0.8)
@@ -75,7 +79,9 @@ def exchange(job: Job, instance: Instance, nodes: int) -> float:
         return 0.0
     ranks = nodes * instance.devices
     sent = 2 * (ranks - 1) / ranks * job.megabytes * 8e6
-    return sent / (instance.gbps * 1e9 * job.efficiency) + 2 * (nodes - 1) * job.latency * job.buckets
+    return (
+        sent / (instance.gbps * 1e9 * job.efficiency) + 2 * (nodes - 1) * job.latency * job.buckets
+    )
 
 
 def epoch(job: Job, instance: Instance, nodes: int) -> float:
@@ -86,16 +92,26 @@ def epoch(job: Job, instance: Instance, nodes: int) -> float:
 
 def assumptions(job: Job) -> str:
     """Return what the tables rest on."""
-    return f"""Predicted, not measured. Assumed:
-- weak scaling: {job.batch_size} images a rank and step on any number of nodes, so that N nodes need N times fewer steps
-  for the {job.images} images of an epoch; the table has the time of an epoch
-- a step takes {job.step:g} s on one node, of whatever type: to be measured on that type, with all its devices
-- {job.megabytes:g} MB of gradients a step, in {job.buckets} all-reduces, by a ring over all ranks
-- a node sends, and receives at once, at {job.efficiency:.0%} of its type's bandwidth; a message takes {job.latency:g} s
-- a type's bandwidth is what AWS states for EC2, where that is "up to" something the baseline; p4d and p5 need EFA for
-  theirs, of which the image has no library: --gbps=100, one network card, is what they have without
-- {job.overlap:.0%} of a step are beside the exchange; what does not fit there is waited for
-- nodes are equally fast, and data, validation, checkpoints and starting cost nothing more"""
+    return (
+        "Predicted, not measured. Assumed:\n"
+        f"- weak scaling: {job.batch_size} images a rank and step on any number of nodes, "
+        "so that N nodes need N times fewer steps\n"
+        f"  for the {job.images} images of an epoch; the table has the time of an epoch\n"
+        f"- a step takes {job.step:g} s on one node, of whatever type: "
+        "to be measured on that type, with all its devices\n"
+        f"- {job.megabytes:g} MB of gradients a step, in {job.buckets} all-reduces, "
+        "by a ring over all ranks\n"
+        f"- a node sends, and receives at once, at {job.efficiency:.0%} of its type's bandwidth; "
+        f"a message takes {job.latency:g} s\n"
+        "- a type's bandwidth is what AWS states for EC2, "
+        'where that is "up to" something the baseline; p4d and p5 need EFA for\n'
+        "  theirs, of which the image has no library: --gbps=100, one network card, "
+        "is what they have without\n"
+        f"- {job.overlap:.0%} of a step are beside the exchange; "
+        "what does not fit there is waited for\n"
+        "- nodes are equally fast, "
+        "and data, validation, checkpoints and starting cost nothing more"
+    )
 
 
 def run(instance_type: list[str], gbps: float | None, **job: float) -> None:
@@ -105,7 +121,8 @@ def run(instance_type: list[str], gbps: float | None, **job: float) -> None:
     for name in instance_type:
         instance = Instance(INSTANCES[name].devices, gbps or INSTANCES[name].gbps)
         print(
-            f"\n{name}: {instance.devices} rank{'s' if instance.devices > 1 else ''} a node, {instance.gbps:g} Gbps\n"
+            f"\n{name}: {instance.devices} rank{'s' if instance.devices > 1 else ''} a node, "
+            f"{instance.gbps:g} Gbps\n"
         )
         print(report.improvements({nodes: epoch(chosen, instance, nodes) for nodes in NODES}))
 
@@ -113,11 +130,15 @@ def run(instance_type: list[str], gbps: float | None, **job: float) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the fields of `Job`, the instance types and their bandwidth."""
     types = {"nargs": "+", "choices": INSTANCES, "default": list(INSTANCES), "metavar": "TYPE"}
-    parser.add_argument("--instance_type", **types, help=f"of {', '.join(INSTANCES)} (default: all)")
+    parser.add_argument(
+        "--instance_type", **types, help=f"of {', '.join(INSTANCES)} (default: all)"
+    )
     parser.add_argument("--gbps", type=float, help="bandwidth instead of the type's own")
     for flag in fields(Job):
         if flag.default is MISSING:
-            parser.add_argument(f"--{flag.name}", type=flag.type, required=True, help=flag.metadata["help"])
+            parser.add_argument(
+                f"--{flag.name}", type=flag.type, required=True, help=flag.metadata["help"]
+            )
         else:
             what = f"{flag.metadata['help']} (default: %(default)g)"
             parser.add_argument(f"--{flag.name}", type=flag.type, default=flag.default, help=what)

@@ -36,9 +36,14 @@ from sagemaker_lightning.state import generators, object_graph, object_state
 
 from app.train import APPLICATION
 
-PAIRS, STARTS = 20, 5  # defaults of --n and --starts
-DATA = {"our loader": [], "a DataLoader": [f"--data={__package__}.proof.Loaded"],
-        "a stream": [f"--data={__package__}.proof.Streamed"]}  # fmt: skip
+# Defaults of --n and --starts.
+PAIRS = 20
+STARTS = 5
+DATA = {
+    "our loader": [],
+    "a DataLoader": [f"--data={__package__}.proof.Loaded"],
+    "a stream": [f"--data={__package__}.proof.Streamed"],
+}
 WITHOUT = "BENCHMARK_WITHOUT"
 
 
@@ -46,7 +51,8 @@ class Images(Dataset):
     """Random images, float32 [3, 32, 32], moved about by a generator, as many a dataset has one."""
 
     def __init__(self) -> None:
-        self.images, self.random = torch.rand(1000, 3, 32, 32), np.random.default_rng(0)
+        self.images = torch.rand(1000, 3, 32, 32)
+        self.random = np.random.default_rng(0)
 
     def __len__(self) -> int:
         return 50_000
@@ -90,16 +96,22 @@ def without() -> Iterator[None]:
     def nothing(*_: Any, **__: Any) -> tuple:
         return ()
 
-    left_out = [(ExactResume, hook) for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end")]
+    left_out = [
+        (ExactResume, hook)
+        for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
+    ]
     left_out += [(Proof, step) for step in ("start", "look_at", "saved")]
     left_out += [
-        (module, "walk") for module in (object_graph, generators, object_state, sample_seeding, seeded_indices)
+        (module, "walk")
+        for module in (object_graph, generators, object_state, sample_seeding, seeded_indices)
     ]
     with ExitStack() as patched:
         for owner, name in left_out:
             patched.enter_context(mock.patch.object(owner, name, nothing))
         patched.enter_context(mock.patch.object(seeded_indices.Found, "more", lambda found: False))
-        patched.enter_context(mock.patch.object(epoch_loaders.Turns, "_prove", lambda turns, done: turns.begin(0, 0)))
+        patched.enter_context(
+            mock.patch.object(epoch_loaders.Turns, "_prove", lambda turns, done: turns.begin(0, 0))
+        )
         yield
 
 
@@ -121,7 +133,9 @@ class Turns(Callback):
     """
 
     def __init__(self, n: int, steps: int) -> None:
-        self.n, self.steps, self.left_out = n, steps, ExitStack()
+        self.n = n
+        self.steps = steps
+        self.left_out = ExitStack()
         self.seconds: list[list[float]] = [[]]  # of each step, by turns
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
@@ -154,9 +168,15 @@ def steps(name: str, n: int, number: int) -> list[float]:
         environment = SageMakerEnvironment(
             model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints"
         )
-        flags = ["--trainer.max_epochs=-1", "--trainer.limit_val_batches=0", "--checkpoint.monitor=null"]
+        flags = [
+            "--trainer.max_epochs=-1",
+            "--trainer.limit_val_batches=0",
+            "--checkpoint.monitor=null",
+        ]
         cli = CommandLine(
-            environment, [*DATA[name], *flags, f"--trainer.accelerator={training.accelerator()}"], APPLICATION
+            environment,
+            [*DATA[name], *flags, f"--trainer.accelerator={training.accelerator()}"],
+            APPLICATION,
         )
         cli.trainer.callbacks.append(turns)
         cli.trainer.fit(cli.model, cli.datamodule)
@@ -166,21 +186,32 @@ def steps(name: str, n: int, number: int) -> list[float]:
 def starts(name: str, n: int) -> list[float]:
     """Return the ratios of n pairs of starts, after one that fills the file cache."""
     callback = f"--trainer.callbacks+={__package__}.proof.FirstStep"
-    line = [sys.executable, str(report.ROOT / "app/train.py"), callback, "--checkpoint.monitor=null"]
+    line = [
+        sys.executable,
+        str(report.ROOT / "app/train.py"),
+        callback,
+        "--checkpoint.monitor=null",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         if name in DATA:
             line += DATA[name]
         else:
             line += [f"--resume.dirpath={folder}/checkpoints"]
             first = [*line, "--trainer.max_steps=1"]
-            subprocess.run(first, cwd=folder, env=report.variables(), check=True, stdout=subprocess.DEVNULL)
-        pairs = [(startup.seconds(line), startup.seconds(line, **{WITHOUT: "1"})) for _ in range(n + 1)]
+            subprocess.run(
+                first, cwd=folder, env=report.variables(), check=True, stdout=subprocess.DEVNULL
+            )
+        pairs = [
+            (startup.seconds(line), startup.seconds(line, **{WITHOUT: "1"})) for _ in range(n + 1)
+        ]
     return [ours / other for ours, other in pairs[1:]]
 
 
 def run(n: int, number: int, pairs: int) -> list[report.Comparison]:
     """Measure all."""
-    found = {f"step, {name}": partial(steps, name, n, number) for name in ("our loader", "a DataLoader")}
+    found = {
+        f"step, {name}": partial(steps, name, n, number) for name in ("our loader", "a DataLoader")
+    }
     found |= {f"start, {name}": partial(starts, name, pairs) for name in (*DATA, "resumed")}
     what = "seconds: journal, digests and search / without"
     made = []
@@ -193,7 +224,14 @@ def run(n: int, number: int, pairs: int) -> list[report.Comparison]:
 if __name__ == "__main__":
     parser = report.parser(__doc__)
     parser.set_defaults(n=PAIRS)
-    parser.add_argument("--steps", type=report.positive, default=10, help="steps of a turn (default: %(default)s)")
-    parser.add_argument("--starts", type=report.positive, default=STARTS, help="pairs of starts (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=report.positive, default=10, help="steps of a turn (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--starts",
+        type=report.positive,
+        default=STARTS,
+        help="pairs of starts (default: %(default)s)",
+    )
     args = parser.parse_args()
     report.publish(run(args.n, args.steps, args.starts))

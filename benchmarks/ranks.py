@@ -13,8 +13,12 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-WARMUP = 3  # steps at the start of a turn that are not timed: the caches are full of another training's data
-EXCHANGE, SILENT, END = "exchange", "silent", "end"  # what a rank is told: silent is to train without the other node
+# Untimed steps at the start of a turn: the caches are full of another training's data.
+WARMUP = 3
+# What a rank is told; silent: train without the other node.
+EXCHANGE = "exchange"
+SILENT = "silent"
+END = "end"
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Turn:
     waited: float = 0.0
     """From the last gradient computed to the last one exchanged, with nothing else to do."""
     overlapped: float = 0.0
-    """From the first gradients handed over to the last one computed: what is exchanged then, nobody waits for."""
+    """From the first gradients handed over to the last one computed; nobody waits for this part."""
     sent: float = 0.0
     """Bytes that a node sent in a step; the benchmark measures it."""
 
@@ -42,7 +46,8 @@ class Rank(Callback):
     """
 
     def __init__(self, address: str, steps: int) -> None:
-        self.address, self.steps = address, steps
+        self.address = address
+        self.steps = steps
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait for the first turn."""
@@ -58,7 +63,8 @@ class Rank(Callback):
         """Report to the benchmark and wait for the first turn of `network`, which is in DDP if there are two nodes."""
         self.ddp = network if isinstance(network, DistributedDataParallel) else None
         if self.ddp:
-            self.ddp._set_ddp_runtime_logging_sample_rate(1)  # noqa: SLF001  each step, not each hundredth
+            # Sample each step, not each hundredth.
+            self.ddp._set_ddp_runtime_logging_sample_rate(1)  # noqa: SLF001
         self.connection = Client(self.address)
         self._obey()
 
@@ -66,10 +72,15 @@ class Rank(Callback):
         """Note the end of a step that trained on `images`; at the end of a turn, return when the next one starts."""
         self.step += 1
         if self.step <= WARMUP:
-            self.images, self.waited, self.overlapped, self.started = 0, 0.0, 0.0, time.perf_counter()
+            self.images = 0
+            self.waited = 0.0
+            self.overlapped = 0.0
+            self.started = time.perf_counter()
             return
         self.images += images
-        if self.ddp:  # DDP's own timers, ns; what they say is complete with the next step, so they are a step behind
+        if self.ddp:
+            # DDP's own timers, in ns. A step's values are complete with the next step, so they are
+            # one step behind.
             found = self.ddp._get_ddp_logging_data()  # noqa: SLF001  DDP has no public timers
             overlapped = found.get("backward_compute_comm_overlap_time", 0)
             self.overlapped += overlapped / 1e9

@@ -14,7 +14,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "| benchmark | ratio: median [range] | n | what / what |\n| --- | --- | --- | --- |"
 
-ARTICLE = {2: 1.8, 4: 3.7, 8: 7.3}  # times faster than one instance, in the article that this project began with
+# Times faster than one instance, in the article that this project began with.
+ARTICLE = {2: 1.8, 4: 3.7, 8: 7.3}
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,20 @@ class Comparison:
 
     def row(self) -> str:
         """Return the row of the table."""
-        low, middle, high = min(self.ratios), statistics.median(self.ratios), max(self.ratios)
-        return f"| {self.name} | {middle:.3f} [{low:.3f}..{high:.3f}] | {len(self.ratios)} | {self.what} |"
+        low = min(self.ratios)
+        middle = statistics.median(self.ratios)
+        high = max(self.ratios)
+        return (
+            f"| {self.name} | {middle:.3f} [{low:.3f}..{high:.3f}] | "
+            f"{len(self.ratios)} | {self.what} |"
+        )
 
 
 def parser(manual: str) -> argparse.ArgumentParser:
     """Return a parser with the flag that all benchmarks have; `manual` is the caller's docstring."""
-    made = argparse.ArgumentParser(description=manual, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=manual, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument("--n", type=positive, help="pairs that are measured (default: %(default)s)")
     return made
 
@@ -55,10 +63,15 @@ def publish(comparisons: Sequence[Comparison]) -> None:
 def improvements(seconds: Mapping[int, float]) -> str:
     """Return the original article's table: instances, time, and how many times faster than one instance that is."""
     rows = [
-        f"| {count} | {time:.2f} s | {seconds[1] / time:.2f}x | {f'{ARTICLE[count]}x' if count in ARTICLE else ''} |"
+        (
+            f"| {count} | {time:.2f} s | {seconds[1] / time:.2f}x | "
+            f"{f'{ARTICLE[count]}x' if count in ARTICLE else ''} |"
+        )
         for count, time in sorted(seconds.items())
     ]
-    return "\n".join(["| instances | time | improvement | the article's |", "| --- | --- | --- | --- |", *rows])
+    return "\n".join(
+        ["| instances | time | improvement | the article's |", "| --- | --- | --- | --- |", *rows]
+    )
 
 
 def variables(**more: str) -> dict[str, str]:
@@ -69,7 +82,8 @@ def variables(**more: str) -> dict[str, str]:
 
 def peak(work: Callable[[], Any]) -> tuple[Any, int]:
     """Return what `work` returns, and the bytes by which this process's memory at peak is above that before."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is: proc_pid_clear_refs(5)
+    # Reset the peak to the memory in use now: proc_pid_clear_refs(5).
+    Path("/proc/self/clear_refs").write_text("5")
     before = _kibibytes("VmRSS")
     done = work()
     return done, (_kibibytes("VmHWM") - before) * 1024
@@ -84,9 +98,15 @@ def machine() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    cpu = f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    cpu = (
+        f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores, "
+        f"{torch.get_num_threads()} threads"
+    )
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    versions = f"python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}"
+    versions = (
+        f"python {platform.python_version()}, torch {torch.__version__}, "
+        f"torchvision {torchvision.__version__}"
+    )
     return (
         f"hardware: {cpu}; GPU: {gpu}; load: {os.getloadavg()[0]:.1f}\n"
         f"versions: {versions}, pytorch-lightning {pytorch_lightning.__version__}\n"

@@ -22,9 +22,13 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from benchmarks import report
 from benchmarks.training import BATCH_SIZE, RandomDataModule, accelerator
 
-KINDS = {"ours": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}  # the count: libgomp's manual, GOMP_SPINCOUNT
-CHOSEN = ("OMP_", "GOMP_", "MKL_")  # beginnings of variables that are not handed on: both kinds start from nothing
-UNTIMED = 5.0  # seconds at the start of a turn: threads notice who else is there, and in 4 s that nobody is any more
+# The count is from libgomp's manual, GOMP_SPINCOUNT.
+KINDS = {"ours": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
+# Variables with these beginnings are not handed on: both kinds start without them.
+CHOSEN = ("OMP_", "GOMP_", "MKL_")
+# Seconds at the start of a turn that do not count: threads notice which others run, and take up to
+# 4 s to notice that the others have stopped.
+UNTIMED = 5.0
 TURNS = 2  # of each number of jobs, for each kind of a pair
 MARK = "side by side:"
 
@@ -54,7 +58,9 @@ class Job(Callback):
         order = sys.stdin.readline()
         if not order:
             os._exit(0)  # a model is of no use to anybody here
-        self.seconds, self.images, self.started = float(order), 0, None
+        self.seconds = float(order)
+        self.images = 0
+        self.started = None
         self.begin = time.perf_counter() + UNTIMED
 
 
@@ -73,7 +79,9 @@ class Started:
             "--trainer.devices=1",
             "--trainer.enable_checkpointing=false",
         ]
-        variables = {name: value for name, value in report.variables().items() if not name.startswith(CHOSEN)}
+        variables = {
+            name: value for name, value in report.variables().items() if not name.startswith(CHOSEN)
+        }
         self.process = subprocess.Popen(
             [sys.executable, str(report.ROOT / "app/train.py"), *flags],
             cwd=folder,
@@ -110,20 +118,29 @@ def run(n: int, jobs: list[int], seconds: float) -> list[report.Comparison]:
         for count in jobs:
             ours, spinning = (rates[kind, count] for kind in KINDS)
             ratios[count].append(ours / spinning)
-            print(f"{_name(count)}: {ours:.1f} / {spinning:.1f} images/s = {ratios[count][-1]:.3f}", flush=True)
+            print(
+                f"{_name(count)}: {ours:.1f} / {spinning:.1f} images/s = {ratios[count][-1]:.3f}",
+                flush=True,
+            )
         for count, found in together.items():
             found.append(rates["ours", count] / rates["ours", 1])
     what = "images/s of all jobs: as they come / with waiting threads that always spin"
     found = [report.Comparison(_name(count), what, values) for count, values in ratios.items()]
     what = "images/s: of all jobs side by side / of one alone"
-    return found + [report.Comparison(f"{_name(count)} to one", what, values) for count, values in together.items()]
+    return found + [
+        report.Comparison(f"{_name(count)} to one", what, values)
+        for count, values in together.items()
+    ]
 
 
 def _pair(jobs: list[int], seconds: float) -> dict[tuple[str, int], float]:
     """Return the images/s of all jobs together, by kind and number of jobs."""
     rates: dict[tuple[str, int], float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        started = {kind: [Started(folder, chosen) for _ in range(max(jobs))] for kind, chosen in KINDS.items()}
+        started = {
+            kind: [Started(folder, chosen) for _ in range(max(jobs))]
+            for kind, chosen in KINDS.items()
+        }
         try:
             for job in (job for those in started.values() for job in those):
                 job.hear()
@@ -147,8 +164,12 @@ def _name(count: int) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --jobs and --seconds, and give --n its default here."""
     parser.set_defaults(n=5)
-    parser.add_argument("--jobs", type=report.positive, nargs="+", default=[1, 2, 4], help="(default: 1 2 4)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="timed seconds of a turn (default: 3)")
+    parser.add_argument(
+        "--jobs", type=report.positive, nargs="+", default=[1, 2, 4], help="(default: 1 2 4)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="timed seconds of a turn (default: 3)"
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ def contenders(
     np.save(folder / "rows.npy", table)
     settings = Similarity(top_k=k, memory=4, precision=precision)
     ours = Compared(settings, Table.read(folder, "rows"), device)
-    whole, block = torch.from_numpy(table).to(device, KINDS[precision]), min(BLOCK, len(table))
+    whole = torch.from_numpy(table).to(device, KINDS[precision])
+    block = min(BLOCK, len(table))
 
     def product() -> None:
         for first in range(0, len(table), ours.width):
@@ -104,7 +105,9 @@ def run(n: int, rows: int, columns: int, top_k: int) -> list[report.Comparison]:
     what = f"rows/s against {rows} rows of {columns}, top {top_k}: ours / "
     ours = seconds.pop("ours")
     return [
-        report.Comparison("similarity", what + name, [other / own for other, own in zip(times, ours, strict=True)])
+        report.Comparison(
+            "similarity", what + name, [other / own for other, own in zip(times, ours, strict=True)]
+        )
         for name, times in seconds.items()
     ]
 
@@ -123,7 +126,9 @@ def _peak(rows: int, columns: int, top_k: int) -> int:
         np.save(Path(folder, "rows.npy"), unit(rows, columns))
 
         def blocks() -> None:
-            ours = Compared(Similarity(top_k=top_k), Table.read(Path(folder), "rows"), torch.device("cpu"))
+            ours = Compared(
+                Similarity(top_k=top_k), Table.read(Path(folder), "rows"), torch.device("cpu")
+            )
             for first in range(0, 4 * ours.size, ours.size):
                 ours(range(first, first + ours.size))
 

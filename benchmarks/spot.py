@@ -27,28 +27,48 @@ def main(interruptions: int, seed: int, engine: str, epochs: int) -> None:
     from rehearsals import Rehearsal
 
     sort = ["of any unwarned", "of any warned", "of all either"][seed % 3]
-    flags = [f"--interrupt=every ~20s {interruptions} times {sort}", f"--seed={seed}", f"--engine={engine}"]
+    flags = [
+        f"--interrupt=every ~20s {interruptions} times {sort}",
+        f"--seed={seed}",
+        f"--engine={engine}",
+    ]
     flags += ["--grace=30"]
-    given = {"trainer.max_epochs": str(epochs), "data.batch_size": "64", "resume.every_n_steps": "5"}
+    given = {
+        "trainer.max_epochs": str(epochs),
+        "data.batch_size": "64",
+        "resume.every_n_steps": "5",
+    }
     fields = {"hosts": 2, "HyperParameters": given, "Environment": {"OMP_NUM_THREADS": "1"}}
     fields["StoppingCondition"] = {"MaxRuntimeInSeconds": 4 * 3600}
-    spot = {"EnableManagedSpotTraining": True, "CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints"}}
+    spot = {
+        "EnableManagedSpotTraining": True,
+        "CheckpointConfig": {"S3Uri": "s3://rehearsal/checkpoints"},
+    }
     spot["StoppingCondition"] = fields["StoppingCondition"] | {"MaxWaitTimeInSeconds": 4 * 3600}
     with tempfile.TemporaryDirectory() as folder, Rehearsal(Path(folder), *flags) as server:
-        weights, seconds = [], []
+        weights = []
+        seconds = []
         for more in ({}, spot):
             began = time.monotonic()
             name = server.create(TAG, **fields | more)
             ended = server.ended(name, 4 * 3600)
             assert ended["TrainingJobStatus"] == "Completed", (ended, server.lines(name))
-            weights.append(torch.load(io.BytesIO(server.archive(name)["model.pt"]), weights_only=True))
+            weights.append(
+                torch.load(io.BytesIO(server.archive(name)["model.pt"]), weights_only=True)
+            )
             seconds.append(time.monotonic() - began)
         record = json.loads((server.folder / name / "job.json").read_text())
     met = [one["Status"] for one in ended["SecondaryStatusTransitions"]].count("Interrupted")
     same = weights[0].keys() == weights[1].keys()
     same = same and all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
-    print(f"seed {seed}, {sort}: {met} interruptions, weights {'the same' if same else 'NOT THE SAME'}")
-    print(f"alone {seconds[0]:.0f} s, interrupted {seconds[1]:.0f} s in {len(record['attempts'])} attempts")
+    print(
+        f"seed {seed}, {sort}: {met} interruptions, weights "
+        f"{'the same' if same else 'NOT THE SAME'}"
+    )
+    print(
+        f"alone {seconds[0]:.0f} s, interrupted {seconds[1]:.0f} s in "
+        f"{len(record['attempts'])} attempts"
+    )
 
 
 if __name__ == "__main__":

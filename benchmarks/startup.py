@@ -69,7 +69,9 @@ def seconds(line: list[str], **variables: str) -> float:
 
 def program() -> float:
     """Start app/train.py."""
-    return seconds([sys.executable, str(report.ROOT / "app/train.py"), f"--trainer.callbacks+={CALLBACK}"])
+    return seconds(
+        [sys.executable, str(report.ROOT / "app/train.py"), f"--trainer.callbacks+={CALLBACK}"]
+    )
 
 
 def train() -> float:
@@ -80,7 +82,10 @@ def train() -> float:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         line = [str(report.ROOT / "entrypoint.sh"), "train"]
         return seconds(
-            line, PATH=path, SAGEMAKER_TRAINING_MODULE="sagemaker_lightning.launch.toolkit_hook:main", **variables
+            line,
+            PATH=path,
+            SAGEMAKER_TRAINING_MODULE="sagemaker_lightning.launch.toolkit_hook:main",
+            **variables,
         )
 
 
@@ -98,7 +103,10 @@ def checkpoint(image: str, folder: Path) -> None:
 
 
 def _container(image: str, checkpoints: Path, settings: Path) -> list[str]:
-    mounts = [f"{settings}:/opt/ml/input/config/hyperparameters.json:ro", f"{checkpoints}:/opt/ml/checkpoints"]
+    mounts = [
+        f"{settings}:/opt/ml/input/config/hyperparameters.json:ro",
+        f"{checkpoints}:/opt/ml/checkpoints",
+    ]
     mounts += [f"{report.ROOT / 'benchmarks'}:/opt/sagemaker-lightning/benchmarks:ro"]
     return ["docker", "run", "--rm", *(f"--volume={mount}" for mount in mounts), image, "train"]
 
@@ -122,11 +130,15 @@ def run(n: int, image: str | None = None) -> list[report.Comparison]:
             kinds = {"docker run": partial(container, image, Path(none))}
             kinds["docker run, resumed"] = partial(container, image, Path(one))
             found |= _ratios(n, kinds, lambda: seconds(imports))
-    what = "seconds: start to first optimizer step / importing torch, torchvision, pytorch_lightning"
+    what = (
+        "seconds: start to first optimizer step / importing torch, torchvision, pytorch_lightning"
+    )
     return [report.Comparison(f"startup, {name}", what, ratios) for name, ratios in found.items()]
 
 
-def _ratios(n: int, kinds: Mapping[str, Callable[[], float]], imports: Callable[[], float]) -> dict[str, list[float]]:
+def _ratios(
+    n: int, kinds: Mapping[str, Callable[[], float]], imports: Callable[[], float]
+) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(n + 1):
         alone = imports()

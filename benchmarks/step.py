@@ -32,9 +32,16 @@ class Setting:
     @property
     def flags(self) -> list[str]:
         """What our training is given."""
-        flags = [f"--data={RandomDataModule.__module__}.{RandomDataModule.__name__}", f"--data.images={self.images}"]
+        flags = [
+            f"--data={RandomDataModule.__module__}.{RandomDataModule.__name__}",
+            f"--data.images={self.images}",
+        ]
         flags += [f"--trainer.precision={self.precision}", f"--model.stem={self.stem}"]
-        return [*flags, f"--model.compile={self.compile}", f"--model.channels_last={self.channels_last}"]
+        return [
+            *flags,
+            f"--model.compile={self.compile}",
+            f"--model.channels_last={self.channels_last}",
+        ]
 
 
 def ours(clock: Clock, setting: Setting) -> None:
@@ -49,14 +56,20 @@ def bare(clock: Clock, setting: Setting) -> None:
     datamodule.setup("fit")
     datamodule.sets["train"] = datamodule.sets["train"].to(device)
     # The network alone: torchvision's, laid out and compiled as asked for.
-    network = ResNet18(datamodule.num_classes, setting.stem, 0.0, setting.channels_last, setting.compile).network
+    network = ResNet18(
+        datamodule.num_classes, setting.stem, 0.0, setting.channels_last, setting.compile
+    ).network
     network.to(device)
     layout = torch.channels_last if setting.channels_last else torch.contiguous_format
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=setting.precision == "bf16-mixed")
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3, fused=device.type == "cpu")
-    for _, (images, labels) in zip(range(clock.total_steps), datamodule.train_dataloader(), strict=False):
+    for _, (images, labels) in zip(
+        range(clock.total_steps), datamodule.train_dataloader(), strict=False
+    ):
         with mixed:
-            loss = nn.functional.cross_entropy(network(images.contiguous(memory_format=layout)), labels)
+            loss = nn.functional.cross_entropy(
+                network(images.contiguous(memory_format=layout)), labels
+            )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -43,8 +43,11 @@ class RandomDataModule(CIFAR10DataModule):
 
     def load(self, train: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return images, uint8 [N, 3, 32, 32], and labels, int64 [N]."""
-        draw, size = np.random.default_rng(0), self.num_train_images
-        return draw.integers(256, size=(size, 3, 32, 32), dtype=np.uint8), draw.integers(10, size=size)
+        draw = np.random.default_rng(0)
+        size = self.num_train_images
+        return draw.integers(256, size=(size, 3, 32, 32), dtype=np.uint8), draw.integers(
+            10, size=size
+        )
 
 
 def train(clock: Clock, data: list[str], batch_size: int | None = BATCH_SIZE) -> None:
@@ -59,11 +62,15 @@ def train(clock: Clock, data: list[str], batch_size: int | None = BATCH_SIZE) ->
         )
         flags = [f"--trainer.accelerator={accelerator()}", "--trainer.devices=1"]
         flags += [f"--data.batch_size={batch_size}"] if batch_size else []
-        cli = CommandLine(environment, [*data, *flags, f"--trainer.max_steps={clock.total_steps}"], APPLICATION)
+        cli = CommandLine(
+            environment, [*data, *flags, f"--trainer.max_steps={clock.total_steps}"], APPLICATION
+        )
         cli.trainer.callbacks.append(clock)
         batches = cli.datamodule.num_samples // cli.datamodule.batch_size
         if clock.total_steps >= batches:
-            raise ValueError(f"--steps: {clock.total_steps} steps in all turns, but an epoch has {batches}")
+            raise ValueError(
+                f"--steps: {clock.total_steps} steps in all turns, but an epoch has {batches}"
+            )
         cli.trainer.fit(cli.model, cli.datamodule)
 
 

@@ -21,7 +21,8 @@ from benchmarks import report
 
 PAIRS = 5  # default of --n
 TURNS = 6  # of each of a pair
-WARMUP = 5  # steps at the start of a turn that are not timed: caches, threads, a worker's full queue; at most `steps`
+# Untimed steps at the start of a turn (at most `steps`): caches, threads, a worker's full queue.
+WARMUP = 5
 
 
 class Clock(Callback):
@@ -31,8 +32,12 @@ class Clock(Callback):
     """
 
     def __init__(self, steps: int, my_turn: Semaphore, other_turn: Semaphore) -> None:
-        self.my_turn, self.other_turn = my_turn, other_turn
-        self.steps, self.step, self.images, self.started = steps, 0, 0, 0.0
+        self.my_turn = my_turn
+        self.other_turn = other_turn
+        self.steps = steps
+        self.step = 0
+        self.images = 0
+        self.started = 0.0
         self.warmup = min(WARMUP, steps)
         self.total_steps = TURNS * (self.warmup + steps)
         self.rates: list[float] = []  # images/s of each turn
@@ -49,7 +54,8 @@ class Clock(Callback):
             self.rates.append(self.images / (time.perf_counter() - self.started))
             self.other_turn.release()
             self.my_turn.acquire()
-        self.images, self.started = 0, time.perf_counter()
+        self.images = 0
+        self.started = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -59,7 +65,12 @@ class Clock(Callback):
 
 
 def compare(
-    name: str, what: str, ours: Callable[[Clock], None], other: Callable[[Clock], None], n: int, steps: int
+    name: str,
+    what: str,
+    ours: Callable[[Clock], None],
+    other: Callable[[Clock], None],
+    n: int,
+    steps: int,
 ) -> report.Comparison:
     """Return n ratios of images/s, each the median over the turns of two processes.
 
@@ -70,7 +81,10 @@ def compare(
         turns = pair(ours, other, steps)
         ratios.append(statistics.median(our_rate / other_rate for our_rate, other_rate in turns))
         our_rate, other_rate = (statistics.median(rates) for rates in zip(*turns, strict=True))
-        print(f"{name}: {our_rate:.1f} / {other_rate:.1f} images/s, ratio {ratios[-1]:.3f}", flush=True)
+        print(
+            f"{name}: {our_rate:.1f} / {other_rate:.1f} images/s, ratio {ratios[-1]:.3f}",
+            flush=True,
+        )
     return report.Comparison(name, f"images/s, {what}", ratios)
 
 
@@ -111,4 +125,6 @@ def _train(train: Callable[[Clock], None], clock: Clock, sender: Connection) -> 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --steps, and give --n its default here."""
     parser.set_defaults(n=PAIRS)
-    parser.add_argument("--steps", type=report.positive, default=10, help="timed steps of a turn (default: 10)")
+    parser.add_argument(
+        "--steps", type=report.positive, default=10, help="timed steps of a turn (default: 10)"
+    )

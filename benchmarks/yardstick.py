@@ -30,7 +30,10 @@ class Processor(Clock):
     """Counts the processor time of `steps` steps after some that are not counted, in seconds by kind."""
 
     def __init__(self, steps: int) -> None:
-        self.counted, self.total_steps, self.done, self.images = steps, WARMUP + steps, 0, 0
+        self.counted = steps
+        self.total_steps = WARMUP + steps
+        self.done = 0
+        self.images = 0
         self.used: dict[str, float] = {}
 
     def tick(self, images: int) -> None:
@@ -47,7 +50,12 @@ class Processor(Clock):
 def _used() -> dict[str, float]:
     mine = resource.getrusage(resource.RUSAGE_SELF)
     worker = sum(sum(child.cpu_times()[:2]) for child in psutil.Process().children())
-    return {"user": mine.ru_utime, "kernel": mine.ru_stime, "worker": worker, "pages": float(mine.ru_minflt)}
+    return {
+        "user": mine.ru_utime,
+        "kernel": mine.ru_stime,
+        "worker": worker,
+        "pages": float(mine.ru_minflt),
+    }
 
 
 def kept(clock: Clock) -> None:
@@ -85,7 +93,9 @@ def _measure(train: Callable[[Clock], None], steps: int, sender) -> None:
     torch.set_num_threads(1)
     clock = Processor(steps)
     train(clock)
-    milliseconds = {kind: 1000 * clock.used[kind] / clock.images for kind in ("user", "kernel", "worker")}
+    milliseconds = {
+        kind: 1000 * clock.used[kind] / clock.images for kind in ("user", "kernel", "worker")
+    }
     sender.send(milliseconds | {"pages": clock.used["pages"] / clock.images})
 
 
@@ -95,20 +105,30 @@ def run(n: int, steps: int) -> None:
     for _ in range(n):
         for name, train in sides().items():
             found[name].append(measure(train, steps))
-            print(name, {kind: round(value, 3) for kind, value in found[name][-1].items()}, flush=True)
-    print(f"\n{report.machine()}\n\n| ms of an image | user | kernel | data worker | all | pages | n |")
+            print(
+                name, {kind: round(value, 3) for kind, value in found[name][-1].items()}, flush=True
+            )
+    print(
+        f"\n{report.machine()}\n\n"
+        "| ms of an image | user | kernel | data worker | all | pages | n |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, values in found.items():
         user, kernel, worker, pages = (
-            statistics.median(value[kind] for value in values) for kind in ("user", "kernel", "worker", "pages")
+            statistics.median(value[kind] for value in values)
+            for kind in ("user", "kernel", "worker", "pages")
         )
         whole = [value["user"] + value["kernel"] + value["worker"] for value in values]
         spread = f"{statistics.median(whole):.2f} [{min(whole):.2f}..{max(whole):.2f}]"
-        print(f"| {name} | {user:.2f} | {kernel:.2f} | {worker:.2f} | {spread} | {pages:.0f} | {n} |")
+        print(
+            f"| {name} | {user:.2f} | {kernel:.2f} | {worker:.2f} | {spread} | {pages:.0f} | {n} |"
+        )
 
 
 if __name__ == "__main__":
     parser = report.parser(__doc__)
     parser.set_defaults(n=3)
-    parser.add_argument("--steps", type=report.positive, default=12, help="steps that are counted (default: 12)")
+    parser.add_argument(
+        "--steps", type=report.positive, default=12, help="steps that are counted (default: 12)"
+    )
     run(**vars(parser.parse_args()))

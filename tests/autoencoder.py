@@ -19,7 +19,9 @@ class LitAutoEncoder(L.LightningModule):
     def __init__(self, hidden: int = 8):
         super().__init__()
         self.save_hyperparameters()
-        self.encoder = nn.Sequential(nn.Linear(28 * 28, hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 3))
+        self.encoder = nn.Sequential(
+            nn.Linear(28 * 28, hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 3)
+        )
         self.decoder = nn.Sequential(nn.Linear(3, hidden), nn.ReLU(), nn.Linear(hidden, 28 * 28))
 
     def training_step(self, batch, batch_idx):
@@ -56,7 +58,9 @@ if __name__ == "__main__":
     L.seed_everything(1)
     folder = os.environ.get("SM_MODEL_DIR", "model")
     checkpoint = ModelCheckpoint(folder, filename="autoencoder")
-    trainer = L.Trainer(max_epochs=2, accelerator="cpu", callbacks=[checkpoint], logger=CSVLogger(folder))
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", callbacks=[checkpoint], logger=CSVLogger(folder)
+    )
     trainer.fit(LitAutoEncoder(hidden=6), datamodule=Noise())
     model = LitAutoEncoder.load_from_checkpoint(f"{folder}/autoencoder.ckpt")
     assert model.hparams.hidden == 6

@@ -80,18 +80,40 @@ def variables(endpoint: str | None = None, **others: str) -> dict[str, str]:
     return kept | nobody | {"PYTHON": sys.executable} | (somebody if endpoint else {}) | others
 
 
-def client(service: str, endpoint: str, region: str = REGION, key=("test", "test"), token: str | None = None, **more):
+def client(
+    service: str,
+    endpoint: str,
+    region: str = REGION,
+    key=("test", "test"),
+    token: str | None = None,
+    **more,
+):
     """Return a boto3 client of the AWS at `endpoint`."""
-    keys = {"aws_access_key_id": key[0], "aws_secret_access_key": key[1], "aws_session_token": token}
+    keys = {
+        "aws_access_key_id": key[0],
+        "aws_secret_access_key": key[1],
+        "aws_session_token": token,
+    }
     return boto3.client(service, endpoint_url=endpoint, region_name=region, **keys, **more)
 
 
-def script(name: str, *arguments: str, environment: dict[str, str], folder: Path | None = None, timeout: float = 300):
+def script(
+    name: str,
+    *arguments: str,
+    environment: dict[str, str],
+    folder: Path | None = None,
+    timeout: float = 300,
+):
     """Run one of scripts/ and return what it did, both streams apart."""
     path = ROOT / "scripts" / name
     start = [sys.executable] if path.suffix == ".py" else []
     return subprocess.run(
-        [*start, str(path), *arguments], env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout
+        [*start, str(path), *arguments],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
     )
 
 
@@ -103,7 +125,8 @@ class SageMakerStandIn:
     """
 
     def __init__(self, states: list[dict], lines: dict[str, list[str]]) -> None:
-        self.states, self.lines = states, lines
+        self.states = states
+        self.lines = lines
         self.calls: list[tuple[str, dict]] = []
         self.described = 0
 
@@ -124,7 +147,11 @@ class SageMakerStandIn:
         state = self.states[min(self.described, len(self.states) - 1)]
         self.described += 1
         created = self.calls[0][1]
-        kept = {key: created[key] for key in ("ResourceConfig", "EnableManagedSpotTraining") if key in created}
+        kept = {
+            key: created[key]
+            for key in ("ResourceConfig", "EnableManagedSpotTraining")
+            if key in created
+        }
         return {"TrainingJobName": request["TrainingJobName"]} | kept | state
 
     def StopTrainingJob(self, request: dict) -> dict:  # noqa: N802
@@ -134,13 +161,21 @@ class SageMakerStandIn:
         assert request["logGroupName"] == "/aws/sagemaker/TrainingJobs"
         names = [f"{self.name}/{host}-1700000000" for host in self.lines]
         return {
-            "logStreams": [{"logStreamName": name} for name in names if name.startswith(request["logStreamNamePrefix"])]
+            "logStreams": [
+                {"logStreamName": name}
+                for name in names
+                if name.startswith(request["logStreamNamePrefix"])
+            ]
         }
 
     def GetLogEvents(self, request: dict) -> dict:  # noqa: N802
         host = request["logStreamName"].split("/")[1].rsplit("-", 1)[0]
-        start, end = int(request.get("nextToken", 0)), min(self.described, len(self.lines[host]))
-        events = [{"timestamp": 0, "message": line, "ingestionTime": 0} for line in self.lines[host][start:end]]
+        start = int(request.get("nextToken", 0))
+        end = min(self.described, len(self.lines[host]))
+        events = [
+            {"timestamp": 0, "message": line, "ingestionTime": 0}
+            for line in self.lines[host][start:end]
+        ]
         return {"events": events, "nextForwardToken": str(end), "nextBackwardToken": str(start)}
 
 
@@ -152,9 +187,13 @@ def served_here(answer: Callable[[str, dict], dict]) -> Iterator[str]:
         def do_POST(self) -> None:  # noqa: N802 (http.server's name)
             body = self.rfile.read(int(self.headers["Content-Length"]))
             try:
-                status, found = 200, answer(self.headers["X-Amz-Target"].split(".")[1], json.loads(body or b"{}"))
+                status = 200
+                found = answer(
+                    self.headers["X-Amz-Target"].split(".")[1], json.loads(body or b"{}")
+                )
             except PermissionError as error:
-                status, found = 400, {"__type": "AccessDeniedException", "message": str(error)}
+                status = 400
+                found = {"__type": "AccessDeniedException", "message": str(error)}
             text = json.dumps(found).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/x-amz-json-1.1")

@@ -21,7 +21,10 @@ from sagemaker_lightning.resume.user_state import Held
 from sagemaker_lightning.state import generators
 from sagemaker_lightning.state.object_state import State
 
-begin, next_batch, order, of_rank = Placed.begin, Placed.__next__, Batches._order, epoch_state.of_rank
+begin = Placed.begin
+next_batch = Placed.__next__
+order = Batches._order
+of_rank = epoch_state.of_rank
 
 
 def nothing(*_, **__) -> None:
@@ -60,7 +63,8 @@ def another_order(self, epoch, turn) -> list:
 def of_modes(self, told, wholly=True) -> None:
     """Restore all but the modes of modules and what is trained."""
     model = self.trainer.lightning_module
-    modes, trained = [one.training for one in model.modules()], [one.requires_grad for one in model.parameters()]
+    modes = [one.training for one in model.modules()]
+    trained = [one.requires_grad for one in model.parameters()]
     restore(self, told, wholly)
     for one, mode in zip(model.modules(), modes, strict=True):
         one.training = mode
@@ -79,11 +83,17 @@ MISTAKES: dict[str, Callable[[], None]] = {
     "what objects hold is not restored": lambda: setattr(State, "restore", nothing),
     "what samplers hold is not restored": lambda: setattr(Placed, "begin", without_states),
     "modes are not restored": lambda: setattr(Held, "restore", of_modes),
-    "schedulers are not restored": lambda: setattr(_CheckpointConnector, "restore_lr_schedulers", nothing),
-    "optimizers are not restored": lambda: setattr(_CheckpointConnector, "restore_optimizers", nothing),
+    "schedulers are not restored": lambda: setattr(
+        _CheckpointConnector, "restore_lr_schedulers", nothing
+    ),
+    "optimizers are not restored": lambda: setattr(
+        _CheckpointConnector, "restore_optimizers", nothing
+    ),
     "weights are not restored": lambda: setattr(_CheckpointConnector, "restore_model", nothing),
     "buffers and metrics are not restored": lambda: setattr(epoch_state, "restore_rank", nothing),
-    "an average is not restored": lambda: setattr(StochasticWeightAveraging, "_load_average_model_state", nothing),
+    "an average is not restored": lambda: setattr(
+        StochasticWeightAveraging, "_load_average_model_state", nothing
+    ),
     "an average does not go on": lambda: setattr(model_changes, "go_on_averaging", nothing),
     "hooks are not run again": lambda: setattr(model_changes, "make_again", nothing),
     "what was seen is not skipped": lambda: setattr(epoch_loaders.Turns, "go_to", not_skipped),

@@ -27,17 +27,34 @@ CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 @pytest.fixture(autouse=True)
 def nothing_leaks():
     """A test that leaves an environment variable, a signal handler or a process group behind fails."""
-    before = dict(os.environ), [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = (
+        dict(os.environ),
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
+    )
     yield
-    variables = {key: value for key, value in os.environ.items() if key not in ("PYTEST_CURRENT_TEST", *OTHERS_OWN)}
-    expected = {key: value for key, value in before[0].items() if key not in ("PYTEST_CURRENT_TEST", *OTHERS_OWN)}
+    variables = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("PYTEST_CURRENT_TEST", *OTHERS_OWN)
+    }
+    expected = {
+        key: value
+        for key, value in before[0].items()
+        if key not in ("PYTEST_CURRENT_TEST", *OTHERS_OWN)
+    }
     assert variables == expected
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before[1]
     assert not torch.distributed.is_initialized()
 
 
-# Set by Lightning's seed_everything (the first two), its Trainer, torch, and scikit-learn (the last two).
-OTHERS_OWN = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS", "POSSIBLE_USER_WARNINGS", "TORCHINDUCTOR_CACHE_DIR")
+# Lightning's seed_everything sets the first two; then come its Trainer's and torch's; scikit-learn
+# sets the last two.
+OTHERS_OWN = (
+    "PL_GLOBAL_SEED",
+    "PL_SEED_WORKERS",
+    "POSSIBLE_USER_WARNINGS",
+    "TORCHINDUCTOR_CACHE_DIR",
+)
 OTHERS_OWN += ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 
 
@@ -46,7 +63,12 @@ def batch(images: int, seed: int, labels=None) -> dict:
     random = np.random.RandomState(seed)
     labels = list(range(10)) * (images // 10) if labels is None else labels
     data = random.randint(0, 60, (images, 3072)) + 19 * np.array(labels)[:, None]
-    return {"batch_label": "", "labels": labels, "data": data.astype(np.uint8), "filenames": [""] * images}
+    return {
+        "batch_label": "",
+        "labels": labels,
+        "data": data.astype(np.uint8),
+        "filenames": [""] * images,
+    }
 
 
 def write_cifar(folder: Path, images: int = 40) -> Path:
@@ -118,16 +140,26 @@ class Job:
         assert environment, prepared.stdout
         return warm.start(TOOLKIT, self.base.parent, environment, output)
 
-    def _prepare(self, variables: dict[str, str]) -> tuple[subprocess.CompletedProcess, dict[str, str]]:
+    def _prepare(
+        self, variables: dict[str, str]
+    ) -> tuple[subprocess.CompletedProcess, dict[str, str]]:
         """Run entrypoint.sh up to the toolkit's command, and return the environment that it leaves to it."""
         left = self.base.parent / f".{self.base.name}-variables"
         left.unlink(missing_ok=True)
         given = self.variables | variables
-        shimmed = given | {"PATH": f"{ROOT / 'tests/shims'}:{given['PATH']}", "WARM_VARIABLES": str(left)}
+        shimmed = given | {
+            "PATH": f"{ROOT / 'tests/shims'}:{given['PATH']}",
+            "WARM_VARIABLES": str(left),
+        }
         prepared = subprocess.run(
             [str(ROOT / "entrypoint.sh"), "train"],
-            env=shimmed, cwd=self.base.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60,
-        )  # fmt: skip
+            env=shimmed,
+            cwd=self.base.parent,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
+        )
         if not left.exists():
             return prepared, {}
         found = dict(one.split("=", 1) for one in left.read_text().split("\0") if one)
@@ -175,9 +207,12 @@ def pytest_configure(config):
         return
     run = os.environ[sweeper.VARIABLE] = uuid.uuid4().hex
     line = [sys.executable, str(Path(sweeper.__file__)), run, containers.TAG]
-    config.sweeper = subprocess.Popen(line, stdin=subprocess.PIPE, start_new_session=True, text=True)
+    config.sweeper = subprocess.Popen(
+        line, stdin=subprocess.PIPE, start_new_session=True, text=True
+    )
     config.came_to_its_end = False
-    for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT: ignored where a shell has started the run behind itself
+    # A shell ignores SIGINT in a run that it starts in the background.
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
 
 
@@ -199,8 +234,17 @@ def pytest_unconfigure(config):
 
 def pytest_addoption(parser):
     """Add --write-durations and --shuffle."""
-    parser.addoption("--write-durations", action="store_true", help="write tests/durations.json, the table of an order")
-    parser.addoption("--shuffle", type=int, metavar="SEED", help="take files, and the tests of each, in a random order")
+    parser.addoption(
+        "--write-durations",
+        action="store_true",
+        help="write tests/durations.json, the table of an order",
+    )
+    parser.addoption(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="take files, and the tests of each, in a random order",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
@@ -222,7 +266,9 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason="needs root"))
     if "soak" not in config.option.markexpr:
         chosen = [item for item in items if not item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("soak")])
+        config.hook.pytest_deselected(
+            items=[item for item in items if item.get_closest_marker("soak")]
+        )
         items[:] = chosen
 
 
@@ -252,7 +298,10 @@ def pytest_runtest_logreport(report):
 
 def pytest_sessionfinish(session, exitstatus):
     """Write the table of durations if it is asked for, and remove the locks of the run."""
-    session.config.came_to_its_end = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    session.config.came_to_its_end = exitstatus in (
+        pytest.ExitCode.OK,
+        pytest.ExitCode.TESTS_FAILED,
+    )
     if session.config.option.write_durations and not hasattr(session.config, "workerinput"):
         table = lanes.durations() | {file: round(value, 1) for file, value in seconds.items()}
         there = {file: table[file] for file in sorted(table) if (ROOT / file).exists()}
@@ -265,4 +314,6 @@ def pytest_sessionfinish(session, exitstatus):
 def pytest_terminal_summary(terminalreporter):
     """Say in one line that the container tests did not run, and why."""
     if reason := containers.no_engine():
-        terminalreporter.write_line(f"the container tests did not run: no Docker engine answers ({reason})")
+        terminalreporter.write_line(
+            f"the container tests did not run: no Docker engine answers ({reason})"
+        )

@@ -22,7 +22,14 @@ def docker(*arguments: str, timeout: float = 600, **options) -> subprocess.Compl
     """Run the docker client and return what it said, both streams in `stdout`. What it makes has the run's label."""
     words = 1 if arguments[0] == "run" else 2 if arguments[:2] == ("network", "create") else 0
     line = [DOCKER, *arguments[:words], *(sweeper.labels() if words else []), *arguments[words:]]
-    return subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout, **options)
+    return subprocess.run(
+        line,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+        **options,
+    )
 
 
 @functools.cache
@@ -44,9 +51,15 @@ def build_variables() -> dict[str, str]:
         return {}
     script = str(ROOT / "tests/image/base.sh")
     subprocess.run([script, BASE], check=True)
-    lines = subprocess.check_output(["bash", "-c", f'eval "$({script} --print-args {BASE})" && env -0'], text=True)
+    lines = subprocess.check_output(
+        ["bash", "-c", f'eval "$({script} --print-args {BASE})" && env -0'], text=True
+    )
     after = dict(line.split("=", 1) for line in lines.split("\0") if line)
-    return {key: value for key, value in after.items() if os.environ.get(key) != value and key not in ("_", "SHLVL")}
+    return {
+        key: value
+        for key, value in after.items()
+        if os.environ.get(key) != value and key not in ("_", "SHLVL")
+    }
 
 
 def copy_checkout(folder: Path) -> None:

@@ -20,10 +20,18 @@ class Diverging(Model):
     """
 
     def __init__(
-        self, step: int = 5, how: str = "loss", returns: bool = True, manual: bool = False, rank: int | None = None
+        self,
+        step: int = 5,
+        how: str = "loss",
+        returns: bool = True,
+        manual: bool = False,
+        rank: int | None = None,
     ) -> None:
         super().__init__()
-        self.step, self.how, self.returns, self.rank = step, how, returns, rank
+        self.step = step
+        self.how = how
+        self.returns = returns
+        self.rank = rank
         self.automatic_optimization = not manual
 
     def train_dataloader(self):

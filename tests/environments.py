@@ -17,17 +17,20 @@ def python_of(name: str) -> Path:
     """Return the python of .venvs/NAME, made on first use, and again when locks/NAME.txt has changed."""
     locked = ROOT / "locks" / f"{name}.txt"
     folder = ROOT / ".venvs" / name
-    python, stamp = folder / "bin/python", folder / "locked.txt"
+    python = folder / "bin/python"
+    stamp = folder / "locked.txt"
     folder.parent.mkdir(exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stamp.exists() or stamp.read_text() != locked.read_text():
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-            # uv links what it has unpacked once, for .venv or another environment, into the new one.
+            # uv links packages that it has unpacked before, for .venv or another environment.
             script = ROOT / "scripts/install_locked.sh"
             subprocess.run(
-                [script, python, "sync", locked], check=True, env=os.environ | {"UV_INSTALLER": sys.executable}
+                [script, python, "sync", locked],
+                check=True,
+                env=os.environ | {"UV_INSTALLER": sys.executable},
             )
             shutil.copy(locked, stamp)
     return python

@@ -21,7 +21,9 @@ class Data(pl.LightningDataModule):
 class Model(pl.LightningModule):
     def __init__(self, width: int = 3):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 2))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(4, width), torch.nn.ReLU(), torch.nn.Linear(width, 2)
+        )
 
     def training_step(self, batch, batch_idx):
         return torch.nn.functional.cross_entropy(self.layers(batch[0]), batch[1])

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import yaml
 
-# The smallest job that trains, tests and exports. Packing a checkpoint takes local mode ten seconds.
+# The smallest job that trains, tests and exports. It writes no checkpoint, as local mode takes ten
+# seconds to pack one.
 SHORT = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 2, "trainer.limit_val_batches": 1}
 SHORT |= {"trainer.limit_test_batches": 1, "trainer.accelerator": "cpu", "data.batch_size": 64}
 SHORT |= {"trainer.enable_checkpointing": False}
@@ -21,9 +22,15 @@ UNKNOWN = {
     "x.text": "a b=c 'q'",
 }
 UNKNOWN_FLAGS = [
-    "--x.boolean=true", '--x.dict={"a": 1}', "--x.empty=", '--x.list=["a", 1]', "--x.negative=-3", "--x.none=null",
-    "--x.number=1.10", "--x.text=a b=c 'q'",
-]  # fmt: skip
+    "--x.boolean=true",
+    '--x.dict={"a": 1}',
+    "--x.empty=",
+    '--x.list=["a", 1]',
+    "--x.negative=-3",
+    "--x.none=null",
+    "--x.number=1.10",
+    "--x.text=a b=c 'q'",
+]
 
 # One flag of ours for each kind, none of them at its default.
 KNOWN = SHORT | {
@@ -43,8 +50,14 @@ def known_arrived(output: Path) -> None:
     """Check what the application has written of its flags."""
     (path,) = output.rglob("config.yaml")
     config = yaml.safe_load(path.read_text())
-    checkpoint, data, logger = config["checkpoint"], config["data"], config["logger"]
-    assert (checkpoint["filename"], checkpoint["monitor"], checkpoint["save_top_k"]) == ("a b=c 'q'", None, -1)
+    checkpoint = config["checkpoint"]
+    data = config["data"]
+    logger = config["logger"]
+    assert (checkpoint["filename"], checkpoint["monitor"], checkpoint["save_top_k"]) == (
+        "a b=c 'q'",
+        None,
+        -1,
+    )
     assert data["class_path"] == "app.data.DigitsDataModule"
     assert data["init_args"] | {"seed": 7, "normalize": True, "batch_size": 64} == data["init_args"]
     assert (logger["name"], logger["version"]) == ("", "1.10")

@@ -103,7 +103,8 @@ class Rate(Model):
 
     def configure_optimizers(self):
         """Return Adam and a schedule."""
-        optimizer, calls = super().configure_optimizers(), iter(range(1000))
+        optimizer = super().configure_optimizers()
+        calls = iter(range(1000))
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + next(calls)))
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 

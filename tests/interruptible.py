@@ -59,11 +59,17 @@ class Data(LightningDataModule):
     """
 
     def __init__(
-        self, size: int = 43, batch_size: int = 4, num_workers: int = 0, persistent: bool = False, slow: str = ""
+        self,
+        size: int = 43,
+        batch_size: int = 4,
+        num_workers: int = 0,
+        persistent: bool = False,
+        slow: str = "",
     ) -> None:
         super().__init__()
         self.slow = slow
-        self.size, self.batch_size = size, batch_size
+        self.size = size
+        self.batch_size = batch_size
         self.workers = {"num_workers": num_workers, "persistent_workers": persistent}
 
     def prepare_data(self) -> None:
@@ -97,7 +103,9 @@ class Model(LightningModule):
         val_sleep: Seconds that a validation step takes.
     """
 
-    def __init__(self, schedule: str = "onecycle", sleep: float = 0.0, val_sleep: float = 0.0) -> None:
+    def __init__(
+        self, schedule: str = "onecycle", sleep: float = 0.0, val_sleep: float = 0.0
+    ) -> None:
         super().__init__()
         torch.manual_seed(1)
         self.network = nn.Sequential(
@@ -110,7 +118,9 @@ class Model(LightningModule):
             nn.Linear(8, 2),
         )
         self.mean = MeanMetric()
-        self.schedule, self.sleep, self.val_sleep = schedule, sleep, val_sleep
+        self.schedule = schedule
+        self.sleep = sleep
+        self.val_sleep = val_sleep
 
     def training_step(self, batch, batch_idx: int) -> torch.Tensor:
         """Return the loss."""
@@ -123,7 +133,13 @@ class Model(LightningModule):
         if batch_idx % 3 == 0:
             self.log("third", loss * 2, on_step=True, on_epoch=True, reduce_fx="max")
         self.note(
-            "step", self.current_epoch, batch_idx, loss.item(), self.lr(), inputs.sum().item(), sorted(index.tolist())
+            "step",
+            self.current_epoch,
+            batch_idx,
+            loss.item(),
+            self.lr(),
+            inputs.sum().item(),
+            sorted(index.tolist()),
         )
         return loss
 
@@ -133,7 +149,9 @@ class Model(LightningModule):
         if self.trainer.sanity_checking:
             print("IN sanity check", flush=True)
         time.sleep(self.val_sleep)
-        loss = nn.functional.cross_entropy(self.network(inputs + torch.randn_like(inputs) * 0.01), labels)
+        loss = nn.functional.cross_entropy(
+            self.network(inputs + torch.randn_like(inputs) * 0.01), labels
+        )
         self.log("val_loss", loss, sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
@@ -145,18 +163,30 @@ class Model(LightningModule):
     def on_train_epoch_end(self) -> None:
         """Note the metrics of the epoch."""
         names = ("loss_epoch", "mean", "third_epoch")
-        self.note("epoch", self.current_epoch, self.global_step,
-                  *(float(self.trainer.callback_metrics.get(name, -1.0)) for name in names))  # fmt: skip
+        self.note(
+            "epoch",
+            self.current_epoch,
+            self.global_step,
+            *(float(self.trainer.callback_metrics.get(name, -1.0)) for name in names),
+        )
 
     def configure_optimizers(self):
         """Return Adam and the schedule."""
         optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
         if self.schedule == "onecycle":
             scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=400)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+            }
         if self.schedule == "plateau":
-            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.1)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, patience=0, factor=0.5, threshold=0.1
+            )
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"},
+            }
         if self.schedule == "step":
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)]
         return optimizer
@@ -176,7 +206,9 @@ class Wider(Model):
 
     def __init__(self, **kwargs) -> None:
         super().__init__(**kwargs)
-        self.network[0], self.network[1], self.network[4] = nn.Linear(6, 20), nn.BatchNorm1d(20), nn.Linear(20, 8)
+        self.network[0] = nn.Linear(6, 20)
+        self.network[1] = nn.BatchNorm1d(20)
+        self.network[4] = nn.Linear(20, 8)
 
 
 class Unreadable(Model):

@@ -12,11 +12,17 @@ from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
 
-# Files of one lane share a network (the SDKs' local mode has one name for it), an image's tag, or look for orphans.
+# Files of one lane share a network (the SDKs' local mode has one name for it) or an image's tag, or
+# look for orphans.
 SHARED = {
     "local mode": {"test_clients_docker", "test_clients_sdk2", "test_clients_sdk3", "test_readme"},
     "image": {"test_container", "test_launch", "test_nodes", "test_scripts"},
-    "rehearsal": {"test_killed_run", "test_rehearsal", "test_rehearsal_clients", "test_rehearsal_processes"},
+    "rehearsal": {
+        "test_killed_run",
+        "test_rehearsal",
+        "test_rehearsal_clients",
+        "test_rehearsal_processes",
+    },
 }
 TABLE = Path(__file__).with_name("durations.json")
 LOCKS = Path(tempfile.gettempdir())
@@ -43,17 +49,23 @@ def durations() -> dict[str, float]:
 def longest_first(nodeids: list[str]) -> dict[str, int]:
     """Return the place of each file in the order of a run: by lane, the lane that took longest first."""
     files = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
-    seconds, lanes = durations(), {}
+    seconds = durations()
+    lanes = {}
     for file in files:
         lanes[lane(file)] = lanes.get(lane(file), 0.0) + seconds.get(file, 0.0)
-    ordered = sorted(files, key=lambda file: (-lanes[lane(file)], lane(file), -seconds.get(file, 0.0), file))
+    ordered = sorted(
+        files, key=lambda file: (-lanes[lane(file)], lane(file), -seconds.get(file, 0.0), file)
+    )
     return {file: place for place, file in enumerate(ordered)}
 
 
 @contextlib.contextmanager
 def turn(run: str, alone: bool) -> Iterator[None]:
     """Hold a test's turn in run `run`: beside others, or alone; who wants to be alone is not overtaken."""
-    with (LOCKS / f"tests-{run}.gate").open("w") as gate, (LOCKS / f"tests-{run}.turn").open("w") as held:
+    with (
+        (LOCKS / f"tests-{run}.gate").open("w") as gate,
+        (LOCKS / f"tests-{run}.turn").open("w") as held,
+    ):
         fcntl.flock(gate, fcntl.LOCK_EX)
         fcntl.flock(held, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(gate, fcntl.LOCK_UN)

@@ -15,7 +15,8 @@ class Client:
     """A user with an SDK, a home and a working folder of his own."""
 
     def __init__(self, sdk: str, folder: Path) -> None:
-        self.sdk, self.home = sdk, folder / "home"
+        self.sdk = sdk
+        self.home = folder / "home"
         for folder in (".sagemaker", "tmp"):
             (self.home / folder).mkdir(parents=True)
         self.local_code(True)
@@ -26,7 +27,9 @@ class Client:
 
     def local_code(self, mounted: bool) -> None:
         """Have SDK 2 mount a job's source, or send it to S3 as it does for a real job."""
-        (self.home / ".sagemaker/config.yaml").write_text(f"local: {{local_code: {str(mounted).lower()}}}\n")
+        (self.home / ".sagemaker/config.yaml").write_text(
+            f"local: {{local_code: {str(mounted).lower()}}}\n"
+        )
 
     @property
     def variables(self) -> dict[str, str]:
@@ -72,5 +75,7 @@ def unpacked(archive: Path) -> Path:
     folder = archive.with_suffix("").with_suffix("")
     folder.mkdir()
     # By tar, which is safe as it is: Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
-    subprocess.run(["tar", "--extract", "--gzip", "--file", archive, "--directory", folder], check=True)
+    subprocess.run(
+        ["tar", "--extract", "--gzip", "--file", archive, "--directory", folder], check=True
+    )
     return folder

@@ -25,11 +25,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 600  # seconds; a mutant that makes the tests hang is found
 SWAPPED = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Add: ast.Sub, ast.Sub: ast.Add,
-    ast.Mult: ast.FloorDiv, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.And: ast.Or,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.And: ast.Or,
     ast.Or: ast.And,
-}  # fmt: skip
+}
 
 
 def mutations(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
@@ -47,9 +61,13 @@ def mutations(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
         elif isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
             changed.value = not node.value if isinstance(node.value, bool) else node.value + 1
             yield "constant", node, changed
-        elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and not isinstance(node.test, ast.Constant):
+        elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and not isinstance(
+            node.test, ast.Constant
+        ):
             yield "condition", node.test, ast.Constant(False)
-        elif isinstance(node, ast.Return) and node.value and not isinstance(node.value, ast.Constant):
+        elif (
+            isinstance(node, ast.Return) and node.value and not isinstance(node.value, ast.Constant)
+        ):
             yield "return", node.value, ast.Constant(None)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield "call", node, ast.Pass()
@@ -61,19 +79,25 @@ def mutated(source: str, node: ast.AST, other: ast.AST) -> str:
     before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
     after = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(lines[node.end_lineno :])
     text = ast.unparse(ast.fix_missing_locations(other))
-    return (before + (f"({text})" if isinstance(other, ast.expr) else text).encode() + after).decode()
+    return (
+        before + (f"({text})" if isinstance(other, ast.expr) else text).encode() + after
+    ).decode()
 
 
 def tests_of(module: str) -> list[str]:
     """Return the test files that name a module, its own and the quick ones first, and all that train."""
-    files, found = sorted((ROOT / "tests").glob("test_*.py")), []
+    files = sorted((ROOT / "tests").glob("test_*.py"))
+    found = []
     name = module.removesuffix(".py").replace("/", ".")
     package, _, short = name.rpartition(".")
     for path in files:
         text = path.read_text()
         if re.search(rf"\b{name}\b|from {package} import [^\n]*\b{short}\b|{module}", text):
             found.append(path)
-    trains = [ROOT / f"tests/test_{end}.py" for end in ("exact", "cli", "train", "interruptions", "interrupted_ranks")]
+    trains = [
+        ROOT / f"tests/test_{end}.py"
+        for end in ("exact", "cli", "train", "interruptions", "interrupted_ranks")
+    ]
     found += [path for path in trains if path not in found]
     kept = [path for path in found if "mark.docker" not in path.read_text().partition("def ")[0]]
     slow = [path for path in kept if "mark.slow" in path.read_text().partition("def ")[0]]
@@ -95,7 +119,15 @@ def _run_tests(folder: str, files: list[str], log: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "sagemaker_lightning"]:
         del sys.modules[name]
     os.environ["PYTHONPATH"] = folder
-    line = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not docker and not soak and not alone", f"--timeout={LIMIT}"]
+    line = [
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not docker and not soak and not alone",
+        f"--timeout={LIMIT}",
+    ]
     os._exit(pytest.main([*line, *files]))
 
 
@@ -137,22 +169,38 @@ def survives(folder: Path, module: str, source: str, limit: float, sound: dict[s
 
 def main() -> None:
     """Make mutants, and print those that survive."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--n", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", nargs="*", help="files below app/ or sagemaker_lightning/; default: all")
+    parser.add_argument(
+        "--only", nargs="*", help="files below app/ or sagemaker_lightning/; default: all"
+    )
     args = parser.parse_args()
     multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["torch", "torchvision", "pytorch_lightning", "torchmetrics.classification", "jsonargparse", "pytest"]
+        [
+            "torch",
+            "torchvision",
+            "pytorch_lightning",
+            "torchmetrics.classification",
+            "jsonargparse",
+            "pytest",
+        ]
     )
-    files = [path for folder in ("app", "sagemaker_lightning") for path in sorted((ROOT / folder).rglob("*.py"))]
+    files = [
+        path
+        for folder in ("app", "sagemaker_lightning")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
     modules = args.only or [str(path.relative_to(ROOT)) for path in files]
     everywhere = []
     for module in modules:
         source = (ROOT / module).read_text()
         everywhere += [(module, source, *found) for found in mutations(ast.parse(source))]
     chosen = random.Random(args.seed).sample(everywhere, min(args.n, len(everywhere)))
-    lived, sound = 0, {}
+    lived = 0
+    sound = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name)
         for file in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
@@ -164,11 +212,20 @@ def main() -> None:
             lived += alive
             if alive:
                 line = source.splitlines()[node.lineno - 1].strip()
-                print(f"SURVIVED {module}:{node.lineno} {kind}: {line}  ->  {ast.unparse(other)[:60]}", flush=True)
+                print(
+                    f"SURVIVED {module}:{node.lineno} {kind}: "
+                    f"{line}  ->  {ast.unparse(other)[:60]}",
+                    flush=True,
+                )
             print(
-                f"{number}/{len(chosen)} {module} {kind} {time.monotonic() - began:.0f} s, {lived} survived", flush=True
+                f"{number}/{len(chosen)} {module} {kind} {time.monotonic() - began:.0f} s, "
+                f"{lived} survived",
+                flush=True,
             )
-    print(f"{len(chosen)} mutants (seed {args.seed}): {lived} survived, {lived / max(1, len(chosen)):.1%}")
+    print(
+        f"{len(chosen)} mutants (seed {args.seed}): {lived} survived, "
+        f"{lived / max(1, len(chosen)):.1%}"
+    )
 
 
 if __name__ == "__main__":

@@ -26,10 +26,16 @@ from pathlib import Path
 
 LIMIT = 240  # seconds; what takes longer hangs
 BASE = {
-    "trainer.max_epochs": "1", "trainer.max_steps": "2", "trainer.limit_train_batches": "2",
-    "trainer.limit_val_batches": "2", "trainer.limit_test_batches": "2", "trainer.accelerator": "cpu",
-    "trainer.num_sanity_val_steps": "0", "data.batch_size": "8", "model": "mine.Model",
-}  # fmt: skip
+    "trainer.max_epochs": "1",
+    "trainer.max_steps": "2",
+    "trainer.limit_train_batches": "2",
+    "trainer.limit_val_batches": "2",
+    "trainer.limit_test_batches": "2",
+    "trainer.accelerator": "cpu",
+    "trainer.num_sanity_val_steps": "0",
+    "data.batch_size": "8",
+    "model": "mine.Model",
+}
 
 MINE = '''
 import sys
@@ -43,7 +49,8 @@ class Model(LightningModule):
         self.layer = torch.nn.LazyLinear(num_classes)
         self.layer(torch.zeros(1, 3 * 32 * 32))
     def forward(self, images):
-        return self.layer(torch.nn.functional.interpolate(images, (32, 32)).expand(-1, 3, -1, -1).flatten(1))
+        images = torch.nn.functional.interpolate(images, (32, 32))
+        return self.layer(images.expand(-1, 3, -1, -1).flatten(1))
     def training_step(self, batch, batch_idx):
         return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
     def validation_step(self, batch, batch_idx):
@@ -141,92 +148,277 @@ class Case:
 
 # Each flag that a job may have, with a value that is right.
 FLAGS = {
-    "trainer.max_epochs": "1", "trainer.min_epochs": "1", "trainer.max_steps": "2", "trainer.max_time": "00:00:10:00",
-    "trainer.limit_train_batches": "2", "trainer.limit_val_batches": "0.5", "trainer.overfit_batches": "0.0",
-    "trainer.val_check_interval": "1.0", "trainer.check_val_every_n_epoch": "1", "trainer.num_sanity_val_steps": "1",
-    "trainer.log_every_n_steps": "1", "trainer.enable_checkpointing": "true", "trainer.precision": "32-true",
-    "trainer.accumulate_grad_batches": "2", "trainer.gradient_clip_val": "0.5", "trainer.deterministic": "true",
-    "trainer.gradient_clip_algorithm": "norm", "trainer.accelerator": "cpu", "trainer.devices": "1",
-    "trainer.strategy": "auto", "trainer.num_nodes": "1", "trainer.fast_dev_run": "false", "trainer.profiler": "simple",
-    "trainer.detect_anomaly": "true", "trainer.sync_batchnorm": "false", "trainer.benchmark": "true",
-    "trainer.reload_dataloaders_every_n_epochs": "1", "trainer.use_distributed_sampler": "true",
-    "trainer.inference_mode": "false", "trainer.callbacks": "LearningRateMonitor", "trainer.plugins": "null",
-    "trainer.enable_progress_bar": "false", "trainer.enable_model_summary": "false", "trainer.logger": "true",
-    "data": "DigitsDataModule", "data.batch_size": "8", "data.val_split": "0.2", "data.seed": "3", "data.shuffle": "no",
-    "data.num_workers": "2", "data.normalize": "true", "data.drop_last": "true", "data.cutout": "2",
-    "data.pin_memory": "true", "model": "mine.Model", "model.width": "3", "model.num_classes": "10",
-    "optimizer": "SGD", "optimizer.lr": "0.1", "optimizer.momentum": "0.9", "optimizer.nesterov": "true",
-    "lr_scheduler": "StepLR", "lr_scheduler.step_size": "1", "lr_scheduler.gamma": "0.5", "lr_scaling": "sqrt",
-    "logger.save_dir": "logs", "logger.name": "run", "logger.version": "1", "logger.flush_secs": "5",
-    "checkpoint.dirpath": "best", "checkpoint.monitor": "val_loss", "checkpoint.save_top_k": "1",
-    "checkpoint.mode": "min", "checkpoint.filename": "{epoch}", "checkpoint.every_n_epochs": "1",
-    "checkpoint.every_n_train_steps": "1", "checkpoint.save_last": "true", "checkpoint.save_weights_only": "true",
-    "checkpoint.train_time_interval": "1:00:00", "checkpoint.auto_insert_metric_name": "false",
-    "resume.dirpath": "checkpoints", "resume.every_n_minutes": "1", "resume.every_n_steps": "1", "resume.keep": "2",
-    "progress.every_n_seconds": "1", "system.every_n_seconds": "1", "system.host": "me", "seed_everything": "7",
-}  # fmt: skip
+    "trainer.max_epochs": "1",
+    "trainer.min_epochs": "1",
+    "trainer.max_steps": "2",
+    "trainer.max_time": "00:00:10:00",
+    "trainer.limit_train_batches": "2",
+    "trainer.limit_val_batches": "0.5",
+    "trainer.overfit_batches": "0.0",
+    "trainer.val_check_interval": "1.0",
+    "trainer.check_val_every_n_epoch": "1",
+    "trainer.num_sanity_val_steps": "1",
+    "trainer.log_every_n_steps": "1",
+    "trainer.enable_checkpointing": "true",
+    "trainer.precision": "32-true",
+    "trainer.accumulate_grad_batches": "2",
+    "trainer.gradient_clip_val": "0.5",
+    "trainer.deterministic": "true",
+    "trainer.gradient_clip_algorithm": "norm",
+    "trainer.accelerator": "cpu",
+    "trainer.devices": "1",
+    "trainer.strategy": "auto",
+    "trainer.num_nodes": "1",
+    "trainer.fast_dev_run": "false",
+    "trainer.profiler": "simple",
+    "trainer.detect_anomaly": "true",
+    "trainer.sync_batchnorm": "false",
+    "trainer.benchmark": "true",
+    "trainer.reload_dataloaders_every_n_epochs": "1",
+    "trainer.use_distributed_sampler": "true",
+    "trainer.inference_mode": "false",
+    "trainer.callbacks": "LearningRateMonitor",
+    "trainer.plugins": "null",
+    "trainer.enable_progress_bar": "false",
+    "trainer.enable_model_summary": "false",
+    "trainer.logger": "true",
+    "data": "DigitsDataModule",
+    "data.batch_size": "8",
+    "data.val_split": "0.2",
+    "data.seed": "3",
+    "data.shuffle": "no",
+    "data.num_workers": "2",
+    "data.normalize": "true",
+    "data.drop_last": "true",
+    "data.cutout": "2",
+    "data.pin_memory": "true",
+    "model": "mine.Model",
+    "model.width": "3",
+    "model.num_classes": "10",
+    "optimizer": "SGD",
+    "optimizer.lr": "0.1",
+    "optimizer.momentum": "0.9",
+    "optimizer.nesterov": "true",
+    "lr_scheduler": "StepLR",
+    "lr_scheduler.step_size": "1",
+    "lr_scheduler.gamma": "0.5",
+    "lr_scaling": "sqrt",
+    "logger.save_dir": "logs",
+    "logger.name": "run",
+    "logger.version": "1",
+    "logger.flush_secs": "5",
+    "checkpoint.dirpath": "best",
+    "checkpoint.monitor": "val_loss",
+    "checkpoint.save_top_k": "1",
+    "checkpoint.mode": "min",
+    "checkpoint.filename": "{epoch}",
+    "checkpoint.every_n_epochs": "1",
+    "checkpoint.every_n_train_steps": "1",
+    "checkpoint.save_last": "true",
+    "checkpoint.save_weights_only": "true",
+    "checkpoint.train_time_interval": "1:00:00",
+    "checkpoint.auto_insert_metric_name": "false",
+    "resume.dirpath": "checkpoints",
+    "resume.every_n_minutes": "1",
+    "resume.every_n_steps": "1",
+    "resume.keep": "2",
+    "progress.every_n_seconds": "1",
+    "system.every_n_seconds": "1",
+    "system.host": "me",
+    "seed_everything": "7",
+}
 NEEDS = {
-    "optimizer.": {"optimizer": "SGD"}, "lr_scheduler.": {"optimizer": "SGD", "lr_scheduler": "StepLR"},
+    "optimizer.": {"optimizer": "SGD"},
+    "lr_scheduler.": {"optimizer": "SGD", "lr_scheduler": "StepLR"},
     "lr_scheduler": {"optimizer": "SGD", "lr_scheduler.step_size": "1"},
-    "lr_scaling": {"optimizer": "SGD"}, "trainer.gradient_clip_algorithm": {"trainer.gradient_clip_val": "1"},
-}  # fmt: skip
+    "lr_scaling": {"optimizer": "SGD"},
+    "trainer.gradient_clip_algorithm": {"trainer.gradient_clip_val": "1"},
+}
 VALUES = [
-    "", " ", "null", "None", "true", "False", "abc", "-1", "-0.5", "0", "1", "1.5", "1e3", "1e400", "nan", "inf",
-    "99999999999999999999", "[1]", "[]", "{}", '{"a": 1}', '["a", {"b": null}]', '"quoted"', r'"\"twice\""', "'x'",
-    "é", "日本", "\0", "a\nb", "\x1b[31m", "٥", "5 ", "x" * 2500, "nonexistent/x", "/proc/x", "../..", "~", "$HOME",
-    "%s", "{epoch}", "{nope:d}", "!!python/object:os.system x", "&a [*a]", "\ud800", "<b>", "a=b", "--x", "-", "@file",
-    '{"class_path": "Nope"}', '{"class_path": 5}', '{"init_args": 3}', "json.JSONDecoder", "nope.Nope", "mine.NoModel",
-    "mine.function", "mine", ".", "..", "mine.", "os.path", "app.model", True, None, 3, 1.5, [1, 2], {"a": [1]},
-]  # fmt: skip
+    "",
+    " ",
+    "null",
+    "None",
+    "true",
+    "False",
+    "abc",
+    "-1",
+    "-0.5",
+    "0",
+    "1",
+    "1.5",
+    "1e3",
+    "1e400",
+    "nan",
+    "inf",
+    "99999999999999999999",
+    "[1]",
+    "[]",
+    "{}",
+    '{"a": 1}',
+    '["a", {"b": null}]',
+    '"quoted"',
+    r'"\"twice\""',
+    "'x'",
+    "é",
+    "日本",
+    "\0",
+    "a\nb",
+    "\x1b[31m",
+    "٥",
+    "5 ",
+    "x" * 2500,
+    "nonexistent/x",
+    "/proc/x",
+    "../..",
+    "~",
+    "$HOME",
+    "%s",
+    "{epoch}",
+    "{nope:d}",
+    "!!python/object:os.system x",
+    "&a [*a]",
+    "\ud800",
+    "<b>",
+    "a=b",
+    "--x",
+    "-",
+    "@file",
+    '{"class_path": "Nope"}',
+    '{"class_path": 5}',
+    '{"init_args": 3}',
+    "json.JSONDecoder",
+    "nope.Nope",
+    "mine.NoModel",
+    "mine.function",
+    "mine",
+    ".",
+    "..",
+    "mine.",
+    "os.path",
+    "app.model",
+    True,
+    None,
+    3,
+    1.5,
+    [1, 2],
+    {"a": [1]},
+]
 # So many processes or so much memory is another subject, and this machine is not ours alone.
 MANY = {"1e3", "99999999999999999999", "٥", "5 ", 3, "1e400", "inf"}
 NAMES = [
-    "", " ", "=", "a=b", "--trainer.max_epochs", "trainer max_epochs", "trainer.", ".trainer", "trainer..max_epochs",
-    "é", "日本.x", "\0", "a\nb", "\x1b[31m", "x" * 256, "0", "-", "--", "data.init_args.batch_sizes", "data.class_path",
-    "trainer.init_args.max_epochs", "model.layer", "data.__init__", "model.__class__", "help", "print_config", "c",
-    "version", "data.help", "trainer.callbacks.help", "config.x", "resume", "logger", "checkpoint", "None", "sagemaker",
-]  # fmt: skip
+    "",
+    " ",
+    "=",
+    "a=b",
+    "--trainer.max_epochs",
+    "trainer max_epochs",
+    "trainer.",
+    ".trainer",
+    "trainer..max_epochs",
+    "é",
+    "日本.x",
+    "\0",
+    "a\nb",
+    "\x1b[31m",
+    "x" * 256,
+    "0",
+    "-",
+    "--",
+    "data.init_args.batch_sizes",
+    "data.class_path",
+    "trainer.init_args.max_epochs",
+    "model.layer",
+    "data.__init__",
+    "model.__class__",
+    "help",
+    "print_config",
+    "c",
+    "version",
+    "data.help",
+    "trainer.callbacks.help",
+    "config.x",
+    "resume",
+    "logger",
+    "checkpoint",
+    "None",
+    "sagemaker",
+]
 CONFIGS = {
-    "broken": b"trainer: [", "a list": b"- 1", "a text": b"only a text", "empty": b"", "no text": b"\xff\xfe\0",
-    "unknown": b"trainer: {gpus: 2}\nfoo: 1", "wrong": b"trainer: {max_epochs: abc}",
+    "broken": b"trainer: [",
+    "a list": b"- 1",
+    "a text": b"only a text",
+    "empty": b"",
+    "no text": b"\xff\xfe\0",
+    "unknown": b"trainer: {gpus: 2}\nfoo: 1",
+    "wrong": b"trainer: {max_epochs: abc}",
     "tags": b"!!python/name:os.system",
-    "a class": b"data: {class_path: Nope}", "a wrong setting": b"data: {class_path: mine.Data, init_args: {sizes: 3}}",
-    "JSON": b'{"trainer": {"max_epochs": "x"}}', "tabs": b"trainer:\n\tmax_epochs: 1", "an alias": b"a: &a [*a]",
-    "keys": b"1: 2\n? [a]\n: 3", "right": b"trainer: {max_epochs: 1}", "nothing": b"trainer: {}",
-}  # fmt: skip
+    "a class": b"data: {class_path: Nope}",
+    "a wrong setting": b"data: {class_path: mine.Data, init_args: {sizes: 3}}",
+    "JSON": b'{"trainer": {"max_epochs": "x"}}',
+    "tabs": b"trainer:\n\tmax_epochs: 1",
+    "an alias": b"a: &a [*a]",
+    "keys": b"1: 2\n? [a]\n: 3",
+    "right": b"trainer: {max_epochs: 1}",
+    "nothing": b"trainer: {}",
+}
 
 
 # Numbers that nobody gives who has thought about it.
 NUMBERS = ["-1", "0", "0.5", "1e30", "1e400", "nan", str(2**63 - 1), str(2**63), "9" * 400]
 # Whose flags are gone through, beside those that are always there.
 CHOSEN = [
-    {"data": "DigitsDataModule", "optimizer": "SGD", "lr_scheduler": "StepLR", "lr_scheduler.step_size": "1"},
-    {"model": "ResNet18", "optimizer": "Adam", "lr_scheduler": "CosineAnnealingLR", "lr_scheduler.T_max": "2"},
+    {
+        "data": "DigitsDataModule",
+        "optimizer": "SGD",
+        "lr_scheduler": "StepLR",
+        "lr_scheduler.step_size": "1",
+    },
+    {
+        "model": "ResNet18",
+        "optimizer": "Adam",
+        "lr_scheduler": "CosineAnnealingLR",
+        "lr_scheduler.T_max": "2",
+    },
     {"optimizer": "AdamW", "lr_scheduler": "app.schedule.Triangle"},
-    {"optimizer": "RMSprop", "lr_scheduler": "OneCycleLR", "lr_scheduler.max_lr": "1", "lr_scheduler.total_steps": "9"},
+    {
+        "optimizer": "RMSprop",
+        "lr_scheduler": "OneCycleLR",
+        "lr_scheduler.max_lr": "1",
+        "lr_scheduler.total_steps": "9",
+    },
     {"optimizer": "Adam", "lr_scheduler": "ReduceLROnPlateau", "lr_scheduler.monitor": "val_loss"},
     {"trainer.callbacks": "EarlyStopping", "trainer.callbacks.monitor": "val_loss"},
     {"trainer.callbacks": "StochasticWeightAveraging", "trainer.callbacks.swa_lrs": "0.1"},
-]  # fmt: skip
+]
 # Flags that take numbers among others, which the parser does not tell apart.
 ALSO = {
-    "trainer.devices": {}, "trainer.max_time": {}, "checkpoint.train_time_interval": {},
-    "trainer.callbacks.patience": CHOSEN[5], "trainer.callbacks.min_delta": CHOSEN[5],
-    "trainer.callbacks.swa_lrs": CHOSEN[6], "trainer.callbacks.annealing_epochs": CHOSEN[6],
-    "trainer.callbacks.swa_epoch_start": CHOSEN[6], "optimizer.betas": {"optimizer": "Adam"},
+    "trainer.devices": {},
+    "trainer.max_time": {},
+    "checkpoint.train_time_interval": {},
+    "trainer.callbacks.patience": CHOSEN[5],
+    "trainer.callbacks.min_delta": CHOSEN[5],
+    "trainer.callbacks.swa_lrs": CHOSEN[6],
+    "trainer.callbacks.annealing_epochs": CHOSEN[6],
+    "trainer.callbacks.swa_epoch_start": CHOSEN[6],
+    "optimizer.betas": {"optimizer": "Adam"},
     "model.width": {"model": "mine.Model"},
-}  # fmt: skip
+}
 
 
 def numbers() -> Iterator[Case]:
     """Yield a job for each flag that takes a number and each of the NUMBERS."""
     seen = set()
     for chosen in CHOSEN:
-        given = {name: value for name, value in BASE.items() if not name.startswith("model")} | chosen
+        given = {
+            name: value for name, value in BASE.items() if not name.startswith("model")
+        } | chosen
         for flag in _numeric(chosen, seen):
             seen.add((flag, chosen.get(flag.partition(".")[0])))
             for value in NUMBERS:
-                yield Case(f"{flag} = {_short(value)} ({' '.join(chosen.values())})", given | {flag: value})
+                yield Case(
+                    f"{flag} = {_short(value)} ({' '.join(chosen.values())})", given | {flag: value}
+                )
     for flag, chosen in ALSO.items():
         for value in [*NUMBERS, "[0.5, -1]", "00:00:00:00"]:
             yield Case(f"{flag} = {_short(value)}", BASE | chosen | {flag: value})
@@ -259,18 +451,26 @@ def cases(seed: int) -> Iterator[Case]:
     """Yield jobs without an end."""
     draw = random.Random(seed)
     kinds = (
-        [_value] * 9 + [_misspelt] * 4 + [_old, _name, _name, _several, _twice, _config, _data, _data, _folder, _mine]
+        [_value] * 9
+        + [_misspelt] * 4
+        + [_old, _name, _name, _several, _twice, _config, _data, _data, _folder, _mine]
     )
     while True:
         yield draw.choice(kinds)(draw)
 
 
 def _needed(flag: str) -> dict[str, str]:
-    return {key: value for start, more in NEEDS.items() if flag.startswith(start) for key, value in more.items()}
+    return {
+        key: value
+        for start, more in NEEDS.items()
+        if flag.startswith(start)
+        for key, value in more.items()
+    }
 
 
 def _value(draw: random.Random) -> Case:
-    flag, value = draw.choice(list(FLAGS)), draw.choice(VALUES)
+    flag = draw.choice(list(FLAGS))
+    value = draw.choice(VALUES)
     if flag in ("trainer.devices", "data.num_workers", "trainer.num_nodes") and value in MANY:
         value = "abc"
     return Case(f"{flag} = {_short(value)}", BASE | _needed(flag) | {flag: value})
@@ -279,11 +479,19 @@ def _value(draw: random.Random) -> Case:
 def _misspelt(draw: random.Random) -> Case:
     flag = draw.choice(list(FLAGS))
     at = draw.randrange(len(flag))
-    wrong = draw.choice([
-        flag[:at] + flag[at + 1 :], flag[:at] + flag[at] + flag[at:], flag[:at] + draw.choice("abcxyz_-.") + flag[at:],
-        flag[:at] + draw.choice("abcxyz") + flag[at + 1 :], flag.upper(), flag.replace("_", "-") + "-", f"{flag}s",
-        flag.partition(".")[2] or f"x{flag}", f"trainer.{flag}",
-    ])  # fmt: skip
+    wrong = draw.choice(
+        [
+            flag[:at] + flag[at + 1 :],
+            flag[:at] + flag[at] + flag[at:],
+            flag[:at] + draw.choice("abcxyz_-.") + flag[at:],
+            flag[:at] + draw.choice("abcxyz") + flag[at + 1 :],
+            flag.upper(),
+            flag.replace("_", "-") + "-",
+            f"{flag}s",
+            flag.partition(".")[2] or f"x{flag}",
+            f"trainer.{flag}",
+        ]
+    )
     known = wrong in FLAGS or not wrong.strip()
     return Case(
         f"misspelt {wrong}",
@@ -298,7 +506,12 @@ def _old(draw: random.Random) -> Case:
 
     name = draw.choice(list(REPLACED))
     flag = draw.choice(["trainer.", "", "data.", "model."]) + name
-    return Case(f"old {flag}", BASE | {flag: draw.choice(["1", "x", "true"])}, names=(f"--{flag}",), fails=True)
+    return Case(
+        f"old {flag}",
+        BASE | {flag: draw.choice(["1", "x", "true"])},
+        names=(f"--{flag}",),
+        fails=True,
+    )
 
 
 def _name(draw: random.Random) -> Case:
@@ -307,9 +520,20 @@ def _name(draw: random.Random) -> Case:
 
 
 def _several(draw: random.Random) -> Case:
-    wrong = {f"{draw.choice(['', 'trainer.', 'data.', 'zz.'])}zz{number}": "1" for number in range(draw.randint(2, 60))}
-    wrong |= {flag: "zz" for flag in draw.sample(["data", "optimizer", "trainer.max_epochs", "seed_everything"], 2)}
-    return Case(f"{len(wrong)} mistakes", BASE | wrong, names=tuple(f"--{name}" for name in wrong), fails=True)
+    wrong = {
+        f"{draw.choice(['', 'trainer.', 'data.', 'zz.'])}zz{number}": "1"
+        for number in range(draw.randint(2, 60))
+    }
+    wrong |= {
+        flag: "zz"
+        for flag in draw.sample(["data", "optimizer", "trainer.max_epochs", "seed_everything"], 2)
+    }
+    return Case(
+        f"{len(wrong)} mistakes",
+        BASE | wrong,
+        names=tuple(f"--{name}" for name in wrong),
+        fails=True,
+    )
 
 
 def _twice(draw: random.Random) -> Case:
@@ -332,7 +556,12 @@ def _config(draw: random.Random) -> Case:
             BASE | {"config": "my.yaml"},
             lambda folder: _write(folder / "code/my.yaml", CONFIGS[kind]),
         )
-    value = {"missing": "my.yaml", "a folder": "/tmp", "a recipe": "cpuu", "many": "my.yaml,other.yaml"}[kind]
+    value = {
+        "missing": "my.yaml",
+        "a folder": "/tmp",
+        "a recipe": "cpuu",
+        "many": "my.yaml,other.yaml",
+    }[kind]
     return Case(f"config {kind}", BASE | {"config": value}, names=("--config",), fails=True)
 
 
@@ -343,12 +572,32 @@ def _write(path: Path, content: bytes) -> None:
 
 def _data(draw: random.Random) -> Case:
     """Damage what a channel holds."""
-    kind = draw.choice([
-        "right", "no file", "a file missing", "a file cut", "a bit turned", "an empty file", "a pickle of code",
-        "labels wrong", "a shape wrong", "no pickle", "a folder for a file", "an empty channel", "an archive cut",
-        "an archive that is none", "an archive without files", "no such channel", "a file for a channel",
-    ])  # fmt: skip
-    case = Case(f"data: {kind}", BASE | {"data": "CIFAR10DataModule", "data.val_split": "20"}, fails=kind != "right")
+    kind = draw.choice(
+        [
+            "right",
+            "no file",
+            "a file missing",
+            "a file cut",
+            "a bit turned",
+            "an empty file",
+            "a pickle of code",
+            "labels wrong",
+            "a shape wrong",
+            "no pickle",
+            "a folder for a file",
+            "an empty channel",
+            "an archive cut",
+            "an archive that is none",
+            "an archive without files",
+            "no such channel",
+            "a file for a channel",
+        ]
+    )
+    case = Case(
+        f"data: {kind}",
+        BASE | {"data": "CIFAR10DataModule", "data.val_split": "20"},
+        fails=kind != "right",
+    )
     case.prepare = partial(_damage, kind, draw.random())
     case.names = ("batch", "cifar", "data")
     if kind == "a bit turned":  # of an image: nobody can know
@@ -399,16 +648,26 @@ def _damage(kind: str, chance: float, folder: Path) -> None:
         for one in batches.iterdir():
             one.unlink()
         batches.rmdir()
-        content = {"an archive cut": content[: len(content) // 2], "an archive that is none": b"x"}.get(kind, content)
+        content = {
+            "an archive cut": content[: len(content) // 2],
+            "an archive that is none": b"x",
+        }.get(kind, content)
         (channel / "cifar-10-python.tar.gz").write_bytes(content)
 
 
 def _folder(draw: random.Random) -> Case:
     """Put a file or a link to nowhere where a folder is to be written."""
-    place, flag = draw.choice([
-        ("model", None), ("output/data", None), ("checkpoints", None), ("code/here", "resume.dirpath"),
-        ("code/here", "checkpoint.dirpath"), ("code/here", "logger.save_dir"), ("output", None),
-    ])  # fmt: skip
+    place, flag = draw.choice(
+        [
+            ("model", None),
+            ("output/data", None),
+            ("checkpoints", None),
+            ("code/here", "resume.dirpath"),
+            ("code/here", "checkpoint.dirpath"),
+            ("code/here", "logger.save_dir"),
+            ("output", None),
+        ]
+    )
     link = draw.random() < 0.3
 
     def prepare(folder: Path) -> None:
@@ -418,25 +677,53 @@ def _folder(draw: random.Random) -> Case:
         path.symlink_to("/proc/nonexistent/there") if link else _write(path, b"")
 
     given = BASE | ({flag: "here"} if flag else {})
-    return Case(f"{'a dead link' if link else 'a file'} at {place} {flag or ''}", given, prepare, names=(place[-5:],))
+    return Case(
+        f"{'a dead link' if link else 'a file'} at {place} {flag or ''}",
+        given,
+        prepare,
+        names=(place[-5:],),
+    )
 
 
 def _mine(draw: random.Random) -> Case:
     """Make the mistake in the user's own module."""
-    chosen = draw.choice([
-        ("model", "mine.NoModel"), ("model", "mine.Nope"), ("model", "mine.function"), ("model", "mine.Data"),
-        ("data", "mine.Model"), ("data", "mine.NoModel"), ("data", "mine.NoData"), ("data", "mine.RaisingData"),
-        ("data", "mine.WrongData"), ("model", "mine.RaisesWhenMade"), ("model", "mine.RaisesInTheStep"),
-        ("model", "mine.HasNoStep"), ("model", "mine.LogsNothing"), ("model", "mine.ReturnsNothing"),
-        ("model", "mine.ReturnsText"), ("model", "mine.Diverges"), ("model", "mine.LeavesInTheStep"),
-        ("model", "raises.Model"), ("model", "syntax.Model"), ("model", "lacks.Model"), ("model", "leaves.Model"),
-        ("optimizer", "mine.Model"), ("trainer.callbacks", "mine.Model"), ("lr_scheduler", "mine.function"),
-    ])  # fmt: skip
+    chosen = draw.choice(
+        [
+            ("model", "mine.NoModel"),
+            ("model", "mine.Nope"),
+            ("model", "mine.function"),
+            ("model", "mine.Data"),
+            ("data", "mine.Model"),
+            ("data", "mine.NoModel"),
+            ("data", "mine.NoData"),
+            ("data", "mine.RaisingData"),
+            ("data", "mine.WrongData"),
+            ("model", "mine.RaisesWhenMade"),
+            ("model", "mine.RaisesInTheStep"),
+            ("model", "mine.HasNoStep"),
+            ("model", "mine.LogsNothing"),
+            ("model", "mine.ReturnsNothing"),
+            ("model", "mine.ReturnsText"),
+            ("model", "mine.Diverges"),
+            ("model", "mine.LeavesInTheStep"),
+            ("model", "raises.Model"),
+            ("model", "syntax.Model"),
+            ("model", "lacks.Model"),
+            ("model", "leaves.Model"),
+            ("optimizer", "mine.Model"),
+            ("trainer.callbacks", "mine.Model"),
+            ("lr_scheduler", "mine.function"),
+        ]
+    )
     own = ("Raises", "Raising", "Wrong", "Returns", "Has", "NoData", "Leaves", "LogsNothing")
     case = Case(
-        f"{chosen[0]}={chosen[1]}", BASE | dict([chosen]), names=(f"--{chosen[0]}", "my own bug", "mine.py", "loss")
+        f"{chosen[0]}={chosen[1]}",
+        BASE | dict([chosen]),
+        names=(f"--{chosen[0]}", "my own bug", "mine.py", "loss"),
     )
-    case.fails = None if chosen[1] in ("mine.LogsNothing", "mine.ReturnsNothing", "mine.NoData") else True
+    case.fails = (
+        None if chosen[1] in ("mine.LogsNothing", "mine.ReturnsNothing", "mine.NoData") else True
+    )
     case.own_bug = chosen[1].partition(".")[2].startswith(own)
     case.names = () if case.own_bug else case.names
     return case
@@ -477,12 +764,20 @@ def run(folder: Path, hyperparameters: dict[str, object]) -> None:
     os.chdir(folder / "code")
     sys.path.insert(0, str(folder / "code"))
     channels = sorted(path.name for path in (folder / "input/data").iterdir())
-    os.environ.update({
-        "SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1", "SM_OUTPUT_DIR": str(folder / "output"),
-        "SM_OUTPUT_DATA_DIR": str(folder / "output/data"), "SM_MODEL_DIR": str(folder / "model"),
-        "SM_CHANNELS": json.dumps(channels), "SM_INPUT_CONFIG_DIR": str(folder / "input/config"),
-        **{f"SM_CHANNEL_{name.upper()}": str(folder / "input/data" / name) for name in channels},
-    })  # fmt: skip
+    os.environ.update(
+        {
+            "SM_HOSTS": '["algo-1"]',
+            "SM_CURRENT_HOST": "algo-1",
+            "SM_OUTPUT_DIR": str(folder / "output"),
+            "SM_OUTPUT_DATA_DIR": str(folder / "output/data"),
+            "SM_MODEL_DIR": str(folder / "model"),
+            "SM_CHANNELS": json.dumps(channels),
+            "SM_INPUT_CONFIG_DIR": str(folder / "input/config"),
+            **{
+                f"SM_CHANNEL_{name.upper()}": str(folder / "input/data" / name) for name in channels
+            },
+        }
+    )
     with reported(failure_file(), place()):
         args = encoded.flags(hyperparameters)
     train.main(args)
@@ -521,7 +816,8 @@ def faults(case: Case, folder: Path, status: int | None) -> list[str]:
         found.append("unprintable")
     if case.names and not any(name.strip() in first for name in case.names):
         found.append(f"none of {case.names[:3]} is named")
-    named = ("--", "/", "hyperparameter", "`")  # the last: Lightning's own words quote what they are about
+    # The last one: Lightning quotes in its messages what they are about.
+    named = ("--", "/", "hyperparameter", "`")
     if not case.names and not case.own_bug and not any(name in first for name in named):
         found.append("no flag, file or channel is named")
     return found
@@ -547,13 +843,20 @@ def check(context, case: Case, folder: Path) -> list[str]:
 
 def main() -> None:
     """Run jobs, and print what is wrong with them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--n", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--numbers", action="store_true", help="not by chance: each flag with each number")
+    parser.add_argument(
+        "--numbers", action="store_true", help="not by chance: each flag with each number"
+    )
     parser.add_argument("--only", default="", help="jobs whose name has this in it")
     given = parser.parse_args()
-    context, wrong, done, seen = server(), 0, 0, set()
+    context = server()
+    wrong = 0
+    done = 0
+    seen = set()
     for case in numbers() if given.numbers else cases(given.seed):
         if case.name in seen or given.only not in case.name:
             continue
@@ -563,13 +866,18 @@ def main() -> None:
             found = check(context, case, Path(folder, "ml"))
             if found:
                 wrong += 1
-                failure, log = Path(folder, "ml/output/failure"), Path(folder, "ml/log")
+                failure = Path(folder, "ml/output/failure")
+                log = Path(folder, "ml/log")
                 said = failure.read_text() if failure.is_file() else ""
                 said = said or (log.read_text(errors="replace")[-600:] if log.exists() else "")
                 print(f"{case.name}: {'; '.join(found)}\n    {ascii(said[:600])}", flush=True)
         if done >= given.n and not given.numbers:
             break
-    print(f"{done} jobs{'' if given.numbers else f' of seed {given.seed}'}, {wrong} not as they must be", flush=True)
+    print(
+        f"{done} jobs{'' if given.numbers else f' of seed {given.seed}'}, "
+        f"{wrong} not as they must be",
+        flush=True,
+    )
     sys.exit(bool(wrong))
 
 

@@ -35,16 +35,27 @@ class Nodes:
         checkpoints: bool = False,
         **variables: str,
     ) -> None:
-        self.image, self.folder, self.hosts, self.code = image, folder, hosts, code
+        self.image = image
+        self.folder = folder
+        self.hosts = hosts
+        self.code = code
         self.checkpoints = checkpoints
-        self.variables, self.network, self.containers = variables, f"nodes-{uuid.uuid4().hex[:12]}", {}
+        self.variables = variables
+        self.network = f"nodes-{uuid.uuid4().hex[:12]}"
+        self.containers = {}
         for host in hosts:
             config = folder / host / "input/config"
             config.mkdir(parents=True)
-            told = {"current_host": host, "hosts": sorted(hosts), "network_interface_name": "eth0"} | resources
+            told = {
+                "current_host": host,
+                "hosts": sorted(hosts),
+                "network_interface_name": "eth0",
+            } | resources
             (config / "resourceconfig.json").write_text(json.dumps(told))
             given = hyperparameters.get(host, hyperparameters)
-            (config / "hyperparameters.json").write_text(json.dumps({key: str(given[key]) for key in given}))
+            (config / "hyperparameters.json").write_text(
+                json.dumps({key: str(given[key]) for key in given})
+            )
             for name in ("output", "model", "code", "checkpoints"):
                 (folder / host / name).mkdir()
             for name, text in code.items():
@@ -66,7 +77,13 @@ class Nodes:
     def start(self, *hosts: str, named: bool = True) -> "Nodes":
         """Start hosts (default: all); without a name, the others cannot find them until `name` is called."""
         for host in hosts or self.hosts:
-            mounted = ["input", "output", "model", "code", *(["checkpoints"] if self.checkpoints else [])]
+            mounted = [
+                "input",
+                "output",
+                "model",
+                "code",
+                *(["checkpoints"] if self.checkpoints else []),
+            ]
             options = [f"--volume={self.folder / host / name}:/opt/ml/{name}" for name in mounted]
             options += [f"--env={key}={value}" for key, value in self.variables.items()]
             options += [
@@ -74,7 +91,9 @@ class Nodes:
                 *([f"--network-alias={host}"] if named else []),
                 f"--network={self.network}",
             ]
-            started = docker("run", "--detach", "--env=OMP_NUM_THREADS=1", *options, self.image, "train")
+            started = docker(
+                "run", "--detach", "--env=OMP_NUM_THREADS=1", *options, self.image, "train"
+            )
             assert started.returncode == 0, started.stdout
             self.containers[host] = started.stdout.strip().splitlines()[-1]
         return self

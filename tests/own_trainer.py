@@ -38,8 +38,12 @@ class Classifier(pl.LightningModule):
     def __init__(self, lr: float = 0.05, batch_size: int = 4, name: str = "") -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.lr, self.batch_size, self.name = lr, batch_size, name
-        self.network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.lr = lr
+        self.batch_size = batch_size
+        self.name = name
+        self.network = nn.Sequential(
+            nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 1)
+        )
 
     def step(self, batch):
         inputs, labels = batch
@@ -79,11 +83,15 @@ class Adversarial(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.generator = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-        self.discriminator = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.2), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+        self.discriminator = nn.Sequential(
+            nn.Linear(2, 8), nn.Dropout(0.2), nn.LeakyReLU(0.2), nn.Linear(8, 1)
+        )
 
     def loss(self, points, real: bool):
         answer = self.discriminator(points)
-        return nn.functional.binary_cross_entropy_with_logits(answer, torch.full_like(answer, float(real)))
+        return nn.functional.binary_cross_entropy_with_logits(
+            answer, torch.full_like(answer, float(real))
+        )
 
     def training_step(self, batch, batch_idx):
         interrupt(f"{self.current_epoch}:{batch_idx}")
@@ -111,11 +119,20 @@ class Adversarial(pl.LightningModule):
         ], []
 
 
-def trainer(job: SageMakerEnvironment, folder: str = "", seed: int | None = 42, **options) -> pl.Trainer:
+def trainer(
+    job: SageMakerEnvironment, folder: str = "", seed: int | None = 42, **options
+) -> pl.Trainer:
     """Return a Trainer as in the documentation."""
-    callbacks = [*options.pop("callbacks", []), ExactResume(job.checkpoint_dir / folder, seed=seed, every_n_minutes=0)]
+    callbacks = [
+        *options.pop("callbacks", []),
+        ExactResume(job.checkpoint_dir / folder, seed=seed, every_n_minutes=0),
+    ]
     settings = {"max_epochs": 3, "accelerator": "cpu", "devices": 1, "enable_model_summary": False}
-    return pl.Trainer(**settings | {"enable_progress_bar": False, "callbacks": callbacks, "logger": False} | options)
+    return pl.Trainer(
+        **settings
+        | {"enable_progress_bar": False, "callbacks": callbacks, "logger": False}
+        | options
+    )
 
 
 def plain(job) -> list:
@@ -137,16 +154,21 @@ def loaders(job) -> list:
     train, val = random_split(Noisy(), [35, 8], torch.Generator().manual_seed(1))
     best = ModelCheckpoint(monitor="val_loss", save_top_k=2, save_last=True)
     callbacks = [best, EarlyStopping("val_loss", patience=5), LearningRateMonitor()]
-    made = trainer(job, callbacks=callbacks, logger=CSVLogger("curves", version=0), log_every_n_steps=1)
+    made = trainer(
+        job, callbacks=callbacks, logger=CSVLogger("curves", version=0), log_every_n_steps=1
+    )
     model = Classifier()
     made.fit(model, DataLoader(train, 4, shuffle=True), DataLoader(val, 4))
-    print("BEST", best.best_model_path.removeprefix(str(Path.cwd())), f"{best.best_model_score:.6f}")
+    print(
+        "BEST", best.best_model_path.removeprefix(str(Path.cwd())), f"{best.best_model_score:.6f}"
+    )
     return [model]
 
 
 def folds(job) -> list:
     """A Trainer in a function that is called twice, with one loader and one seed for each."""
-    loader, models = DataLoader(Noisy(), 4, shuffle=True), []
+    loader = DataLoader(Noisy(), 4, shuffle=True)
+    models = []
     for fold in range(2):
         made = trainer(job, f"fold-{fold}", seed=fold)
         models.append(Classifier(name=f"{fold}/"))
@@ -214,7 +236,9 @@ def main() -> None:
     torch.seed()
     with report_failures(job):
         models = globals()[sys.argv[1]](job)
-        state = [value.numpy().tobytes() for model in models for value in model.state_dict().values()]
+        state = [
+            value.numpy().tobytes() for model in models for value in model.state_dict().values()
+        ]
         print("WEIGHTS", hashlib.sha256(b"".join(state)).hexdigest(), flush=True)
 
 

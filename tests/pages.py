@@ -19,7 +19,8 @@ TESTS = {
         "test_drill.py::test_the_page_drills_before_it_launches",
     ],
     "docs/from-the-tutorial.md": [
-        "test_from_the_tutorial.py::test_the_tutorials_command_and_hyperparameters_parse"  # it needs a GPU
+        # The page's own command needs a GPU.
+        "test_from_the_tutorial.py::test_the_tutorials_command_and_hyperparameters_parse",
     ],
     "docs/gpu.md": [  # with --miniature
         "test_gpu.py::test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing",
@@ -27,9 +28,13 @@ TESTS = {
     ],
     "docs/zoo.md": ["test_zoo.py::test_the_commands_of_the_page"],
 }
-"""Pages whose blocks need tests of their own. tests/test_readme.py runs the blocks of all others as they are."""
+"""Pages whose blocks need tests of their own. tests/test_readme.py runs all other blocks unchanged."""
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
     """Return the blocks of a page that are run, each as (language, text)."""
-    return [(language, text) for language, text in FENCE.findall(PAGES[page]) if language in ("sh", "python")]
+    return [
+        (language, text)
+        for language, text in FENCE.findall(PAGES[page])
+        if language in ("sh", "python")
+    ]

@@ -19,8 +19,11 @@ from app.data import ResidentDataModule
 class Counted(ResidentDataModule):
     """`samples` images of noise, [N, 3, 8, 8], numbered by their labels."""
 
-    name, classes, flip = "counted", tuple("0123456789"), False
-    mean, std = (0.5,) * 3, (0.25,) * 3
+    name = "counted"
+    classes = tuple("0123456789")
+    flip = False
+    mean = (0.5,) * 3
+    std = (0.25,) * 3
 
     def __init__(self, samples: int = 203, val_split: int | float = 20, **kwargs) -> None:
         super().__init__(val_split=val_split, **kwargs)
@@ -50,9 +53,14 @@ class Probe(LightningModule):
     def __init__(self, fail_at: int = -1, fail_rank: int = 1, sleep: float = 0.0) -> None:
         super().__init__()
         self.network = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.Tanh(), nn.Linear(16, 10))
-        self.fail_at, self.fail_rank, self.sleep, self.seen = fail_at, fail_rank, sleep, []
+        self.fail_at = fail_at
+        self.fail_rank = fail_rank
+        self.sleep = sleep
+        self.seen = []
 
-    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
+    def training_step(
+        self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int
+    ) -> torch.Tensor:
         """Return the loss."""
         images, numbers = batch
         time.sleep(self.sleep)

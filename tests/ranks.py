@@ -53,18 +53,33 @@ def run(
         for local_rank in range(ranks):
             rank = len(started)
             environment = dict(os.environ) | {
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "tests",
-                "WORLD_SIZE": str(sum(nodes)), "RANK": str(rank), "GROUP_RANK": str(node),
-                "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(ranks), **variables(node),
-            }  # fmt: skip
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "TORCHELASTIC_RUN_ID": "tests",
+                "WORLD_SIZE": str(sum(nodes)),
+                "RANK": str(rank),
+                "GROUP_RANK": str(node),
+                "LOCAL_RANK": str(local_rank),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                **variables(node),
+            }
             ours, theirs = warm.SERVER.Pipe()
-            call = (function, args, environment, folder / f"node-{node}", folder / f"rank-{rank}.log", theirs)
+            call = (
+                function,
+                args,
+                environment,
+                folder / f"node-{node}",
+                folder / f"rank-{rank}.log",
+                theirs,
+            )
             started.append((warm.SERVER.Process(target=_rank, args=call), ours))
             started[-1][0].start()
             theirs.close()
     logs = [folder / f"rank-{rank}.log" for rank in range(len(started))]
     try:
-        return [_ended(process, ours, log) for (process, ours), log in zip(started, logs, strict=True)]
+        return [
+            _ended(process, ours, log) for (process, ours), log in zip(started, logs, strict=True)
+        ]
     finally:
         for process, ours in started:
             process.kill()
@@ -93,16 +108,19 @@ def _rank(function, args, environment, folder: Path, log: Path, connection) -> N
     except BaseException as error:
         traceback.print_exc()
         answer = None, f"{type(error).__name__}: {error}"
-    connection.send_bytes(pickle.dumps(answer))  # plain: torch would share memory that ends with this process
+    # Plain pickle: torch would share memory that ends with this process.
+    connection.send_bytes(pickle.dumps(answer))
 
 
-# What the ranks train -------------------------------------------------------------------------------------------------
+# What the ranks train -----------------------------------------------------------------------------
 
 
 class Numbered(ResidentDataModule):
     """Random images whose label is their number; 4 of them are for validation."""
 
-    classes, mean, std = tuple(map(str, range(100))), (0.5,) * 3, (0.25,) * 3
+    classes = tuple(map(str, range(100)))
+    mean = (0.5,) * 3
+    std = (0.25,) * 3
 
     def __init__(self, size: int, val_split: int | float = 4, **options) -> None:
         super().__init__(val_split=val_split, **options)
@@ -122,7 +140,11 @@ class Regression(LightningModule):
         self.network = torch.nn.Sequential(
             torch.nn.Flatten(), torch.nn.Linear(192, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
         )
-        self.lr, self.seen, self.losses, self.gradients, self.validated = lr, [], [], [], []
+        self.lr = lr
+        self.seen = []
+        self.losses = []
+        self.gradients = []
+        self.validated = []
 
     def loss(self, batch) -> torch.Tensor:
         images, numbers = batch
@@ -138,7 +160,9 @@ class Regression(LightningModule):
         self.validated.append(batch[1].tolist())
 
     def on_before_optimizer_step(self, optimizer):
-        self.gradients.append(torch.cat([parameter.grad.flatten().clone() for parameter in self.parameters()]))
+        self.gradients.append(
+            torch.cat([parameter.grad.flatten().clone() for parameter in self.parameters()])
+        )
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), self.lr, momentum=0.9)
@@ -150,10 +174,19 @@ class Regression(LightningModule):
 
 def trainer(callbacks: Sequence[Callback] = (), **options) -> Trainer:
     """Return a trainer for this rank, or for one process where there are no ranks."""
-    ranks, world = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), int(os.environ.get("WORLD_SIZE", 1))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    world = int(os.environ.get("WORLD_SIZE", 1))
     settings = {
-        "accelerator": "cpu", "devices": ranks, "num_nodes": world // ranks, "callbacks": list(callbacks),
-        "strategy": "ddp" if world > 1 else "auto", "max_epochs": 2, "logger": False, "enable_checkpointing": False,
-        "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0,
-    }  # fmt: skip
+        "accelerator": "cpu",
+        "devices": ranks,
+        "num_nodes": world // ranks,
+        "callbacks": list(callbacks),
+        "strategy": "ddp" if world > 1 else "auto",
+        "max_epochs": 2,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
     return Trainer(**settings | options)

@@ -16,7 +16,8 @@ class Host:
     """A running host."""
 
     def __init__(self, variables: dict) -> None:
-        self.variables, self.ended = variables, threading.Event()
+        self.variables = variables
+        self.ended = threading.Event()
 
     def lines(self):
         """Yield its variables, and wait for its end."""
@@ -36,7 +37,9 @@ class Host:
 class Engine:
     """What stands in for an engine and for a job's network."""
 
-    name, interface, bridge = "docker", "eth0", "127.0.0.2"
+    name = "docker"
+    interface = "eth0"
+    bridge = "127.0.0.2"
 
     def local(self, name: str) -> str:
         """Return that there is such an image."""
@@ -61,6 +64,8 @@ class Engine:
 if __name__ == "__main__":
     session.choose = lambda settings, owner: Engine()
     # Shorter than a person would want, that no test need wait.
-    sockets.STRANGERS, sockets.AT_ONCE, sockets.QUEUE = 2.0, 16, 0.2
+    sockets.STRANGERS = 2.0
+    sockets.AT_ONCE = 16
+    sockets.QUEUE = 0.2
     sys.argv[1:1] = ["serve"]
     __main__.main()

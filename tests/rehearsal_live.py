@@ -23,7 +23,9 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 def terminal(*, width: int = 120, height: int = 30, is_terminal: bool = True) -> Console:
     """Return a console that remembers what it shows."""
-    return Console(record=True, width=width, height=height, force_terminal=is_terminal, file=io.StringIO())
+    return Console(
+        record=True, width=width, height=height, force_terminal=is_terminal, file=io.StringIO()
+    )
 
 
 def shown(jobs: list, **size: int) -> str:
@@ -35,10 +37,18 @@ def shown(jobs: list, **size: int) -> str:
 
 def running(name: str, created: float) -> Record:
     """Return a running job of two hosts, one of them reclaimed."""
-    lines = [Point(created + 9, 40, {"step": 40.0, "epoch": 2.0, "train_loss": 0.4321, "images/s": 512.0})]
+    lines = [
+        Point(
+            created + 9, 40, {"step": 40.0, "epoch": 2.0, "train_loss": 0.4321, "images/s": 512.0}
+        )
+    ]
     record = job(attempt(1, created, None, lines, hosts=2), status="InProgress")
-    record.attempts[0].instances[1].exit_status, record.attempts[0].instances[1].reclaimed = 137, True
-    record.transitions = [Transition("Starting", "", created), Transition("Training", "in progress", created)]
+    record.attempts[0].instances[1].exit_status = 137
+    record.attempts[0].instances[1].reclaimed = True
+    record.transitions = [
+        Transition("Starting", "", created),
+        Transition("Training", "in progress", created),
+    ]
     return replace(record, name=name, created=created)
 
 
@@ -46,7 +56,13 @@ def check_view_of_a_job() -> None:
     logs = {"algo-1": ["a [bold]line[/bold]"], "algo-2": []}
     text = shown([(running("[red]digits[/red]", time.time() - 61), logs)], width=160)
     row = text.splitlines()[1]
-    for words in ("[red]digits[/red]", "Training", "algo-1 training", "algo-2 reclaimed exit 137", "step 40 epoch 2"):
+    for words in (
+        "[red]digits[/red]",
+        "Training",
+        "algo-1 training",
+        "algo-2 reclaimed exit 137",
+        "step 40 epoch 2",
+    ):
         assert words in row
     assert "train_loss 0.4321" in text and "images/s 512" in text and "1:01" in text
     assert "algo-1 a [bold]line[/bold]" in text
@@ -54,15 +70,23 @@ def check_view_of_a_job() -> None:
 
 def check_view_fits() -> None:
     """Ten jobs that run and 200 that ended: no line is too long, and there are not too many."""
-    for size in ({"width": 120, "height": 30}, {"width": 60, "height": 24}, {"width": 20, "height": 5}):
+    for size in (
+        {"width": 120, "height": 30},
+        {"width": 60, "height": 24},
+        {"width": 20, "height": 5},
+    ):
         view_fits(size)
 
 
 def view_fits(size: dict) -> None:
     """Check one size."""
-    now, logs = time.time(), {f"algo-{n}": ["x" * 300] * 50 for n in range(8)}
+    now = time.time()
+    logs = {f"algo-{n}": ["x" * 300] * 50 for n in range(8)}
     jobs = [(running(f"run-{k}", now - 100 + k), logs) for k in range(10)]
-    jobs += [(replace(job(), name=f"old-{k}", created=now - 900 + k, modified=now), {}) for k in range(200)]
+    jobs += [
+        (replace(job(), name=f"old-{k}", created=now - 900 + k, modified=now), {})
+        for k in range(200)
+    ]
     lines = shown(jobs, **size).splitlines()
     assert len(lines) < size["height"]
     assert max(map(len, lines)) <= size["width"]
@@ -70,7 +94,8 @@ def view_fits(size: dict) -> None:
         assert "195 more ended" in lines
         ended = [line.split()[0] for line in lines if line.startswith("old-")]
         assert ended == [f"old-{k}" for k in (199, 198, 197, 196, 195)]
-        assert sum(line.startswith("run-9") for line in lines) == 2  # in the table, and above its log lines
+        # Once in the table, and once above its log lines.
+        assert sum(line.startswith("run-9") for line in lines) == 2
         assert sum("xxx" in line for line in lines) >= 3
 
 
@@ -93,7 +118,8 @@ def check_log_cannot_steer_the_terminal() -> None:
 
 def check_live_terminal_is_refreshed() -> None:
     """The view asks for the jobs again and again, and once more at its end."""
-    console, asked = terminal(), []
+    console = terminal()
+    asked = []
 
     def jobs():
         asked.append(time.monotonic())
@@ -108,13 +134,16 @@ def check_live_terminal_is_refreshed() -> None:
 
 def check_plain_lines_without_a_terminal() -> None:
     """One line for each change, none twice, the last ones when the view is left; a message may change, too."""
-    console, record = terminal(width=30, is_terminal=False), running("[b]job[/b]", 100.0)
+    console = terminal(width=30, is_terminal=False)
+    record = running("[b]job[/b]", 100.0)
     with live_view.View(lambda: [(record, {"algo-1": ["not shown"]})], console=console):
         wait_until(lambda: "in progress" in console.file.getvalue())
         record.transitions[1].message = "still in progress"
         wait_until(lambda: "still in progress" in console.file.getvalue())
         record.interruptions.append(Interruption(155.0, ["algo-2"], True, "by hand", 1.0, 40))
-        record.status, record.failure, record.modified = "Failed", "why\nnot", 163.0
+        record.status = "Failed"
+        record.failure = "why\nnot"
+        record.modified = 163.0
     assert console.file.getvalue().splitlines() == [
         "[b]job[/b] Starting: ",
         "[b]job[/b] Training: in progress",

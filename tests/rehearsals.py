@@ -31,7 +31,8 @@ class Rehearsal:
     program = ("-m", "rehearsal")
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        self.folder, self.cache = folder / "reports", folder / "cache"
+        self.folder = folder / "reports"
+        self.cache = folder / "cache"
         self.flags = [f"--folder={self.folder}", *flags]
         self.log = folder / "rehearsal.log"
 
@@ -50,16 +51,21 @@ class Rehearsal:
                 "PYTHONPATH": str(ROOT),
                 "PYTHONUNBUFFERED": "1",
             }
-            self.process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                line, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
         end = time.monotonic() + 60
-        while not (found := re.search(r"^endpoint: (\S+)(?s:.*)^reports: ", self.said, re.MULTILINE)):
+        while not (
+            found := re.search(r"^endpoint: (\S+)(?s:.*)^reports: ", self.said, re.MULTILINE)
+        ):
             assert self.process.poll() is None and time.monotonic() < end, self.said
             time.sleep(0.1)
         self.endpoint = found[1]
         self.variables = dict(re.findall(r"(AWS_\w+)=(\S+)", self.said))  # the printed line's
         self.key = self.variables["AWS_ACCESS_KEY_ID"], self.variables["AWS_SECRET_ACCESS_KEY"]
         self.s3, self.sagemaker, self.logs = (
-            aws_services.client(name, self.endpoint, key=self.key) for name in ("s3", "sagemaker", "logs")
+            aws_services.client(name, self.endpoint, key=self.key)
+            for name in ("s3", "sagemaker", "logs")
         )
 
     def __exit__(self, *_) -> None:
@@ -79,27 +85,41 @@ class Rehearsal:
             chosen = f"{LABEL}={self.cache}"  # the label goes on with the name of a folder in it
             for line in (["ps", "--all"], ["network", "ls"]):
                 listed = docker(
-                    *line, "--filter", LABEL, "--format", '{{.Label "sagemaker-lightning.rehearsal"}}'
+                    *line,
+                    "--filter",
+                    LABEL,
+                    "--format",
+                    '{{.Label "sagemaker-lightning.rehearsal"}}',
                 ).stdout
-                found += [label for label in listed.split() if f"{LABEL}={label}".startswith(chosen)]
+                found += [
+                    label for label in listed.split() if f"{LABEL}={label}".startswith(chosen)
+                ]
         return found
 
     def create(self, image: str, script: str | None = None, **fields) -> str:
         """Create a job that runs a shell script in the image, or `train`, and return its name."""
-        algorithm = {"TrainingImage": image, "TrainingInputMode": "File"} | fields.pop("AlgorithmSpecification", {})
+        algorithm = {"TrainingImage": image, "TrainingInputMode": "File"} | fields.pop(
+            "AlgorithmSpecification", {}
+        )
         if script is not None:
             algorithm["ContainerEntrypoint"] = ["/bin/bash", "-c", 'eval "$SCRIPT"']
             fields["Environment"] = fields.get("Environment", {}) | {"SCRIPT": script}
-        spot, hosts = fields.pop("spot", False), fields.pop("hosts", 1)
+        spot = fields.pop("spot", False)
+        hosts = fields.pop("hosts", 1)
         request = {
             "TrainingJobName": f"job-{uuid.uuid4().hex[:12]}",
             "RoleArn": ROLE,
             "AlgorithmSpecification": algorithm,
             "OutputDataConfig": {"S3OutputPath": "s3://rehearsal/output/"},
-            "ResourceConfig": {"InstanceType": "ml.m5.xlarge", "InstanceCount": hosts, "VolumeSizeInGB": 1},
-            "StoppingCondition": {"MaxRuntimeInSeconds": 600} | ({"MaxWaitTimeInSeconds": 900} if spot else {}),
+            "ResourceConfig": {
+                "InstanceType": "ml.m5.xlarge",
+                "InstanceCount": hosts,
+                "VolumeSizeInGB": 1,
+            },
+            "StoppingCondition": {"MaxRuntimeInSeconds": 600}
+            | ({"MaxWaitTimeInSeconds": 900} if spot else {}),
             "EnableManagedSpotTraining": spot,
-        } | fields  # fmt: skip
+        } | fields
         self.sagemaker.create_training_job(**request)
         return request["TrainingJobName"]
 
@@ -111,7 +131,10 @@ class Rehearsal:
         """Return the job's description when it has one of these secondary statuses."""
         end = time.monotonic() + LIMIT
         while (job := self.describe(name))["SecondaryStatus"] not in statuses:
-            assert job["TrainingJobStatus"] not in ENDED and time.monotonic() < end, (job, self.said[-3000:])
+            assert job["TrainingJobStatus"] not in ENDED and time.monotonic() < end, (
+                job,
+                self.said[-3000:],
+            )
             time.sleep(0.1)
         return job
 
@@ -125,13 +148,20 @@ class Rehearsal:
 
     def lines(self, name: str) -> dict[str, list[str]]:
         """Return each host's log, from CloudWatch Logs."""
-        group, found = "/aws/sagemaker/TrainingJobs", {}
+        group = "/aws/sagemaker/TrainingJobs"
+        found = {}
         try:
-            listed = self.logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=f"{name}/")
+            listed = self.logs.describe_log_streams(
+                logGroupName=group, logStreamNamePrefix=f"{name}/"
+            )
         except self.logs.exceptions.ResourceNotFoundException:  # no job has logged yet
             return {}
         for stream in listed["logStreams"]:
-            key = {"logGroupName": group, "logStreamName": stream["logStreamName"], "startFromHead": True}
+            key = {
+                "logGroupName": group,
+                "logStreamName": stream["logStreamName"],
+                "startFromHead": True,
+            }
             events = self.logs.get_log_events(**key)["events"]
             host = stream["logStreamName"].split("/")[1].rpartition("-")[0]
             found[host] = [event["message"] for event in events]
@@ -141,7 +171,9 @@ class Rehearsal:
         """Return when a host has said `text`."""
         end = time.monotonic() + LIMIT
         while not any(text in line for line in self.lines(name).get(host, [])):
-            assert time.monotonic() < end and self.describe(name)["TrainingJobStatus"] not in ENDED, self.lines(name)
+            assert (
+                time.monotonic() < end and self.describe(name)["TrainingJobStatus"] not in ENDED
+            ), self.lines(name)
             time.sleep(0.2)
 
     def keys(self, prefix: str = "") -> list[str]:
@@ -154,7 +186,9 @@ class Rehearsal:
         key = f"output/{name}/output/{kind}.tar.gz"
         content = self.s3.get_object(Bucket="rehearsal", Key=key)["Body"].read()
         with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-            return {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}
+            return {
+                member.name: tar.extractfile(member).read() for member in tar if member.isfile()
+            }
 
 
 def run(rehearsal: Rehearsal, *line, **more) -> subprocess.CompletedProcess:
@@ -193,5 +227,11 @@ def run_command(rehearsal: Rehearsal, *line: str) -> subprocess.CompletedProcess
     ]
     environment = os.environ | {"XDG_CACHE_HOME": str(rehearsal.cache)}
     return subprocess.run(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+        command,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
     )

@@ -42,21 +42,25 @@ def interrupt(place: str) -> None:
         raise RuntimeError("as it was told")
 
 
-# Data -----------------------------------------------------------------------------------------------------------------
+# Data ---------------------------------------------------------------------------------------------
 
 
 class Points(Dataset):
     """Points with noise, from a generator of its own kind."""
 
     def __init__(self, generator=None) -> None:
-        self.generator, self.level, self.seen = generator, 0.1, 0
+        self.generator = generator
+        self.level = 0.1
+        self.seen = 0
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int):
         self.seen += 1
-        return torch.tensor([index / SAMPLES, 1.0]) + self.level * self.noise(), torch.tensor([index % 2.0])
+        return torch.tensor([index / SAMPLES, 1.0]) + self.level * self.noise(), torch.tensor(
+            [index % 2.0]
+        )
 
     def noise(self) -> float:
         """Return a number drawn."""
@@ -64,7 +68,9 @@ class Points(Dataset):
             return float(torch.rand(()) + np.random.rand() + random.random())
         if isinstance(self.generator, torch.Generator):
             return float(torch.rand((), generator=self.generator))
-        return float(self.generator.random() if hasattr(self.generator, "random") else self.generator.rand())
+        return float(
+            self.generator.random() if hasattr(self.generator, "random") else self.generator.rand()
+        )
 
 
 class OfModule(Points):
@@ -127,7 +133,9 @@ class Counting(Sampler):
 
     def __iter__(self):
         self.epoch += 1
-        return iter(torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+        return iter(
+            torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        )
 
 
 class Endless(Sampler):
@@ -142,11 +150,14 @@ class Stream(IterableDataset):
     """Points one after the other, shuffled by a generator that counts its epochs."""
 
     def __init__(self) -> None:
-        self.epoch, self.random = 0, random.Random(1)
+        self.epoch = 0
+        self.random = random.Random(1)
 
     def __iter__(self):
         self.epoch += 1
-        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        order = torch.randperm(
+            SAMPLES, generator=torch.Generator().manual_seed(self.epoch)
+        ).tolist()
         for index in order:
             noise = self.random.random() + float(torch.rand(()))
             yield torch.tensor([index / SAMPLES, 1.0 + noise]), torch.tensor([index % 2.0])
@@ -156,7 +167,8 @@ class Saved(IterableDataset):
     """A stream that says where it is, and cannot be begun anew for that."""
 
     def __init__(self) -> None:
-        self.at, self.epoch = 0, 0
+        self.at = 0
+        self.epoch = 0
 
     def __iter__(self):
         if self.at == 0:
@@ -172,7 +184,8 @@ class Saved(IterableDataset):
 
     def load_state_dict(self, state):
         """Go there."""
-        self.at, self.epoch = state["at"], state["epoch"]
+        self.at = state["at"]
+        self.epoch = state["epoch"]
 
 
 class Collate:
@@ -224,10 +237,21 @@ class Data(LightningDataModule):
         kind: Which class of loaders.
     """
 
-    def __init__(self, dataset: str = "plain", sampler: str = "", workers: int = 0, persistent: bool = False,
-                 several: str = "", collate: bool = False, kind: str = "torch") -> None:  # fmt: skip
+    def __init__(
+        self,
+        dataset: str = "plain",
+        sampler: str = "",
+        workers: int = 0,
+        persistent: bool = False,
+        several: str = "",
+        collate: bool = False,
+        kind: str = "torch",
+    ) -> None:
         super().__init__()
-        self.dataset, self.sampler, self.several, self.kind = dataset, sampler, several, kind
+        self.dataset = dataset
+        self.sampler = sampler
+        self.several = several
+        self.kind = kind
         self.collate = {"collate_fn": Collate()} if collate else {}
         self.workers = {"num_workers": workers, "persistent_workers": persistent}
 
@@ -235,7 +259,9 @@ class Data(LightningDataModule):
         """Return a loader."""
         order = {"sampler": SAMPLERS[self.sampler]()} if self.sampler else {"shuffle": True}
         order = {} if self.dataset in ("stream", "saved") else order
-        return KINDS[self.kind](DATASETS[self.dataset](), size, **order, **self.workers, **self.collate)
+        return KINDS[self.kind](
+            DATASETS[self.dataset](), size, **order, **self.workers, **self.collate
+        )
 
     def train_dataloader(self):
         """Return the loaders."""
@@ -272,7 +298,8 @@ class Named(Data):
 
     def __init__(self, samples: int = 4, processes: int = 0, times: int = 4) -> None:
         super().__init__(workers=processes)
-        self.samples, self.times = samples, times
+        self.samples = samples
+        self.times = times
 
     def train_dataloader(self):
         """Return a loader."""
@@ -281,7 +308,7 @@ class Named(Data):
         return loader
 
 
-# Modules --------------------------------------------------------------------------------------------------------------
+# Modules ------------------------------------------------------------------------------------------
 
 
 class Model(LightningModule):
@@ -373,7 +400,10 @@ class Adversarial(Model):
 
     def configure_optimizers(self):
         """Return two, of which the rates change."""
-        optimizers = [torch.optim.SGD(self.body.parameters(), 0.05), torch.optim.Adam(self.head.parameters(), 0.01)]
+        optimizers = [
+            torch.optim.SGD(self.body.parameters(), 0.05),
+            torch.optim.Adam(self.head.parameters(), 0.01),
+        ]
         return optimizers, [torch.optim.lr_scheduler.StepLR(one, 3) for one in optimizers]
 
 
@@ -410,7 +440,9 @@ class Grouping(Model):
 
     def on_train_epoch_start(self):
         if self.current_epoch == 1:
-            self.optimizers().optimizer.add_param_group({"params": list(self.head.parameters()), "lr": 0.01})
+            self.optimizers().optimizer.add_param_group(
+                {"params": list(self.head.parameters()), "lr": 0.01}
+            )
 
 
 class EvalMode(Model):
@@ -472,7 +504,10 @@ class Lazy(Model):
             self.register_buffer("late", torch.ones(2))
         self.bank = torch.cat([self.bank, batch[1]])
         self.late += 0.1
-        return super().loss((batch[0] - self.mean * self.late, batch[1])) + self.bank.mean() * self.head.weight.sum()
+        return (
+            super().loss((batch[0] - self.mean * self.late, batch[1]))
+            + self.bank.mean() * self.head.weight.sum()
+        )
 
 
 Step = namedtuple("Step", ["loss", "at"])
@@ -485,12 +520,16 @@ class Remembering(Model):
         """An object of its own."""
 
         def __init__(self) -> None:
-            self.steps, self.best = deque(maxlen=5), {"loss": np.float32(9.0)}
+            self.steps = deque(maxlen=5)
+            self.best = {"loss": np.float32(9.0)}
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory, self.count, self.generator = self.Memory(), 0, np.random.default_rng(1)
-        self.average, self.teacher = torch.zeros(()), [nn.Linear(2, 1)]
+        self.memory = self.Memory()
+        self.count = 0
+        self.generator = np.random.default_rng(1)
+        self.average = torch.zeros(())
+        self.teacher = [nn.Linear(2, 1)]
 
     def on_train_start(self):
         """Begin, as if nothing had been."""
@@ -498,7 +537,8 @@ class Remembering(Model):
 
     def on_train_epoch_start(self):
         """Begin lists and an object."""
-        self.losses, self.extra = [], self.Memory()
+        self.losses = []
+        self.extra = self.Memory()
 
     def training_step(self, batch, batch_idx):
         """Return the loss, which depends on all that is kept."""
@@ -511,7 +551,12 @@ class Remembering(Model):
         self.average = 0.9 * self.average + 0.1 * loss.detach()
         with torch.no_grad():
             self.teacher[0].weight.mul_(0.9).add_(self.head.weight[:, :2], alpha=0.1)
-        kept = self.count / 100 + self.memory.steps[0].loss + float(self.memory.best["loss"]) + self.generator.random()
+        kept = (
+            self.count / 100
+            + self.memory.steps[0].loss
+            + float(self.memory.best["loss"])
+            + self.generator.random()
+        )
         kept += sum(self.losses) / len(self.losses) + self.average + sum(self.extra.steps) / 10
         return (
             loss * (1 + np.tanh(float(kept)) * 0.1)
@@ -524,7 +569,10 @@ class Remembering(Model):
 
     def on_load_checkpoint(self, checkpoint):
         """Expect them."""
-        assert type(checkpoint["best"]["loss"]) is np.float64 and type(checkpoint["best"]["all"]) is np.ndarray
+        assert (
+            type(checkpoint["best"]["loss"]) is np.float64
+            and type(checkpoint["best"]["all"]) is np.ndarray
+        )
 
 
 class Cycling(Model):
@@ -544,7 +592,8 @@ class Measured(Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.range, self.recent = MinMaxMetric(MeanMetric()), Running(MeanMetric(), window=3)
+        self.range = MinMaxMetric(MeanMetric())
+        self.recent = Running(MeanMetric(), window=3)
 
     def on_train_start(self):
         """Reset, for the check before training."""
@@ -569,7 +618,11 @@ class Partial(Model):
 
     def state_dict(self, *args, **kwargs):
         """Return the head."""
-        return {name: value for name, value in super().state_dict(*args, **kwargs).items() if "body.0" not in name}
+        return {
+            name: value
+            for name, value in super().state_dict(*args, **kwargs).items()
+            if "body.0" not in name
+        }
 
 
 class Hyper(Model):
@@ -625,8 +678,16 @@ class Compiled(Model):
 
     def __init__(self) -> None:
         super().__init__()
-        layers = nn.Linear(2, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 33), nn.Softmax(1), nn.Dropout(0.1)
-        self.body, self.head = nn.Sequential(*layers), nn.Linear(33, 1)
+        layers = (
+            nn.Linear(2, 64),
+            nn.BatchNorm1d(64),
+            nn.GELU(),
+            nn.Linear(64, 33),
+            nn.Softmax(1),
+            nn.Dropout(0.1),
+        )
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(33, 1)
         self.body.compile()
 
 
@@ -649,7 +710,7 @@ class Alone(Model):
         return DataLoader(Points(), self.batch, shuffle=True)
 
 
-# Callbacks ------------------------------------------------------------------------------------------------------------
+# Callbacks ----------------------------------------------------------------------------------------
 
 
 class Curriculum(Callback):

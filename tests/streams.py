@@ -30,14 +30,15 @@ def noise() -> float:
     return float(torch.rand(()) + np.random.rand() + random.random())
 
 
-# Streams --------------------------------------------------------------------------------------------------------------
+# Streams ------------------------------------------------------------------------------------------
 
 
 class Buffered(IterableDataset):
     """A stream that is shuffled in a buffer; each worker has its part."""
 
     def __init__(self) -> None:
-        self.random, self.level = random.Random(3), 0.0
+        self.random = random.Random(3)
+        self.level = 0.0
 
     def indices(self):
         """Yield the indices of this worker, in an order that all workers draw alike."""
@@ -68,7 +69,8 @@ class Sharded(IterableDataset):
     """Shards of samples, of which each rank's each worker reads its own, in another order each time."""
 
     def __init__(self, shards: int = 8) -> None:
-        self.shards, self.epoch = [range(first, SAMPLES, shards) for first in range(shards)], 0
+        self.shards = [range(first, SAMPLES, shards) for first in range(shards)]
+        self.epoch = 0
 
     def __iter__(self):
         self.epoch += 1
@@ -129,14 +131,18 @@ class Resumable(IterableDataset):
     """A stream that saves where it is, but not what it draws with; each worker has its part."""
 
     def __init__(self) -> None:
-        self.at, self.epoch, self.generator = 0, 0, np.random.default_rng(2)
+        self.at = 0
+        self.epoch = 0
+        self.generator = np.random.default_rng(2)
 
     def __iter__(self):
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
         if not self.at:
             self.epoch += 1
-        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()[first::step]
+        order = torch.randperm(
+            SAMPLES, generator=torch.Generator().manual_seed(self.epoch)
+        ).tolist()[first::step]
         for index in order[self.at :]:
             self.at += 1
             yield sample(index, noise() + self.generator.random())
@@ -148,7 +154,8 @@ class Resumable(IterableDataset):
 
     def load_state_dict(self, state):
         """Go there."""
-        self.at, self.epoch = state["at"], state["epoch"]
+        self.at = state["at"]
+        self.epoch = state["epoch"]
 
 
 class Uneven(Resumable):
@@ -158,7 +165,9 @@ class Uneven(Resumable):
         info = get_worker_info()
         if not self.at:
             self.epoch += 1
-        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        order = torch.randperm(
+            SAMPLES, generator=torch.Generator().manual_seed(self.epoch)
+        ).tolist()
         if info:
             order = order[SAMPLES // 4 :] if info.id else order[: SAMPLES // 4]
         while self.at < len(order):
@@ -230,7 +239,7 @@ class Remembered(Points):
         self.seen = state["seen"]
 
 
-# Generators that are made on the way ----------------------------------------------------------------------------------
+# Generators that are made on the way --------------------------------------------------------------
 
 
 class Lazy(Points):
@@ -238,7 +247,8 @@ class Lazy(Points):
 
     def __init__(self, make) -> None:
         super().__init__()
-        self.make, self.rng = make, None
+        self.make = make
+        self.rng = None
 
     def noise(self) -> float:
         """Return a number drawn."""
@@ -264,7 +274,11 @@ class Local(Points):
 
     def noise(self) -> float:
         """Return a number drawn."""
-        return np.random.default_rng().random() + random.Random().random() + np.random.RandomState().rand()
+        return (
+            np.random.default_rng().random()
+            + random.Random().random()
+            + np.random.RandomState().rand()
+        )
 
 
 class LazyCollate:
@@ -301,7 +315,8 @@ class Flagged(Points):
     def noise(self) -> float:
         """Return a number drawn."""
         if not self.ready:
-            self.rng, self.ready = np.random.default_rng(1), True
+            self.rng = np.random.default_rng(1)
+            self.ready = True
         return self.rng.random()
 
 
@@ -310,14 +325,15 @@ class Ordered(Points):
 
     def __init__(self) -> None:
         super().__init__()
-        self.order, self.weights = list(range(70_000)), np.zeros(70_000)
+        self.order = list(range(70_000))
+        self.weights = np.zeros(70_000)
 
     def __getitem__(self, index: int):
         inputs, labels = super().__getitem__(self.order[index] % SAMPLES)
         return inputs + self.weights[index], labels
 
 
-# Loaders --------------------------------------------------------------------------------------------------------------
+# Loaders ------------------------------------------------------------------------------------------
 
 
 class Unsteady:
@@ -359,7 +375,8 @@ class Keeping(Steady):
 
     def load_state_dict(self, state):
         """Go there."""
-        self.at, self.epoch = state["at"], state["epoch"]
+        self.at = state["at"]
+        self.epoch = state["epoch"]
 
 
 class Forgetful(Keeping):
@@ -371,14 +388,28 @@ class Forgetful(Keeping):
 
 
 DATASETS = {
-    "points": Points, "buffered": Buffered, "sized": Sized, "counted": Counted, "unseeded": Unseeded,
-    "sharded": Sharded, "dated": Dated, "measured": Measured, "resumable": Resumable, "uneven": Uneven,
-    "walked": Walked, "hidden": Hidden, "remembered": Remembered, "late": Late, "local": Local, "growing": Growing,
-    "flagged": Flagged, "ordered": Ordered,
+    "points": Points,
+    "buffered": Buffered,
+    "sized": Sized,
+    "counted": Counted,
+    "unseeded": Unseeded,
+    "sharded": Sharded,
+    "dated": Dated,
+    "measured": Measured,
+    "resumable": Resumable,
+    "uneven": Uneven,
+    "walked": Walked,
+    "hidden": Hidden,
+    "remembered": Remembered,
+    "late": Late,
+    "local": Local,
+    "growing": Growing,
+    "flagged": Flagged,
+    "ordered": Ordered,
     "lazy": lambda: Lazy(lambda: np.random.default_rng(3)),
     "lazy without seed": lambda: Lazy(np.random.default_rng),
     "lazy random": lambda: Lazy(random.Random),
-}  # fmt: skip
+}
 LOADERS = {
     "unsteady": Unsteady,
     "steady": Steady,
@@ -402,14 +433,25 @@ class Data(LightningDataModule):
         collate: Whether samples are joined by a function that makes a generator.
     """
 
-    def __init__(self, dataset: str = "points", mode: str = "", workers: int = 0, persistent: bool = False,
-                 stateful: bool = False, every: int = 1, init: bool = False,
-                 collate: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        dataset: str = "points",
+        mode: str = "",
+        workers: int = 0,
+        persistent: bool = False,
+        stateful: bool = False,
+        every: int = 1,
+        init: bool = False,
+        collate: bool = False,
+    ) -> None:
         super().__init__()
-        self.names, self.mode = dataset.split("+"), mode
-        self.kind, self.options = DataLoader, {"num_workers": workers, "persistent_workers": persistent}
+        self.names = dataset.split("+")
+        self.mode = mode
+        self.kind = DataLoader
+        self.options = {"num_workers": workers, "persistent_workers": persistent}
         if stateful:
-            self.kind, self.options["snapshot_every_n_steps"] = StatefulDataLoader, every
+            self.kind = StatefulDataLoader
+            self.options["snapshot_every_n_steps"] = every
         if init:
             self.options["worker_init_fn"] = give_generator
         if collate:
@@ -455,7 +497,8 @@ class Streamed(LightningDataModule):
 
     def __init__(self, workers: int = 0, folder: str = "samples") -> None:
         super().__init__()
-        self.workers, self.folder = workers, Path(folder)
+        self.workers = workers
+        self.folder = Path(folder)
 
     def prepare_data(self) -> None:
         """Write the samples."""
@@ -465,7 +508,9 @@ class Streamed(LightningDataModule):
         """Return the loader."""
         from litdata import StreamingDataLoader, StreamingDataset
 
-        dataset = StreamingDataset(str(self.folder), shuffle=True, transform=lambda index: sample(index, noise()))
+        dataset = StreamingDataset(
+            str(self.folder), shuffle=True, transform=lambda index: sample(index, noise())
+        )
         return StreamingDataLoader(dataset, batch_size=4, num_workers=self.workers)
 
 
@@ -480,7 +525,8 @@ class Mixed(LightningDataModule):
 
     def __init__(self, workers: int = 0, kind: str = "all") -> None:
         super().__init__()
-        self.workers, self.kind = workers, kind
+        self.workers = workers
+        self.kind = kind
 
     def prepare_data(self) -> None:
         """Write the samples."""
@@ -489,16 +535,27 @@ class Mixed(LightningDataModule):
 
     def train_dataloader(self):
         """Return the loader."""
-        from litdata import CombinedStreamingDataset, ParallelStreamingDataset, StreamingDataLoader, StreamingDataset
+        from litdata import (
+            CombinedStreamingDataset,
+            ParallelStreamingDataset,
+            StreamingDataLoader,
+            StreamingDataset,
+        )
 
         def draw(index):
             return sample(index, noise())
 
-        sets = [StreamingDataset(name, shuffle=True, transform=draw) for name in ("first", "second")]
+        sets = [
+            StreamingDataset(name, shuffle=True, transform=draw) for name in ("first", "second")
+        ]
         if self.kind == "parallel":
-            both = ParallelStreamingDataset(sets, transform=lambda pair: (pair[0][0] + pair[1][0], pair[0][1]))
+            both = ParallelStreamingDataset(
+                sets, transform=lambda pair: (pair[0][0] + pair[1][0], pair[0][1])
+            )
         elif self.kind == "weights":
-            both = CombinedStreamingDataset(sets, seed=5, weights=[0.75, 0.25], iterate_over_all=False)
+            both = CombinedStreamingDataset(
+                sets, seed=5, weights=[0.75, 0.25], iterate_over_all=False
+            )
         elif self.kind == "batches":
             both = CombinedStreamingDataset(sets, batching_method="per_stream")
         else:
@@ -506,7 +563,7 @@ class Mixed(LightningDataModule):
         return StreamingDataLoader(both, batch_size=4, num_workers=self.workers)
 
 
-# Modules and callbacks ------------------------------------------------------------------------------------------------
+# Modules and callbacks ----------------------------------------------------------------------------
 
 
 class Both(Model):
@@ -601,7 +658,8 @@ class Replay(IterableDataset):
     """
 
     def __init__(self, memory: Memory, live: bool) -> None:
-        self.memory, self.live = memory, live
+        self.memory = memory
+        self.live = live
 
     def __iter__(self):
         drawn = itertools.repeat(None, SAMPLES) if self.live else self.memory.sample(SAMPLES)
@@ -621,13 +679,17 @@ class Agent(Model):
 
     def __init__(self, size: int = 50, live: bool = False, objects: bool = False) -> None:
         super().__init__()
-        self.memory, self.live, self.kind = Memory(size), live, Step if objects else lambda *parts: parts
+        self.memory = Memory(size)
+        self.live = live
+        self.kind = Step if objects else lambda *parts: parts
         for _ in range(size):
             self.play()
 
     def play(self) -> None:
         """Add a step."""
-        self.memory.steps.append(self.kind(np.random.rand(2).astype(np.float32), float(np.random.rand()), False))
+        self.memory.steps.append(
+            self.kind(np.random.rand(2).astype(np.float32), float(np.random.rand()), False)
+        )
 
     def train_dataloader(self):
         """Return steps."""

@@ -41,10 +41,12 @@ def labels() -> list[str]:
 
 def processes(run: str) -> list[int]:
     """Return the processes that have the run's number in their environment, and those below them, but for this one."""
-    found, below = set(), {}
+    found = set()
+    below = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            number, parent = int(folder.name), int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            number = int(folder.name)
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             below.setdefault(parent, []).append(number)
             if f"{VARIABLE}={run}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found.add(number)
@@ -72,18 +74,28 @@ def remove_containers(run: str, image: str, folder: str) -> None:
 
     def ask(*line: str) -> list[str]:
         with suppress(OSError):
-            return subprocess.run([docker, *line], capture_output=True, text=True, timeout=120).stdout.split()
+            return subprocess.run(
+                [docker, *line], capture_output=True, text=True, timeout=120
+            ).stdout.split()
         return []
 
     label = f"--filter=label={VARIABLE}={run}"
     sources = "--format={{range .Mounts}}{{.Source}} {{end}}"
     of_image = ask("ps", "--all", "--quiet", f"--filter=ancestor={image}")
-    containers = {one for one in of_image if any(path.startswith(folder) for path in ask("inspect", sources, one))}
+    containers = {
+        one
+        for one in of_image
+        if any(path.startswith(folder) for path in ask("inspect", sources, one))
+    }
     containers |= {*ask("ps", "--all", "--quiet", label)}
     networks = {
         name
         for one in containers
-        for name in ask("inspect", "--format={{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}", one)
+        for name in ask(
+            "inspect",
+            "--format={{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}",
+            one,
+        )
     }
     if containers:
         ask("rm", "--force", "--volumes", *containers)
@@ -94,9 +106,16 @@ def remove_containers(run: str, image: str, folder: str) -> None:
 def end_rehearsals(folder: Path) -> None:
     """End what killed rehearsals in a folder have left: containers, processes, networks of both, folders."""
     for path in folder.rglob("sagemaker-lightning-rehearsal"):
-        python, variables = ROOT / ".venvs/rehearsal/bin/python", os.environ | {"XDG_CACHE_HOME": str(path.parent)}
+        python = ROOT / ".venvs/rehearsal/bin/python"
+        variables = os.environ | {"XDG_CACHE_HOME": str(path.parent)}
         with suppress(OSError):
-            subprocess.run([python, "-c", END_ORPHANS], cwd=ROOT, env=variables, capture_output=True, timeout=120)
+            subprocess.run(
+                [python, "-c", END_ORPHANS],
+                cwd=ROOT,
+                env=variables,
+                capture_output=True,
+                timeout=120,
+            )
 
 
 def unmount(folder: str) -> None:
@@ -108,10 +127,12 @@ def unmount(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # of the terminal, or the group, that ends the run
+    # They come from the terminal, or are sent to the group, that ends the run.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     folder = sys.stdin.readline().strip()
-    ended = sys.stdin.readline().strip() == DONE  # not to its end: a forked data worker may hold the pipe, too
+    # Do not read to the end: a forked data worker may hold the pipe, too.
+    ended = sys.stdin.readline().strip() == DONE
     end_processes(sys.argv[1])
     if folder and not ended:
         remove_containers(*sys.argv[1:], folder)

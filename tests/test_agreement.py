@@ -21,9 +21,8 @@ def heard(before: int) -> list[int]:
     agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=rank == 0))
     for _ in range(before):
         agreement.agree(0, False)
-    told = agreement.gather(
-        {"key": torch.tensor([rank, 2**32 - 1]).to(torch.uint32)}
-    )  # as a generator of numpy's has it
+    # A numpy generator's state has this form.
+    told = agreement.gather({"key": torch.tensor([rank, 2**32 - 1]).to(torch.uint32)})
     assert [one["key"].tolist() for one in told] == [[0, 2**32 - 1], [1, 2**32 - 1]]
     calls = []
     for signal, due in ((0, rank == 0), (15 if rank == 1 else 0, False)):
@@ -59,9 +58,14 @@ with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as hea
 @pytest.mark.slow
 @pytest.mark.parametrize(("took", "ended"), [("0.01", 143), ("30", 0)])
 def test_a_batch_that_takes_long_is_no_rank_that_hangs(tmp_path: Path, took, ended):
-    run = warm.run(["python", "-c", WAITING, took], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
+    run = warm.run(
+        ["python", "-c", WAITING, took], tmp_path, os.environ | {"PYTHONPATH": str(ROOT)}
+    )
     assert run.returncode == ended, run.stdout
     line = (
-        "interrupted, resume from step 0: SIGTERM; no batch came to its end within 0 s, so there is no newer checkpoint"
+        "interrupted, resume from step 0: SIGTERM; no batch came to its end within 0 s, "
+        "so there is no newer checkpoint"
     )
-    assert ("the batch is done" in run.stdout) is (ended == 0) and (line in run.stdout) is (ended == 143)
+    assert ("the batch is done" in run.stdout) is (ended == 0) and (line in run.stdout) is (
+        ended == 143
+    )

@@ -22,12 +22,24 @@ def test_one_module_names_sagemakers_variables():
 
 def test_only_launchers_write_the_environment():
     writes = r"os\.environ\.update|os\.environ\[[^]]+\] *=|os\.putenv|os\.environ\.setdefault"
-    writers = {path.stem for path in modules("app", "sagemaker_lightning") if re.search(writes, path.read_text())}
+    writers = {
+        path.stem
+        for path in modules("app", "sagemaker_lightning")
+        if re.search(writes, path.read_text())
+    }
     assert writers == {"train_multi_node", "threads", "requirements"}
 
 
 def test_no_module_shadows_a_package():
     """`python app/train.py` puts app/ first on the path: a module there must not be taken for another's package; so do
     `python sagemaker_lightning/launch/torchrun.py` and its folder."""
-    others = set(sys.stdlib_module_names) | {"sagemaker", "torch", "lightning", "numpy", "yaml", "tensorboard", "boto3"}
+    others = set(sys.stdlib_module_names) | {
+        "sagemaker",
+        "torch",
+        "lightning",
+        "numpy",
+        "yaml",
+        "tensorboard",
+        "boto3",
+    }
     assert not others & {path.stem for path in modules("app", "sagemaker_lightning/launch")}

@@ -25,34 +25,53 @@ ROWS = {
     "data": ["data", "memory", "memory of torchvision"],
     "similarity": ["similarity"] * 3,
     "side_by_side": ["1 job"],
-    "proof": ["step, our loader", "step, a DataLoader", "start, our loader", "start, a DataLoader", "start, a stream",
-              "start, resumed"],
-}  # fmt: skip
-FLAGS = {"step": ["--steps=1"], "original": ["--steps=1"], "similarity": ["--rows=300", "--columns=8"]}
+    "proof": [
+        "step, our loader",
+        "step, a DataLoader",
+        "start, our loader",
+        "start, a DataLoader",
+        "start, a stream",
+        "start, resumed",
+    ],
+}
+FLAGS = {
+    "step": ["--steps=1"],
+    "original": ["--steps=1"],
+    "similarity": ["--rows=300", "--columns=8"],
+}
 FLAGS["proof"] = ["--steps=1", "--starts=1"]
 FLAGS["side_by_side"] = ["--jobs=1", "--seconds=0.2"]
 
 
 def cold(line: list[str]) -> subprocess.CompletedProcess:
     """Run a benchmark of starts, which are to be real ones."""
-    return subprocess.run(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    return subprocess.run(
+        line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
+    )
 
 
 # One here; the others are part of the soak.
 @pytest.mark.parametrize(
-    "name", [name if name == "step" else pytest.param(name, marks=pytest.mark.soak) for name in ROWS]
+    "name",
+    [name if name == "step" else pytest.param(name, marks=pytest.mark.soak) for name in ROWS],
 )
 def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
     line = [sys.executable, "-m", f"benchmarks.{name}", "--n=1", *FLAGS.get(name, [])]
     done = warm.run(line, ROOT) if name != "startup" else cold(line)
     assert done.returncode == 0, done.stdout
-    rows = re.findall(r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ / .+ \|$", done.stdout, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ / .+ \|$", done.stdout, re.MULTILINE
+    )
     assert [row[0] for row in rows] == ROWS[name], done.stdout
     for row in rows:
         middle, low, high = map(float, row[1:])
         assert 0 < low <= middle <= high and math.isfinite(high)
     assert re.search(r"^hardware: .+ \d+ cores.*; GPU: .+", done.stdout, re.MULTILINE)
-    assert re.search(r"^versions: python .+ torch .+ torchvision .+ pytorch-lightning ", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^versions: python .+ torch .+ torchvision .+ pytorch-lightning ",
+        done.stdout,
+        re.MULTILINE,
+    )
     assert re.search(r"^commit: \w+", done.stdout, re.MULTILINE)
 
 
@@ -79,11 +98,17 @@ def test_processor_time_is_counted(real, monkeypatch, capsys):
         monkeypatch.setattr(yardstick, "sides", lambda: {"nothing": trains})
         yardstick.run(n=1, steps=1)
         said = capsys.readouterr().out
-    rows = re.findall(r"^\| (.+?) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \[.+\] \| (\d+) \| 1 \|$", said, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+?) \| (\S+) \| (\S+) \| (\S+) \| (\S+) \[.+\] \| (\d+) \| 1 \|$",
+        said,
+        re.MULTILINE,
+    )
     assert len(rows) == (4 if real else 1), said
     for name, user, kernel, worker, total, _ in rows:
         assert float(user) + float(kernel) + float(worker) == pytest.approx(float(total), abs=0.02)
-        assert not real or (float(user) > 0 and (float(worker) > 0) == (name in list(yardstick.sides())[:2]))
+        assert not real or (
+            float(user) > 0 and (float(worker) > 0) == (name in list(yardstick.sides())[:2])
+        )
 
 
 @pytest.mark.soak
@@ -92,30 +117,64 @@ def test_a_spot_job_ends_with_the_bits_of_one_left_alone(tmp_path):
     flags = ["--interruptions=1", "--epochs=2", "--engine=processes"]
     done = subprocess.run(
         [python_of("rehearsal"), "-m", "benchmarks.spot", *flags],
-        cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^seed 1, of any warned: [01] interruptions, weights the same$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^seed 1, of any warned: [01] interruptions, weights the same$", done.stdout, re.MULTILINE
+    )
 
 
 @pytest.mark.soak
 def test_the_image_and_a_change_of_it_are_measured(image):
-    done = subprocess.run([sys.executable, "-m", "benchmarks.image", image], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.image", image], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    sizes = {name: float(size) for name, size in re.findall(r"^\| (.+) \| (\d\S*) \|$", done.stdout, re.MULTILINE)}
-    assert sizes["the whole image"] > sizes["all Python packages"] > sizes["torch"] > sizes["application"] > 0
+    sizes = {
+        name: float(size)
+        for name, size in re.findall(r"^\| (.+) \| (\d\S*) \|$", done.stdout, re.MULTILINE)
+    }
+    assert (
+        sizes["the whole image"]
+        > sizes["all Python packages"]
+        > sizes["torch"]
+        > sizes["application"]
+        > 0
+    )
     assert re.search(
-        r"^a changed line in app/: \S+ s to rebuild, [1-9]\d* kB in new layers$", done.stdout, re.MULTILINE
+        r"^a changed line in app/: \S+ s to rebuild, [1-9]\d* kB in new layers$",
+        done.stdout,
+        re.MULTILINE,
     )
 
 
 def test_a_recipe_is_measured(cifar):
     flags = ["--trainer.max_steps=3", "--trainer.accelerator=cpu", "--data.val_split=20"]
-    line = [sys.executable, "-m", "benchmarks.accuracy", "cpu", f"--data_dir={cifar}", "--n=2", "--", *flags]
+    line = [
+        sys.executable,
+        "-m",
+        "benchmarks.accuracy",
+        "cpu",
+        f"--data_dir={cifar}",
+        "--n=2",
+        "--",
+        *flags,
+    ]
     done = warm.run(line, ROOT)
     assert done.returncode == 0, done.stdout
-    found = re.findall(r"^\| cpu \| (.+?) \| (\S+) \[\S+\.\.\S+\] \| \S+ \| 2 \|$", done.stdout, re.MULTILINE)
-    names = ["seconds of training", "after its first two steps", "seconds of the process", "test accuracy"]
+    found = re.findall(
+        r"^\| cpu \| (.+?) \| (\S+) \[\S+\.\.\S+\] \| \S+ \| 2 \|$", done.stdout, re.MULTILINE
+    )
+    names = [
+        "seconds of training",
+        "after its first two steps",
+        "seconds of the process",
+        "test accuracy",
+    ]
     assert [name for name, _ in found] == names
     seconds, steady, whole, accuracy = (float(value) for _, value in found)
     assert 0 < steady < seconds < whole and 0 <= accuracy <= 1
@@ -123,7 +182,14 @@ def test_a_recipe_is_measured(cifar):
 
 @pytest.mark.soak
 def test_accuracy_after_the_same_time_is_compared_with_the_original(cifar):
-    line = [sys.executable, "-m", "benchmarks.original", "--accuracy", "--n=1", f"--data_dir={cifar}"]
+    line = [
+        sys.executable,
+        "-m",
+        "benchmarks.original",
+        "--accuracy",
+        "--n=1",
+        f"--data_dir={cifar}",
+    ]
     done = warm.run(line, ROOT)
     assert done.returncode == 0, done.stdout
     (row,) = re.findall(r"^\| 1 \| (\d+) \| (\S+) \| (\d+), (\S+) \|$", done.stdout, re.MULTILINE)
@@ -133,10 +199,20 @@ def test_accuracy_after_the_same_time_is_compared_with_the_original(cifar):
 
 @pytest.mark.soak  # as the zoo's rounds are, of which `make test` has some
 def test_an_interrupted_job_is_compared():
-    line = [sys.executable, "-m", "benchmarks.interruptions", "soak", "process", "--rounds=1", "--seed=1"]
+    line = [
+        sys.executable,
+        "-m",
+        "benchmarks.interruptions",
+        "soak",
+        "process",
+        "--rounds=1",
+        "--seed=1",
+    ]
     done = warm.run(line, ROOT)
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^process seed=1 round=0 right .*'wrong': 0, 'hung': 0", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(
+        r"^process seed=1 round=0 right .*'wrong': 0, 'hung': 0", done.stdout, re.MULTILINE
+    ), done.stdout
 
 
 def test_a_wrong_flag_is_named():

@@ -24,7 +24,10 @@ from sagemaker_lightning.resume.checkpoint_file import examine, read, write
 
 
 def state(step: int) -> dict:
-    return {"weights": torch.full((100,), float(step)), checkpoint_file.KEY: {"loggers": [{"version": 3}]}}
+    return {
+        "weights": torch.full((100,), float(step)),
+        checkpoint_file.KEY: {"loggers": [{"version": 3}]},
+    }
 
 
 @pytest.fixture
@@ -37,7 +40,9 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def chosen(folder: Folder, hosts: int = 1) -> Path | None:
-    return choose(Folder(folder.path, 3), "algo-1", lambda told: [told] * hosts, True, lambda path: "")
+    return choose(
+        Folder(folder.path, 3), "algo-1", lambda told: [told] * hosts, True, lambda path: ""
+    )
 
 
 def test_what_is_written_is_read(folder: Folder):
@@ -45,7 +50,8 @@ def test_what_is_written_is_read(folder: Folder):
     assert path == folder.file(30) == folder.path / "step-000000030.ckpt"
     assert torch.equal(read(path)["weights"], torch.full((100,), 30.0))
     assert examine(path) == (30, 210)
-    assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))  # by whoever knows torch alone
+    # Somebody who knows only torch can read it.
+    assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))
     assert Folder(folder.path, 3).loggers() == [{"version": 3}]
     assert (folder.path / "last.ckpt").samefile(path)
 
@@ -106,14 +112,20 @@ def delete(path: Path, draw: random.Random) -> None:
 
 def rename(path: Path, draw: random.Random) -> None:
     path.rename(
-        path.with_name(draw.choice(["step-000000099.ckpt", "step-000000005.ckpt", "step-1.ckpt", "old.ckpt.bak"]))
+        path.with_name(
+            draw.choice(
+                ["step-000000099.ckpt", "step-000000005.ckpt", "step-1.ckpt", "old.ckpt.bak"]
+            )
+        )
     )
 
 
 def link(path: Path, draw: random.Random) -> None:
     elsewhere = path.parent.parent / f"elsewhere-{path.name}"
     shutil.move(path, elsewhere)
-    path.symlink_to(draw.choice([elsewhere, Path("/dev/zero"), Path("nowhere"), Path("/etc/passwd")]))
+    path.symlink_to(
+        draw.choice([elsewhere, Path("/dev/zero"), Path("nowhere"), Path("/etc/passwd")])
+    )
 
 
 def become(path: Path, draw: random.Random) -> None:
@@ -122,7 +134,8 @@ def become(path: Path, draw: random.Random) -> None:
 
 
 def take(path: Path, draw: random.Random) -> None:
-    write(path, {"state_dict": {}}, int(path.stem.removeprefix("step-")))  # as ModelCheckpoint does, under this name
+    # ModelCheckpoint writes such a file, under this name.
+    write(path, {"state_dict": {}}, int(path.stem.removeprefix("step-")))
 
 
 def name(path: Path, draw: random.Random) -> None:
@@ -134,21 +147,41 @@ def mark(path: Path, draw: random.Random) -> None:
 
 
 def foreign(path: Path, draw: random.Random) -> None:
-    name = draw.choice(["theirs.ckpt", "step-000000040.ckpt", "step-000000070.ckpt", "last.ckpt.old", "README"])
+    name = draw.choice(
+        ["theirs.ckpt", "step-000000040.ckpt", "step-000000070.ckpt", "last.ckpt.old", "README"]
+    )
     torch.save({"state_dict": {}}, path.with_name(name))
 
 
 def leftover(path: Path, draw: random.Random) -> None:
-    path.with_name(f"step-000000040.ckpt.{draw.randrange(10**6)}.sagemaker-ignore").write_bytes(b"half")
+    path.with_name(f"step-000000040.ckpt.{draw.randrange(10**6)}.sagemaker-ignore").write_bytes(
+        b"half"
+    )
 
 
-MUTATIONS = [cut, flip, zero, grow, empty, delete, rename, link, become, take, name, mark, foreign, leftover]
+MUTATIONS = [
+    cut,
+    flip,
+    zero,
+    grow,
+    empty,
+    delete,
+    rename,
+    link,
+    become,
+    take,
+    name,
+    mark,
+    foreign,
+    leftover,
+]
 
 
 @pytest.mark.slow
 def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
     """Whatever is chosen is whole; whatever is not is named; where none is left, it is an error, and no start anew."""
-    draw, outcomes = random.Random(4), {"whole": 0, "error": 0, "start": 0}
+    draw = random.Random(4)
+    outcomes = {"whole": 0, "error": 0, "start": 0}
     for _ in range(1000):
         place = Folder(tmp_path / "copy/checkpoints", 3)
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
@@ -156,7 +189,11 @@ def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
         if draw.random() < 0.7:
             (place.path / "last.ckpt").unlink()
         for _ in range(draw.randint(1, 6)):
-            files = sorted(path for path in place.path.glob("step-*.ckpt") if path.is_file() and not path.is_symlink())
+            files = sorted(
+                path
+                for path in place.path.glob("step-*.ckpt")
+                if path.is_file() and not path.is_symlink()
+            )
             if files:
                 draw.choice(MUTATIONS)(draw.choice(files), draw)
         whole = {path for _, path in place.named() if not isinstance(examine(path), str)}
@@ -190,13 +227,19 @@ def test_a_checkpoint_of_another_format_is_refused(folder: Folder, version: int)
     content = folder.file(30).read_bytes()
     mark = f"\0sagemaker-lightning {version}\0".encode()
     folder.file(30).unlink()  # it is last.ckpt, too
-    folder.file(30).write_bytes(content[:-footer] + mark + content[-footer:][len(checkpoint_file.MARK) :])
+    folder.file(30).write_bytes(
+        content[:-footer] + mark + content[-footer:][len(checkpoint_file.MARK) :]
+    )
     assert checkpoint_file.other_format(folder.file(30)) == version
     assert checkpoint_file.other_format(folder.file(20)) is None
     with pytest.raises(UserError) as raised:
         chosen(folder)
-    assert f"step-000000030.ckpt (on algo-1) has checkpoint format {version}, this version" in str(raised.value)
-    assert "\n" not in str(raised.value) and "move the checkpoints away to start anew" in str(raised.value)
+    assert f"step-000000030.ckpt (on algo-1) has checkpoint format {version}, this version" in str(
+        raised.value
+    )
+    assert "\n" not in str(raised.value) and "move the checkpoints away to start anew" in str(
+        raised.value
+    )
 
 
 def strings(value) -> set[str]:
@@ -212,19 +255,29 @@ def strings(value) -> set[str]:
 def test_a_checkpoint_names_no_class_of_ours(tmp_path: Path):
     """So that a class of ours can get another name without making checkpoints unreadable."""
     run = warm.run(
-        ["python", str(ROOT / "app/train_multi_node.py"), "--trainer.max_steps=2", "--trainer.limit_val_batches=1"],
+        [
+            "python",
+            str(ROOT / "app/train_multi_node.py"),
+            "--trainer.max_steps=2",
+            "--trainer.limit_val_batches=1",
+        ],
         tmp_path,
         os.environ | {"PYTHONPATH": str(ROOT), "SM_CHECKPOINT_DIR": str(tmp_path / "checkpoints")},
     )
     assert run.returncode == 0, run.stdout
     checkpoint = read(tmp_path / "checkpoints/last.ckpt")
-    run_settings = checkpoint[checkpoint_file.KEY].pop("run")  # the flags, by which classes are chosen
+    # These are the flags, which choose classes.
+    run_settings = checkpoint[checkpoint_file.KEY].pop("run")
     assert run_settings
     assert set(checkpoint["callbacks"]) >= {
         "sagemaker_lightning.rank_consistency",
         "sagemaker_lightning.best_model monitor=val_loss mode=min",
     }
-    classes = {name for name in vars(sagemaker_lightning)["PUBLIC"] if name not in ("Environment", "Logger")}
+    classes = {
+        name
+        for name in vars(sagemaker_lightning)["PUBLIC"]
+        if name not in ("Environment", "Logger")
+    }
     named = {text for text in strings(checkpoint) for name in classes if name in text}
     assert not named
 
@@ -239,13 +292,17 @@ def test_a_checkpoint_that_is_code_is_refused(folder: Folder, tmp_path: Path):
         read(folder.file(40))
     assert not (tmp_path / "ran").exists()
     assert "PosixPath" in checkpoint_file.unreadable({"hyper_parameters": {"folder": tmp_path}})
-    assert checkpoint_file.unreadable({"hyper_parameters": {"sizes": [1, (2.0, None)], "name": "x"}}) == ""
+    assert (
+        checkpoint_file.unreadable({"hyper_parameters": {"sizes": [1, (2.0, None)], "name": "x"}})
+        == ""
+    )
 
 
 def everywhere(folders: list[Folder]) -> list:
     """Return what `choose` returns or raises on each host, of two ranks each."""
     told: dict[int, list] = {}
-    barrier, answers = threading.Barrier(2 * len(folders)), [None] * (2 * len(folders))
+    barrier = threading.Barrier(2 * len(folders))
+    answers = [None] * (2 * len(folders))
 
     def rank(number: int) -> None:
         rounds = 0
@@ -259,7 +316,9 @@ def everywhere(folders: list[Folder]) -> list:
 
         place = folders[number // 2]
         try:
-            answers[number] = choose(place, f"algo-{number // 2 + 1}", gather, number % 2 == 0, lambda path: "")
+            answers[number] = choose(
+                place, f"algo-{number // 2 + 1}", gather, number % 2 == 0, lambda path: ""
+            )
         except UserError as error:
             answers[number] = str(error)
 
@@ -288,13 +347,20 @@ def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: Folder, tmp_pat
     assert everywhere(hosts) == [host.file(10) for host in hosts for _ in range(2)]
     write(hosts[0].file(10), state(10), 10, number=8)  # of another run of the same steps
     for place, said in enumerate(everywhere(hosts)):
-        assert said.startswith(f"--resume.dirpath={hosts[place // 2].path}: found checkpoints, but none that is whole")
-        assert "algo-1 has step 30; algo-2 has step 20; algo-3 has step 30" in said and "start anew" in said
+        assert said.startswith(
+            f"--resume.dirpath={hosts[place // 2].path}: found checkpoints, but none that is whole"
+        )
+        assert (
+            "algo-1 has step 30; algo-2 has step 20; algo-3 has step 30" in said
+            and "start anew" in said
+        )
     for host in hosts:
         shutil.rmtree(host.path)
     assert everywhere(hosts) == [None] * 6
     hosts[1].add(state(10), 10, 1)
-    assert all("algo-1 has none; algo-2 has step 10; algo-3 has none" in said for said in everywhere(hosts))
+    assert all(
+        "algo-1 has none; algo-2 has step 10; algo-3 has none" in said for said in everywhere(hosts)
+    )
 
 
 KILLED = """
@@ -313,7 +379,8 @@ for step in range(int(sys.argv[2]), 10**9):
 
 @pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
-    draw, step = random.Random(2), 1
+    draw = random.Random(2)
+    step = 1
     for _ in range(4):
         command = [sys.executable, "-c", KILLED, str(tmp_path / "checkpoints"), str(step)]
         process = warm.start(command, tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
@@ -331,13 +398,16 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
 def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folder: Folder, capsys):
     """The limit of a file's size makes writing fail as a full disk does, for this process alone."""
     writer = Writer(folder)
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
     try:
         writer.write(state(40), 40, 1)
         writer.wait()
         writer.check("training goes on, but")
-        assert "training goes on, but no checkpoint could be written" in (said := capsys.readouterr().out)
+        assert "training goes on, but no checkpoint could be written" in (
+            said := capsys.readouterr().out
+        )
         assert "the newest whole one is step-000000030.ckpt" in said
         nothing = Writer(Folder(folder.path.with_name("new"), 3))
         nothing.write(state(40), 40, 1)
@@ -362,7 +432,10 @@ def test_whatever_a_writer_dies_of_is_said(folder: Folder, capsys):
     writer.wait()
     writer.check("training goes on, but")
     said = capsys.readouterr()
-    assert "no checkpoint could be written" in said.out and "(TypeError: cannot pickle '_thread.lock'" in said.out
+    assert (
+        "no checkpoint could be written" in said.out
+        and "(TypeError: cannot pickle '_thread.lock'" in said.out
+    )
     assert "Traceback" in said.err
     nothing = Writer(Folder(folder.path.with_name("new"), 3))
     nothing.write({"lock": threading.Lock()}, 40, 1)
@@ -395,12 +468,15 @@ def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
     Path(names[2]).unlink()
     assert best.readable() == ""
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"warning: {names[2]}, the best model, is not there; the last one is written in its place"
+    assert last == (
+        f"warning: {names[2]}, the best model, is not there; the last one is written in its place"
+    )
 
 
 def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: Folder):
     """Why there is a checksum: torch loads most files with a flipped bit in silence."""
-    content, silent = folder.file(30).read_bytes(), 0
+    content = folder.file(30).read_bytes()
+    silent = 0
     for place in range(0, len(content) - 100, 41):
         changed = bytearray(content)
         changed[place] ^= 1

@@ -74,7 +74,9 @@ def test_every_pickle_protocol(folder, protocol):
 
 def test_a_pickle_of_python_2(folder):
     """The official files: bytes for keys and, in the array, Python 2's str and numpy 1's module names."""
-    content = pickle.dumps(batch(20, 9), protocol=2).replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+    content = pickle.dumps(batch(20, 9), protocol=2).replace(
+        b"numpy._core.multiarray", b"numpy.core.multiarray"
+    )
     assert b"numpy.core.multiarray" in content
     (folder / cifar10_files.FOLDER / "test_batch").write_bytes(content)
     assert read(folder, train=False)[0].shape == (20, 3, 32, 32)
@@ -112,10 +114,19 @@ def test_a_pickle_cannot_run_code(folder, tmp_path, where):
         (pickle.dumps({"data": np.zeros((2, 1024), np.uint8), "labels": [0, 1]}), "1024"),
         (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "fine_labels": [0, 1]}), "'labels'"),
         (pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}), "'labels'"),
-        (pickle.dumps(batch(10, 0, labels=list(range(1, 11)))), "label 10 found, allowed are 0 to 9"),
+        (
+            pickle.dumps(batch(10, 0, labels=list(range(1, 11)))),
+            "label 10 found, allowed are 0 to 9",
+        ),
         (pickle.dumps(batch(10, 0, labels=[0] * 9 + [-1])), "label -1 found, allowed are 0 to 9"),
-        (pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": ["cat"]}), "label 'cat' found"),
-        (pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [True]}), "label True found"),
+        (
+            pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": ["cat"]}),
+            "label 'cat' found",
+        ),
+        (
+            pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [True]}),
+            "label True found",
+        ),
     ],
 )
 def test_a_foreign_file_is_named(folder, content, says):
@@ -137,7 +148,8 @@ def test_a_truncated_file_is_named(folder):
 def test_two_hundred_damaged_batches_end_in_one_line_or_in_images(folder):
     """Flipped bytes: never a crash, never another exception than the one that names the file."""
     path = folder / cifar10_files.FOLDER / "test_batch"
-    whole, draw = path.read_bytes(), random.Random(0)
+    whole = path.read_bytes()
+    draw = random.Random(0)
     for _ in range(200):
         damaged = bytearray(whole)
         for _ in range(draw.randint(1, 8)):
@@ -157,16 +169,26 @@ def test_a_damaged_archive_is_named(folder):
     flipped = bytearray(content)
     flipped[len(content) // 2] ^= 255
     unpacked = gzip.decompress(content)
-    for damaged in (b"", content[:1000], content[:-9], bytes(flipped), b"no archive", gzip.compress(unpacked[:5000])):
+    for damaged in (
+        b"",
+        content[:1000],
+        content[:-9],
+        bytes(flipped),
+        b"no archive",
+        gzip.compress(unpacked[:5000]),
+    ):
         path.write_bytes(damaged)
-        with pytest.raises(UserError, match="channel training: .*(cifar-10-python.tar.gz|data_batch)"):
+        with pytest.raises(
+            UserError, match="channel training: .*(cifar-10-python.tar.gz|data_batch)"
+        ):
             read(folder)
 
 
 def test_an_archive_of_something_else(tmp_path):
     with tarfile.open(tmp_path / cifar10_files.ARCHIVE, "w:gz") as archive:
         member = tarfile.TarInfo("cifar-10-batches-py/data_batch_1")
-        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        member.type = tarfile.SYMTYPE
+        member.linkname = "/etc/passwd"
         archive.addfile(member)
         archive.addfile(tarfile.TarInfo("../../data_batch_2"), io.BytesIO())
     with pytest.raises(UserError, match="channel training: data_batch_2"):
@@ -178,7 +200,9 @@ def test_a_missing_batch_an_empty_and_an_absent_folder(folder, tmp_path):
     with pytest.raises(UserError, match="data_batch_5 is missing"):
         read(folder)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"channel training: .*empty holds no CIFAR-10 \(found: nothing\)"):
+    with pytest.raises(
+        UserError, match=r"channel training: .*empty holds no CIFAR-10 \(found: nothing\)"
+    ):
         read(tmp_path / "empty")
     with pytest.raises(UserError, match="no such folder"):
         read(tmp_path / "absent")
@@ -188,8 +212,13 @@ def test_a_part_of_the_files_is_enough_where_that_is_said(folder, tmp_path):
     for name in ("data_batch_1", "data_batch_3", "data_batch_5", "test_batch"):
         (folder / cifar10_files.FOLDER / name).unlink()
     images, labels = cifar10_files.read(folder, True, "channel training", part=True)
-    assert (images.reshape(80, -1) == np.concatenate([batch(40, number)["data"] for number in (1, 3)])).all()
-    for train, part, says in ((True, False, "data_batch_1 is missing"), (False, True, "holds no CIFAR-10")):
+    assert (
+        images.reshape(80, -1) == np.concatenate([batch(40, number)["data"] for number in (1, 3)])
+    ).all()
+    for train, part, says in (
+        (True, False, "data_batch_1 is missing"),
+        (False, True, "holds no CIFAR-10"),
+    ):
         with pytest.raises(cifar10_files.Missing, match=says):
             cifar10_files.read(folder, train, "channel training", part=part)
     with pytest.raises(cifar10_files.Missing, match="no such folder"):
@@ -211,7 +240,9 @@ def test_a_download_is_checked_and_whole_or_absent(tmp_path, monkeypatch):
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=source)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{cifar10_files.ARCHIVE}")
+        monkeypatch.setattr(
+            CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{cifar10_files.ARCHIVE}"
+        )
         download_twice(source, tmp_path / "target", monkeypatch)
         server.shutdown()
 
@@ -221,7 +252,9 @@ def download_twice(source, target, monkeypatch):
         cifar10_files.download(target)  # another MD5 than the authors'
     assert list(target.iterdir()) == []
 
-    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5((source / cifar10_files.ARCHIVE).read_bytes()).hexdigest())
+    monkeypatch.setattr(
+        CIFAR10, "tgz_md5", hashlib.md5((source / cifar10_files.ARCHIVE).read_bytes()).hexdigest()
+    )
     cifar10_files.download(target)
     assert len(read(target)[1]) == 200
     (source / cifar10_files.ARCHIVE).unlink()

@@ -38,7 +38,10 @@ def cli(*flags: str, **environment) -> CommandLine:
     ("flags", "says"),
     [
         ([], "--model: is needed, and not given"),
-        (["--model=foreign.Model"], "--data: found null, but Model has no train_dataloader of its own"),
+        (
+            ["--model=foreign.Model"],
+            "--data: found null, but Model has no train_dataloader of its own",
+        ),
         (
             ["--model=foreign.Model", "--config=fast"],
             "--config: found 'fast', which is no file in .*; allowed is a file$",
@@ -82,14 +85,24 @@ def test_every_flag_of_the_original(shape, cifar):
     assert made.trainer.max_epochs == 5 and made.trainer.num_devices == 1
     assert type(made.trainer.strategy).__name__ == "DDPStrategy"
     logger = made.trainer.logger
-    assert isinstance(logger, TensorBoardLogger) and logger.save_dir == "somewhere" and logger.name == "tutorial"
+    assert (
+        isinstance(logger, TensorBoardLogger)
+        and logger.save_dir == "somewhere"
+        and logger.name == "tutorial"
+    )
     assert logger._kwargs["flush_secs"] == 7
 
 
 def test_the_defaults_of_the_data_module_are_the_originals():
     """Those of num_workers and pin_memory excepted, which have no effect: None says that nobody gave them."""
     made = CIFAR10DataModule()
-    expected = {"data_dir": None, "val_split": 10000, "num_workers": None, "normalize": True, "batch_size": 32}
+    expected = {
+        "data_dir": None,
+        "val_split": 10000,
+        "num_workers": None,
+        "normalize": True,
+        "batch_size": 32,
+    }
     expected |= {"seed": 42, "shuffle": True, "pin_memory": None, "drop_last": False}
     assert {name: getattr(made, name) for name in expected} == expected
     assert (made.num_classes, made.num_samples, made.dims) == (10, 40_000, (3, 32, 32))
@@ -105,16 +118,23 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
         "current_host": "a",
     }
     made = cli("--trainer.strategy=ddp", "--trainer.accelerator=cpu", **directories)
-    assert type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == "/channel"  # class: None
+    # The class's own default is None.
+    assert type(made.datamodule) is CIFAR10DataModule and made.datamodule.data_dir == "/channel"
     assert made.trainer.num_nodes == 2  # class: 1
     assert made.trainer.logger.save_dir == "/checkpoints/tensorboard/a"
     assert str(made.trainer.checkpoint_callback.dirpath) == "/checkpoints"  # class: None
     assert made.trainer.checkpoint_callback.monitor == "val_loss"  # trainer.yaml; class: None
-    assert made.trainer.logger._kwargs["flush_secs"] == TRAINER_YAML["logger"]["flush_secs"]  # class: 120
+    # The class's own default is 120.
+    assert made.trainer.logger._kwargs["flush_secs"] == TRAINER_YAML["logger"]["flush_secs"]
 
-    config = TRAINER_YAML | {"checkpoint": {"dirpath": "/from/yaml"}, "logger": {"save_dir": "/yaml", "flush_secs": 9}}
+    config = TRAINER_YAML | {
+        "checkpoint": {"dirpath": "/from/yaml"},
+        "logger": {"save_dir": "/yaml", "flush_secs": 9},
+    }
     (tmp_path / "trainer.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.setattr(train, "APPLICATION", replace(train.APPLICATION, settings=tmp_path / "trainer.yaml"))
+    monkeypatch.setattr(
+        train, "APPLICATION", replace(train.APPLICATION, settings=tmp_path / "trainer.yaml")
+    )
     made = cli(**directories | {"hosts": ("a",)})
     assert str(made.trainer.checkpoint_callback.dirpath) == "/from/yaml"
     assert made.trainer.logger.save_dir == "/yaml"
@@ -127,12 +147,16 @@ def test_the_order_of_precedence(tmp_path, monkeypatch):
     ]
     made = cli(*flags, "--data.data_dir=/flag3", **directories | {"hosts": ("a",)})
     assert str(made.trainer.checkpoint_callback.dirpath) == "/flag"
-    assert made.trainer.logger.save_dir == "/flag2" and made.trainer.logger._kwargs["flush_secs"] == 8
+    assert (
+        made.trainer.logger.save_dir == "/flag2" and made.trainer.logger._kwargs["flush_secs"] == 8
+    )
     assert made.trainer.max_epochs == 3 and made.datamodule.data_dir == "/flag3"
 
 
 def test_the_channel_reaches_a_class_that_a_flag_names():
-    made = cli("--data=CIFAR10DataModule", "--data.batch_size=8", channels={"training": Path("/channel")})
+    made = cli(
+        "--data=CIFAR10DataModule", "--data.batch_size=8", channels={"training": Path("/channel")}
+    )
     assert made.datamodule.data_dir == "/channel" and made.datamodule.batch_size == 8
 
 
@@ -140,12 +164,19 @@ def test_other_peoples_classes(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     made = cli("--model=foreign.Model", "--model.width=5", "--data=foreign.Data", "--data.size=16")
     assert made.model.layers[0].out_features == 5 and made.datamodule.size == 16
-    assert type(made.model.configure_optimizers()) is torch.optim.SGD  # its own, as no flag says otherwise
+    # The model's own optimizer, as no flag names another.
+    assert type(made.model.configure_optimizers()) is torch.optim.SGD
     assert cli("--data=foreign.Data", "--model.num_classes=2").model.hparams.num_classes == 2
 
 
-WHOLE = ["limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches",
-         "val_check_interval", "overfit_batches"]  # fmt: skip
+WHOLE = [
+    "limit_train_batches",
+    "limit_val_batches",
+    "limit_test_batches",
+    "limit_predict_batches",
+    "val_check_interval",
+    "overfit_batches",
+]
 SENT = [(1, 1), ("1", 1), ('"1"', 1), (2, 2), (1.0, 1.0), ("1.0", 1.0), ("0.5", 0.5)]
 
 
@@ -157,7 +188,10 @@ def test_one_batch_is_not_all_batches(sent, number, tmp_path):
     made = cli(*hyperparameters.flags({f"trainer.{name}": sent for name in WHOLE}))
     (tmp_path / "written.yaml").write_text(made.parser.dump(made.config, skip_none=False))
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({"trainer": dict.fromkeys(WHOLE, number)}))
-    for config in (made.config, *(cli(f"--config={name}.yaml").config for name in ("written", "own"))):
+    for config in (
+        made.config,
+        *(cli(f"--config={name}.yaml").config for name in ("written", "own")),
+    ):
         assert {repr(config.trainer[name]) for name in WHOLE} == {repr(number)}
 
 
@@ -165,7 +199,10 @@ def test_whole_numbers_of_other_peoples_classes(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     flags = ["--model.share=1", "--model.shares=[1, 1.0, 2]", "--model.name=1", "--model.rate=1"]
     config = cli("--data=foreign.Data", "--model=foreign.Shares", *flags).config.model.init_args
-    assert repr([config.share, config.shares, config.name, config.rate]) == "[1, [1, 1.0, 2], '1', 1.0]"
+    assert (
+        repr([config.share, config.shares, config.name, config.rate])
+        == "[1, [1, 1.0, 2], '1', 1.0]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,10 +230,16 @@ def test_a_model_with_loaders_of_its_own_trains_on_them(channels, monkeypatch, t
     assert type(again.model) is type(made.model) and again.datamodule is None
     again.trainer.fit_loop.max_epochs = 1
     again.trainer.fit(again.model)
-    assert again.trainer.global_step == 8 and divided(again.trainer.train_dataloader)  # as exact as a data module's
-    with pytest.raises(UserError, match="--data.batch_size: the model has a train_dataloader of its own"):
+    # A loader of this kind is as exact as a data module's.
+    assert again.trainer.global_step == 8 and divided(again.trainer.train_dataloader)
+    with pytest.raises(
+        UserError, match="--data.batch_size: the model has a train_dataloader of its own"
+    ):
         cli("--model=diverging.Diverging", "--data.batch_size=3", channels=channels)
-    assert type(cli("--model=diverging.Diverging", "--data=DigitsDataModule").datamodule) is DigitsDataModule
+    assert (
+        type(cli("--model=diverging.Diverging", "--data=DigitsDataModule").datamodule)
+        is DigitsDataModule
+    )
 
 
 def test_equal_num_classes_are_no_contradiction():
@@ -227,10 +270,16 @@ def test_all_settings_have_a_sentence(capsys):
 
 def test_the_number_of_nodes_is_the_jobs(capsys):
     hosts = {"hosts": ("algo-1", "algo-2"), "current_host": "algo-2"}
-    assert cli(**hosts).trainer.num_nodes == 2 and cli("--trainer.num_nodes=2", **hosts).trainer.num_nodes == 2
+    assert (
+        cli(**hosts).trainer.num_nodes == 2
+        and cli("--trainer.num_nodes=2", **hosts).trainer.num_nodes == 2
+    )
     assert "num_nodes" not in capsys.readouterr().out
     assert cli("--trainer.num_nodes=3", **hosts).trainer.num_nodes == 2
-    assert "warning: --trainer.num_nodes=3 is ignored: there are 2, as the job says" in capsys.readouterr().out
+    assert (
+        "warning: --trainer.num_nodes=3 is ignored: there are 2, as the job says"
+        in capsys.readouterr().out
+    )
 
 
 def test_torchruns_processes_are_the_devices():
@@ -240,7 +289,10 @@ def test_torchruns_processes_are_the_devices():
 
 
 MISTAKES = [
-    (["--trainer.max_epoch=5"], "--trainer.max_epoch: is no flag here; did you mean --trainer.max_epochs?"),
+    (
+        ["--trainer.max_epoch=5"],
+        "--trainer.max_epoch: is no flag here; did you mean --trainer.max_epochs?",
+    ),
     (["--max_epochs=5"], "--max_epochs: is no flag here; did you mean --trainer.max_epochs?"),
     (["nonsense"], "unrecognized arguments: nonsense|nonsense: is no flag"),
     (["-k", "5"], "-k: is no flag here"),
@@ -250,50 +302,117 @@ MISTAKES = [
     (["--trainer.accelerator=quantum"], "--trainer.accelerator: found 'quantum', .*cpu"),
     (["--trainer.strategy=nope"], "--trainer.strategy: found 'nope', .*ddp"),
     (["--trainer.devices=0"], "--trainer.devices: found '0', .*cpu"),
-    (["--data=CIFAR11DataModule"], "--data: found 'CIFAR11DataModule', .*did you mean CIFAR10DataModule"),
+    (
+        ["--data=CIFAR11DataModule"],
+        "--data: found 'CIFAR11DataModule', .*did you mean CIFAR10DataModule",
+    ),
     (["--data=my.nope.Data"], "--data: found 'my.nope.Data' .No module named 'my'"),
-    (["--data=json.JSONDecoder"], "--data: found 'json.JSONDecoder'.*subclass of LightningDataModule"),
+    (
+        ["--data=json.JSONDecoder"],
+        "--data: found 'json.JSONDecoder'.*subclass of LightningDataModule",
+    ),
     (["--data.batch_sizes=3"], "--data.batch_sizes: .*did you mean --data.batch_size?"),
     (["--data.batch_size=0"], "--data.batch_size: found 0, allowed is 1 or more"),
     (["--data.shuffle=maybe"], "--data.shuffle: found 'maybe', allowed is bool"),
-    (["--data=CIFAR10DataModule", "--data.val_split=abc"], "--data.val_split: found 'abc', allowed is int or float"),
-    (["--model.num_classes=5"], "--model.num_classes: found 5, but DigitsDataModule has 10 classes"),
+    (
+        ["--data=CIFAR10DataModule", "--data.val_split=abc"],
+        "--data.val_split: found 'abc', allowed is int or float",
+    ),
+    (
+        ["--model.num_classes=5"],
+        "--model.num_classes: found 5, but DigitsDataModule has 10 classes",
+    ),
     (["--model=ResNet19"], "--model: found 'ResNet19'.*did you mean ResNet18"),
     (["--optimizer=Adamm"], "--optimizer: found 'Adamm'.*did you mean Adam"),
     (["--optimizer.lr=1"], "--optimizer.lr: .*--optimizer=NAME"),
     (["--optimizer=Adam", "--optimizer.lr=abc"], "--optimizer.lr: found 'abc', allowed is float"),
-    (["--optimizer=Adam", "--optimizer.learning_rate=1"], "--optimizer.learning_rate: Adam has no such setting"),
+    (
+        ["--optimizer=Adam", "--optimizer.learning_rate=1"],
+        "--optimizer.learning_rate: Adam has no such setting",
+    ),
     (["--config=/nope.yaml"], "--config: .*nope.yaml"),
-    (["--lr_scheduler=StepLR"], "--lr_scheduler: StepLR needs step_size; give --lr_scheduler.step_size"),
-    (["--trainer max_epochs=1"], "--trainer max_epochs: is no flag here; did you mean --trainer.max_epochs?"),
+    (
+        ["--lr_scheduler=StepLR"],
+        "--lr_scheduler: StepLR needs step_size; give --lr_scheduler.step_size",
+    ),
+    (
+        ["--trainer max_epochs=1"],
+        "--trainer max_epochs: is no flag here; did you mean --trainer.max_epochs?",
+    ),
     (["--lr_scaling=linea"], "--lr_scaling: found 'linea', allowed is .*none.*linear.*sqrt"),
     (["--lr_scale=sqrt"], "--lr_scale: is no flag here; did you mean --lr_scaling?"),
-    (["--system.every_n_seconds=often"], "--system.every_n_seconds: found 'often', allowed is float"),
-    (["--data=DigitsDataModule", "--data.sharded=true"], "--data.sharded: DigitsDataModule has no such setting"),
-    (["--data=DigitsDataModule", "--data.data_dir=x"], "--data.data_dir: DigitsDataModule has no such setting"),
-    (["--progress.every_n_seconds=-1"], "--progress.every_n_seconds: found -1.0, allowed is 0 or more"),
+    (
+        ["--system.every_n_seconds=often"],
+        "--system.every_n_seconds: found 'often', allowed is float",
+    ),
+    (
+        ["--data=DigitsDataModule", "--data.sharded=true"],
+        "--data.sharded: DigitsDataModule has no such setting",
+    ),
+    (
+        ["--data=DigitsDataModule", "--data.data_dir=x"],
+        "--data.data_dir: DigitsDataModule has no such setting",
+    ),
+    (
+        ["--progress.every_n_seconds=-1"],
+        "--progress.every_n_seconds: found -1.0, allowed is 0 or more",
+    ),
     (["--system.every_n_seconds=-1"], "--system.every_n_seconds: found -1.0, allowed is 0 or more"),
     (["--resume.every_n_minutes=-1"], "--resume.every_n_minutes: found -1.0, allowed is 0 or more"),
-    (["--resume.every_n_minutes=.nan"], "--resume.every_n_minutes: found nan, allowed is 0 or more"),
-    (["--trainer.log_every_n_steps=-1"], "--trainer.log_every_n_steps: found -1, allowed is 0 or more"),
-    (["--trainer.check_val_every_n_epoch=0"], "--trainer.check_val_every_n_epoch: found 0, allowed is 1 or more"),
-    (["--trainer.val_check_interval=0"], "--trainer.val_check_interval: found 0, allowed is a number of batches"),
-    (["--trainer.val_check_interval=-1"], "--trainer.val_check_interval: found -1, which cannot be: .*"),
+    (
+        ["--resume.every_n_minutes=.nan"],
+        "--resume.every_n_minutes: found nan, allowed is 0 or more",
+    ),
+    (
+        ["--trainer.log_every_n_steps=-1"],
+        "--trainer.log_every_n_steps: found -1, allowed is 0 or more",
+    ),
+    (
+        ["--trainer.check_val_every_n_epoch=0"],
+        "--trainer.check_val_every_n_epoch: found 0, allowed is 1 or more",
+    ),
+    (
+        ["--trainer.val_check_interval=0"],
+        "--trainer.val_check_interval: found 0, allowed is a number of batches",
+    ),
+    (
+        ["--trainer.val_check_interval=-1"],
+        "--trainer.val_check_interval: found -1, which cannot be: .*",
+    ),
     (["--checkpoint.mode=x"], "--checkpoint.mode: found 'x', which cannot be: `mode` can be m"),
-    (["--checkpoint.every_n_epochs=-1"], "--checkpoint.every_n_epochs: found -1, which cannot be: .*Must be >= 0"),
+    (
+        ["--checkpoint.every_n_epochs=-1"],
+        "--checkpoint.every_n_epochs: found -1, which cannot be: .*Must be >= 0",
+    ),
     (
         ["--optimizer=SGD", "--lr_scheduler=StepLR", "--lr_scheduler.step_size=0"],
         "--lr_scheduler: ZeroDivisionError: .*; found step_size=0, gamma=0.1, last_epoch=-1$",
     ),
-    (["--optimizer=SGD", "--optimizer.lr=-1"], "--optimizer: Invalid learning rate: -1.0; found lr=-1.0, momentum=0.0"),
     (
-        ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=x", "--trainer.callbacks.mode=x"],
+        ["--optimizer=SGD", "--optimizer.lr=-1"],
+        "--optimizer: Invalid learning rate: -1.0; found lr=-1.0, momentum=0.0",
+    ),
+    (
+        [
+            "--trainer.callbacks=EarlyStopping",
+            "--trainer.callbacks.monitor=x",
+            "--trainer.callbacks.mode=x",
+        ],
         "--trainer.callbacks: `mode` can be min, max, got x",
     ),
-    (["--trainer.accumulate_grad_batches=0"], "--trainer.accumulate_grad_batches: found 0, allowed is 1 or more"),
-    (["--trainer.gradient_clip_val=-1"], "--trainer.gradient_clip_val: found -1, allowed is 0 or more"),
+    (
+        ["--trainer.accumulate_grad_batches=0"],
+        "--trainer.accumulate_grad_batches: found 0, allowed is 1 or more",
+    ),
+    (
+        ["--trainer.gradient_clip_val=-1"],
+        "--trainer.gradient_clip_val: found -1, allowed is 0 or more",
+    ),
     (["--data.num_workers=-1"], "--data.num_workers: found -1, allowed is 0 or more"),
-    (["--data.num_workers=1000000"], "--data.num_workers: found 1000000, allowed here are [0-9]+: each is a process"),
+    (
+        ["--data.num_workers=1000000"],
+        "--data.num_workers: found 1000000, allowed here are [0-9]+: each is a process",
+    ),
     (["--logger.flush_secs=often"], "--logger.flush_secs: found 'often', allowed is int"),
     (["--logger.flush_secs=0"], "--logger.flush_secs: found 0, allowed is 1 or more"),
     (["--data.batch_size=null"], "--data.batch_size: found null, which it cannot be"),
@@ -301,36 +420,71 @@ MISTAKES = [
         ["--optimizer=Adam", "--optimizer.betas=[1,2,3]"],
         "--optimizer.betas: found .*, allowed is tuple with 2 elements",
     ),
-    (["--optimizer=Adam", "--optimizer.zzz=1"], "--optimizer.zzz: Adam has no such setting; it has .*betas, eps"),
-    (["--trainer.zzz=1"], "--trainer.zzz: is no flag here; --trainer has accelerator, .*; see https://"),
-    (["--zzz=1"], "--zzz: is no flag here; flags are --config, .*; in groups: --trainer, --model, --data"),
-    (["--dirpath=x"], "--dirpath: is no flag here; did you mean --checkpoint.dirpath or --resume.dirpath?"),
+    (
+        ["--optimizer=Adam", "--optimizer.zzz=1"],
+        "--optimizer.zzz: Adam has no such setting; it has .*betas, eps",
+    ),
+    (
+        ["--trainer.zzz=1"],
+        "--trainer.zzz: is no flag here; --trainer has accelerator, .*; see https://",
+    ),
+    (
+        ["--zzz=1"],
+        "--zzz: is no flag here; flags are --config, .*; in groups: --trainer, --model, --data",
+    ),
+    (
+        ["--dirpath=x"],
+        "--dirpath: is no flag here; did you mean --checkpoint.dirpath or --resume.dirpath?",
+    ),
     (["--batch-size=3"], "--batch-size: is no flag here; did you mean --data.batch_size?"),
     (["--data=null"], "--data: found null, but ResNet18 has no train_dataloader of its own; leave"),
-    (["--seed_everything=-1"], "--seed_everything: found -1, allowed is 0 to 4294967295, true or false"),
-    (["--trainer.max_steps=9223372036854775808"], "--trainer.max_steps: found 9223372036854775808, allowed are whole "),
-    (["--data.batch_size=-9223372036854775809"], "--data.batch_size: found -92.*09, allowed are whole numbers of 64"),
+    (
+        ["--seed_everything=-1"],
+        "--seed_everything: found -1, allowed is 0 to 4294967295, true or false",
+    ),
+    (
+        ["--trainer.max_steps=9223372036854775808"],
+        "--trainer.max_steps: found 9223372036854775808, allowed are whole ",
+    ),
+    (
+        ["--data.batch_size=-9223372036854775809"],
+        "--data.batch_size: found -92.*09, allowed are whole numbers of 64",
+    ),
     (["--resume.every_n_minutes=1" + "0" * 400], "--resume.every_n_minutes: .*too large"),
-    (["--seed_everything=4294967296"], "--seed_everything: found 4294967296, allowed is 0 to 4294967295"),
+    (
+        ["--seed_everything=4294967296"],
+        "--seed_everything: found 4294967296, allowed is 0 to 4294967295",
+    ),
     (["--trainer=5"], "--trainer: found '5', allowed are its settings: --trainer.NAME=VALUE"),
     (['--trainer={"max_epochs":3,"zzz":1}'], "--trainer.zzz: is no flag here"),
-    (['--data={"class_path":"DigitsDataModule","init_args":{"batch_size":"x"}}'], "--data.batch_size: found 'x'"),
+    (
+        ['--data={"class_path":"DigitsDataModule","init_args":{"batch_size":"x"}}'],
+        "--data.batch_size: found 'x'",
+    ),
     (["--trainer.callbacks=EarlyStopping"], "--trainer.callbacks: EarlyStopping needs monitor"),
-    (["--trainer.accelerator=ddp"], "--trainer.accelerator: found 'ddp'.*use --trainer.strategy=ddp"),
+    (
+        ["--trainer.accelerator=ddp"],
+        "--trainer.accelerator: found 'ddp'.*use --trainer.strategy=ddp",
+    ),
     (["--zzz={}"], "--zzz: is no flag here"),
     (["--\x1b[31m={}"], r"--\\x1b\[31m: is no flag here"),
     (["--\x1b[31m=1"], r"--\\x1b\[31m: is no flag here"),
 ]
 
 
-@pytest.mark.parametrize(("flags", "says"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("flags", "says"), MISTAKES, ids=[" ".join(flags) for flags, _ in MISTAKES]
+)
 def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
     with pytest.raises(UserError, match=says) as error:
         cli(*flags)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 600 and "--help" not in str(error.value)
     assert (
-        error.value.__traceback__
-    )  # of this application's own making: sagemaker_lightning/contract/failures.py shows the line alone
+        "\n" not in str(error.value)
+        and len(str(error.value)) < 600
+        and "--help" not in str(error.value)
+    )
+    # This application raises the error: sagemaker_lightning/contract/failures.py shows only the line.
+    assert error.value.__traceback__
 
 
 # What a class may be, by the flag that chooses it.
@@ -349,7 +503,10 @@ def test_a_wrong_class_lists_those_that_are_allowed(flag, names):
     with pytest.raises(UserError) as error:
         cli(f"{flag}=Nonesuch")
     said = str(error.value)
-    assert said.startswith(f"{flag}: found 'Nonesuch', allowed are ") and "the import path of a subclass of" in said
+    assert (
+        said.startswith(f"{flag}: found 'Nonesuch', allowed are ")
+        and "the import path of a subclass of" in said
+    )
     listed = re.split(r", | or ", said.partition("allowed are ")[2])
     assert set(names) <= set(listed)
     internal = {"ResidentDataModule", "ExactResume", "RankConsistency", "BestModel", "Logger"}
@@ -365,7 +522,9 @@ def test_a_module_that_cannot_be_imported_says_where_it_fails(tmp_path, monkeypa
         "mine_lacks.Model": "module 'mine_lacks' has no attribute 'Model'",
         "mine_nowhere.Model": f"No module named 'mine_nowhere', looked for in {tmp_path}",
     }.items():
-        with pytest.raises(UserError, match=rf"^--model: found '{name}' \({why}\), allowed are .*ResNet18"):
+        with pytest.raises(
+            UserError, match=rf"^--model: found '{name}' \({why}\), allowed are .*ResNet18"
+        ):
             cli(f"--model={name}")
 
 
@@ -378,53 +537,79 @@ def test_the_settings_are_not_printed_where_a_flag_is_wrong(capsys):
 
 def test_all_wrong_flags_are_named_at_once(tmp_path):
     with pytest.raises(UserError) as error:
-        cli("--trainer.gpus=2", "--max_epochs=a", "--data=Nope", "--data.size=3", "--trainer.max_steps=b", "stray")
-    said = re.sub("allowed are .*? or the import path", "allowed are CLASSES or the import path", str(error.value))
+        cli(
+            "--trainer.gpus=2",
+            "--max_epochs=a",
+            "--data=Nope",
+            "--data.size=3",
+            "--trainer.max_steps=b",
+            "stray",
+        )
+    said = re.sub(
+        "allowed are .*? or the import path",
+        "allowed are CLASSES or the import path",
+        str(error.value),
+    )
     assert said == (  # the classes are all that this process has imported, other tests' included
         "--max_epochs: is no flag here; did you mean --trainer.max_epochs?; "
         "also --data: found 'Nope', allowed are CLASSES or the import path of a subclass "
-        "of LightningDataModule; also stray: is no flag here; flags are --config, --seed_everything, --lr_scaling, "
-        "--optimizer, --lr_scheduler; in groups: --trainer, --model, --data, --logger, --checkpoint, --resume, "
-        "--progress, --system, --divergence; also --trainer.gpus: is no flag here; use --trainer.accelerator=gpu and "
-        "--trainer.devices=N (-1: all); also --trainer.max_steps: found 'b', allowed is int"
+        "of LightningDataModule; also stray: is no flag here; flags are --config, "
+        "--seed_everything, --lr_scaling, --optimizer, --lr_scheduler; in groups: --trainer, "
+        "--model, --data, --logger, --checkpoint, --resume, --progress, --system, --divergence; "
+        "also --trainer.gpus: is no flag here; "
+        "use --trainer.accelerator=gpu and --trainer.devices=N (-1: all); "
+        "also --trainer.max_steps: found 'b', allowed is int"
     )
 
 
-@pytest.mark.parametrize(("value", "found"), [("1e400", "inf"), (".nan", "nan"), ("1.5", "1.5"), ("-0.1", "-0.1")])
+@pytest.mark.parametrize(
+    ("value", "found"), [("1e400", "inf"), (".nan", "nan"), ("1.5", "1.5"), ("-0.1", "-0.1")]
+)
 def test_a_fraction_for_validation_that_is_none(value, found):
     made = cli(f"--data.val_split={value}").datamodule
-    with pytest.raises(UserError, match=f"^--data.val_split: found {found}, allowed are 1 to 99 of the 100 images"):
+    with pytest.raises(
+        UserError, match=f"^--data.val_split: found {found}, allowed are 1 to 99 of the 100 images"
+    ):
         made._splits(100)
 
 
 def test_those_in_a_file_of_flags_too(tmp_path):
     (tmp_path / "mine.yaml").write_text(
-        "trainer: {gpus: 2, max_steps: 3}\ndata: {class_path: DigitsDataModule, init_args: {batch_size: x}}\n"
+        "trainer: {gpus: 2, max_steps: 3}\n"
+        "data: {class_path: DigitsDataModule, init_args: {batch_size: x}}\n"
     )
     with pytest.raises(UserError) as error:
         cli("--config=mine.yaml", "--trainer.max_epochs=a")
     assert str(error.value) == (
-        "--trainer.gpus: is no flag here; use --trainer.accelerator=gpu and --trainer.devices=N (-1: all) (in "
-        "mine.yaml); also --data.batch_size: found 'x', allowed is int (in mine.yaml); also --trainer.max_epochs: "
-        "found 'a', allowed is int or null"
+        "--trainer.gpus: is no flag here; use --trainer.accelerator=gpu and --trainer.devices=N "
+        "(-1: all) (in mine.yaml); also --data.batch_size: found 'x', "
+        "allowed is int (in mine.yaml); also --trainer.max_epochs: found 'a', "
+        "allowed is int or null"
     )
 
 
 BROKEN = {
-    "[": "cannot be read", "a: &a [*a]": "cannot be read .Circular", "a text": "has no flags", "": "has no flags",
+    "[": "cannot be read",
+    "a: &a [*a]": "cannot be read .Circular",
+    "a text": "has no flags",
+    "": "has no flags",
     "- 1": "has no flags",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "why"), BROKEN.items(), ids=BROKEN)
 def test_a_broken_file_of_flags_is_named(tmp_path, text, why):
     (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(UserError, match=rf"^--config: 'mine.yaml' {why}.* allowed is YAML.*; also --trainer.zzz: "):
+    with pytest.raises(
+        UserError, match=rf"^--config: 'mine.yaml' {why}.* allowed is YAML.*; also --trainer.zzz: "
+    ):
         cli("--config=mine.yaml", "--trainer.zzz=3")
 
 
 def test_a_file_of_flags_that_is_not_there_says_where_it_was_looked_for(tmp_path):
-    with pytest.raises(UserError, match=f"^--config: found 'mine.yaml', which is no file in {tmp_path}; allowed is"):
+    with pytest.raises(
+        UserError, match=f"^--config: found 'mine.yaml', which is no file in {tmp_path}; allowed is"
+    ):
         cli("--config=mine.yaml")
     with pytest.raises(UserError, match="^--config: found 'xxx.*, which is no file in"):
         cli(f"--config={'x' * 5000}")
@@ -432,13 +617,18 @@ def test_a_file_of_flags_that_is_not_there_says_where_it_was_looked_for(tmp_path
 
 def test_any_number_of_mistakes_has_room_in_the_failure_file():
     wrong = [f"--wrong.number{number}={'x' * 2000}" for number in range(40)]
-    wrong += [f"--{group}=Nonesuch" for group in ("data", "model", "optimizer", "lr_scheduler", "trainer.callbacks")]
+    wrong += [
+        f"--{group}=Nonesuch"
+        for group in ("data", "model", "optimizer", "lr_scheduler", "trainer.callbacks")
+    ]
     wrong += [f"--trainer.max_epochs={'9' * 2000}x", f"--{'long' * 400}=1"]
     with pytest.raises(UserError) as error:
         cli(*wrong)
     said = str(error.value)
     assert len(said) < 960 and "\n" not in said
-    assert said.startswith("--data: found 'Nonesuch'") and re.search(r"also wrong: --\S.* and \d+ more$", said)
+    assert said.startswith("--data: found 'Nonesuch'") and re.search(
+        r"also wrong: --\S.* and \d+ more$", said
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -450,7 +640,8 @@ def test_a_gpu_on_a_machine_without_one(name):
 
 def test_smddp_where_the_package_is_not_installed():
     with pytest.raises(
-        UserError, match=r"^--trainer.strategy=smddp: the package smdistributed is not in this image .* use"
+        UserError,
+        match=r"^--trainer.strategy=smddp: the package smdistributed is not in this image .* use",
     ):
         cli("--trainer.strategy=smddp")
 
@@ -466,6 +657,9 @@ def test_smddp_where_it_is(tmp_path, monkeypatch):
     strategy = smddp.strategy()
     assert sys.modules["smdistributed.dataparallel.torch.torch_smddp"].REGISTERED
     assert strategy.process_group_backend == "smddp"
-    assert (strategy.cluster_environment.world_size(), strategy.cluster_environment.global_rank()) == (16, 9)
+    assert (
+        strategy.cluster_environment.world_size(),
+        strategy.cluster_environment.global_rank(),
+    ) == (16, 9)
     for name in [name for name in sys.modules if name.startswith("smdistributed")]:
         del sys.modules[name]

@@ -27,8 +27,13 @@ def test_three_folders_mounted_whole(image: str, tmp_path: Path):
     run = docker("run", "--rm", *mounts, image, "train")
     assert run.returncode == 0, run.stdout
     assert torch.load(tmp_path / "model/model.pt", weights_only=True)
-    assert json.loads((tmp_path / "model/model.json").read_text())["data_class_path"] == "app.data.CIFAR10DataModule"
-    assert (tmp_path / "output/success").exists() and list(tmp_path.glob("output/data/tensorboard/**/events.*"))
+    assert (
+        json.loads((tmp_path / "model/model.json").read_text())["data_class_path"]
+        == "app.data.CIFAR10DataModule"
+    )
+    assert (tmp_path / "output/success").exists() and list(
+        tmp_path.glob("output/data/tensorboard/**/events.*")
+    )
 
 
 def test_without_the_toolkit(image: str, tmp_path: Path):

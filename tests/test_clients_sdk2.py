@@ -21,9 +21,15 @@ SOURCE = str(ROOT / "tests/clients/source")
 
 # As the original's run_sagemaker.py has them; a GPU there, a CPU here.
 ORIGINAL = {
-    "data": "CIFAR10DataModule", "data.batch_size": 32, "optimizer": "Adam", "optimizer.lr": 0.001,
-    "trainer.accelerator": "cpu", "trainer.devices": -1, "trainer.max_epochs": 5, "logger.name": "tutorial",
-}  # fmt: skip
+    "data": "CIFAR10DataModule",
+    "data.batch_size": 32,
+    "optimizer": "Adam",
+    "optimizer.lr": 0.001,
+    "trainer.accelerator": "cpu",
+    "trainer.devices": -1,
+    "trainer.max_epochs": 5,
+    "logger.name": "tutorial",
+}
 SMALL = {"data.val_split": 40}  # of the few images of the test's CIFAR-10
 
 
@@ -45,8 +51,16 @@ def model_of(archive: Path) -> Path:
 def test_the_originals_hyperparameters(client: Client, image: str, cifar: Path, tmp_path: Path):
     """And what a user sets over them, on folders of this machine; environment= chooses the launcher."""
     given = ORIGINAL | SMALL | {"trainer.max_epochs": 1}
-    job = {"image_uri": image, "instance_count": 1, "hyperparameters": given, "output_path": f"file://{tmp_path}/out"}
-    job |= {"inputs": {"training": f"file://{cifar}"}, "environment": {"SAGEMAKER_PROGRAM": "app/train_torchrun.py"}}
+    job = {
+        "image_uri": image,
+        "instance_count": 1,
+        "hyperparameters": given,
+        "output_path": f"file://{tmp_path}/out",
+    }
+    job |= {
+        "inputs": {"training": f"file://{cifar}"},
+        "environment": {"SAGEMAKER_PROGRAM": "app/train_torchrun.py"},
+    }
     run = client.run("sdk2_estimator.py", job)
     assert run.returncode == 0, run.stdout
     assert "program: /opt/sagemaker-lightning/app/train_torchrun.py" in run.stdout
@@ -57,8 +71,14 @@ def test_the_originals_hyperparameters(client: Client, image: str, cifar: Path, 
     assert list(output.glob("data/tensorboard/algo-1-*/tutorial/version_0/events.*"))
 
 
-def test_two_instances_from_and_to_s3(client: Client, image: str, cifar: Path, bucket, tmp_path: Path):
-    job = {"image_uri": image, "instance_count": 2, "hyperparameters": ORIGINAL | SMALL | {"trainer.max_epochs": 1}}
+def test_two_instances_from_and_to_s3(
+    client: Client, image: str, cifar: Path, bucket, tmp_path: Path
+):
+    job = {
+        "image_uri": image,
+        "instance_count": 2,
+        "hyperparameters": ORIGINAL | SMALL | {"trainer.max_epochs": 1},
+    }
     job |= {"inputs": {"training": bucket.upload(cifar, "cifar")}, "output_path": bucket.uri("out")}
     run = client.run("sdk2_estimator.py", job, **bucket.variables)
     assert run.returncode == 0, run.stdout
@@ -66,12 +86,21 @@ def test_two_instances_from_and_to_s3(client: Client, image: str, cifar: Path, b
     keys = {key.rpartition("/")[2]: key for key in bucket.keys("out/")}
     assert sorted(keys) == ["model.tar.gz", "output.tar.gz"]
     model_of(bucket.download(keys["model.tar.gz"], tmp_path / "model.tar.gz"))
-    assert list(unpacked(bucket.download(keys["output.tar.gz"], tmp_path / "output.tar.gz")).glob("data/tensorboard/*"))
+    assert list(
+        unpacked(bucket.download(keys["output.tar.gz"], tmp_path / "output.tar.gz")).glob(
+            "data/tensorboard/*"
+        )
+    )
 
 
 @pytest.mark.soak  # with a source, below, and by SDK 3
 def test_hyperparameters_of_every_kind(client: Client, image: str, tmp_path: Path):
-    job = {"image_uri": image, "instance_count": 1, "hyperparameters": KNOWN, "output_path": f"file://{tmp_path}/out"}
+    job = {
+        "image_uri": image,
+        "instance_count": 1,
+        "hyperparameters": KNOWN,
+        "output_path": f"file://{tmp_path}/out",
+    }
     run = client.run("sdk2_estimator.py", job)
     assert run.returncode == 0, run.stdout
     known_arrived(unpacked(tmp_path / "out/output.tar.gz"))
@@ -79,12 +108,19 @@ def test_hyperparameters_of_every_kind(client: Client, image: str, tmp_path: Pat
 
 def test_unknown_hyperparameters(client: Client, image: str, tmp_path: Path):
     """They arrive as they were meant, the job fails, and the client says so."""
-    job = {"image_uri": image, "instance_count": 1, "hyperparameters": UNKNOWN, "output_path": f"file://{tmp_path}/out"}
+    job = {
+        "image_uri": image,
+        "instance_count": 1,
+        "hyperparameters": UNKNOWN,
+        "output_path": f"file://{tmp_path}/out",
+    }
     run = client.run("sdk2_estimator.py", job)
     assert run.returncode == 1 and "RuntimeError: Failed to run" in run.stdout
     assert hyperparameters.flags(hyperparameters_in(run.stdout)) == UNKNOWN_FLAGS
     failure = (unpacked(tmp_path / "out/output.tar.gz") / "failure").read_text()
-    assert failure.startswith(f"error: {', '.join(f'--{name}' for name in UNKNOWN)}: are no flags here")
+    assert failure.startswith(
+        f"error: {', '.join(f'--{name}' for name in UNKNOWN)}: are no flags here"
+    )
     assert "\n" not in failure
     assert not list(unpacked(tmp_path / "out/model.tar.gz").iterdir())
 
@@ -96,7 +132,11 @@ def test_hyperparameters_beside_a_source(client: Client, image: str, bucket, tmp
     with tarfile.open(archive, "w:gz") as file:
         file.add(SOURCE, ".")
     bucket.client.upload_file(str(archive), bucket.name, "source.tar.gz")
-    job = {"image_uri": image, "instance_count": 1, "hyperparameters": KNOWN | {"model": "slow.Model"}}
+    job = {
+        "image_uri": image,
+        "instance_count": 1,
+        "hyperparameters": KNOWN | {"model": "slow.Model"},
+    }
     job |= {"entry_point": "app/train_multi_node.py", "source_dir": bucket.uri("source.tar.gz")}
     job |= {"output_path": f"file://{tmp_path}/out", "code_location": bucket.uri("code")}
     run = client.run("sdk2_pytorch.py", job, **bucket.variables)
@@ -108,8 +148,16 @@ def test_hyperparameters_beside_a_source(client: Client, image: str, bucket, tmp
 @pytest.mark.soak
 def test_a_model_that_is_written_slowly(client: Client, image: str, tmp_path: Path):
     """Local mode stops all containers when the first one ends: no host may end before the model is there."""
-    job = {"image_uri": image, "instance_count": 2, "hyperparameters": SHORT | {"model": "slow.Model"}}
-    job |= {"entry_point": "train.py", "source_dir": SOURCE, "output_path": f"file://{tmp_path}/out"}
+    job = {
+        "image_uri": image,
+        "instance_count": 2,
+        "hyperparameters": SHORT | {"model": "slow.Model"},
+    }
+    job |= {
+        "entry_point": "train.py",
+        "source_dir": SOURCE,
+        "output_path": f"file://{tmp_path}/out",
+    }
     run = client.run("sdk2_pytorch.py", job)
     assert run.returncode == 0, run.stdout
     assert "/opt/ml/code/train.py, the job's own" in run.stdout
@@ -129,37 +177,74 @@ def test_what_the_client_sends_for_a_distribution(client: Client):
     }
     run = client.run("sdk2_distribution.py", [*distributions.values(), {"pytorchddp": ON}])
     sent = json.loads(re.search(r"SENT (.*)", run.stdout)[1])
-    enabled = [[name for name, value in one.items() if name.endswith("_enabled") and value == "true"] for one in sent]
-    assert enabled == [[name] for name in distributions] + [["sagemaker_distributed_dataparallel_enabled"]]
+    enabled = [
+        [name for name, value in one.items() if name.endswith("_enabled") and value == "true"]
+        for one in sent
+    ]
+    assert enabled == [[name] for name in distributions] + [
+        ["sagemaker_distributed_dataparallel_enabled"]
+    ]
     assert set(distributions) <= {*user_program.DISTRIBUTIONS, *user_program.REFUSED}
 
 
 @pytest.mark.parametrize(
     ("distribution", "warns"),
-    [pytest.param({"torch_distributed": ON}, False, marks=pytest.mark.soak), ({"pytorchddp": ON}, True)],
+    [
+        pytest.param({"torch_distributed": ON}, False, marks=pytest.mark.soak),
+        ({"pytorchddp": ON}, True),
+    ],
     ids=["torch_distributed", "pytorchddp"],
 )
-def test_a_plain_pytorch_script_on_two_instances(client: Client, image: str, tmp_path: Path, distribution, warns):
-    job = {"image_uri": image, "instance_count": 2, "hyperparameters": {"x": 1.5}, "distribution": distribution}
+def test_a_plain_pytorch_script_on_two_instances(
+    client: Client, image: str, tmp_path: Path, distribution, warns
+):
+    job = {
+        "image_uri": image,
+        "instance_count": 2,
+        "hyperparameters": {"x": 1.5},
+        "distribution": distribution,
+    }
     job |= {"entry_point": "ddp.py", "source_dir": SOURCE, "output_path": f"file://{tmp_path}/out"}
     run = client.run("sdk2_pytorch.py", job)
     assert run.returncode == 0, run.stdout
     for rank in (0, 1):
         assert f"rank {rank} of 2: gradient 0.5, given ['-x', '1.5']" in run.stdout
     assert ("AWS has published no SMDDP build" in run.stdout) == warns
-    assert list(torch.load(unpacked(tmp_path / "out/model.tar.gz") / "model.pt", weights_only=True)) == ["weight"]
+    assert list(
+        torch.load(unpacked(tmp_path / "out/model.tar.gz") / "model.pt", weights_only=True)
+    ) == ["weight"]
 
 
 @pytest.mark.soak  # an archive of the job's is above
 def test_a_source_that_the_client_sends_to_s3(client: Client, image: str, bucket, tmp_path: Path):
     """A script with arguments of every kind; what becomes of them is the toolkit's own doing."""
     client.local_code(False)
-    job = {"image_uri": image, "instance_count": 1, "hyperparameters": UNKNOWN, "entry_point": "echo.py"}
-    job |= {"source_dir": SOURCE, "output_path": f"file://{tmp_path}/out", "code_location": bucket.uri("code")}
+    job = {
+        "image_uri": image,
+        "instance_count": 1,
+        "hyperparameters": UNKNOWN,
+        "entry_point": "echo.py",
+    }
+    job |= {
+        "source_dir": SOURCE,
+        "output_path": f"file://{tmp_path}/out",
+        "code_location": bucket.uri("code"),
+    }
     run = client.run("sdk2_pytorch.py", job, **bucket.variables)
     assert run.returncode == 0, run.stdout
     assert hyperparameters.flags(hyperparameters_in(run.stdout)) == UNKNOWN_FLAGS
-    given = ["--x.boolean", "True", "--x.dict", "a=1", "--x.empty", "", "--x.list", "['a', 1]", "--x.negative", "-3"]
+    given = [
+        "--x.boolean",
+        "True",
+        "--x.dict",
+        "a=1",
+        "--x.empty",
+        "",
+        "--x.list",
+        "['a', 1]",
+        "--x.negative",
+        "-3",
+    ]
     given += ["--x.none", "", "--x.number", "1.10", "--x.text", "a b=c 'q'"]
     assert f"GIVEN {given}" in run.stdout
 
@@ -169,4 +254,6 @@ def test_a_script_that_fails(client: Client, image: str, tmp_path: Path):
     run = client.run("sdk2_pytorch.py", job | {"output_path": f"file://{tmp_path}/out"})
     assert run.returncode == 1 and "RuntimeError: Failed to run" in run.stdout
     failure = (unpacked(tmp_path / "out/output.tar.gz") / "failure").read_text()
-    assert failure.startswith("error: fails.py ended with exit status 1: KeyError: 'the cause' [host algo-1-")
+    assert failure.startswith(
+        "error: fails.py ended with exit status 1: KeyError: 'the cause' [host algo-1-"
+    )

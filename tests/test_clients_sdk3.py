@@ -55,21 +55,28 @@ def test_unknown_hyperparameters(trained):
     assert "RuntimeError" in said
     assert hyperparameters.flags(hyperparameters_in(said)) == UNKNOWN_FLAGS
     failure = (unpacked(artifacts / "output.tar.gz") / "failure").read_text()
-    assert failure.startswith(f"error: {', '.join(f'--{name}' for name in UNKNOWN)}: are no flags here")
+    assert failure.startswith(
+        f"error: {', '.join(f'--{name}' for name in UNKNOWN)}: are no flags here"
+    )
     assert "\n" not in failure
 
 
 def test_two_instances(trained, cifar: Path):
     """The SDK names an interface that no container has, ethwe: nothing of ours may rely on it."""
     given = SHORT | {"data.val_split": 40, "trainer.enable_checkpointing": True}
-    said, artifacts = trained(hyperparameters=given, instance_count=2, inputs={"training": str(cifar)})
+    said, artifacts = trained(
+        hyperparameters=given, instance_count=2, inputs={"training": str(cifar)}
+    )
     assert "MEMBER: 2/2" in said
     assert state_in(artifacts)
 
 
 def test_a_command_of_ones_own(trained):
     """With source_code the SDK goes round the entry point and the toolkit."""
-    command = {"command": f"python -m app.train {' '.join(SHORT_FLAGS)} --model=slow.Model", "source_dir": SOURCE}
+    command = {
+        "command": f"python -m app.train {' '.join(SHORT_FLAGS)} --model=slow.Model",
+        "source_dir": SOURCE,
+    }
     said, artifacts = trained(source_code=command)
     assert "sagemaker-training-toolkit" not in said and "Running Basic Script driver" not in said
     assert state_in(artifacts)
@@ -78,13 +85,20 @@ def test_a_command_of_ones_own(trained):
 
 def test_an_entry_script_with_hyperparameters(trained):
     given = {"x_text": "a b", "x_negative": -3, "x_list": ["a", 1], "x_none": None}
-    said, _ = trained(source_code={"entry_script": "echo.py", "source_dir": SOURCE}, hyperparameters=given)
-    assert """GIVEN ['--x_text', 'a b', '--x_negative', '-3', '--x_list', '["a", 1]', '--x_none', 'null']""" in said
+    said, _ = trained(
+        source_code={"entry_script": "echo.py", "source_dir": SOURCE}, hyperparameters=given
+    )
+    assert (
+        "GIVEN ['--x_text', 'a b', '--x_negative', '-3', "
+        """'--x_list', '["a", 1]', '--x_none', 'null']"""
+    ) in said
 
 
 def test_torchrun_of_a_plain_pytorch_script(trained):
     source = {"entry_script": "ddp.py", "source_dir": SOURCE}
-    said, artifacts = trained(source_code=source, torchrun={"process_count_per_node": 1}, instance_count=2)
+    said, artifacts = trained(
+        source_code=source, torchrun={"process_count_per_node": 1}, instance_count=2
+    )
     assert "rank 0 of 2: gradient 0.5" in said and "rank 1 of 2: gradient 0.5" in said
     assert list(state_in(artifacts)) == ["weight"]
 

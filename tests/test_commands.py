@@ -14,11 +14,15 @@ from containers import ROOT
 from pages import FENCE, PAGES, TESTS
 
 COMMAND = re.compile(
-    r"(?:[A-Z_]+=\S+ )*(?:make|python3?|\.venvs?/\S+|docker|torchrun|tensorboard|pip|scripts/\S+(?= ))(?= |$)"
+    r"(?:[A-Z_]+=\S+ )*"
+    r"(?:make|python3?|\.venvs?/\S+|docker|torchrun|tensorboard|pip|scripts/\S+(?= ))(?= |$)"
 )
 
-RUN, SDK = "test_readme.py::test_a_block_of_a_page", "test_readme.py::test_a_job_by_an_sdk"
-LAUNCH, DRILL, GPU = TESTS["docs/drill.md"][2], TESTS["docs/drill.md"][0], TESTS["docs/gpu.md"]
+RUN = "test_readme.py::test_a_block_of_a_page"
+SDK = "test_readme.py::test_a_job_by_an_sdk"
+LAUNCH = TESTS["docs/drill.md"][2]
+DRILL = TESTS["docs/drill.md"][0]
+GPU = TESTS["docs/gpu.md"]
 BETWEEN_THE_LINES = {
     "make": "test_commands.py::test_make_prints_its_targets",
     "make train": RUN,
@@ -30,7 +34,9 @@ BETWEEN_THE_LINES = {
     "pip install .": "test_package.py::test_a_wheel_installs_into_an_empty_environment",
     "make compat": "test_commands.py::test_what_make_runs_for_developers",
     "make compat LIGHTNING=2.5.2": "test_commands.py::test_what_make_runs_for_developers",
-    "make compat PACKAGE=lightning LIGHTNING=2.6.6": "test_commands.py::test_what_make_runs_for_developers",
+    "make compat PACKAGE=lightning LIGHTNING=2.6.6": (
+        "test_commands.py::test_what_make_runs_for_developers"
+    ),
     "make test": "test_commands.py::test_what_continuous_integration_runs",
     "make lint": "test_commands.py::test_what_continuous_integration_runs",
     "COMPILER=1 make build": "test_container.py::test_a_compiler_is_a_build_argument",
@@ -38,22 +44,35 @@ BETWEEN_THE_LINES = {
     "make lock": "test_locks.py::test_make_lock_changes_nothing_where_lock_and_list_agree",
     "make sbom": "test_locks.py::test_the_sbom_of_an_environment",
     "make audit": "test_locks.py::test_an_audit",
-    "python -m sagemaker_lightning.doctor": "test_doctor.py::test_the_program_on_a_machine_without_a_gpu",
-    "SAGEMAKER_PROGRAM=app/train_torchrun.py make build": "test_container.py::test_the_program_is_a_build_argument",
-    "make benchmark": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
+    "python -m sagemaker_lightning.doctor": (
+        "test_doctor.py::test_the_program_on_a_machine_without_a_gpu"
+    ),
+    "SAGEMAKER_PROGRAM=app/train_torchrun.py make build": (
+        "test_container.py::test_the_program_is_a_build_argument"
+    ),
+    "make benchmark": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
     "make scaling": "test_scaling.py::test_two_cores_are_compared_as_nodes",
     # Need a GPU.
     'make gpu FLAGS="--data_dir cifar10"': GPU[0],
-    "python -m benchmarks.accuracy fast --data_dir cifar10 --n 25": "test_benchmarks.py::test_a_recipe_is_measured",
+    "python -m benchmarks.accuracy fast --data_dir cifar10 --n 25": (
+        "test_benchmarks.py::test_a_recipe_is_measured"
+    ),
     # Need AWS.
     "make push REPOSITORY=sagemaker-lightning": "test_scripts.py::test_a_push_to_amazon_ecr",
     "make push REPOSITORY=...": "test_scripts.py::test_a_push_to_amazon_ecr",
     "make push REPOSITORY=HOST/NAME": "test_scripts.py::test_a_push_to_a_registry",
-    "scripts/upload_data.sh s3://BUCKET/cifar10": "test_scripts.py::test_the_data_is_fetched_once_and_copied",
+    "scripts/upload_data.sh s3://BUCKET/cifar10": (
+        "test_scripts.py::test_the_data_is_fetched_once_and_copied"
+    ),
     "scripts/launch.py --drill": LAUNCH,
-    "tensorboard --logdir s3://my-bucket/logs": "test_watching.py::test_tensorboard_on_s3_while_the_job_runs",
-    "python -m benchmarks.scaling sagemaker --instances 1 2 4 8 -- FLAGS":
-        "test_scaling.py::test_the_jobs_of_a_table",
+    "tensorboard --logdir s3://my-bucket/logs": (
+        "test_watching.py::test_tensorboard_on_s3_while_the_job_runs"
+    ),
+    "python -m benchmarks.scaling sagemaker --instances 1 2 4 8 -- FLAGS": (
+        "test_scaling.py::test_the_jobs_of_a_table"
+    ),
     "python app/train.py": RUN,
     ".venv/bin/python app/train.py": RUN,
     "python app/train_torchrun.py --trainer.devices=2": "test_drill.py::test_two_ranks_by_torchrun",
@@ -63,32 +82,58 @@ BETWEEN_THE_LINES = {
     "docker run IMAGE python app/train.py": RUN,
     "scripts/merge_parts.py MODEL... --output=FOLDER": RUN,
     "python -m sagemaker_lightning.drill -- python my_train.py": DRILL,
-    ".venvs/rehearsal/bin/python -m rehearsal exec -- python my_estimator.py":
-        "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws",
-    ".venvs/rehearsal/bin/python -m rehearsal interrupt JOB --host=algo-2 --unwarned":
-        "test_rehearsal.py::test_an_interruption_by_hand",
+    ".venvs/rehearsal/bin/python -m rehearsal exec -- python my_estimator.py": (
+        "test_rehearsal.py::test_a_client_of_exec_has_nothing_of_the_persons_aws"
+    ),
+    ".venvs/rehearsal/bin/python -m rehearsal interrupt JOB --host=algo-2 --unwarned": (
+        "test_rehearsal.py::test_an_interruption_by_hand"
+    ),
     "python -m benchmarks.carry --data FOLDER": GPU[1],
-    "python -m benchmarks.gpu report FILE": "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs",
-    "python -m benchmarks.gpu report --write": "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs",
-    "python -m benchmarks.image IMAGE": "test_benchmarks.py::test_the_image_and_a_change_of_it_are_measured",
-    "python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1":
-        "test_benchmarks.py::test_an_interrupted_job_is_compared",
-    "python -m benchmarks.original": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
-    "python -m benchmarks.proof": "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
-    "python -m benchmarks.scaling predict --step=SECONDS": "test_scaling.py::test_two_cores_are_compared_as_nodes",
-    "python -m benchmarks.side_by_side":
-        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured",
-    "python -m benchmarks.spot": "test_benchmarks.py::test_a_spot_job_ends_with_the_bits_of_one_left_alone",
+    "python -m benchmarks.gpu report FILE": (
+        "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs"
+    ),
+    "python -m benchmarks.gpu report --write": (
+        "test_gpu.py::test_a_report_is_printed_or_put_into_the_docs"
+    ),
+    "python -m benchmarks.image IMAGE": (
+        "test_benchmarks.py::test_the_image_and_a_change_of_it_are_measured"
+    ),
+    "python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1": (
+        "test_benchmarks.py::test_an_interrupted_job_is_compared"
+    ),
+    "python -m benchmarks.original": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
+    "python -m benchmarks.proof": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
+    "python -m benchmarks.scaling predict --step=SECONDS": (
+        "test_scaling.py::test_two_cores_are_compared_as_nodes"
+    ),
+    "python -m benchmarks.side_by_side": (
+        "test_benchmarks.py::test_a_benchmark_prints_ratios_and_where_they_were_measured"
+    ),
+    "python -m benchmarks.spot": (
+        "test_benchmarks.py::test_a_spot_job_ends_with_the_bits_of_one_left_alone"
+    ),
     "python -m benchmarks.yardstick": "test_benchmarks.py::test_processor_time_is_counted",
-}  # fmt: skip
-SAID = {"SECONDS": "0.1", "FILE": "results.json", "FOLDER": "cifar10", "KIND": "process", "FLAGS": "--image=x"}
+}
+SAID = {
+    "SECONDS": "0.1",
+    "FILE": "results.json",
+    "FOLDER": "cifar10",
+    "KIND": "process",
+    "FLAGS": "--image=x",
+}
 PLACES = re.compile("|".join(SAID))
 
 
 def said() -> set[str]:
     """Return the commands between the lines of all pages."""
     spans = [
-        " ".join(span.split()) for page in PAGES.values() for span in re.findall(r"`([^`]+)`", FENCE.sub("", page))
+        " ".join(span.split())
+        for page in PAGES.values()
+        for span in re.findall(r"`([^`]+)`", FENCE.sub("", page))
     ]
     return {span for span in spans if COMMAND.match(span)}
 
@@ -109,7 +154,12 @@ def test_every_block_of_commands_is_run():
 
 
 def test_the_tests_of_the_table_are_there():
-    for test in {*BETWEEN_THE_LINES.values(), RUN, SDK, *(test for tests in TESTS.values() for test in tests)}:
+    for test in {
+        *BETWEEN_THE_LINES.values(),
+        RUN,
+        SDK,
+        *(test for tests in TESTS.values() for test in tests),
+    }:
         file, _, name = test.partition("::")
         assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
 
@@ -120,15 +170,24 @@ def lines(command: str) -> list[list[str]]:
     if "make" not in words:
         return [words]
     done = subprocess.run(
-        ["make", "--dry-run", *words[words.index("make") + 1 :]], cwd=ROOT, capture_output=True, text=True
+        ["make", "--dry-run", *words[words.index("make") + 1 :]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    return [shlex.split(line, comments=True) for line in done.stdout.replace("\\\n", " ").splitlines()]
+    return [
+        shlex.split(line, comments=True) for line in done.stdout.replace("\\\n", " ").splitlines()
+    ]
 
 
-FENCED = [line for page in PAGES.values() for _, text in FENCE.findall(page) for line in text.splitlines()]
+FENCED = [
+    line for page in PAGES.values() for _, text in FENCE.findall(page) for line in text.splitlines()
+]
 PARSED = {
-    line for line in {*said(), *FENCED} if COMMAND.match(line) and re.search(r"\bmake\b|python -m benchmarks", line)
+    line
+    for line in {*said(), *FENCED}
+    if COMMAND.match(line) and re.search(r"\bmake\b|python -m benchmarks", line)
 }
 
 
@@ -137,20 +196,32 @@ PARSED = {
 def test_the_words_of_a_command_are_known(command):
     """Nothing is done, as there is one more word that is not."""
     for words in lines(command):
-        if "-m" not in words or not (module := words[words.index("-m") + 1]).startswith("benchmarks"):
+        if "-m" not in words or not (module := words[words.index("-m") + 1]).startswith(
+            "benchmarks"
+        ):
             continue
-        rest = [PLACES.sub(lambda found: SAID[found[0]], word) for word in words[words.index("-m") + 2 :]]
+        rest = [
+            PLACES.sub(lambda found: SAID[found[0]], word)
+            for word in words[words.index("-m") + 2 :]
+        ]
         own = rest.index("--") if "--" in rest else len(rest)
         done = warm.run(["python", "-m", module, *rest[:own], "--no-such-flag", *rest[own:]], ROOT)
-        assert done.returncode == 2 and "unrecognized arguments: --no-such-flag\n" in done.stdout, done.stdout
+        assert done.returncode == 2 and "unrecognized arguments: --no-such-flag\n" in done.stdout, (
+            done.stdout
+        )
 
 
 def test_make_prints_its_targets():
     """Those of the pages among them."""
-    listed = subprocess.check_output(["make", "--no-print-directory"], cwd=ROOT, text=True)  # a make may run this
+    # This test may itself run inside a make.
+    listed = subprocess.check_output(["make", "--no-print-directory"], cwd=ROOT, text=True)
     (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert [line.split()[0] for line in listed.splitlines()] == targets.split()
-    named = {target for text in (*said(), *FENCED) for target in re.findall(r"^(?:\S+=\S+ )*make ([a-z-]+)", text)}
+    named = {
+        target
+        for text in (*said(), *FENCED)
+        for target in re.findall(r"^(?:\S+=\S+ )*make ([a-z-]+)", text)
+    }
     assert named <= set(targets.split())
 
 
@@ -167,7 +238,11 @@ def test_what_continuous_integration_runs():
         ("test-fast", "tests/test_files.py", r"\d+ passed"),
         ("soak", "tests/test_commands.py -k mutants", r"no tests ran|\d+ deselected"),
         ("compat", "-k test_no_private_name_has_moved", r"1 passed"),
-        ("compat PACKAGE=lightning LIGHTNING=2.6.6", "-k test_no_private_name_has_moved", r"1 passed"),
+        (
+            "compat PACKAGE=lightning LIGHTNING=2.6.6",
+            "-k test_no_private_name_has_moved",
+            r"1 passed",
+        ),
         (
             "mutants",
             "--n 1 --only sagemaker_lightning/compat/jsonargparse_types.py",
@@ -177,5 +252,7 @@ def test_what_continuous_integration_runs():
 )
 def test_what_make_runs_for_developers(target, flags, says):
     line = ["make", *target.split(), f"FLAGS={flags}"]
-    done = subprocess.run(line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        line, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     assert re.search(says, done.stdout), done.stdout[-3000:]

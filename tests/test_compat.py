@@ -23,14 +23,25 @@ from sagemaker_lightning.compat import lightning_callbacks, names, namespaces, v
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.process import lightning_import
 
-APP, RUNTIME = ROOT / "app", ROOT / "sagemaker_lightning"
+APP = ROOT / "app"
+RUNTIME = ROOT / "sagemaker_lightning"
 COMPAT = sorted(path for path in (RUNTIME / "compat").glob("*.py") if path.stem != "names")
-OTHERS = sorted(path for path in (*APP.rglob("*.py"), *RUNTIME.rglob("*.py")) if path.parent.name != "compat")
-PACKAGES = {"torch", "torchvision", "torchmetrics", "pytorch_lightning", "lightning_fabric", "lightning_utilities"}
+OTHERS = sorted(
+    path for path in (*APP.rglob("*.py"), *RUNTIME.rglob("*.py")) if path.parent.name != "compat"
+)
+PACKAGES = {
+    "torch",
+    "torchvision",
+    "torchmetrics",
+    "pytorch_lightning",
+    "lightning_fabric",
+    "lightning_utilities",
+}
 PACKAGES |= {"jsonargparse", "sagemaker_training", "fsspec", "lightning"}
-PRIVATE = re.compile(r"(?!_fields$)_[A-Za-z]\w*")  # `_fields` of a named tuple is Python's, and public
+# `_fields` of a named tuple belongs to Python, and is public.
+PRIVATE = re.compile(r"(?!_fields$)_[A-Za-z]\w*")
 TOOLKIT = {"user_program", "requirements", "train_command", "toolkit_hook", "__main__"}
-"""Modules that import the toolkit, which reads where its folders are when it is imported. No class there is derived."""
+"""Modules that import the toolkit, which reads its folders' paths at import. They derive no class."""
 
 
 def test_no_private_name_has_moved():
@@ -41,9 +52,13 @@ def test_no_private_name_has_moved():
             for name, forms in needed.items():
                 found = form(module, name, forms)
                 if not any(fits(found, one) for one in forms.split(" | ")):
-                    who = ", ".join(users(RUNTIME / f"compat/{ours}.py", name.rpartition(".")[2])) or "its users"
+                    who = (
+                        ", ".join(users(RUNTIME / f"compat/{ours}.py", name.rpartition(".")[2]))
+                        or "its users"
+                    )
                     moved.append(
-                        f"{module}.{name}: found {found}, expected {forms}; sagemaker_lightning/compat/{ours}.py, {who}"
+                        f"{module}.{name}: found {found}, expected {forms}; "
+                        f"sagemaker_lightning/compat/{ours}.py, {who}"
                     )
     versions_of = f"Lightning {pytorch_lightning.__version__}, torch {torch.__version__}"
     assert not moved, "\n".join([f"{versions_of}: {len(moved)} names have moved:", *moved])
@@ -60,9 +75,8 @@ def form(module: str, name: str, forms: str) -> str:
         owner = inspect.getattr_static(owner, part, None)
     if forms == "local":
         return "local" if last in inspect.unwrap(owner).__code__.co_varnames else "absent"
-    get = (
-        getattr if isinstance(owner, types.ModuleType) else inspect.getattr_static
-    )  # torch's settings have __getattr__
+    # torch's settings have __getattr__.
+    get = getattr if isinstance(owner, types.ModuleType) else inspect.getattr_static
     found = get(owner, last, None)
     found = found.__func__ if isinstance(found, staticmethod) else found
     if forms == "attribute" and isinstance(owner, type):
@@ -80,7 +94,9 @@ def form(module: str, name: str, forms: str) -> str:
 
 def fits(found: str, expected: str) -> bool:
     """Return whether what a name is will do."""
-    return found == expected or (expected.endswith("...)") and found.startswith(expected.removesuffix(", ...)")))
+    return found == expected or (
+        expected.endswith("...)") and found.startswith(expected.removesuffix(", ...)"))
+    )
 
 
 def codes(kind: type) -> Iterator[types.CodeType]:
@@ -97,7 +113,9 @@ def stored(kind: type) -> set[str]:
     found = {name for one in kind.__mro__ for name in inspect.get_annotations(one)}
     for code in codes(kind):
         found |= {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"}
-        found |= {text for text in code.co_consts if isinstance(text, str) and PRIVATE.fullmatch(text)}
+        found |= {
+            text for text in code.co_consts if isinstance(text, str) and PRIVATE.fullmatch(text)
+        }
     return found
 
 
@@ -105,14 +123,20 @@ def stored(kind: type) -> set[str]:
 def private(kind: type) -> set[str]:
     """Return the private names that a class has or deals with."""
     found = {name for one in kind.__mro__ for name in vars(one)} | stored(kind)
-    return {name for name in found.union(*(code.co_names for code in codes(kind))) if PRIVATE.fullmatch(name)}
+    return {
+        name
+        for name in found.union(*(code.co_names for code in codes(kind)))
+        if PRIVATE.fullmatch(name)
+    }
 
 
 def users(path: Path, name: str) -> list[str]:
     """Return the functions and classes of a module that use a name."""
     tree = ast.parse(path.read_text())
     return [
-        node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and name in mentioned(node)
+        node.name
+        for node in tree.body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and name in mentioned(node)
     ]
 
 
@@ -136,19 +160,31 @@ def mentioned(tree: ast.AST) -> Iterator[str]:
 
 def own(tree: ast.AST) -> set[str]:
     """Return the functions and classes that a module defines."""
-    return {one.name for one in getattr(tree, "body", ()) if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
+    return {
+        one.name
+        for one in getattr(tree, "body", ())
+        if isinstance(one, (ast.FunctionDef, ast.ClassDef))
+    }
 
 
 @pytest.mark.parametrize("path", COMPAT, ids=lambda path: path.stem)
 def test_the_table_has_all_that_a_module_uses(path: Path):
     """And nothing that it does not use."""
-    tree, needed = ast.parse(path.read_text()), names.NEEDS.get(path.stem, {})
+    tree = ast.parse(path.read_text())
+    needed = names.NEEDS.get(path.stem, {})
     used = set(mentioned(tree)) - own(tree)
-    texts = [text for module, each in needed.items() for name, forms in each.items() for text in (module, name, forms)]
+    texts = [
+        text
+        for module, each in needed.items()
+        for name, forms in each.items()
+        for text in (module, name, forms)
+    ]
     known = {word for text in texts for word in re.findall(r"\w+", text)}
     assert sorted(used - known) == [], "sagemaker_lightning/compat/names.py lacks them"
     listed = {name.rpartition(".")[2] for each in needed.values() for name in each}
-    assert sorted({name for name in listed if PRIVATE.fullmatch(name)} - used) == [], "nobody needs them any more"
+    assert sorted({name for name in listed if PRIVATE.fullmatch(name)} - used) == [], (
+        "nobody needs them any more"
+    )
 
 
 def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
@@ -156,14 +192,22 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
     taken = []
     for path in COMPAT:
         module = importlib.import_module(f"sagemaker_lightning.compat.{path.stem}")
-        for kind in (one for one in vars(module).values() if getattr(one, "__module__", "") == module.__name__):
+        for kind in (
+            one
+            for one in vars(module).values()
+            if getattr(one, "__module__", "") == module.__name__
+        ):
             bases = [
                 one
                 for one in getattr(kind, "__mro__", ())
                 if not one.__module__.startswith("sagemaker_lightning.compat.")
             ]
             theirs = {name for base in bases for name in (*vars(base), *stored(base))}
-            ours = {name for name in getattr(kind, "__dict__", ()) if name[0] != "_"} if bases else set()
+            ours = (
+                {name for name in getattr(kind, "__dict__", ()) if name[0] != "_"}
+                if bases
+                else set()
+            )
             taken += [f"{kind.__name__}.{name}" for name in ours & theirs]
     # Which they override on purpose: get_code is importlib's documented way to change what is run.
     assert sorted(taken) == ["WriterLogger.experiment", "_WithoutSignal.get_code"]
@@ -177,15 +221,28 @@ def test_nobody_goes_around_the_seam():
         tree = ast.parse(path.read_text())
         for node in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
             texts = {
-                one.value for one in node.args[1:2] if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                one.value
+                for one in node.args[1:2]
+                if isinstance(one, ast.Constant) and isinstance(one.value, str)
             }
             if getattr(node.func, "id", "") in ("getattr", "setattr", "hasattr", "delattr"):
-                around += [f"{path.name}:{node.lineno}: {name}" for name in texts if PRIVATE.fullmatch(name)]
+                around += [
+                    f"{path.name}:{node.lineno}: {name}"
+                    for name in texts
+                    if PRIVATE.fullmatch(name)
+                ]
         for node in (one for one in ast.walk(tree) if isinstance(one, ast.ClassDef)):
             kind = getattr(module, node.name, None)
             bases = kind.__mro__[1:] if isinstance(kind, type) else ()
-            theirs = {name for base in bases if base.__module__.partition(".")[0] in PACKAGES for name in private(base)}
-            around += [f"{path.name}: {node.name}.{name}" for name in sorted(theirs & set(mentioned(node)))]
+            theirs = {
+                name
+                for base in bases
+                if base.__module__.partition(".")[0] in PACKAGES
+                for name in private(base)
+            }
+            around += [
+                f"{path.name}: {node.name}.{name}" for name in sorted(theirs & set(mentioned(node)))
+            ]
     assert not around
 
 
@@ -199,7 +256,9 @@ def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
         lightning_import.check_version()
     for found in ("1.9.5", "2.5.1.post0", "2.7.0", "2.10.1", "3.0.0"):
         has[name] = found
-        with pytest.raises(UserError, match=f"^requirements.txt: found {name} {found}, expected 2.5.2 or later"):
+        with pytest.raises(
+            UserError, match=f"^requirements.txt: found {name} {found}, expected 2.5.2 or later"
+        ):
             lightning_import.check_version()
     has[name] = "2.6.6"
     for found in ("2.11.0", "2.15.0+cu130", "3.0"):
@@ -218,11 +277,19 @@ def test_a_job_that_has_installed_another_version_ends_with_that_line(tmp_path: 
     installed = tmp_path / f"installed/{name.replace('-', '_')}-2.4.0.dist-info"
     installed.mkdir(parents=True)
     (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.4.0\n")
-    variables = os.environ | {"PYTHONPATH": f"{installed.parent}:{ROOT}", "SM_OUTPUT_DIR": str(tmp_path)}
+    variables = os.environ | {
+        "PYTHONPATH": f"{installed.parent}:{ROOT}",
+        "SM_OUTPUT_DIR": str(tmp_path),
+    }
     line = [sys.executable, str(APP / program)]
-    done = subprocess.run(line, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    (said,) = (one for one in done.stderr.splitlines() if not one.startswith("starting: "))  # on a busy machine
-    expected = f"error: requirements.txt: found {name} 2.4.0, expected 2.5.2 or later and below 2.7; give "
+    done = subprocess.run(
+        line, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    # A busy machine prints these lines, too.
+    (said,) = (one for one in done.stderr.splitlines() if not one.startswith("starting: "))
+    expected = (
+        f"error: requirements.txt: found {name} 2.4.0, expected 2.5.2 or later and below 2.7; give "
+    )
     assert done.returncode == 1 and said.startswith(expected)
     assert (tmp_path / "failure").read_text() == said
 

@@ -23,7 +23,9 @@ def container(image: str):
     """Run a container of the image and return what `docker run` said; it is removed after the test."""
     names = []
 
-    def run(*arguments: str, options: tuple[str, ...] = (), **settings) -> subprocess.CompletedProcess:
+    def run(
+        *arguments: str, options: tuple[str, ...] = (), **settings
+    ) -> subprocess.CompletedProcess:
         names.append(f"sagemaker-lightning-{uuid.uuid4().hex[:12]}")
         done = docker("run", "--name", names[-1], *options, image, *arguments, **settings)
         done.container = names[-1]
@@ -44,8 +46,12 @@ def mount(source: Path, target: str, mode: str = "rw") -> tuple[str, ...]:
 
 def test_without_data_and_without_a_network(container, image, tmp_path):
     """Shortened; with nothing mounted at all, README's first command in a container runs."""
-    (tmp_path / "hyperparameters.json").write_text('{"trainer.max_epochs": "1", "trainer.limit_train_batches": "5"}')
-    given = mount(tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro")
+    (tmp_path / "hyperparameters.json").write_text(
+        '{"trainer.max_epochs": "1", "trainer.limit_train_batches": "5"}'
+    )
+    given = mount(
+        tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro"
+    )
     run = container("train", options=("--network", "none", *given))
     assert run.returncode == 0, run.stdout
     assert docker("cp", f"{run.container}:/opt/ml/model", str(tmp_path)).returncode == 0
@@ -53,7 +59,10 @@ def test_without_data_and_without_a_network(container, image, tmp_path):
     resnet18(num_classes=10).load_state_dict(state)
     described = json.loads((tmp_path / "model/model.json").read_text())
     assert described["data_class_path"] == "app.data.DigitsDataModule"
-    assert described["revision"] == inspect(image)["Config"]["Labels"]["org.opencontainers.image.revision"]
+    assert (
+        described["revision"]
+        == inspect(image)["Config"]["Labels"]["org.opencontainers.image.revision"]
+    )
 
 
 def test_a_program_that_says_import_lightning(container, tmp_path):
@@ -61,50 +70,80 @@ def test_a_program_that_says_import_lightning(container, tmp_path):
     (tmp_path / "code").mkdir()
     shutil.copy(ROOT / "tests/autoencoder.py", tmp_path / "code/train.py")
     (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
-    given = mount(tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro")
+    given = mount(
+        tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro"
+    )
     run = container("train", options=(*given, *mount(tmp_path / "code", "/opt/ml/code", "ro")))
     assert run.returncode == 0 and "TRAINED 20 " in run.stdout, run.stdout
-    code = "import lightning.pytorch as pl; from sagemaker_lightning import World; print(pl.__name__)"
+    code = (
+        "import lightning.pytorch as pl; from sagemaker_lightning import World; print(pl.__name__)"
+    )
     assert container("python", "-c", code).stdout.strip() == "pytorch_lightning"
 
 
 def test_a_user_without_a_name_in_a_container_that_is_read_only(container, tmp_path):
     """As rootless engines and strict clusters run it: what is written is mounted, and nothing else can be written."""
-    user = ("--user", "54321", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+    user = (
+        "--user",
+        "54321",
+        "--read-only",
+        "--cap-drop",
+        "ALL",
+        "--security-opt",
+        "no-new-privileges",
+    )
     mounts = ()
     for name, target in (("model", "model"), ("output", "output"), ("config", "input/config")):
         (tmp_path / name).mkdir()
         (tmp_path / name).chmod(0o777)
         mounts += mount(tmp_path / name, f"/opt/ml/{target}")
-    (tmp_path / "config/hyperparameters.json").write_text('{"trainer.max_steps": "1", "data.batch_size": "256"}')
+    (tmp_path / "config/hyperparameters.json").write_text(
+        '{"trainer.max_steps": "1", "data.batch_size": "256"}'
+    )
     run = container("train", options=(*user, *mounts))
     assert run.returncode == 0 and (tmp_path / "model/model.pt").is_file(), run.stdout
     run = container("train", options=(*user, *mounts[:-2]))
-    assert run.returncode == 1 and run.stdout.startswith("error: /opt/ml/input/config/hyperparameters.json: is missing")
+    assert run.returncode == 1 and run.stdout.startswith(
+        "error: /opt/ml/input/config/hyperparameters.json: is missing"
+    )
 
 
 def test_the_command_may_be_left_out(container):
     """SageMaker SDK 3's local mode gives none."""
-    assert "train takes no flags" not in container(options=("--env", "SAGEMAKER_PROGRAM=nothing.py")).stdout
+    assert (
+        "train takes no flags"
+        not in container(options=("--env", "SAGEMAKER_PROGRAM=nothing.py")).stdout
+    )
 
 
 def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
     """What the original's run_sagemaker.py gives, its GPU left out, on a channel that cannot be written."""
     hyperparameters = {
-        "data": "CIFAR10DataModule", "data.batch_size": "32", "optimizer": "Adam", "optimizer.lr": "0.001",
-        "trainer.accelerator": "cpu", "trainer.devices": "-1", "trainer.max_epochs": "2", "logger.name": "tutorial",
+        "data": "CIFAR10DataModule",
+        "data.batch_size": "32",
+        "optimizer": "Adam",
+        "optimizer.lr": "0.001",
+        "trainer.accelerator": "cpu",
+        "trainer.devices": "-1",
+        "trainer.max_epochs": "2",
+        "logger.name": "tutorial",
         "data.val_split": "40",
-    }  # fmt: skip
+    }
     config, model, output = (tmp_path / name for name in ("config", "model", "output"))
     for folder in (config, model, output):
         folder.mkdir()
     (config / "hyperparameters.json").write_text(json.dumps(hyperparameters))
-    mounts = mount(cifar, "/opt/ml/input/data/training", "ro") + mount(config, "/opt/ml/input/config")
-    run = container("train", options=mounts + mount(model, "/opt/ml/model") + mount(output, "/opt/ml/output"))
+    mounts = mount(cifar, "/opt/ml/input/data/training", "ro") + mount(
+        config, "/opt/ml/input/config"
+    )
+    run = container(
+        "train", options=mounts + mount(model, "/opt/ml/model") + mount(output, "/opt/ml/output")
+    )
     assert run.returncode == 0, run.stdout
     assert json.loads((model / "model.json").read_text())["classes"] == CLASSES
     assert list(output.glob("data/tensorboard/localhost/tutorial/version_0/events.*"))
-    assert not list(output.glob("data/checkpoints"))  # of a run that is finished, they are no output
+    # The checkpoints of a run that is finished are no output.
+    assert not list(output.glob("data/checkpoints"))
     assert (output / "success").exists()
 
 
@@ -112,11 +151,16 @@ def test_a_mistake_is_in_the_failure_file(container, tmp_path: Path):
     (tmp_path / "hyperparameters.json").write_text('{"trainer.accelerator": "gpu"}')
     (tmp_path / "output").mkdir()
     path = "/opt/ml/input/config/hyperparameters.json"
-    mounts = mount(tmp_path / "hyperparameters.json", path, "ro") + mount(tmp_path / "output", "/opt/ml/output")
+    mounts = mount(tmp_path / "hyperparameters.json", path, "ro") + mount(
+        tmp_path / "output", "/opt/ml/output"
+    )
     run = container("train", options=mounts)
     assert run.returncode == 1
     failure = (tmp_path / "output/failure").read_text()
-    assert failure.startswith("error: --trainer.accelerator=gpu: this machine has no GPU") and "\n" not in failure
+    assert (
+        failure.startswith("error: --trainer.accelerator=gpu: this machine has no GPU")
+        and "\n" not in failure
+    )
     assert failure in run.stdout
 
 
@@ -139,8 +183,11 @@ def test_any_command_keeps_its_quoting_and_exit_status(container):
 
 def test_a_shell_that_nothing_activated_finds_the_environment(container):
     """SageMaker SDK 3 goes round the entry point and looks for these three."""
-    run = container("-c", "command -v python pip bash && python -c 'import app.train, sagemaker_training'",
-                    options=("--entrypoint", "bash"))  # fmt: skip
+    run = container(
+        "-c",
+        "command -v python pip bash && python -c 'import app.train, sagemaker_training'",
+        options=("--entrypoint", "bash"),
+    )
     assert run.returncode == 0, run.stdout
     python, pip, _ = run.stdout.split()
     assert python == "/opt/conda/envs/sagemaker-lightning/bin/python"
@@ -164,8 +211,12 @@ def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
     (tmp_path / "saver.py").write_text(SAVER)
     (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "saver.py"}')
     (tmp_path / "output").mkdir()
-    mounts = mount(tmp_path / "saver.py", "/opt/ml/code/saver.py", "ro") + mount(tmp_path / "output", "/opt/ml/output")
-    mounts += mount(tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro")
+    mounts = mount(tmp_path / "saver.py", "/opt/ml/code/saver.py", "ro") + mount(
+        tmp_path / "output", "/opt/ml/output"
+    )
+    mounts += mount(
+        tmp_path / "hyperparameters.json", "/opt/ml/input/config/hyperparameters.json", "ro"
+    )
     started = docker("run", "--detach", *options, *mounts, image, "train").stdout.strip()
     try:
         for _ in range(600):
@@ -196,17 +247,26 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
         for name in gcc cc g++ make ssh; do ! command -v $name || exit 1; done
         for path in {absent}; do [[ ! -e $path ]] || {{ echo $path; exit 1; }}; done
         [[ -z $(ls /var/lib/apt/lists) ]] || exit 1
-        pip check; pip list --format=freeze && find /opt/conda -name '*.conda' -o -name '*.whl' | head
+        pip check
+        pip list --format=freeze && find /opt/conda -name '*.conda' -o -name '*.whl' | head
     """
     run = container("bash", "-c", script)
     assert run.returncode == 0, run.stdout
-    pinned = re.findall(r"^ +- ([a-z0-9-]+)(?:\[.*\])?==(\S+)", (ROOT / "environment.yml").read_text(), re.MULTILINE)
-    installed = dict(line.lower().replace("_", "-").split("==") for line in run.stdout.splitlines() if "==" in line)
+    pinned = re.findall(
+        r"^ +- ([a-z0-9-]+)(?:\[.*\])?==(\S+)", (ROOT / "environment.yml").read_text(), re.MULTILINE
+    )
+    installed = dict(
+        line.lower().replace("_", "-").split("==")
+        for line in run.stdout.splitlines()
+        if "==" in line
+    )
     assert len(pinned) == 11
     assert {name: installed.get(name) for name, _ in pinned} == dict(pinned)
     complaints = re.findall(r"^(\S+) \S+ (?:has requirement|requires)", run.stdout, re.MULTILINE)
     assert complaints == ["lightning-bolts"]
-    assert {(name, version) for name, version in installed.items() if version not in locked(name)} == set()
+    assert {
+        (name, version) for name, version in installed.items() if version not in locked(name)
+    } == set()
 
     about = inspect(image)
     assert about["Size"] <= 6.5e9
@@ -216,7 +276,9 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
     assert variables["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert variables["PATH"].split(":")[0] == "/opt/conda/envs/sagemaker-lightning/bin"
     labels = about["Config"]["Labels"]
-    assert labels["org.opencontainers.image.version"] and labels["org.opencontainers.image.revision"]
+    assert (
+        labels["org.opencontainers.image.version"] and labels["org.opencontainers.image.revision"]
+    )
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert labels["org.opencontainers.image.source"]
 
@@ -224,32 +286,53 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
 def locked(name: str) -> set[str]:
     """Return the versions of a package that the image may have."""
     texts = ((ROOT / f"locks/{lock}.txt").read_text() for lock in ("image", "bolts"))
-    return {version for text in texts for version in re.findall(rf"^{name}==(\S+)", text, re.MULTILINE)}
+    return {
+        version for text in texts for version in re.findall(rf"^{name}==(\S+)", text, re.MULTILINE)
+    }
 
 
 def test_what_is_in_the_image_is_listed_with_its_licences(container):
     """The SBOM has every Python package that pip finds, and the licences have each of them."""
-    run = container("bash", "-c", "cat sbom/packages.cdx.json && echo && echo ==== && pip list --format=freeze && "
-                    "grep -c '' sbom/licenses.txt && grep -A2 '^torch$' sbom/licenses.txt")  # fmt: skip
+    run = container(
+        "bash",
+        "-c",
+        "cat sbom/packages.cdx.json && echo && echo ==== && pip list --format=freeze && "
+        "grep -c '' sbom/licenses.txt && grep -A2 '^torch$' sbom/licenses.txt",
+    )
     assert run.returncode == 0, run.stdout
     listed, _, rest = run.stdout.partition("\n====\n")
     bom = json.loads(listed)
     assert bom["bomFormat"] == "CycloneDX"
-    components = {f"{one['name']}=={one['version']}".lower().replace("_", "-") for one in bom["components"]}
+    components = {
+        f"{one['name']}=={one['version']}".lower().replace("_", "-") for one in bom["components"]
+    }
     installed = {line.lower().replace("_", "-") for line in rest.splitlines() if "==" in line}
     assert components == installed and len(installed) > 80
-    assert rest.splitlines()[-3:-1] == ["torch", next(line for line in installed if line.startswith("torch=="))[7:]]
+    assert rest.splitlines()[-3:-1] == [
+        "torch",
+        next(line for line in installed if line.startswith("torch=="))[7:],
+    ]
 
 
 def test_the_doctor_and_an_older_driver_in_the_image(container, tmp_path: Path):
     """The host's driver and GPU are stand-ins, and so are cuda-compat's libraries (tests/image)."""
     gpu_host(tmp_path, "535.183.01", "NVIDIA A10G")
     options = (*mount(tmp_path, "/host", "ro"), "--env", "SAGEMAKER_LIGHTNING_ROOT=/host")
-    run = container("bash", "-c", "echo path=$LD_LIBRARY_PATH; python -m sagemaker_lightning.doctor", options=options)
+    run = container(
+        "bash",
+        "-c",
+        "echo path=$LD_LIBRARY_PATH; python -m sagemaker_lightning.doctor",
+        options=options,
+    )
     assert run.returncode == 1, run.stdout  # torch finds no GPU
     assert "path=/opt/conda/envs/sagemaker-lightning/cuda-compat\n" in run.stdout
-    assert "note  GPU driver: GPU driver 535.183.01 is older than CUDA 13.2 needs (R580); NVIDIA's comp" in run.stdout
-    assert "WRONG torch: cannot compute on the GPU (" in run.stdout and run.stdout.endswith("1 wrong\n")
+    assert (
+        "note  GPU driver: GPU driver 535.183.01 is older than CUDA 13.2 needs (R580); "
+        "NVIDIA's comp"
+    ) in run.stdout
+    assert "WRONG torch: cannot compute on the GPU (" in run.stdout and run.stdout.endswith(
+        "1 wrong\n"
+    )
     run = container("python", "-m", "sagemaker_lightning.doctor")
     assert run.returncode == 0, run.stdout
     assert "ok    NCCL: " in run.stdout and run.stdout.endswith("nothing is wrong\n")
@@ -262,7 +345,10 @@ def test_pip_takes_no_malicious_release_in_the_image(container):
 
 
 def test_lightning_bolts_is_in_the_image(container):
-    code = "from pl_bolts.datamodules import CIFAR10DataModule as D; print('classes', D('/tmp').num_classes)"
+    code = (
+        "from pl_bolts.datamodules import CIFAR10DataModule as D; "
+        "print('classes', D('/tmp').num_classes)"
+    )
     assert "classes 10" in container("python", "-W", "ignore", "-c", code).stdout
 
 
@@ -296,15 +382,20 @@ def test_a_change_of_the_code_adds_kilobytes(image: str, source: Path, tag: str)
     assert layers(tag)[-1] != layers(image)[-1] and layers(tag)[:-1] == layers(image)[:-1]
     changed = docker("run", "--rm", tag, "tail", "-n1", "/opt/sagemaker-lightning/app/model.py")
     assert changed.stdout == "# changed\n"
-    sizes = [int(size) for size in docker("history", "--human=false", "--format", "{{.Size}}", tag).stdout.split()]
-    assert 0 < next(filter(None, sizes)) < 1_000_000  # newest first; what only describes the image has no size
+    sizes = [
+        int(size)
+        for size in docker("history", "--human=false", "--format", "{{.Size}}", tag).stdout.split()
+    ]
+    # The newest layer comes first; an entry that only describes the image has no size.
+    assert 0 < next(filter(None, sizes)) < 1_000_000
 
 
 def test_the_program_is_a_build_argument(image: str, tag: str, tmp_path: Path):
     run = build(tag, **build_variables(), SAGEMAKER_PROGRAM="app/train_torchrun.py")
     assert run.returncode == 0, run.stdout[-3000:]
     (tmp_path / "hyperparameters.json").write_text(
-        '{"trainer.max_steps": "2", "trainer.devices": "2", "data.batch_size": "32", "trainer.accelerator": "cpu"}'
+        '{"trainer.max_steps": "2", "trainer.devices": "2", "data.batch_size": "32", '
+        '"trainer.accelerator": "cpu"}'
     )
     path = "/opt/ml/input/config/hyperparameters.json"
     done = docker("run", "--rm", *mount(tmp_path / "hyperparameters.json", path, "ro"), tag)
@@ -316,18 +407,25 @@ def test_the_program_is_a_build_argument(image: str, tag: str, tmp_path: Path):
 def test_lightning_bolts_can_be_left_out(tag: str):
     run = build(tag, **build_variables(), LIGHTNING_BOLTS="0")
     assert run.returncode == 0, run.stdout[-3000:]
-    assert "No module named 'pl_bolts'" in docker("run", "--rm", tag, "python", "-c", "import pl_bolts").stdout
+    assert (
+        "No module named 'pl_bolts'"
+        in docker("run", "--rm", tag, "python", "-c", "import pl_bolts").stdout
+    )
 
 
 def test_a_job_is_drilled_in_the_image(image: str, tmp_path):
     """docs/drill.md has the command."""
     page = (ROOT / "docs/drill.md").read_text()
     (command,) = re.findall(r"^```sh\n(docker run .*?)^```$", page, re.MULTILINE | re.DOTALL)
-    command = command.replace("docker run", f"{DOCKER} run").replace(" sagemaker-lightning ", f" {image} ")
+    command = command.replace("docker run", f"{DOCKER} run").replace(
+        " sagemaker-lightning ", f" {image} "
+    )
     write_cifar(tmp_path / "cifar10", images=10)
     (tmp_path / "hyperparameters.json").write_text('{"data.batch_size": 4, "data.val_split": 20}')
     done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "identical: 1 interruptions" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "identical: 1 interruptions" in done.stdout, (
+        done.stdout + done.stderr
+    )
 
 
 def test_a_compiler_is_a_build_argument(image: str, tag: str):
@@ -348,16 +446,22 @@ def test_an_installer_with_another_checksum_is_not_run(tag: str):
 def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
     """As the fixture's was built by BuildKit. Every instruction; of the packages only the toolkit: disk and minutes."""
     lock = source / "locks/image.txt"
-    few = "".join(re.findall(r"^(?:sagemaker-training|pip)==.*\n(?:    .*\n)+", lock.read_text(), re.MULTILINE))
+    few = "".join(
+        re.findall(
+            r"^(?:sagemaker-training|pip)==.*\n(?:    .*\n)+", lock.read_text(), re.MULTILINE
+        )
+    )
     assert few.count("==") == 2
     lock.write_text(few)
     run = build(tag, source, **build_variables() | {"DOCKER_BUILDKIT": "0"})
     assert run.returncode == 0, run.stdout[-3000:]
-    ours, other = inspect(image)["Config"], inspect(tag)["Config"]
+    ours = inspect(image)["Config"]
+    other = inspect(tag)["Config"]
     same = ("Entrypoint", "Cmd", "WorkingDir")
     assert {key: ours[key] for key in same} == {key: other[key] for key in same}
     unversioned = [
-        [line for line in config["Env"] if "VERSION" not in line and "REVISION" not in line] for config in (ours, other)
+        [line for line in config["Env"] if "VERSION" not in line and "REVISION" not in line]
+        for config in (ours, other)
     ]
     assert unversioned[0] == unversioned[1]
     assert "error: train takes no flags" in docker("run", "--rm", tag, "train", "--x").stdout

@@ -22,7 +22,10 @@ from app.in_memory import ResidentLoader, ResidentSet
 def numbered(size: int) -> ResidentSet:
     """Return images that carry their own number: label k, all pixels of value k % 256."""
     labels = torch.arange(size)
-    return ResidentSet((labels % 256).to(torch.uint8)[:, None, None, None].expand(size, 3, 8, 8).contiguous(), labels)
+    return ResidentSet(
+        (labels % 256).to(torch.uint8)[:, None, None, None].expand(size, 3, 8, 8).contiguous(),
+        labels,
+    )
 
 
 def loader(size=103, **options) -> ResidentLoader:
@@ -35,7 +38,9 @@ def labels_of(loader) -> list[list[int]]:
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
-    epochs = [sum(labels_of(loader(position=lambda epoch=epoch: (epoch, 0))), []) for epoch in range(3)]
+    epochs = [
+        sum(labels_of(loader(position=lambda epoch=epoch: (epoch, 0))), []) for epoch in range(3)
+    ]
     assert all(sorted(epoch) == list(range(103)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
     assert epochs[0] == sum(labels_of(loader()), [])
@@ -66,10 +71,13 @@ def test_ranks_share_each_global_batch(size, world_size, drop_last):
     options = {"batch_size": 5, "world_size": world_size, "drop_last": drop_last}
     ranks = [labels_of(loader(size, rank=rank, **options)) for rank in range(world_size)]
     assert len({len(batches) for batches in ranks}) == 1  # as many steps on every rank
-    assert all(len(batch) > (world_size > 1) for batches in ranks for batch in batches)  # and none with a single sample
+    # With several ranks, no batch has a single sample.
+    assert all(len(batch) > (world_size > 1) for batches in ranks for batch in batches)
     together = [sum(parts, []) for parts in zip(*ranks, strict=True)]
     sizes = loader(size, **options).sizes
-    assert [list(map(len, parts)) for parts in zip(*ranks, strict=True)] == [sizes(0, k) for k in range(len(together))]
+    assert [list(map(len, parts)) for parts in zip(*ranks, strict=True)] == [
+        sizes(0, k) for k in range(len(together))
+    ]
     one_process = labels_of(loader(size, batch_size=5 * world_size, drop_last=drop_last))
     seen = sum(together, [])
     assert seen == sum(one_process, []) if drop_last else sorted(seen) == list(range(size))
@@ -82,15 +90,22 @@ def test_nodes_with_other_data_make_the_same_steps(drop_last):
     """Also where they have other numbers of ranks."""
     shards = [(23, 1), (61, 3), (37, 2)]
     options = {"batch_size": 4, "drop_last": drop_last, "shards": shards}
-    loaders = [loader(size, rank=rank, world_size=local, **options) for size, local in shards for rank in range(local)]
+    loaders = [
+        loader(size, rank=rank, world_size=local, **options)
+        for size, local in shards
+        for rank in range(local)
+    ]
     batches = [labels_of(each) for each in loaders]
-    # 23 samples are 5 batches of 4 and a rest of 3, 61 are 5 of 12 and a rest of 1, 37 are 4 of 8 and a rest of 5.
+    # 23 samples are 5 batches of 4 and a rest of 3, 61 are 5 of 12 and a rest of 1, 37 are 4 of 8
+    # and a rest of 5.
     assert {len(each) for each in loaders} == {4 if drop_last else 5}
     assert [list(map(len, parts)) for parts in zip(*batches, strict=True)] == [
         loaders[0].sizes(0, batch) for batch in range(len(loaders[0]))
     ]
     for first, (size, local) in ((0, shards[0]), (1, shards[1]), (4, shards[2])):
-        seen = [number for rank in batches[first : first + local] for batch in rank for number in batch]
+        seen = [
+            number for rank in batches[first : first + local] for batch in rank for number in batch
+        ]
         assert len(seen) == len(set(seen)) and set(seen) <= set(range(size))
         assert drop_last or size != 37 or len(seen) == 37  # the smallest leaves nothing out
 
@@ -112,7 +127,10 @@ def train_prepared() -> list[list[int]]:
 def test_on_two_nodes_of_two_ranks_data_is_prepared_once_a_node_and_read_once(tmp_path):
     ended = ranks.run(train_prepared, nodes=[2, 2], folder=tmp_path)
     assert not any(rank.error for rank in ended), ended[0].said
-    assert [len(list((tmp_path / f"node-{node}").glob("prepared-*"))) for node in range(2)] == [1, 1]
+    assert [len(list((tmp_path / f"node-{node}").glob("prepared-*"))) for node in range(2)] == [
+        1,
+        1,
+    ]
     seen = [number for rank in ended for batch in rank.value for number in batch]
     assert len(seen) == len(set(seen)) == 40
 
@@ -153,7 +171,8 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(before, after, drop_last)
 def test_augmentation_is_torchvisions_for_the_same_choices():
     images = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8)
     choices = Augmentation.of_epoch(seed=1, epoch=2, size=64, flip=True)
-    mean, std = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
+    mean = (0.4914, 0.4822, 0.4465)
+    std = (0.2471, 0.2435, 0.2616)
     ours = Normalize(mean, std)(choices.crop(images))
     for k in range(64):
         image = functional.pad(functional.to_pil_image(images[k]), PADDING)
@@ -161,7 +180,11 @@ def test_augmentation_is_torchvisions_for_the_same_choices():
         image = functional.hflip(image) if choices.flip[k] else image
         theirs = functional.normalize(functional.to_tensor(image), mean, std)
         assert torch.equal(ours[k], theirs)
-    assert choices.top.unique().tolist() == choices.left.unique().tolist() == list(range(2 * PADDING + 1))
+    assert (
+        choices.top.unique().tolist()
+        == choices.left.unique().tolist()
+        == list(range(2 * PADDING + 1))
+    )
     assert 0 < int(choices.flip.sum()) < 64
     assert not Augmentation.of_epoch(seed=1, epoch=2, size=64, flip=False).flip.any()
     assert torch.equal(Normalize()(images), images / 255)
@@ -172,17 +195,22 @@ def test_cutout_is_the_papers_for_the_same_centres():
     images = torch.rand(64, 3, 32, 32) + 1
     choices = Augmentation.of_epoch(seed=1, epoch=0, size=64, flip=False)
     for side in (1, 5, 8, 16):
-        ours, whole = choices.cut(images.clone(), side), images.clone()
+        ours = choices.cut(images.clone(), side)
+        whole = images.clone()
         for image, (row, column) in zip(whole, (choices.centre * 32).long().tolist(), strict=True):
-            top, left = row - side // 2, column - side // 2
+            top = row - side // 2
+            left = column - side // 2
             image[:, max(top, 0) : top + side, max(left, 0) : left + side] = 0
         assert torch.equal(ours, whole)
     plain = list(loader(augment=True))
     cut = list(loader(augment=True, cutout=3))
     assert all(
-        (after[after != 0] == before[after != 0]).all() for (before, _), (after, _) in zip(plain, cut, strict=True)
+        (after[after != 0] == before[after != 0]).all()
+        for (before, _), (after, _) in zip(plain, cut, strict=True)
     )
-    assert sum(int((after == 0).sum()) for after, _ in cut) > sum(int((before == 0).sum()) for before, _ in plain)
+    assert sum(int((after == 0).sum()) for after, _ in cut) > sum(
+        int((before == 0).sum()) for before, _ in plain
+    )
 
 
 def test_num_workers_and_pin_memory_change_nothing_and_say_so(cifar, capsys):
@@ -196,7 +224,9 @@ def test_num_workers_and_pin_memory_change_nothing_and_say_so(cifar, capsys):
     for options in ({"num_workers": 0}, {"num_workers": 7}, {"pin_memory": False}):
         assert all(torch.equal(a, b) for a, b in zip(plain, first_batch(**options), strict=True))
         ((name, value),) = options.items()
-        assert capsys.readouterr().out.startswith(f"warning: --data.{name}={str(value).lower()} is ignored: ")
+        assert capsys.readouterr().out.startswith(
+            f"warning: --data.{name}={str(value).lower()} is ignored: "
+        )
     assert not torch.equal(plain[0], first_batch(seed=1)[0])
 
 
@@ -205,7 +235,8 @@ class Recorder(LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.seen = torch.nn.Linear(1, 1), []
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = []
 
     def training_step(self, batch, batch_idx):
         self.seen.append((self.current_epoch, batch[1].tolist(), float(batch[0].sum())))
@@ -217,17 +248,27 @@ class Recorder(LightningModule):
 
 def fit(cifar, tmp_path, model, epochs, ckpt_path=None, **options):
     trainer = Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, default_root_dir=tmp_path, **options,
-    )  # fmt: skip
-    trainer.fit(model, CIFAR10DataModule(str(cifar), val_split=20, batch_size=32), ckpt_path=ckpt_path)
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+        **options,
+    )
+    trainer.fit(
+        model, CIFAR10DataModule(str(cifar), val_split=20, batch_size=32), ckpt_path=ckpt_path
+    )
     return trainer
 
 
 @pytest.mark.parametrize("limit", [None, 4, 0.5])
 def test_lightning_sees_each_epochs_own_order_also_after_a_checkpoint(cifar, tmp_path, limit):
     options = {} if limit is None else {"limit_train_batches": limit}
-    whole, first, second = Recorder(), Recorder(), Recorder()
+    whole = Recorder()
+    first = Recorder()
+    second = Recorder()
     fit(cifar, tmp_path, whole, 3, **options)
     assert whole.seen[0][1] != whole.seen[len(whole.seen) // 3][1]
     fit(cifar, tmp_path, first, 1, **options).save_checkpoint(tmp_path / "one.ckpt")
@@ -241,7 +282,11 @@ def test_digits_are_scikit_learns_and_every_split_is_apart():
 
     module = DigitsDataModule()
     module.setup()
-    assert {name: len(part) for name, part in module.sets.items()} == {"train": 1294, "val": 143, "test": 360}
+    assert {name: len(part) for name, part in module.sets.items()} == {
+        "train": 1294,
+        "val": 143,
+        "test": 360,
+    }
     assert module.num_samples == 1294 and module.num_classes == 10 and module.dims == (3, 32, 32)
     reference = load_digits()
     whole = np.concatenate([module.load(train)[0] for train in (True, False)])
@@ -276,7 +321,7 @@ def test_no_data_dir_says_what_to_do():
         CIFAR10DataModule().setup("fit")
 
 
-# Lightning Bolts itself -----------------------------------------------------------------------------------------------
+# Lightning Bolts itself ---------------------------------------------------------------------------
 
 
 # In a process of its own: here, the name CIFAR10DataModule would from then on mean two classes.
@@ -287,10 +332,12 @@ from torchvision.datasets import cifar
 cifar.check_integrity = lambda path, md5: True  # the small set has other checksums
 from pl_bolts.datamodules import CIFAR10DataModule
 folder, val_split, seed, result = sys.argv[1:]
-data = CIFAR10DataModule(folder, val_split=float(val_split) if "." in val_split else int(val_split), seed=int(seed))
+val_split = float(val_split) if "." in val_split else int(val_split)
+data = CIFAR10DataModule(folder, val_split=val_split, seed=int(seed))
 data.setup("fit")
 train, val = data.dataset_train, data.dataset_val
-np.savez(result, images=train.dataset.data, labels=train.dataset.targets, train=train.indices, val=val.indices)
+arrays = {"images": train.dataset.data, "labels": train.dataset.targets}
+np.savez(result, **arrays, train=train.indices, val=val.indices)
 """
 
 
@@ -313,10 +360,15 @@ def test_the_split_is_that_of_lightning_bolts(cifar, tmp_path, val_split, seed):
 def test_the_class_of_lightning_bolts_trains(tmp_path):
     write_cifar(tmp_path)
     program = (
-        "from torchvision.datasets import cifar; cifar.check_integrity = lambda path, md5: True;"  # as above
+        "from torchvision.datasets import cifar; "
+        "cifar.check_integrity = lambda path, md5: True;"  # as above
         "from app.train import main; main()"
     )
-    flags = ["--data=pl_bolts.datamodules.CIFAR10DataModule", f"--data.data_dir={tmp_path}", "--data.val_split=40"]
+    flags = [
+        "--data=pl_bolts.datamodules.CIFAR10DataModule",
+        f"--data.data_dir={tmp_path}",
+        "--data.val_split=40",
+    ]
     line = ["python", "-c", program, *flags, "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
     run = warm.run(line, tmp_path, os.environ | {"PYTHONPATH": str(ROOT)})
     assert run.returncode == 0, run.stdout

@@ -21,10 +21,11 @@ def test_whoever_waits_for_another_waits_longer():
         deadlines.SAGEMAKER_KILLS,
     ]
     assert all(later - earlier >= 5 for earlier, later in pairwise(order))
-    # After the program's end the hook still ends what it left, reads its stderr, and writes the failure file.
+    # After the program's end, the hook ends the processes that it left, reads its stderr, and writes
+    # the failure file.
     after_the_program = deadlines.REST_IS_KILLED + deadlines.STDERR_IS_READ
     assert deadlines.HOOK_KILLS + after_the_program < deadlines.SAGEMAKER_KILLS
-    # A batch of which nobody knows how long it takes is left no more than a checkpoint that is being written.
+    # A batch of unknown length gets no more time than a checkpoint that is being written.
     assert shutdown.WAIT < shutdown.WAIT_FOR_WRITING == deadlines.CHECKPOINT_IS_WRITTEN
 
 
@@ -35,7 +36,8 @@ def test_the_parts_of_what_a_lost_host_takes(whole: float):
     assert 5 * deadlines.status_interval(silence) <= silence
     # Noticed, said to all, ended: on every host within the time that the user has set.
     assert silence + deadlines.ends_after_loss(whole) < whole
-    # A node that waits for a reason waits until the node that knows it has noticed, and that one waits for less.
+    # A node that waits for a reason waits until the node that knows the reason has noticed it; that
+    # node waits for less.
     assert deadlines.better_reason(silence) < deadlines.any_reason(silence)
     assert silence < deadlines.any_reason(silence)
 
@@ -47,14 +49,19 @@ def test_by_default_a_lost_rank_ends_all_in_time_too():
     assert doubt + deadlines.ENDS_BY_ITSELF + deadlines.ends_after_loss(whole) < whole
     # A job whose hosts never met says so before anybody would take a host for lost.
     assert whole > deadlines.HOST_APPEARS
-    assert max(pause for pause, _ in zip(pauses(), range(30), strict=False)) == deadlines.LONGEST_PAUSE
+    assert (
+        max(pause for pause, _ in zip(pauses(), range(30), strict=False)) == deadlines.LONGEST_PAUSE
+    )
     assert deadlines.HOST_APPEARS > 2 * deadlines.LONGEST_PAUSE
 
 
 def test_the_table_is_what_is_used():
     from sagemaker_lightning.launch import torchrun_command
 
-    assert float(torchrun_command.VARIABLES["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == deadlines.TORCHRUN_KILLS
+    assert (
+        float(torchrun_command.VARIABLES["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+        == deadlines.TORCHRUN_KILLS
+    )
     assert SageMakerEnvironment.rendezvous_timeout == deadlines.HOST_APPEARS
     assert SageMakerEnvironment.peer_timeout == deadlines.LOST_HOST_ENDS_JOB
     used = set()

@@ -75,7 +75,9 @@ def test_each_is_another_one():
     assert all(0 < one < 2**64 for one in found.values())
 
 
-@pytest.mark.parametrize("name", [name for name, value in VALUES.items() if isinstance(value, torch.Tensor)])
+@pytest.mark.parametrize(
+    "name", [name for name, value in VALUES.items() if isinstance(value, torch.Tensor)]
+)
 def test_a_gpu_has_the_same(name, monkeypatch):
     """There, torch does what numpy does here, and the sum stays a tensor."""
 
@@ -85,7 +87,9 @@ def test_a_gpu_has_the_same(name, monkeypatch):
     words = batch_digest._words(VALUES[name])
     here = parts(VALUES[name])
     monkeypatch.setattr(batch_digest, "QUICK", ())
-    monkeypatch.setattr(batch_digest, "_words", lambda value: None if words is None else words.as_subclass(There))
+    monkeypatch.setattr(
+        batch_digest, "_words", lambda value: None if words is None else words.as_subclass(There)
+    )
     there = parts(VALUES[name])
     assert words is None or isinstance(there[1], torch.Tensor)
     assert folded(map(int, here)) == folded(map(int, there))
@@ -105,8 +109,14 @@ def test_one_that_differs_shows(size):
 
 def test_what_is_in_it_counts():
     batch = {"x": X, "y": [1, 2.5, "three"], "z": Sample(X, "cat")}
-    for other in ({**batch, "x": X + 1}, {**batch, "y": [1, 2.5, "four"]}, {**batch, "y": [1, 2.25, "three"]},
-                  {**batch, "z": Sample(X, "dog")}, {**batch, "w": 1}, list(batch.values())):  # fmt: skip
+    for other in (
+        {**batch, "x": X + 1},
+        {**batch, "y": [1, 2.5, "four"]},
+        {**batch, "y": [1, 2.25, "three"]},
+        {**batch, "z": Sample(X, "dog")},
+        {**batch, "w": 1},
+        list(batch.values()),
+    ):
         assert of(other) != of(batch)
 
 
@@ -139,4 +149,6 @@ def test_bits():
         != batch_digest.bits(torch.tensor(0.1))
     )
     assert batch_digest.bits(torch.tensor(1.0)) != batch_digest.bits(torch.tensor(1.0 + 2**-23))
-    assert batch_digest.bits(float("nan")) and batch_digest.bits(torch.tensor([1.0, 3.0])) == batch_digest.bits(2.0)
+    assert batch_digest.bits(float("nan")) and batch_digest.bits(
+        torch.tensor([1.0, 3.0])
+    ) == batch_digest.bits(2.0)

@@ -52,7 +52,11 @@ def checkpoints(folder: Path) -> list[str]:
         ["--model.manual=true"],
         ["--model.manual=true", "--model.returns=false"],
         ["--trainer.accumulate_grad_batches=2", "--trainer.max_epochs=3"],
-        ["--checkpoint.monitor=null", "--checkpoint.every_n_train_steps=1", "--trainer.enable_checkpointing=true"],
+        [
+            "--checkpoint.monitor=null",
+            "--checkpoint.every_n_train_steps=1",
+            "--trainer.enable_checkpointing=true",
+        ],
     ],
     ids=" ".join,
 )
@@ -61,7 +65,10 @@ def test_a_loss_that_is_infinite_fails_the_job_at_its_step(fit, tmp_path: Path, 
     assert status == 1 and "Traceback" not in said
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: the loss is inf at step 5; the last finite loss was 0.7")
-    assert "at step 4; try a lower learning rate, --trainer.gradient_clip_val=1, or look for NaN in the data" in error
+    assert (
+        "at step 4; try a lower learning rate, --trainer.gradient_clip_val=1, "
+        "or look for NaN in the data"
+    ) in error
     assert not (tmp_path / "output/model/model.json").exists()
     assert not [name for name in checkpoints(tmp_path) if "5" in name]
 
@@ -70,20 +77,34 @@ def test_weights_that_are_not_finite_are_never_saved(fit, tmp_path: Path):
     """The loss of step 5 is finite, and what comes of it is not: a run could not go on from there."""
     said, status = fit("--model.how=gradient", "--resume.every_n_steps=1")
     assert status == 1
-    assert "error: weights are NaN or infinite after step 5; the last finite loss was 0.7028, at step 5" in said
-    assert checkpoints(tmp_path) == ["last.ckpt", *(f"step-00000000{step}.ckpt" for step in (2, 3, 4))]
+    assert (
+        "error: weights are NaN or infinite after step 5; "
+        "the last finite loss was 0.7028, at step 5"
+    ) in said
+    assert checkpoints(tmp_path) == [
+        "last.ckpt",
+        *(f"step-00000000{step}.ckpt" for step in (2, 3, 4)),
+    ]
 
 
 def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: Path):
-    flags = ["--model.how=rate", "--resume.every_n_steps=1", "--optimizer=SGD", "--lr_scheduler=StepLR"]
+    flags = [
+        "--model.how=rate",
+        "--resume.every_n_steps=1",
+        "--optimizer=SGD",
+        "--lr_scheduler=StepLR",
+    ]
     flags += ["--lr_scheduler.step_size=1", "--lr_scheduler.gamma=0.5"]
     said, status = fit(*flags, "--optimizer.lr=0.1")
     assert status == 1 and "at step 5 the learning rate is 0.1" in said
     said, status = fit(*flags, "--optimizer.lr=0.02")
     assert status == 1 and "--optimizer.lr was 0.1, is 0.02" in said
     assert "--resume.other_settings=true goes on with another learning rate" in said
-    said, status = fit(*flags, "--optimizer.lr=0.02", "--lr_scheduler.gamma=0.1", "--resume.other_settings=true")
-    assert status == 1 and "--lr_scheduler.gamma was 0.5, is 0.1" in said  # it would be accepted, and ignored
+    said, status = fit(
+        *flags, "--optimizer.lr=0.02", "--lr_scheduler.gamma=0.1", "--resume.other_settings=true"
+    )
+    # Otherwise the flag would be accepted and ignored.
+    assert status == 1 and "--lr_scheduler.gamma was 0.5, is 0.1" in said
     said, status = fit(*flags, "--optimizer.lr=0.02", "--resume.other_settings=true")
     assert status == 0 and "resuming from step 4" in said
     assert "at step 5 the learning rate is 0.02" in said
@@ -110,10 +131,14 @@ def diverge_on_a_rank(flags: list[str]) -> None:
     train.main([*FLAGS, *QUIET, "--trainer.strategy=ddp", *flags])
 
 
-@pytest.mark.parametrize("flag", ["--resume.every_n_steps=1", "--trainer.enable_checkpointing=false"])
+@pytest.mark.parametrize(
+    "flag", ["--resume.every_n_steps=1", "--trainer.enable_checkpointing=false"]
+)
 def test_all_ranks_fail_alike_where_one_diverges(tmp_path: Path, flag):
     """Rank 1's loss is infinite, and from the next step on, all weights are: nobody hangs, and all say the same."""
-    ended = ranks.run(diverge_on_a_rank, ["--model.rank=1", "--model.step=3", flag], folder=tmp_path)
+    ended = ranks.run(
+        diverge_on_a_rank, ["--model.rank=1", "--model.step=3", flag], folder=tmp_path
+    )
     assert [one.error for one in ended] == ["SystemExit: 1"] * 2
     errors = [re.findall("^error: (.*) \\[host", one.said, re.MULTILINE) for one in ended]
     assert errors[0] == errors[1] and len(errors[0]) == 1
@@ -137,8 +162,15 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
 
 
 def test_what_json_lacks_is_null():
-    value = {"a": [math.nan, 1.5, (np.float64("inf"), -math.inf)], "b": {"c": math.nan}, "d": "NaN", "e": 2}
-    assert json_text(value) == '{"a": [null, 1.5, [null, null]], "b": {"c": null}, "d": "NaN", "e": 2}'
+    value = {
+        "a": [math.nan, 1.5, (np.float64("inf"), -math.inf)],
+        "b": {"c": math.nan},
+        "d": "NaN",
+        "e": 2,
+    }
+    assert (
+        json_text(value) == '{"a": [null, 1.5, [null, null]], "b": {"c": null}, "d": "NaN", "e": 2}'
+    )
 
 
 class Validating(Model):
@@ -158,8 +190,13 @@ class Validating(Model):
         self.log("val_acc", 0.5)
 
 
-VALIDATING = ["--model=test_divergence.Validating", "--data=foreign.Data", "--checkpoint.filename={epoch}"]
-NAN, INF = math.nan, math.inf
+VALIDATING = [
+    "--model=test_divergence.Validating",
+    "--data=foreign.Data",
+    "--checkpoint.filename={epoch}",
+]
+NAN = math.nan
+INF = math.inf
 
 
 @pytest.mark.parametrize(
@@ -168,8 +205,18 @@ NAN, INF = math.nan, math.inf
         ([NAN, 0.5, NAN, 0.6], "", "nan in the validation of epoch 1, step 8", "epoch=1.ckpt"),
         ([0.5, INF, 0.4, NAN], "", "inf in the validation of epoch 2, step 16", "epoch=2.ckpt"),
         ([0.5, -INF, 0.6], "", "-inf in the validation of epoch 2, step 16", "epoch=0.ckpt"),
-        ([0.5, INF, 0.4], "--checkpoint.mode=max", "inf in the validation of epoch 2, step 16", "epoch=0.ckpt"),
-        ([NAN, 0.5, -INF], "--checkpoint.save_top_k=-1", "nan in the validation of epoch 1, step 8", "epoch=1.ckpt"),
+        (
+            [0.5, INF, 0.4],
+            "--checkpoint.mode=max",
+            "inf in the validation of epoch 2, step 16",
+            "epoch=0.ckpt",
+        ),
+        (
+            [NAN, 0.5, -INF],
+            "--checkpoint.save_top_k=-1",
+            "nan in the validation of epoch 1, step 8",
+            "epoch=1.ckpt",
+        ),
         ([NAN, NAN], "--checkpoint.save_top_k=-1", "nan in the validation of epoch 1, step 8", ""),
         ([NAN, NAN], "", "nan in the validation of epoch 1, step 8", ""),
         ([0.5, 0.4], "", "", "epoch=1.ckpt"),
@@ -187,11 +234,16 @@ def test_a_validation_that_finds_no_number(fit, monkeypatch, found, flag, warned
     monkeypatch.setattr(run, "export", noted)
     values = ", ".join(str(value).replace("nan", ".nan").replace("inf", ".inf") for value in found)
     said, status = fit(
-        *VALIDATING, f"--trainer.max_epochs={len(found)}", f"--model.found=[{values}]", *([flag] if flag else [])
+        *VALIDATING,
+        f"--trainer.max_epochs={len(found)}",
+        f"--model.found=[{values}]",
+        *([flag] if flag else []),
     )
     assert status == 0, said
     lines = [line for line in said.splitlines() if line.startswith("warning: ")]
-    assert len(lines) == bool(warned) and all(line.startswith(f"warning: val_loss={warned}; ") for line in lines)
+    assert len(lines) == bool(warned) and all(
+        line.startswith(f"warning: val_loss={warned}; ") for line in lines
+    )
     assert chosen == [best]
     described = json.loads(Path("output/model/model.json").read_text(), parse_constant=pytest.fail)
     value = described["metrics"]["val_loss"]

@@ -22,16 +22,22 @@ pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs/drill.md").read_text()
 (PROGRAM,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-COMMANDS = re.findall(r"^```sh\n(\.venv.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)  # the other is test_container.py's
+# tests/test_container.py runs the other command.
+COMMANDS = re.findall(r"^```sh\n(\.venv.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 OUTPUT = re.search(r"^```\n(drill: .*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
-FLAGS = ["--trainer.accelerator=cpu", "--progress.every_n_seconds=100", "--trainer.enable_model_summary=false"]
+FLAGS = [
+    "--trainer.accelerator=cpu",
+    "--progress.every_n_seconds=100",
+    "--trainer.enable_model_summary=false",
+]
 
 
 class Desk:
     """A folder of a user's, and one for temporary files."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.temporary = folder / "desk", folder / "tmp"
+        self.folder = folder / "desk"
+        self.temporary = folder / "tmp"
         self.folder.mkdir()
         self.temporary.mkdir()
         found = f"{ROOT}:{ROOT / 'tests'}"
@@ -40,7 +46,9 @@ class Desk:
     def drill(self, *words: str, **variables: str):
         """Drill, and return what `warm.run` does, when nothing is left in the folder for temporary files."""
         done = warm.run(
-            [sys.executable, "-m", "sagemaker_lightning.drill", *words], self.folder, self.environment | variables
+            [sys.executable, "-m", "sagemaker_lightning.drill", *words],
+            self.folder,
+            self.environment | variables,
         )
         assert not list(self.temporary.glob("drill-*")), done.stdout
         return done
@@ -58,37 +66,58 @@ def desk(tmp_path: Path) -> Desk:
 
 INEXACT = {
     "the system's random numbers": (
-        "Model", "FromTheSystem", "kill-in-epoch",
-        "DIFFERENT, first in the batch of step 1 (epoch 0, batch 0)", "two runs left alone differ, too",
+        "Model",
+        "FromTheSystem",
+        "kill-in-epoch",
+        "DIFFERENT, first in the batch of step 1 (epoch 0, batch 0)",
+        "two runs left alone differ, too",
     ),
     "a variable of a module, in a batch": (
-        "Model", "Joined", "stop-in-epoch",
+        "Model",
+        "Joined",
+        "stop-in-epoch",
         "DIFFERENT, first in the batch of step 7 (epoch 1, batch 2)",
-        "inexact.CALLS, which changes while the run trains, and which no checkpoint has; make a sample a function",
+        "inexact.CALLS, which changes while the run trains, and which no checkpoint has; "
+        "make a sample a function",
     ),
     "a variable of a module": (
-        "Counting", "Data", "kill-at-epoch-end",
+        "Counting",
+        "Data",
+        "kill-at-epoch-end",
         "DIFFERENT, first in the loss of step 3 (epoch 0, batch 2): ",
-        "inexact.CALLS, which changes while the run trains, and which no checkpoint has; keep it in buffers",
+        "inexact.CALLS, which changes while the run trains, and which no checkpoint has; "
+        "keep it in buffers",
     ),
     "a rate that counts": (
-        "Rate", "Data", "stop-at-epoch-end",
+        "Rate",
+        "Data",
+        "stop-at-epoch-end",
         "DIFFERENT, first in the learning rate of step 6 (epoch 1, batch 1): 0.001666",
-        "calls, which changes while the run trains, and which no checkpoint has; return it from configure_optimizers",
+        "calls, which changes while the run trains, and which no checkpoint has; "
+        "return it from configure_optimizers",
     ),
     "a metric": (
-        "Metric", "Data", "stop-in-validation",
-        "metrics.epochs_seen in model.json: 3.0 left alone, 2.0 interrupted", "inexact.CALLS, which changes",
+        "Metric",
+        "Data",
+        "stop-in-validation",
+        "metrics.epochs_seen in model.json: 3.0 left alone, 2.0 interrupted",
+        "inexact.CALLS, which changes",
     ),
     "a file that is read": (
-        "ReadsItsFile", "Data", "kill-in-epoch",
-        "DIFFERENT, first in the loss of step 7 (epoch 1, batch 2): ", "something that the step depends on",
+        "ReadsItsFile",
+        "Data",
+        "kill-in-epoch",
+        "DIFFERENT, first in the loss of step 7 (epoch 1, batch 2): ",
+        "something that the step depends on",
     ),
     "a file of its own": (
-        "Rows", "Data", "kill-in-epoch",
-        "DIFFERENT, first in work/losses.csv, row 8: ", "does not go back to the checkpoint with the run",
+        "Rows",
+        "Data",
+        "kill-in-epoch",
+        "DIFFERENT, first in work/losses.csv, row 8: ",
+        "does not go back to the checkpoint with the run",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("model", "data", "only", "first", "cause"), INEXACT.values(), ids=INEXACT)
@@ -100,22 +129,34 @@ def test_what_is_not_exact_is_named(desk: Desk, model, data, only, first, cause)
 
 
 WRONG = {
-    "fails": ("Failing", [], "fails with exit status 1: error: RuntimeError: the third moon is in the wrong house"),
+    "fails": (
+        "Failing",
+        [],
+        "fails with exit status 1: error: RuntimeError: the third moon is in the wrong house",
+    ),
     "without checkpoints": (
-        "Model", ["--trainer.enable_checkpointing=false"], "trains without checkpoints to go on from; leave out",
+        "Model",
+        ["--trainer.enable_checkpointing=false"],
+        "trains without checkpoints to go on from; leave out",
     ),
     "another folder": (
-        "Model", ["--trainer.callbacks=inexact.Elsewhere", "--trainer.callbacks.dirpath=/home/me/checkpoints"],
+        "Model",
+        [
+            "--trainer.callbacks=inexact.Elsewhere",
+            "--trainer.callbacks.dirpath=/home/me/checkpoints",
+        ],
         "Elsewhere: found dirpath=/home/me/checkpoints, to which a drill would write, too",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("model", "flags", "why"), WRONG.values(), ids=WRONG)
 def test_why_it_cannot_be_drilled_is_one_line(desk: Desk, model, flags, why):
     done = desk.train(model, "Data", flags=flags)
     *_, last = done.stdout.splitlines()
-    assert done.returncode == 1 and last.startswith("error: the command") and why in last, done.stdout
+    assert done.returncode == 1 and last.startswith("error: the command") and why in last, (
+        done.stdout
+    )
 
 
 def test_a_program_that_does_not_train_with_us(desk: Desk):
@@ -123,13 +164,24 @@ def test_a_program_that_does_not_train_with_us(desk: Desk):
     done = desk.drill("--", "python", "hello.py")
     assert done.returncode == 1 and "trained nothing by sagemaker_lightning.cli.run" in done.stdout
     done = desk.drill("--", "./nowhere")
-    assert done.returncode == 1 and "error: ./nowhere: cannot be started (No such file or directory)" in done.stdout
+    assert (
+        done.returncode == 1
+        and "error: ./nowhere: cannot be started (No such file or directory)" in done.stdout
+    )
 
 
 SIGNALS = {
     "hangs": ("Hanging", "stop-in-epoch", "HUNG: 15 s after SIGTERM it had not ended"),
-    "goes on": ("Deaf", "stop-in-validation", "NOT STOPPED: in spite of SIGTERM it went on to its end"),
-    "fails on resume": ("FailsOnResume", "kill-in-validation", "FAILS when it is started again, with exit status 1"),
+    "goes on": (
+        "Deaf",
+        "stop-in-validation",
+        "NOT STOPPED: in spite of SIGTERM it went on to its end",
+    ),
+    "fails on resume": (
+        "FailsOnResume",
+        "kill-in-validation",
+        "FAILS when it is started again, with exit status 1",
+    ),
 }
 
 
@@ -153,7 +205,9 @@ def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
 def test_our_own_example_is_identical(desk: Desk):
     flags = ["--data.batch_size=4", "--data.val_split=20", *FLAGS]
     program = str(ROOT / "app/train.py")
-    done = desk.drill("--only=kill-in-epoch", "--only=stop-in-validation", "--", "python", program, *flags)
+    done = desk.drill(
+        "--only=kill-in-epoch", "--only=stop-in-validation", "--", "python", program, *flags
+    )
     assert done.returncode == 0, done.stdout
     assert "not drilled: another number of data workers: " in done.stdout
 
@@ -164,21 +218,37 @@ def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
     for folder in (*job.values(), desk.folder / "logs"):
         folder.mkdir(parents=True)
         (folder / "metrics.csv").write_text("mine")
-    flags = ["--model=inexact.Rows", "--data=inexact.Data", *FLAGS, f"--logger.save_dir={job['logs']}",
-             f"--checkpoint.dirpath={job['checkpoints']}", f"--resume.dirpath={job['checkpoints']}",
-             "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs",
-             "--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.dirpath=logs"]  # fmt: skip
+    flags = [
+        "--model=inexact.Rows",
+        "--data=inexact.Data",
+        *FLAGS,
+        f"--logger.save_dir={job['logs']}",
+        f"--checkpoint.dirpath={job['checkpoints']}",
+        f"--resume.dirpath={job['checkpoints']}",
+        "--trainer.logger=CSVLogger",
+        "--trainer.logger.save_dir=logs",
+        "--trainer.callbacks=ModelCheckpoint",
+        "--trainer.callbacks.dirpath=logs",
+    ]
     before = files(tmp_path)
     variables = {"SM_MODEL_DIR": str(job["model"]), "SM_CHECKPOINT_DIR": str(job["checkpoints"])}
     program = str(ROOT / "app/train.py")
-    done = desk.drill("--only=stop-in-epoch", "--only=workers", "--", "python", program, *flags, **variables)
-    assert done.returncode == 0 and "go on with 2 data workers in place of 0: identical" in done.stdout, done.stdout
+    done = desk.drill(
+        "--only=stop-in-epoch", "--only=workers", "--", "python", program, *flags, **variables
+    )
+    assert (
+        done.returncode == 0 and "go on with 2 data workers in place of 0: identical" in done.stdout
+    ), done.stdout
     assert files(tmp_path) == before
 
 
 def files(folder: Path) -> dict[Path, int]:
     """Return all that is in a folder, with the time of its last change; of the one for temporary files, nothing."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if "tmp" not in path.relative_to(folder).parts}
+    return {
+        path: path.stat().st_mtime_ns
+        for path in folder.rglob("*")
+        if "tmp" not in path.relative_to(folder).parts
+    }
 
 
 def test_the_page_drills_before_it_launches(tmp_path: Path):
@@ -186,8 +256,12 @@ def test_the_page_drills_before_it_launches(tmp_path: Path):
     (tmp_path / "docker").write_text('#!/bin/sh\necho "$@" >>record\n')
     (tmp_path / "docker").chmod(0o755)
     command = COMMANDS[1].replace(".venv/bin/python scripts", f"{sys.executable} {ROOT}/scripts")
-    variables = aws_services.variables(None, AWS_REGION="us-east-1", DOCKER=str(tmp_path / "docker"))
-    done = subprocess.run(["bash", "-ec", command], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    variables = aws_services.variables(
+        None, AWS_REGION="us-east-1", DOCKER=str(tmp_path / "docker")
+    )
+    done = subprocess.run(
+        ["bash", "-ec", command], cwd=tmp_path, env=variables, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["HyperParameters"] == {"trainer.max_epochs": "20"}
     assert "python -m sagemaker_lightning.drill -- train" in done.stderr
@@ -195,7 +269,8 @@ def test_the_page_drills_before_it_launches(tmp_path: Path):
 
 SLEEPER = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+child = subprocess.Popen(sleep, start_new_session=True)
 open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}\\n")
 time.sleep(1000)
 """
@@ -212,7 +287,15 @@ def runs(pid: int) -> bool:
 def test_ended_by_hand_it_leaves_nothing(desk: Desk, tmp_path: Path, number):
     (desk.folder / "sleeper.py").write_text(SLEEPER)
     told = tmp_path / "told"
-    line = [sys.executable, "-m", "sagemaker_lightning.drill", "--", "python", "sleeper.py", str(told)]
+    line = [
+        sys.executable,
+        "-m",
+        "sagemaker_lightning.drill",
+        "--",
+        "python",
+        "sleeper.py",
+        str(told),
+    ]
     process = warm.start(line, desk.folder, desk.environment)
     while not told.is_file() or not told.read_text().endswith("\n"):
         assert process.poll() is None, process.communicate()
@@ -227,12 +310,17 @@ def test_ended_by_hand_it_leaves_nothing(desk: Desk, tmp_path: Path, number):
 def test_a_process_that_hangs_left_alone_is_ended(desk: Desk):
     (desk.folder / "sleeper.py").write_text(SLEEPER)
     done = desk.drill("--timeout=3", "--", "python", "sleeper.py", "told")
-    assert done.returncode == 1 and "error: the command, left alone, had not ended after 3 s" in done.stdout
+    assert (
+        done.returncode == 1
+        and "error: the command, left alone, had not ended after 3 s" in done.stdout
+    )
 
 
 def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
     done = desk.drill("--steps=0", "--", "python", "x.py")
-    assert done.returncode == 2 and done.stdout.startswith("error: argument --steps: found '0', allowed is")
+    assert done.returncode == 2 and done.stdout.startswith(
+        "error: argument --steps: found '0', allowed is"
+    )
     done = desk.drill("python", "x.py")
     assert done.returncode == 2 and done.stdout.count("\n") == 1
 
@@ -242,7 +330,11 @@ def test_a_mistake_in_the_flags_is_one_line(desk: Desk):
     [
         ["python", str(ROOT / "app/train_torchrun.py"), "--trainer.devices=2"],
         pytest.param(
-            [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", str(ROOT / "app/train.py")],
+            [
+                str(Path(sys.executable).with_name("torchrun")),
+                "--nproc-per-node=2",
+                str(ROOT / "app/train.py"),
+            ],
             marks=pytest.mark.soak,
         ),
     ],

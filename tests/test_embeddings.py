@@ -28,7 +28,9 @@ def test_npy(tmp_path, dtype, order):
     assert isinstance(table.arrays[0], np.memmap)
 
 
-@pytest.mark.parametrize("kind", [pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.float64(), 3)])
+@pytest.mark.parametrize(
+    "kind", [pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.float64(), 3)]
+)
 def test_parquet_with_a_column_of_lists(tmp_path, kind):
     table = Table.read(parquet(tmp_path, embedding=pyarrow.array(ROWS.tolist(), kind)), "x")
     assert np.array_equal(table[range(4)], ROWS)
@@ -105,5 +107,7 @@ def test_a_number_beyond_float32(tmp_path):
     rows = ROWS.astype(np.float64)
     rows[2, 1] = 1e300
     np.save(tmp_path / "rows.npy", rows)
-    with pytest.raises(UserError, match="x: rows.npy, row 2 has a number that is not finite in float32"):
+    with pytest.raises(
+        UserError, match="x: rows.npy, row 2 has a number that is not finite in float32"
+    ):
         Table.read(tmp_path, "x")[range(4)]

@@ -28,7 +28,11 @@ def fit(tmp_path: Path, monkeypatch, capfd):
     (tmp_path / "job/output").mkdir(parents=True)
 
     def fit(*flags: str, job: bool = True) -> tuple[str, int]:
-        places = {"SM_MODEL_DIR": "model", "SM_OUTPUT_DIR": "output", "SM_OUTPUT_DATA_DIR": "output/data"}
+        places = {
+            "SM_MODEL_DIR": "model",
+            "SM_OUTPUT_DIR": "output",
+            "SM_OUTPUT_DATA_DIR": "output/data",
+        }
         for name, place in places.items() if job else ():
             monkeypatch.setenv(name, str(tmp_path / "job" / place))
         status = 0
@@ -47,17 +51,28 @@ def fit(tmp_path: Path, monkeypatch, capfd):
 def test_code_that_leaves_with_status_0_is_a_failure(fit, tmp_path: Path, job):
     said, status = fit("--model.how=exit", job=job)
     assert status == 1 and "Traceback" not in said
-    error = "error: diverging.py, line .* in _goes_wrong: left by SystemExit with status 0 before the model was written"
+    error = (
+        "error: diverging.py, line .* in _goes_wrong: left by SystemExit with status 0 before the "
+        "model was written"
+    )
     assert re.search(error, said)
     if job:
-        assert (tmp_path / "job/output/failure").read_text().startswith("error: diverging.py, line ")
+        assert (
+            (tmp_path / "job/output/failure").read_text().startswith("error: diverging.py, line ")
+        )
 
 
 @pytest.mark.parametrize("flag", ["--print_config", "--help", "--model.help=ResNet18"])
-def test_a_flag_that_only_prints_is_a_failure_in_a_job_and_none_on_a_desk(fit, tmp_path: Path, flag):
+def test_a_flag_that_only_prints_is_a_failure_in_a_job_and_none_on_a_desk(
+    fit, tmp_path: Path, flag
+):
     said, status = fit(flag)
     assert status == 1
-    assert (tmp_path / "job/output/failure").read_text().startswith("error: hyperparameters: found one that prints")
+    assert (
+        (tmp_path / "job/output/failure")
+        .read_text()
+        .startswith("error: hyperparameters: found one that prints")
+    )
     assert fit(flag, job=False)[1] == 0
 
 
@@ -65,7 +80,9 @@ def test_a_flag_that_only_prints_is_a_failure_in_a_job_and_none_on_a_desk(fit, t
 STEPS = {
     "images, labels = 1, 2, 3": "ValueError: too many values to unpack",
     "dict()['x']": "KeyError: 'x'",
-    "self.log('loss', 1.0, on_step=False, on_epoch=False)": "MisconfigurationException: `self.log(on_step=False",
+    "self.log('loss', 1.0, on_step=False, on_epoch=False)": (
+        "MisconfigurationException: `self.log(on_step=False"
+    ),
 }
 
 
@@ -76,7 +93,10 @@ def somebodys(request, monkeypatch) -> Callable[[str, str], str]:
 
     def make(method: str, line: str) -> str:
         file = ROOT / f"{request.param.replace('.', '/')}.py"
-        source = "import torch\nfrom diverging import Diverging\nfrom sagemaker_lightning import UserError\n\n\n"
+        source = (
+            "import torch\nfrom diverging import Diverging\n"
+            "from sagemaker_lightning import UserError\n\n\n"
+        )
         source += f"class Mine(Diverging):\n    def {method}:\n        {line}\n"
         module = types.ModuleType(request.param)
         exec(compile(source, str(file), "exec"), vars(module))
@@ -100,7 +120,9 @@ def test_so_has_one_where_the_model_is_made(fit, somebodys):
     """By torch, which is not asked to do what a flag says."""
     said, status = fit(f"--model={somebodys('__init__(self)', 'torch.nn.Linear(-1, 2)')}")
     assert status == 1 and "mine.py" in said and "in __init__" in said
-    assert re.search("^error: RuntimeError: Trying to create tensor with negative dimension", said, re.MULTILINE)
+    assert re.search(
+        "^error: RuntimeError: Trying to create tensor with negative dimension", said, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("method", ["__init__(self)", "training_step(self, *_)"])
@@ -108,7 +130,9 @@ def test_a_mistake_that_somebodys_code_finds_is_one_line(fit, somebodys, tmp_pat
     path = somebodys(method, "raise UserError('--a: found\\n1')")
     said, status = fit(f"--model={path}")
     assert status == 1 and "Traceback" not in said
-    assert (tmp_path / "job/output/failure").read_text() == "error: --a: found 1 [host localhost, local rank 0]"
+    assert (
+        tmp_path / "job/output/failure"
+    ).read_text() == "error: --a: found 1 [host localhost, local rank 0]"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +145,9 @@ def test_a_mistake_that_somebodys_code_finds_is_one_line(fit, somebodys, tmp_pat
         ("--checkpoint.monitor=nope", "`ModelCheckpoint(monitor='nope')` could not find"),
     ],
 )
-def test_what_lightning_finds_in_a_setting_when_it_trains_is_one_line(fit, tmp_path: Path, flag, says):
+def test_what_lightning_finds_in_a_setting_when_it_trains_is_one_line(
+    fit, tmp_path: Path, flag, says
+):
     said, status = fit("--model.how=", flag)
     assert status == 1 and "Traceback" not in said
     assert (tmp_path / "job/output/failure").read_text().startswith(f"error: {says}")
@@ -138,15 +164,20 @@ def test_the_checkpoints_of_a_finished_job_are_no_output(fit, tmp_path: Path):
     said, status = fit("--model.how=loss", "--model.step=99")
     assert status == 0 and "checkpoints: removed, as the run is finished" in said
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
-    assert sorted(path.name for path in (tmp_path / "job/model").iterdir()) == ["config.yaml", "model.json", "model.pt"]
+    assert sorted(path.name for path in (tmp_path / "job/model").iterdir()) == [
+        "config.yaml",
+        "model.json",
+        "model.pt",
+    ]
 
 
 def test_a_batch_larger_than_the_data_is_told(fit):
     said, status = fit("--model=foreign.Model", "--data=foreign.Data", "--data.size=5")
     assert status == 0
     assert (
-        "warning: a batch size of 8 on 1 rank(s) is more than the 5 samples there are: each epoch is one step" in said
-    )
+        "warning: a batch size of 8 on 1 rank(s) is more than the 5 samples there are: "
+        "each epoch is one step"
+    ) in said
 
 
 def test_on_a_desk_and_in_a_checkpoint_folder_they_stay(fit, tmp_path: Path, monkeypatch):
@@ -161,8 +192,14 @@ def test_on_a_desk_and_in_a_checkpoint_folder_they_stay(fit, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("hyperparameters", "says"),
     [
-        ({"model": "diverging.Diverging", "model.how": "_exit"}, "ended with exit status 0 and wrote nothing to "),
-        ({"print_config": ""}, "hyperparameters: found one that prints something and trains nothing"),
+        (
+            {"model": "diverging.Diverging", "model.how": "_exit"},
+            "ended with exit status 0 and wrote nothing to ",
+        ),
+        (
+            {"print_config": ""},
+            "hyperparameters: found one that prints something and trains nothing",
+        ),
     ],
 )
 def test_a_job_without_a_model_is_no_success(job: Job, hyperparameters, says):
@@ -172,7 +209,11 @@ def test_a_job_without_a_model_is_no_success(job: Job, hyperparameters, says):
     job.write("model/model.pt", "an earlier model")
     run = job.run()
     assert run.returncode != 0, run.stdout
-    assert says in job.failure and job.failure.startswith("error: ") and not (job.base / "output/success").exists()
+    assert (
+        says in job.failure
+        and job.failure.startswith("error: ")
+        and not (job.base / "output/success").exists()
+    )
     assert (job.base / "model/model.pt").read_text() == "an earlier model"
 
 
@@ -181,16 +222,28 @@ def test_a_program_of_the_jobs_own_may_leave_no_model(job: Job):
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
     run = job.run()
     assert run.returncode == 0 and (job.base / "output/success").exists()
-    assert f"warning: train.py ended with exit status 0 and wrote nothing to {job.base}/model" in run.stdout
+    assert (
+        f"warning: train.py ended with exit status 0 and wrote nothing to {job.base}/model"
+        in run.stdout
+    )
 
 
 def test_the_main_host_alone_has_to_have_the_model(tmp_path: Path):
-    hosts = {host: SageMakerEnvironment(hosts=("a", "b"), current_host=host, model_dir=tmp_path) for host in ("a", "b")}
+    hosts = {
+        host: SageMakerEnvironment(hosts=("a", "b"), current_host=host, model_dir=tmp_path)
+        for host in ("a", "b")
+    }
     (tmp_path / "model.pt").write_text("before")
     before = user_program.written(tmp_path)
-    ours, rows = (user_program.HOME, "app/train_torchrun.py"), (user_program.HOME, "app/similarity.py")
-    missing = {name: user_program.missing_model(*ours, here, before) for name, here in hosts.items()}
-    assert "app/train_torchrun.py ended with exit status 0 and wrote nothing" in missing["a"] and not missing["b"]
+    ours = (user_program.HOME, "app/train_torchrun.py")
+    rows = (user_program.HOME, "app/similarity.py")
+    missing = {
+        name: user_program.missing_model(*ours, here, before) for name, here in hosts.items()
+    }
+    assert (
+        "app/train_torchrun.py ended with exit status 0 and wrote nothing" in missing["a"]
+        and not missing["b"]
+    )
     assert all(user_program.missing_model(*rows, here, before) for here in hosts.values())
     (tmp_path / "notes.txt").write_text("no model")
     assert user_program.missing_model(*ours, hosts["a"], before) and not user_program.missing_model(

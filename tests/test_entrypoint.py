@@ -15,8 +15,14 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def code(job: Job) -> Job:
     """A job with a program of its own, which prints what it was given."""
-    job.write("code/show.py", "import json, os, sys\nprint('ARGS', json.dumps(sys.argv[1:]))\nprint(os.getcwd())\n")
-    job.write("input/config/hyperparameters.json", '{"sagemaker_program": "show.py", "a": "x y", "b": "1.5"}')
+    job.write(
+        "code/show.py",
+        "import json, os, sys\nprint('ARGS', json.dumps(sys.argv[1:]))\nprint(os.getcwd())\n",
+    )
+    job.write(
+        "input/config/hyperparameters.json",
+        '{"sagemaker_program": "show.py", "a": "x y", "b": "1.5"}',
+    )
     return job
 
 
@@ -29,7 +35,9 @@ def test_any_command_keeps_its_quoting_and_exit_status(job: Job):
 
 
 def test_standard_input_reaches_the_command(job: Job):
-    run = subprocess.run([ROOT / "entrypoint.sh", "cat"], input="hello", capture_output=True, text=True)
+    run = subprocess.run(
+        [ROOT / "entrypoint.sh", "cat"], input="hello", capture_output=True, text=True
+    )
     assert run.stdout == "hello"
 
 
@@ -45,8 +53,13 @@ def test_a_jobs_source_archive_is_what_runs(code: Job, tmp_path: Path):
     """With `sagemaker_submit_directory` the code folder stays empty for the toolkit to unpack into."""
     source = tmp_path / "sourcedir"
     shutil.move(code.base / "code", source)
-    subprocess.run(["tar", "-czf", tmp_path / "sourcedir.tar.gz", "-C", source, "show.py"], check=True)
-    hyperparameters = {"sagemaker_program": "show.py", "sagemaker_submit_directory": str(tmp_path / "sourcedir.tar.gz")}
+    subprocess.run(
+        ["tar", "-czf", tmp_path / "sourcedir.tar.gz", "-C", source, "show.py"], check=True
+    )
+    hyperparameters = {
+        "sagemaker_program": "show.py",
+        "sagemaker_submit_directory": str(tmp_path / "sourcedir.tar.gz"),
+    }
     code.write("input/config/hyperparameters.json", json.dumps(hyperparameters))
     run = code.run()
     assert run.returncode == 0, run.stdout
@@ -55,7 +68,9 @@ def test_a_jobs_source_archive_is_what_runs(code: Job, tmp_path: Path):
 
 
 def test_files_that_are_there_are_left_alone(code: Job):
-    resources = '{"current_host": "localhost", "hosts": ["localhost"], "network_interface_name": "lo"}'
+    resources = (
+        '{"current_host": "localhost", "hosts": ["localhost"], "network_interface_name": "lo"}'
+    )
     code.write("input/config/resourceconfig.json", resources)
     code.write("input/config/inputdataconfig.json", '{"mine": {"TrainingInputMode": "File"}}')
     code.write("code/show.py", "import os\nprint('CHANNEL', os.environ['SM_CHANNEL_MINE'])\n")
@@ -67,7 +82,10 @@ def test_files_that_are_there_are_left_alone(code: Job):
 
 def test_a_mounted_folder_is_a_channel(code: Job):
     code.write("input/data/my-data/file", "")
-    code.write("code/show.py", "import os\nprint(os.environ['SM_CHANNELS'], os.environ['SM_CHANNEL_MY-DATA'])\n")
+    code.write(
+        "code/show.py",
+        "import os\nprint(os.environ['SM_CHANNELS'], os.environ['SM_CHANNEL_MY-DATA'])\n",
+    )
     assert f'["my-data"] {code.base}/input/data/my-data' in code.run().stdout
 
 
@@ -83,7 +101,10 @@ def test_a_program_that_fails_fails_the_job(code: Job):
             "import sys; sys.exit(7)",
             "show.py ended with exit status 7: nothing on its stderr says why [host localhost]",
         ),
-        ("import os; os.kill(os.getpid(), 9)", "show.py was killed by SIGKILL: most likely out of host memory"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "show.py was killed by SIGKILL: most likely out of host memory",
+        ),
     ):
         code.write("code/show.py", body)
         run = code.run()
@@ -95,10 +116,22 @@ def test_a_program_that_fails_fails_the_job(code: Job):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("hyperparameters.json", "{", "hyperparameters.json: cannot be read (Expecting property name"),
-        ("hyperparameters.json", '["a"]', 'hyperparameters.json: found ["a"]; allowed is a JSON object'),
+        (
+            "hyperparameters.json",
+            "{",
+            "hyperparameters.json: cannot be read (Expecting property name",
+        ),
+        (
+            "hyperparameters.json",
+            '["a"]',
+            'hyperparameters.json: found ["a"]; allowed is a JSON object',
+        ),
         ("inputdataconfig.json", "", "inputdataconfig.json: cannot be read (Expecting value"),
-        ("resourceconfig.json", '{"current_host": "a", "hosts": ["b"]}', "its current_host is not one of its hosts"),
+        (
+            "resourceconfig.json",
+            '{"current_host": "a", "hosts": ["b"]}',
+            "its current_host is not one of its hosts",
+        ),
         ("resourceconfig.json", "{}", "its current_host is not one of its hosts"),
     ],
 )
@@ -106,7 +139,10 @@ def test_a_damaged_configuration_is_one_line(job: Job, name, text, says):
     job.write(f"input/config/{name}", text)
     run = job.run()
     assert run.returncode == 1
-    assert run.stdout.startswith(f"error: {job.base}/input/config/{name}: ") and run.stdout.count("\n") == 1
+    assert (
+        run.stdout.startswith(f"error: {job.base}/input/config/{name}: ")
+        and run.stdout.count("\n") == 1
+    )
     assert says in run.stdout and job.failure == run.stdout
 
 
@@ -139,13 +175,17 @@ def test_a_read_only_or_full_output_is_no_success(code: Job, options):
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("status", "says"), [(0, "success"), (3, "show.py ended with exit status 3")])
+@pytest.mark.parametrize(
+    ("status", "says"), [(0, "success"), (3, "show.py ended with exit status 3")]
+)
 def test_an_output_that_fills_up_while_the_program_runs_is_no_success(code: Job, status, says):
     """Here the toolkit alone would exit 0: it cannot write the file that says how the job went."""
     output = code.base / "output"
     output.mkdir()
     code.write("code/show.py", f"import sys\n{FILL}\nfill({str(output)!r})\nsys.exit({status})\n")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=20", "tmpfs", output], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=20", "tmpfs", output], check=True
+    )
     try:
         run = code.run()
         assert run.returncode == 1, run.stdout

@@ -19,8 +19,11 @@ FULL = {
     "SM_CHANNEL_TRAINING": "/b",
     "SM_CHANNEL_CODE": "/c",
     "SM_CHANNEL_SM_DRIVERS": "/d",
-    "SM_INPUT_DATA_CONFIG": '{"training": {"TrainingInputMode": "File", "S3DistributionType": "ShardedByS3Key"}, '
-    '"my-data": {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}, "code": {}}',
+    "SM_INPUT_DATA_CONFIG": (
+        '{"training": {"TrainingInputMode": "File", "S3DistributionType": "ShardedByS3Key"}, '
+        '"my-data": {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}, '
+        '"code": {}}'
+    ),
     "SM_MODEL_DIR": "/e",
     "SM_OUTPUT_DATA_DIR": "/f",
     "SM_CHECKPOINT_DIR": "/g",
@@ -69,14 +72,19 @@ def test_full(tmp_path):
     )
     defaults = SageMakerEnvironment()
     assert all(
-        getattr(environment, field.name) != getattr(defaults, field.name) for field in dataclasses.fields(defaults)
+        getattr(environment, field.name) != getattr(defaults, field.name)
+        for field in dataclasses.fields(defaults)
     )
     assert environment.training_dir == Path("/b")
     assert failure_file(FULL) == Path("/h/failure")
 
 
 def test_training_channel():
-    one = {"SM_CHANNELS": '["anything", "code"]', "SM_CHANNEL_ANYTHING": "/x", "SM_CHANNEL_CODE": "/y"}
+    one = {
+        "SM_CHANNELS": '["anything", "code"]',
+        "SM_CHANNEL_ANYTHING": "/x",
+        "SM_CHANNEL_CODE": "/y",
+    }
     assert SageMakerEnvironment.read(one).training_dir == Path("/x")
     two = {"SM_CHANNELS": '["a", "b"]', "SM_CHANNEL_A": "/x", "SM_CHANNEL_B": "/y"}
     assert SageMakerEnvironment.read(two).training_dir is None
@@ -85,34 +93,56 @@ def test_training_channel():
 
 def test_a_sharded_channel():
     """Only the training channel's counts, whatever its name, and only where another host may have the rest."""
-    two = {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a", "SM_CHANNELS": '["mine"]', "SM_CHANNEL_MINE": "/x"}
+    two = {
+        "SM_HOSTS": '["a", "b"]',
+        "SM_CURRENT_HOST": "a",
+        "SM_CHANNELS": '["mine"]',
+        "SM_CHANNEL_MINE": "/x",
+    }
     sharded = {"SM_INPUT_DATA_CONFIG": '{"mine": {"S3DistributionType": "ShardedByS3Key"}}'}
     assert SageMakerEnvironment.read(FULL).training_is_sharded
     assert SageMakerEnvironment.read(two | sharded).training_is_sharded
     assert not SageMakerEnvironment.read(two | sharded | {"SM_HOSTS": '["a"]'}).training_is_sharded
     for config in ({}, {"SM_INPUT_DATA_CONFIG": "{}"}, {"SM_INPUT_DATA_CONFIG": '{"mine": {}}'}):
         assert not SageMakerEnvironment.read(two | config).training_is_sharded
-    replicated = {"SM_INPUT_DATA_CONFIG": '{"training": {}, "my-data": {"S3DistributionType": "ShardedByS3Key"}}'}
+    replicated = {
+        "SM_INPUT_DATA_CONFIG": (
+            '{"training": {}, "my-data": {"S3DistributionType": "ShardedByS3Key"}}'
+        )
+    }
     assert not SageMakerEnvironment.read(FULL | replicated).training_is_sharded
 
 
 def test_checkpoint_dir(tmp_path):
     variables = {"SM_MODEL_DIR": str(tmp_path / "model"), "SM_INPUT_CONFIG_DIR": str(tmp_path)}
-    assert SageMakerEnvironment.read(variables | {"SM_OUTPUT_DATA_DIR": "/f"}).checkpoint_dir == Path("/f/checkpoints")
+    assert SageMakerEnvironment.read(
+        variables | {"SM_OUTPUT_DATA_DIR": "/f"}
+    ).checkpoint_dir == Path("/f/checkpoints")
     (tmp_path / "checkpoints").mkdir()
     assert SageMakerEnvironment.read(variables).checkpoint_dir == tmp_path / "checkpoints"
     (tmp_path / "checkpointconfig.json").write_text(json.dumps({"LocalPath": "/elsewhere"}))
     assert SageMakerEnvironment.read(variables).checkpoint_dir == Path("/elsewhere")
-    assert SageMakerEnvironment.read(variables | {"SM_CHECKPOINT_DIR": "/g"}).checkpoint_dir == Path("/g")
+    assert SageMakerEnvironment.read(
+        variables | {"SM_CHECKPOINT_DIR": "/g"}
+    ).checkpoint_dir == Path("/g")
 
 
 def test_a_drill_has_folders_of_its_own(tmp_path):
     """Whatever the job that it is run in says, which keeps its own."""
     moved = drilled(FULL, tmp_path, {"steps": 4})
     environment = SageMakerEnvironment.read(moved)
-    folders = environment.model_dir, environment.output_data_dir, environment.checkpoint_dir, environment.log_dir
+    folders = (
+        environment.model_dir,
+        environment.output_data_dir,
+        environment.checkpoint_dir,
+        environment.log_dir,
+    )
     assert all(folder.is_relative_to(tmp_path) for folder in folders)
-    assert failure_file(moved) is None and environment.watch is None and environment.drill == {"steps": 4}
+    assert (
+        failure_file(moved) is None
+        and environment.watch is None
+        and environment.drill == {"steps": 4}
+    )
     assert environment.channels == SageMakerEnvironment.read(FULL).channels
 
 
@@ -150,9 +180,21 @@ GROUPS = {
     "SM_CURRENT_HOST": "algo-1",
     "SM_INSTANCE_GROUPS_DICT": json.dumps(
         {
-            "data": {"instance_group_name": "data", "instance_type": "ml.c5.xlarge", "hosts": ["algo-1"]},
-            "train": {"instance_group_name": "train", "instance_type": "ml.g5.xlarge", "hosts": ["algo-4", "algo-2"]},
-            "more": {"instance_group_name": "more", "instance_type": "ml.g5.xlarge", "hosts": ["algo-3"]},
+            "data": {
+                "instance_group_name": "data",
+                "instance_type": "ml.c5.xlarge",
+                "hosts": ["algo-1"],
+            },
+            "train": {
+                "instance_group_name": "train",
+                "instance_type": "ml.g5.xlarge",
+                "hosts": ["algo-4", "algo-2"],
+            },
+            "more": {
+                "instance_group_name": "more",
+                "instance_type": "ml.g5.xlarge",
+                "hosts": ["algo-3"],
+            },
         }
     ),
 }
@@ -169,7 +211,9 @@ GROUPS = {
 )
 def test_the_groups_of_the_distribution_train(named, hosts):
     parameters = {"sagemaker_distribution_instance_groups": named} if named else {}
-    environment = SageMakerEnvironment.read(GROUPS | {"SM_FRAMEWORK_PARAMS": json.dumps(parameters)})
+    environment = SageMakerEnvironment.read(
+        GROUPS | {"SM_FRAMEWORK_PARAMS": json.dumps(parameters)}
+    )
     assert environment.hosts == hosts and environment.current_host == "algo-1"
 
 
@@ -177,12 +221,23 @@ def test_the_groups_of_the_distribution_train(named, hosts):
     ("variables", "message"),
     [
         (
-            GROUPS | {"SM_FRAMEWORK_PARAMS": '{"sagemaker_distribution_instance_groups": ["gpus"]}'},
-            "sagemaker_distribution_instance_groups: found 'gpus', allowed are the groups: data, train, more",
+            GROUPS
+            | {"SM_FRAMEWORK_PARAMS": '{"sagemaker_distribution_instance_groups": ["gpus"]}'},
+            "sagemaker_distribution_instance_groups: found 'gpus', "
+            "allowed are the groups: data, train, more",
         ),
-        ({"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "soon"}, "SAGEMAKER_LIGHTNING_PEER_TIMEOUT: found 'soon', allowed is a"),
-        ({"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "0"}, "found '0', allowed is a number of seconds, 1 or more"),
-        ({"SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "nan"}, "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT: found 'nan'"),
+        (
+            {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "soon"},
+            "SAGEMAKER_LIGHTNING_PEER_TIMEOUT: found 'soon', allowed is a",
+        ),
+        (
+            {"SAGEMAKER_LIGHTNING_PEER_TIMEOUT": "0"},
+            "found '0', allowed is a number of seconds, 1 or more",
+        ),
+        (
+            {"SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT": "nan"},
+            "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT: found 'nan'",
+        ),
     ],
 )
 def test_what_cannot_be(variables, message):

@@ -13,7 +13,11 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
 from app.train import APPLICATION
 
-FLAGS = ["--trainer.accelerator=cpu", "--data=test_evaluation.Samples", "--model=test_evaluation.Evaluated"]
+FLAGS = [
+    "--trainer.accelerator=cpu",
+    "--data=test_evaluation.Samples",
+    "--model=test_evaluation.Evaluated",
+]
 
 
 class Samples(Data):
@@ -66,7 +70,9 @@ def test_after_a_training(at_a_desk, flags):
     made = cli("--trainer.max_epochs=1", *flags)
     made.trainer.fit(made.model, made.datamodule)
     trained = float(made.trainer.callback_metrics["val_loss"])
-    assert made.trainer.validate(made.model, made.datamodule)[0]["val_loss"] == pytest.approx(trained)
+    assert made.trainer.validate(made.model, made.datamodule)[0]["val_loss"] == pytest.approx(
+        trained
+    )
     assert made.trainer.test(made.model, made.datamodule)[0]["test_loss"] == pytest.approx(trained)
 
 

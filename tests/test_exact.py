@@ -19,7 +19,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
-)  # fmt: skip
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from sagemaker_lightning.contract.errors import UserError
@@ -33,7 +33,10 @@ def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list
     made, why = exact(loader, 7, "train", **ranks)
     assert made is loader and why == "" and len(made) >= 1
     made.exactly.begin(epoch, 0, start)
-    return [[part.tolist() if isinstance(part, torch.Tensor) else part for part in batch] for batch in made]
+    return [
+        [part.tolist() if isinstance(part, torch.Tensor) else part for part in batch]
+        for batch in made
+    ]
 
 
 def noisy(**options) -> DataLoader:
@@ -50,8 +53,12 @@ def test_chance_is_a_function_of_seed_epoch_and_position():
     assert batches(noisy(num_workers=1, persistent_workers=True, prefetch_factor=4)) == whole
     assert batches(noisy(), epoch=1) != whole
     fixed = [torch.tensor(batches(noisy(shuffle=False), epoch=epoch)[0][0]) for epoch in (0, 1)]
-    assert not torch.isclose(*fixed).any()  # the same samples in the same places, each with other noise
-    assert divided(exact(noisy(), 8, "train")[0])._order(0, 0) != divided(exact(noisy(), 7, "train")[0])._order(0, 0)
+    assert not torch.isclose(
+        *fixed
+    ).any()  # the same samples in the same places, each with other noise
+    assert divided(exact(noisy(), 8, "train")[0])._order(0, 0) != divided(
+        exact(noisy(), 7, "train")[0]
+    )._order(0, 0)
     assert len(batches(noisy(drop_last=True))) == 10
     assert [batch[2] for batch in batches(noisy(shuffle=False))] == [
         batch[2].tolist() for batch in noisy(shuffle=False)
@@ -67,9 +74,13 @@ def test_the_generators_of_the_process_are_left_alone():
 
 
 def test_ranks_take_each_sample_once():
-    one = [sorted(batch[2]) for batch in batches(DataLoader(Noisy(43), batch_size=12, shuffle=True))]
+    one = [
+        sorted(batch[2]) for batch in batches(DataLoader(Noisy(43), batch_size=12, shuffle=True))
+    ]
     ranks = [batches(noisy(), rank=rank, world_size=3) for rank in range(3)]
-    assert [sorted(sum((batch[2] for batch in parts), [])) for parts in zip(*ranks, strict=True)] == one
+    assert [
+        sorted(sum((batch[2] for batch in parts), [])) for parts in zip(*ranks, strict=True)
+    ] == one
     loader = divided(exact(noisy(), 7, "train", rank=1, world_size=3)[0])
     assert [loader.sizes(0, batch) for batch in range(len(loader))] == [[4, 4, 4]] * 3 + [[3, 2, 2]]
 
@@ -85,7 +96,9 @@ def test_any_sampler_that_draws_is_exact():
     ]
     for make in samplers:
         whole = batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2)
-        assert batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2, start=2) == whole[2:]
+        assert (
+            batches(DataLoader(data, batch_size=4, sampler=make()), epoch=2, start=2) == whole[2:]
+        )
         assert batches(DataLoader(data, batch_size=4, sampler=make()), epoch=3) != whole
 
 
@@ -106,8 +119,11 @@ def test_batches_of_ones_own_go_to_the_ranks_in_turn():
 
 
 def test_a_distributed_sampler_shares_out_by_itself():
-    make = lambda rank: DataLoader(TensorDataset(torch.arange(10)), batch_size=2,  # noqa: E731
-                                   sampler=DistributedSampler(range(10), 2, rank, seed=3))  # fmt: skip
+    make = lambda rank: DataLoader(  # noqa: E731
+        TensorDataset(torch.arange(10)),
+        batch_size=2,
+        sampler=DistributedSampler(range(10), 2, rank, seed=3),
+    )
     ranks = [batches(make(rank), epoch=1, rank=rank, world_size=2) for rank in range(2)]
     assert sorted(sum((sum(batch, []) for rank in ranks for batch in rank), [])) == list(range(10))
     assert ranks[0] != batches(make(0), epoch=2)
@@ -136,7 +152,9 @@ def test_a_dataset_that_fetches_whole_batches_still_does():
         def __getitems__(self, indices):
             return [(torch.tensor(indices), torch.rand(1))]
 
-    loader = DataLoader(Whole(torch.arange(8)), batch_size=4, shuffle=True, collate_fn=lambda batch: batch[0])
+    loader = DataLoader(
+        Whole(torch.arange(8)), batch_size=4, shuffle=True, collate_fn=lambda batch: batch[0]
+    )
     assert batches(loader) == batches(loader) and len(batches(loader)[0][0]) == 4
     draws = {batch[1][0] for epoch in (0, 1) for batch in batches(loader, epoch=epoch)}
     assert len(draws) == 4  # of each batch and epoch
@@ -148,7 +166,9 @@ def test_a_loader_without_batches_is_exact():
             return torch.rand(len(index) if isinstance(index, list) else 1)
 
     order = BatchSampler(RandomSampler(range(9)), 2, False)
-    make = lambda workers: DataLoader(Drawn(torch.arange(9)), None, sampler=order, num_workers=workers)  # noqa: E731
+    make = lambda workers: DataLoader(  # noqa: E731
+        Drawn(torch.arange(9)), None, sampler=order, num_workers=workers
+    )
 
     def drawn(start: int, workers: int) -> list:
         made, why = exact(make(workers), 7)
@@ -187,7 +207,9 @@ def test_a_loader_that_was_trained_on_makes_predictions(tmp_path: Path):
 
 def test_a_loader_stays_what_it_is():
     loader = noisy(num_workers=1)
-    sampler, batch_sampler, data = loader.sampler, loader.batch_sampler, loader.dataset
+    sampler = loader.sampler
+    batch_sampler = loader.batch_sampler
+    data = loader.dataset
     made, _ = exact(loader, 7)
     assert made is loader and isinstance(made, DataLoader) and type(made).__name__ == "DataLoader"
     assert (made.sampler, made.batch_sampler, made.dataset) == (sampler, batch_sampler, data)
@@ -209,7 +231,9 @@ def test_several_loaders_begin_where_they_were(mode, done):
         seeding = Seeding(7)
         trainer = SimpleNamespace(global_rank=0, world_size=1)
         loaders = [noisy(), DataLoader(Noisy(43), batch_size=15), DataLoader(Stream(), 5)]
-        both = CombinedLoader([seeding._exact(trainer, one, RunningStage.TRAINING) for one in loaders], mode)
+        both = CombinedLoader(
+            [seeding._exact(trainer, one, RunningStage.TRAINING) for one in loaders], mode
+        )
         seeding.together(trainer, both, "train")
         both.begin(both, 1, done)
         found = []

@@ -18,7 +18,13 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import sagemaker_lightning
-from sagemaker_lightning import ExactResume, RankConsistency, UserError, make_deterministic, report_failures
+from sagemaker_lightning import (
+    ExactResume,
+    RankConsistency,
+    UserError,
+    make_deterministic,
+    report_failures,
+)
 from sagemaker_lightning.compat import versions
 
 PROGRAM = ROOT / "tests/own_trainer.py"
@@ -59,7 +65,11 @@ def check(folder: Path, case: str, *interruptions: dict[str, str]) -> list[str]:
 @pytest.mark.slow
 def test_five_lines_are_enough(tmp_path: Path):
     _, stopped, ended = check(tmp_path, "plain", {"KILL_AT": "0:3"}, {"STOP_AT": "1:4"})
-    assert re.search(r"^interrupted, resume from step 16: SIGTERM; .* is whole \[host localhost", stopped, re.MULTILINE)
+    assert re.search(
+        r"^interrupted, resume from step 16: SIGTERM; .* is whole \[host localhost",
+        stopped,
+        re.MULTILINE,
+    )
     assert "Traceback" not in stopped and "\nresuming from step 16: " in ended
     assert "\nresumed at step 16: " in ended
 
@@ -88,7 +98,7 @@ def test_a_program_of_ones_own(tmp_path: Path, case: str):
         assert [path.name for path in ours.iterdir()] == ["version_0"]
 
 
-# In somebody else's process ------------------------------------------------------------------------------------------
+# In somebody else's process -----------------------------------------------------------------------
 
 
 def handlers() -> list:
@@ -100,7 +110,12 @@ def handlers() -> list:
 
 
 def short(folder: Path, *callbacks, **options) -> pl.Trainer:
-    settings = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    settings = {
+        "max_epochs": 1,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+    }
     settings |= {"enable_progress_bar": False, "enable_model_summary": False, "devices": 1}
     resume = ExactResume(folder, seed=1, every_n_minutes=0)
     return pl.Trainer(**settings | {"callbacks": [*callbacks, resume]} | options)
@@ -110,7 +125,9 @@ class Presses(pl.Callback):
     """Presses Ctrl-C at a batch, as often as it is told."""
 
     def __init__(self, times: int, batch: int = 3) -> None:
-        self.times, self.batch, self.ran = times, batch, -1
+        self.times = times
+        self.batch = batch
+        self.ran = -1
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.ran = batch_idx
@@ -162,8 +179,13 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path,
         else:
             again.fit(model)
     said = "".join(capfd.readouterr())
-    assert "interrupted, resume from step 4: SIGINT; " in said and "stopping at the end of this batch" in said
-    assert all(torch.equal(one, expected.state_dict()[name]) for name, one in model.state_dict().items())
+    assert (
+        "interrupted, resume from step 4: SIGINT; " in said
+        and "stopping at the end of this batch" in said
+    )
+    assert all(
+        torch.equal(one, expected.state_dict()[name]) for name, one in model.state_dict().items()
+    )
 
 
 def test_ctrl_c_twice_stops_at_once(tmp_path: Path):
@@ -226,16 +248,21 @@ def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):
     assert "".join(capfd.readouterr()).count("warning: fit is not called in the main thread") == 1
 
 
-# One line each -------------------------------------------------------------------------------------------------------
+# One line each ------------------------------------------------------------------------------------
 
 
 def test_a_second_one_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"^Trainer\(callbacks=...\): found two ExactResume, for .*; allowed is one$"):
+    with pytest.raises(
+        UserError,
+        match=r"^Trainer\(callbacks=...\): found two ExactResume, for .*; allowed is one$",
+    ):
         short(tmp_path / "a", ExactResume(tmp_path / "b")).fit(Classifier())
 
 
 def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
-    with pytest.raises(UserError, match="found RankConsistency beside ExactResume, which has one of its own"):
+    with pytest.raises(
+        UserError, match="found RankConsistency beside ExactResume, which has one of its own"
+    ):
         short(tmp_path, RankConsistency()).fit(Classifier())
 
 
@@ -243,8 +270,14 @@ def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
     ("arguments", "says"),
     [
         ({"keep": 0}, r"ExactResume\(keep=...\): found 0, allowed is 1 or more"),
-        ({"every_n_minutes": float("nan")}, r"ExactResume\(every_n_minutes=...\): found nan, allowed is 0 or more"),
-        ({"dirpath": "s3://bucket/x"}, r"ExactResume\(dirpath=...\): found s3://bucket/x, allowed is a folder"),
+        (
+            {"every_n_minutes": float("nan")},
+            r"ExactResume\(every_n_minutes=...\): found nan, allowed is 0 or more",
+        ),
+        (
+            {"dirpath": "s3://bucket/x"},
+            r"ExactResume\(dirpath=...\): found s3://bucket/x, allowed is a folder",
+        ),
     ],
 )
 def test_a_wrong_argument_is_one_line(tmp_path: Path, arguments, says):
@@ -260,14 +293,18 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path):
 
 def test_checkpoints_of_another_program_are_one_line(tmp_path: Path):
     torch.save({"state_dict": {}}, tmp_path / "step-000000007.ckpt")
-    with pytest.raises(UserError, match=rf"^ExactResume\(dirpath={tmp_path}\): found checkpoints, but none"):
+    with pytest.raises(
+        UserError, match=rf"^ExactResume\(dirpath={tmp_path}\): found checkpoints, but none"
+    ):
         short(tmp_path).fit(Classifier())
 
 
 def test_another_model_with_the_same_folder_is_one_line(tmp_path: Path):
     """It would get the weights of the first one."""
     short(tmp_path).fit(Classifier())
-    with pytest.raises(UserError, match="this program has already trained another model to its end"):
+    with pytest.raises(
+        UserError, match="this program has already trained another model to its end"
+    ):
         short(tmp_path).fit(Classifier())
 
 
@@ -282,7 +319,10 @@ def test_processes_that_are_copies_of_this_one_are_refused(tmp_path: Path):
     resume = ExactResume(tmp_path)
     trainer = short(tmp_path / "a", devices=2, strategy="ddp_spawn")
     error = resume._unsupported(trainer.strategy)
-    assert "DDPStrategy, which copies this process, whose runs cannot be resumed; allowed are one device" in str(error)
+    assert (
+        "DDPStrategy, which copies this process, whose runs cannot be resumed; "
+        "allowed are one device"
+    ) in str(error)
 
 
 def test_a_version_of_lightning_that_is_not_supported_is_one_line(monkeypatch):
@@ -308,21 +348,25 @@ def test_a_copy_is_one_of_its_own(tmp_path: Path):
         assert copied.arguments == each.arguments
 
 
-# Where a run begins --------------------------------------------------------------------------------------------------
+# Where a run begins -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [11, 15])
 def test_ckpt_path_is_where_a_run_begins(tmp_path: Path, capfd, steps):
     """Lightning's checkpoint at an epoch's end, or within one; a run that is resumed has its own."""
     saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=steps, save_top_k=-1)
-    pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, devices=1, callbacks=[saves]).fit(Classifier())
+    pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, devices=1, callbacks=[saves]).fit(
+        Classifier()
+    )
     path = tmp_path / f"step={steps}.ckpt"
     weights = []
     for name in ("alone", "run"):
         model = Classifier()
         if name == "run":
             with pytest.raises(SystemExit):
-                short(tmp_path / name, Stops(steps + 3), max_epochs=3).fit(Classifier(), ckpt_path=path)
+                short(tmp_path / name, Stops(steps + 3), max_epochs=3).fit(
+                    Classifier(), ckpt_path=path
+                )
             capfd.readouterr()
         trainer = short(tmp_path / name, max_epochs=3)
         trainer.fit(model, ckpt_path=path)
@@ -344,7 +388,7 @@ class Stops(pl.Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-# The others, alone ---------------------------------------------------------------------------------------------------
+# The others, alone --------------------------------------------------------------------------------
 
 
 def test_a_loader_is_deterministic_without_a_trainer():
@@ -358,8 +402,12 @@ def test_a_loader_is_deterministic_without_a_trainer():
     assert drawn(7, 1, 2) == drawn(7, 1)[2:]
     loader = make_deterministic(DataLoader(TensorDataset(torch.arange(20)), 4, shuffle=True), 7)
     first = [batch[0].tolist() for batch in loader]
-    assert [batch[0].tolist() for batch in make_deterministic(loader, 8)] != first  # another seed counts
-    with pytest.raises(UserError, match="^make_deterministic: an IterableDataset has no positions; allowed is"):
+    assert [
+        batch[0].tolist() for batch in make_deterministic(loader, 8)
+    ] != first  # another seed counts
+    with pytest.raises(
+        UserError, match="^make_deterministic: an IterableDataset has no positions; allowed is"
+    ):
         make_deterministic(DataLoader(iter_only()), 7)
 
 
@@ -377,7 +425,9 @@ def test_a_notebook_and_a_test_get_the_exception_itself(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "trace"), [(UserError("--a: found 1"), False), (ValueError("unpack"), True)], ids=["user's", "other"]
+    ("error", "trace"),
+    [(UserError("--a: found 1"), False), (ValueError("unpack"), True)],
+    ids=["user's", "other"],
 )
 def test_a_job_gets_a_line_and_the_failure_file(tmp_path: Path, monkeypatch, capfd, error, trace):
     monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path))
@@ -387,13 +437,17 @@ def test_a_job_gets_a_line_and_the_failure_file(tmp_path: Path, monkeypatch, cap
     said = capfd.readouterr().err
     assert left.value.code == 1 and ("Traceback" in said) is trace
     assert (
-        (tmp_path / "failure").read_text().startswith(f"error: {'ValueError: ' if trace else ''}{error} [host algo-2")
+        (tmp_path / "failure")
+        .read_text()
+        .startswith(f"error: {'ValueError: ' if trace else ''}{error} [host algo-2")
     )
 
 
-# The documentation ---------------------------------------------------------------------------------------------------
+# The documentation --------------------------------------------------------------------------------
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/your-own-trainer.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/your-own-trainer.md").read_text(), re.DOTALL
+)
 THEIRS = """
 import sys
 import torch
@@ -418,8 +472,16 @@ MORE = {1: "trainer.fit(Model(), Data())\n"}
 def test_what_the_page_shows_runs(tmp_path: Path, number: int):
     (tmp_path / "train.py").write_text(THEIRS + BLOCKS[number] + MORE.get(number, ""))
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    flags = ["--trainer.max_epochs=1", "--trainer.accelerator=cpu"] if "SageMakerCLI" in BLOCKS[number] else []
+    flags = (
+        ["--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+        if "SageMakerCLI" in BLOCKS[number]
+        else []
+    )
     done = warm.run(["python", "train.py", *flags], tmp_path, environment, LIMIT)
     assert done.returncode == 0, done.stdout[-3000:]
-    made = {0: "output/data/checkpoints/step-000000030.ckpt", 1: "lightning_logs", 3: "output/model/model.pt"}
+    made = {
+        0: "output/data/checkpoints/step-000000030.ckpt",
+        1: "lightning_logs",
+        3: "output/model/model.pt",
+    }
     assert number not in made or (tmp_path / made[number]).exists(), done.stdout[-3000:]

@@ -15,32 +15,86 @@ from sagemaker_lightning.contract.failures import ended_rank, explain, last_erro
 from sagemaker_lightning.launch import toolkit_hook
 
 OF_TORCH = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.7 GiB"
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+    "GPU 0 has a total capacity of 15.7 GiB"
 )
 
 
 @pytest.mark.parametrize(
     ("kind", "message", "says"),
     [
-        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB.", "out of GPU memory: make"),
-        ("RuntimeError", "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate", "out of host mem"),
-        ("OSError", "[Errno 28] No space left on device: '/opt/ml/checkpoints/a.ckpt'", "disk full: make the job's"),
-        ("RuntimeError", "[enforce fail] . PytorchStreamWriter failed writing file data/3", "disk full"),
-        ("RuntimeError", "DataLoader worker (pid 9) is killed by signal: Bus error. shared memory", "--shm-size=1g"),
-        ("DistBackendError", "NCCL error in: ProcessGroupNCCL.cpp, remote process exited or there was", "lost a peer"),
-        ("RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [172.18.0.3]:3", "lost a peer"),
-        ("DistNetworkError", "The client socket has timed out after 600000ms while trying to connect", "lost a peer"),
+        (
+            "OutOfMemoryError",
+            "CUDA out of memory. Tried to allocate 2.00 GiB.",
+            "out of GPU memory: make",
+        ),
+        (
+            "RuntimeError",
+            "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate",
+            "out of host mem",
+        ),
+        (
+            "OSError",
+            "[Errno 28] No space left on device: '/opt/ml/checkpoints/a.ckpt'",
+            "disk full: make the job's",
+        ),
+        (
+            "RuntimeError",
+            "[enforce fail] . PytorchStreamWriter failed writing file data/3",
+            "disk full",
+        ),
+        (
+            "RuntimeError",
+            "DataLoader worker (pid 9) is killed by signal: Bus error. shared memory",
+            "--shm-size=1g",
+        ),
+        (
+            "DistBackendError",
+            "NCCL error in: ProcessGroupNCCL.cpp, remote process exited or there was",
+            "lost a peer",
+        ),
+        (
+            "RuntimeError",
+            "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [172.18.0.3]:3",
+            "lost a peer",
+        ),
+        (
+            "DistNetworkError",
+            "The client socket has timed out after 600000ms while trying to connect",
+            "lost a peer",
+        ),
         ("std::bad_alloc", "std::bad_alloc", "out of host memory"),
-        ("ModuleNotFoundError", "No module named 'wandb'", "requirements.txt there (ModuleNotFoundError: No"),
-        ("FileNotFoundError", "[Errno 2] No such file: '/opt/ml/input/data/train/x.csv'", "missing in the input"),
-        ("ValueError", "Expected more than 1 value per channel when training, got input size torch.Size([1, 8])",
-         "batch norm cannot train on a batch of one sample, such as the last of an epoch: give another --data.batch_"),
+        (
+            "ModuleNotFoundError",
+            "No module named 'wandb'",
+            "requirements.txt there (ModuleNotFoundError: No",
+        ),
+        (
+            "FileNotFoundError",
+            "[Errno 2] No such file: '/opt/ml/input/data/train/x.csv'",
+            "missing in the input",
+        ),
+        (
+            "ValueError",
+            "Expected more than 1 value per channel when training, "
+            "got input size torch.Size([1, 8])",
+            "batch norm cannot train on a batch of one sample, such as the last of an epoch: "
+            "give another --data.batch_",
+        ),
         ("KeyError", "'x'", "KeyError: 'x'"),
-        ("ConnectionRefusedError", "[Errno 111] Connection refused", "ConnectionRefusedError: [Errno 111] Connection"),
-        ("RuntimeError", "NCCL error in: x.cpp:1, unhandled cuda error", "RuntimeError: NCCL error"),
+        (
+            "ConnectionRefusedError",
+            "[Errno 111] Connection refused",
+            "ConnectionRefusedError: [Errno 111] Connection",
+        ),
+        (
+            "RuntimeError",
+            "NCCL error in: x.cpp:1, unhandled cuda error",
+            "RuntimeError: NCCL error",
+        ),
         ("ValueError", "two\n  lines", "ValueError: two lines"),
     ],
-)  # fmt: skip
+)
 def test_what_to_do_about_an_exception(kind, message, says):
     line = explain(kind, message)
     assert says in line and "\n" not in line
@@ -49,10 +103,16 @@ def test_what_to_do_about_an_exception(kind, message, says):
 
 def test_a_long_message_leaves_room(tmp_path):
     write(
-        tmp_path / "failure", f"error: {explain('ValueError', 'x' * 5000)}", "frame\n" * 1000 + "ValueError: the end\n"
+        tmp_path / "failure",
+        f"error: {explain('ValueError', 'x' * 5000)}",
+        "frame\n" * 1000 + "ValueError: the end\n",
     )
     text = (tmp_path / "failure").read_text()
-    assert len(text) <= 1024 and text.endswith("ValueError: the end\n") and text.splitlines()[0].endswith("...")
+    assert (
+        len(text) <= 1024
+        and text.endswith("ValueError: the end\n")
+        and text.splitlines()[0].endswith("...")
+    )
 
 
 TWO_OF_TORCHRUN = """Failures:
@@ -73,7 +133,7 @@ terminate called after throwing an instance of 'c10::DistBackendError'
 Exception raised from checkForNCCLErrorsInternal at /pytorch/ProcessGroupNCCL.cpp:2308 (most recent call first):
 frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x98 (0x7f at libc10.so)
 
-"""
+"""  # noqa: E501
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    f()\n'
 
@@ -84,41 +144,85 @@ TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3, in <modu
         (f"loading\n{TRACE}KeyError: 'x'\n", "KeyError: 'x'", True),
         (f"{TRACE}pkg.errors.MyError\nbye\n", "MyError", True),
         (f"{TRACE}{OF_TORCH}\n", "out of GPU memory", True),
-        (f"{TRACE}KeyError: 'x'\n\nDuring handling of the above exception, another exception:\n\n{TRACE}OSError: y\n",
-         "OSError: y", True),
-        (f"[rank1]: {TRACE}".replace("\n  ", "\n[rank1]:   ") + "[rank1]: ValueError: the cause\n"
-         + f"{TRACE}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\n",
-         "ValueError: the cause", True),
-        (f"{TRACE}ValueError: the cause\n{TRACE}RuntimeError: [gloo/pair.cc] Connection closed by peer\n",
-         "ValueError: the", True),
+        (
+            f"{TRACE}KeyError: 'x'\n\n"
+            f"During handling of the above exception, another exception:\n\n{TRACE}OSError: y\n",
+            "OSError: y",
+            True,
+        ),
+        (
+            f"[rank1]: {TRACE}".replace("\n  ", "\n[rank1]:   ")
+            + "[rank1]: ValueError: the cause\n"
+            + f"{TRACE}torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n====\n",
+            "ValueError: the cause",
+            True,
+        ),
+        (
+            f"{TRACE}ValueError: the cause\n"
+            f"{TRACE}RuntimeError: [gloo/pair.cc] Connection closed by peer\n",
+            "ValueError: the",
+            True,
+        ),
         (f"{TRACE}{GLOO}\n", "lost a peer", True),
         (f"{TRACE}{GLOO}\n{DIRECTLY}{TRACE}mine.SyncError: no gradients\n", "lost a peer", True),
-        (f"{TRACE}{GLOO}\n{MEANWHILE}{TRACE}OSError: x\n{MEANWHILE}{TRACE}KeyError: 'y'\n", "lost a peer", True),
-        (f"{TRACE}{GLOO}\n{MEANWHILE}{TRACE}OSError: x\n{TRACE}KeyError: 'y'\n", "KeyError: 'y'", True),
+        (
+            f"{TRACE}{GLOO}\n{MEANWHILE}{TRACE}OSError: x\n{MEANWHILE}{TRACE}KeyError: 'y'\n",
+            "lost a peer",
+            True,
+        ),
+        (
+            f"{TRACE}{GLOO}\n{MEANWHILE}{TRACE}OSError: x\n{TRACE}KeyError: 'y'\n",
+            "KeyError: 'y'",
+            True,
+        ),
         (f"{TRACE}KeyError: 'y'\n{MEANWHILE}{TRACE}{GLOO}\n", "KeyError: 'y'", True),
         (ABORTED, "lost a peer, or never reached it", True),
         (f"{TRACE}ValueError: the cause\n{ABORTED}", "ValueError: the cause", True),
-        ("terminate called after throwing an instance of 'mine::Error'\nAborted\n", "mine::Error", True),
-        ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
-         "out of host memory", True),
+        (
+            "terminate called after throwing an instance of 'mine::Error'\nAborted\n",
+            "mine::Error",
+            True,
+        ),
+        (
+            "terminate called after throwing an instance of 'std::bad_alloc'\n"
+            "  what():  std::bad_alloc\n",
+            "out of host memory",
+            True,
+        ),
         (f"{TRACE}ValueError: one\ntwo\n", "ValueError: one two", True),
-        ("  + Exception Group Traceback (most recent call last):\n  |   File \"x\"\n"
-         "  | ExceptionGroup: eg (1 sub-exception)\n"
-         "  +-+---------------- 1 ----------------\n    | ValueError: one\n    +------------------------------------\n",
-         "ExceptionGroup: eg (1 sub-exception) 1 ---------------- ValueError: one", True),
-        ("Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
-         "  File \"x.py\", line 1 in f\n\n"
-         "Extension modules: numpy\n", "Fatal Python error: Segmentation fault", True),
-        ("usage: x\nx: error: unrecognized arguments: --a\n\n", "x: error: unrecognized arguments: --a", False),
-        ('  File "x.py", line 1\n    def f(:\nSyntaxError: invalid syntax\n',
-         "SyntaxError: invalid syntax (x.py, line 1)", True),
+        (
+            '  + Exception Group Traceback (most recent call last):\n  |   File "x"\n'
+            "  | ExceptionGroup: eg (1 sub-exception)\n"
+            "  +-+---------------- 1 ----------------\n    | ValueError: one\n"
+            "    +------------------------------------\n",
+            "ExceptionGroup: eg (1 sub-exception) 1 ---------------- ValueError: one",
+            True,
+        ),
+        (
+            "Fatal Python error: Segmentation fault\n\n"
+            "Current thread 0x1 (most recent call first):\n"
+            '  File "x.py", line 1 in f\n\n'
+            "Extension modules: numpy\n",
+            "Fatal Python error: Segmentation fault",
+            True,
+        ),
+        (
+            "usage: x\nx: error: unrecognized arguments: --a\n\n",
+            "x: error: unrecognized arguments: --a",
+            False,
+        ),
+        (
+            '  File "x.py", line 1\n    def f(:\nSyntaxError: invalid syntax\n',
+            "SyntaxError: invalid syntax (x.py, line 1)",
+            True,
+        ),
         ("", "", False),
         ("\n \n", "", False),
         ("starting: importing torch (9 s so far)\n", "", False),
         ("it is wrong\nstarting: importing torch (9 s so far)\n", "it is wrong", False),
         (TRACE, "f()", False),  # cut off
     ],
-)  # fmt: skip
+)
 def test_the_error_that_a_log_ends_with(stderr, says, trace):
     line, found = last_error(stderr)
     assert says in line and bool(says) == bool(line)
@@ -128,15 +232,24 @@ def test_the_error_that_a_log_ends_with(stderr, says, trace):
 @pytest.mark.parametrize(
     ("stderr", "says"),
     [
-        ("  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 15668)  (SIGKILL)\n", ("rank 1", -9)),
-        ("  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15667)  (SIGTERM)\n", ("rank 0", -15)),
+        (
+            "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 15668)  (SIGKILL)\n",
+            ("rank 1", -9),
+        ),
+        (
+            "  rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: 15667)  (SIGTERM)\n",
+            ("rank 0", -15),
+        ),
         (TWO_OF_TORCHRUN.format(-9), ("rank 1", -9)),
         (TWO_OF_TORCHRUN.format(-6), ("rank 0", 1)),
-        ("[rank: 0] Child process with PID 7 terminated with code -9. Forcefully", ("the rank with PID 7", -9)),
+        (
+            "[rank: 0] Child process with PID 7 terminated with code -9. Forcefully",
+            ("the rank with PID 7", -9),
+        ),
         ("Child process with PID 7 terminated with code 1.", ("the rank with PID 7", 1)),
         ("", ("", 0)),
     ],
-)  # fmt: skip
+)
 def test_the_rank_that_a_launcher_tells_of(stderr, says):
     assert ended_rank(stderr) == says
 
@@ -199,7 +312,9 @@ def test_what_comes_of_a_lost_peer_is_no_other_reason(act, says):
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_of_several_tracebacks_the_last_is_the_cause(number):
     """As of an exception that came during the handling of another one."""
-    text = "Traceback (most recent call last):\n  File {}\nValueError: {}\n\nDuring its handling:\n\n"
+    text = (
+        "Traceback (most recent call last):\n  File {}\nValueError: {}\n\nDuring its handling:\n\n"
+    )
     line, trace = last_error("".join(text.format(k, k) for k in range(number)))
     assert line.startswith(f"ValueError: {number - 1}") and f"File {number - 1}" in trace
     assert trace.count("Traceback") == 1
@@ -214,7 +329,10 @@ def test_the_first_reason_stays(tmp_path):
 
 
 def test_host_and_rank_are_named(tmp_path, capsys):
-    with pytest.raises(SystemExit), reported(tmp_path / "failure", place({"SM_CURRENT_HOST": "algo-2", "RANK": "3"})):
+    with (
+        pytest.raises(SystemExit),
+        reported(tmp_path / "failure", place({"SM_CURRENT_HOST": "algo-2", "RANK": "3"})),
+    ):
         raise RuntimeError("no luck")
     lines = (tmp_path / "failure").read_text().splitlines()
     assert lines[0] == "error: RuntimeError: no luck [host algo-2, rank 3]"
@@ -232,14 +350,20 @@ def test_a_failure_file_that_cannot_be_written():
     code += "with reported(Path('/nowhere/failure')):\n 1 / 0"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.endswith("error: /nowhere/failure could not be written: No such file or directory\n")
+    assert done.stderr.endswith(
+        "error: /nowhere/failure could not be written: No such file or directory\n"
+    )
 
 
 def test_a_mistake_that_quotes_a_long_value_has_room_in_the_failure_file(tmp_path, capsys):
     with pytest.raises(SystemExit), reported(tmp_path / "failure", "host algo-1, local rank 0"):
         raise UserError(f"You selected an invalid strategy name: {'x' * 3000}")
     line = (tmp_path / "failure").read_text()
-    assert len(line) <= 1024 and line.endswith("... [host algo-1, local rank 0]") and line in capsys.readouterr().err
+    assert (
+        len(line) <= 1024
+        and line.endswith("... [host algo-1, local rank 0]")
+        and line in capsys.readouterr().err
+    )
 
 
 def code(file: Path, line: str) -> Callable[[], object]:
@@ -253,7 +377,9 @@ ACCIDENTS = {
     "images, labels = 1, 2, 3": "ValueError: too many values to unpack",
     "dict()['x']": "KeyError: 'x'",
     "1 / 0": "ZeroDivisionError",
-    "raise ValueError('--flag: found 1, allowed is 2')": "ValueError: --flag: found 1, allowed is 2",
+    "raise ValueError('--flag: found 1, allowed is 2')": (
+        "ValueError: --flag: found 1, allowed is 2"
+    ),
 }
 
 
@@ -262,9 +388,13 @@ ACCIDENTS = {
 def test_an_accident_has_its_traceback_wherever_its_code_is(tmp_path, capsys, folder, line, says):
     with pytest.raises(SystemExit) as left, reported(tmp_path / "failure", "host algo-1"):
         code(folder / "model.py", line)()
-    said, failure = capsys.readouterr().err, (tmp_path / "failure").read_text()
+    said = capsys.readouterr().err
+    failure = (tmp_path / "failure").read_text()
     assert left.value.code == 1
-    assert said.startswith("Traceback (most recent call last)") and f'{folder}/model.py", line 2, in run' in said
+    assert (
+        said.startswith("Traceback (most recent call last)")
+        and f'{folder}/model.py", line 2, in run' in said
+    )
     first = failure.splitlines()[0]
     assert first.startswith(f"error: {says}") and said.splitlines()[-1] == first
     assert f'{folder}/model.py", line 2, in run' in failure
@@ -277,7 +407,9 @@ class Missing(FileNotFoundError, UserError):
 @pytest.mark.parametrize("kind", [UserError, Missing])
 @pytest.mark.parametrize("folder", [ROOT / "app", Path("/opt/ml/code")], ids=["app", "code"])
 def test_a_mistake_is_one_line_wherever_its_code_is(tmp_path, capsys, folder, kind):
-    raising = code(folder / "mine.py", "raise kind('--flag: found 1,\\n allowed is 2') from KeyError('x')")
+    raising = code(
+        folder / "mine.py", "raise kind('--flag: found 1,\\n allowed is 2') from KeyError('x')"
+    )
     raising.__globals__["kind"] = kind
     with pytest.raises(SystemExit) as left, reported(tmp_path / "failure", "host algo-1"):
         raising()
@@ -307,7 +439,9 @@ def test_a_mistake_that_a_data_worker_finds_is_one_line(tmp_path, capsys):
     [(ValueError("not enough values"), True), (UserError("sagemaker_program: found x"), False)],
     ids=["accident", "mistake"],
 )
-def test_an_accident_in_the_toolkits_process_has_its_traceback(tmp_path, capsys, monkeypatch, error, traced):
+def test_an_accident_in_the_toolkits_process_has_its_traceback(
+    tmp_path, capsys, monkeypatch, error, traced
+):
     def run(supervisor) -> None:
         raise error
 
@@ -318,5 +452,9 @@ def test_an_accident_in_the_toolkits_process_has_its_traceback(tmp_path, capsys,
     lines = (tmp_path / "failure").read_text().splitlines()
     assert lines[0] == str(told.value) and str(error) in lines[0]
     assert lines[0].startswith("error: ValueError: " if traced else "error: sagemaker_program: ")
-    assert ("in run" in capsys.readouterr().err) == (lines[-1] == "ValueError: not enough values") == traced
+    assert (
+        ("in run" in capsys.readouterr().err)
+        == (lines[-1] == "ValueError: not enough values")
+        == traced
+    )
     assert (len(lines) > 1) == traced

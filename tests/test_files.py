@@ -18,10 +18,13 @@ from sagemaker_lightning.contract.atomic_files import (
 from sagemaker_lightning.contract.errors import UserError
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(tmp_path: Path, monkeypatch):
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(
+    tmp_path: Path, monkeypatch
+):
     """A crash of the machine leaves what was there before or all of it: fsync(2) of the file, then of the folder."""
     events = []
-    sync, replace = os.fsync, os.replace
+    sync = os.fsync
+    replace = os.replace
 
     def synced(descriptor: int) -> None:
         status = os.fstat(descriptor)
@@ -37,7 +40,8 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(tmp_p
     path = tmp_path / "deep/x.ckpt"
     with atomic_write(path) as file:
         file.write(b"12345")
-    folder, made = path.parent.stat(), path.stat()
+    folder = path.parent.stat()
+    made = path.stat()
     assert [event[:2] for event in events] == [
         ("fsync", made.st_ino),
         ("rename", made.st_ino),
@@ -72,9 +76,11 @@ def test_what_is_not_finished_leaves_what_was_there(tmp_path: Path, error):
 
 def test_several_files_get_their_names_when_all_are_on_the_disk(tmp_path: Path, monkeypatch):
     """A full disk at the last of them leaves all that was there."""
-    first, last = tmp_path / "first", tmp_path / "last"
+    first = tmp_path / "first"
+    last = tmp_path / "last"
     first.write_bytes(b"before")
-    sync, synced = os.fsync, []
+    sync = os.fsync
+    synced = []
 
     def full_at_the_second(descriptor: int) -> None:
         synced.append(descriptor)
@@ -96,7 +102,9 @@ def test_several_files_get_their_names_when_all_are_on_the_disk(tmp_path: Path, 
 
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path):
     left = tmp_path / f"model.pt.abc{IGNORED}"
-    others = [tmp_path / name for name in ("model.pt", f"config.yaml.abc{IGNORED}", f"mine{IGNORED}")]
+    others = [
+        tmp_path / name for name in ("model.pt", f"config.yaml.abc{IGNORED}", f"mine{IGNORED}")
+    ]
     for path in (left, *others):
         path.touch()
     remove_leftovers(tmp_path, "model.*")
@@ -109,11 +117,21 @@ def test_a_folder_that_can_be_written_to_is_made_and_left_empty(tmp_path: Path):
     assert list((tmp_path / "a/b").iterdir()) == []
     check_writable(tmp_path / "a/b", "the model")
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"/file: the model cannot be written there \(File exists\); allowed is a"):
+    with pytest.raises(
+        UserError, match=r"/file: the model cannot be written there \(File exists\); allowed is a"
+    ):
         check_writable(tmp_path / "file", "the model")
 
 
 def test_json_has_null_for_what_is_no_number():
-    value = {"a": [1.5, math.nan, (math.inf, -math.inf)], "b": {"c": math.nan, "d": True, "e": "nan"}}
-    assert json_text(value) == '{"a": [1.5, null, [null, null]], "b": {"c": null, "d": true, "e": "nan"}}'
-    assert json.loads(json_text({"x": 2}, indent=1)) == {"x": 2} and "\n" in json_text({"x": 2}, indent=1)
+    value = {
+        "a": [1.5, math.nan, (math.inf, -math.inf)],
+        "b": {"c": math.nan, "d": True, "e": "nan"},
+    }
+    assert (
+        json_text(value)
+        == '{"a": [1.5, null, [null, null]], "b": {"c": null, "d": true, "e": "nan"}}'
+    )
+    assert json.loads(json_text({"x": 2}, indent=1)) == {"x": 2} and "\n" in json_text(
+        {"x": 2}, indent=1
+    )

@@ -23,20 +23,35 @@ FLAGS = PAGE.partition("## Flags")[2].partition("\n## ")[0]
 ROWS = dict(re.findall(r"^\| `(--[\w.]+)` \| (.+) \|$", FLAGS, re.MULTILINE))
 # What run_sagemaker.py of the tutorial sends.
 DEFAULT_HYPERPARAMS = {
-    "data": "CIFAR10DataModule", "data.batch_size": 32, "optimizer": "Adam", "optimizer.lr": 1e-3,
-    "trainer.accelerator": "gpu", "trainer.devices": -1, "trainer.max_epochs": 5, "logger.name": "tutorial",
-}  # fmt: skip
+    "data": "CIFAR10DataModule",
+    "data.batch_size": 32,
+    "optimizer": "Adam",
+    "optimizer.lr": 1e-3,
+    "trainer.accelerator": "gpu",
+    "trainer.devices": -1,
+    "trainer.max_epochs": 5,
+    "logger.name": "tutorial",
+}
 # A value for each flag that the page gives without one, and what it needs beside it.
 VALUES = {
-    "--checkpoint.dirpath": ["x"], "--resume.dirpath": ["x"], "--trainer.devices": ["1"],
-    "--progress.every_n_seconds": ["5"], "--trainer.enable_model_summary": ["false"], "--logger.flush_secs": ["9"],
-    "--trainer.enable_checkpointing": ["true"], "--system.every_n_seconds": ["5"], "--data.batch_size": ["8"],
-    "--optimizer": ["Adam"], "--optimizer.lr": ["0.1", "--optimizer=Adam"], "--trainer.max_epochs": ["2"],
-    "--optimizer.weight_decay": ["0.1", "--optimizer=Adam"], "--optimizer.momentum": ["0.1", "--optimizer=SGD"],
+    "--checkpoint.dirpath": ["x"],
+    "--resume.dirpath": ["x"],
+    "--trainer.devices": ["1"],
+    "--progress.every_n_seconds": ["5"],
+    "--trainer.enable_model_summary": ["false"],
+    "--logger.flush_secs": ["9"],
+    "--trainer.enable_checkpointing": ["true"],
+    "--system.every_n_seconds": ["5"],
+    "--data.batch_size": ["8"],
+    "--optimizer": ["Adam"],
+    "--optimizer.lr": ["0.1", "--optimizer=Adam"],
+    "--trainer.max_epochs": ["2"],
+    "--optimizer.weight_decay": ["0.1", "--optimizer=Adam"],
+    "--optimizer.momentum": ["0.1", "--optimizer=SGD"],
     "--trainer.use_distributed_sampler": ["false"],
     "--trainer.callbacks.swa_lrs": ["0.1", "--trainer.callbacks=StochasticWeightAveraging"],
     "--trainer.callbacks": ["StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.1"],
-}  # fmt: skip
+}
 
 
 class Parsed(CommandLine):
@@ -57,7 +72,8 @@ def no_flags_of_pytest(monkeypatch, tmp_path):
 
 def test_the_page_has_the_table_of_the_program():
     assert {
-        flag.rpartition(".")[2].lstrip("-"): text.replace("`", "").replace("\\", "") for flag, text in ROWS.items()
+        flag.rpartition(".")[2].lstrip("-"): text.replace("`", "").replace("\\", "")
+        for flag, text in ROWS.items()
     } == REPLACED
 
 
@@ -65,18 +81,26 @@ def test_the_page_has_the_table_of_the_program():
 def test_an_old_flag_is_told_what_replaced_it(flag, text):
     with pytest.raises(UserError) as error:
         Parsed(SageMakerEnvironment(), [f"{flag}=1"], APPLICATION)
-    assert str(error.value) == f"{flag}: is no flag here; {text.replace('`', '').replace(chr(92), '')}"
+    assert (
+        str(error.value) == f"{flag}: is no flag here; {text.replace('`', '').replace(chr(92), '')}"
+    )
 
 
-@pytest.mark.parametrize("name", ["max_epochs", "deterministic", "batch_size", "val_split", "num_workers", "max_steps"])
+@pytest.mark.parametrize(
+    "name", ["max_epochs", "deterministic", "batch_size", "val_split", "num_workers", "max_steps"]
+)
 def test_a_flag_without_its_group_is_told_its_group(name):
-    with pytest.raises(UserError, match=rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"):
+    with pytest.raises(
+        UserError, match=rf"^--{name}: is no flag here; did you mean --(trainer|data).{name}\?$"
+    ):
         Parsed(SageMakerEnvironment(), [f"--{name}=1"], APPLICATION)
 
 
 @pytest.mark.slow
 def test_the_new_flags_parse():
-    named = {flag for text in ROWS.values() for flag in re.findall(r"`(--[\w.]+(?:=[\w.-]+)?)`", text)}
+    named = {
+        flag for text in ROWS.values() for flag in re.findall(r"`(--[\w.]+(?:=[\w.-]+)?)`", text)
+    }
     for flag in named:
         name, _, value = flag.partition("=")
         usual, *more = VALUES.get(name, [value])
@@ -91,19 +115,30 @@ def test_the_tutorials_command_and_hyperparameters_parse():
     program, name, *flags = shlex.split(command.replace("\\\n", " "))
     assert (program, name) == (".venv/bin/python", "app/train.py")
     config = Parsed(SageMakerEnvironment(), flags, APPLICATION).config
-    assert config.data.class_path == "app.data.CIFAR10DataModule" and config.data.init_args.data_dir == ".cache"
+    assert (
+        config.data.class_path == "app.data.CIFAR10DataModule"
+        and config.data.init_args.data_dir == ".cache"
+    )
     job = SageMakerEnvironment(channels={"training": Path("/opt/ml/input/data/training")})
-    config = Parsed(job, [f"--{name}={value}" for name, value in DEFAULT_HYPERPARAMS.items()], APPLICATION).config
-    assert config.data.init_args.data_dir == "/opt/ml/input/data/training" and config.optimizer.init_args.lr == 1e-3
+    config = Parsed(
+        job, [f"--{name}={value}" for name, value in DEFAULT_HYPERPARAMS.items()], APPLICATION
+    ).config
+    assert (
+        config.data.init_args.data_dir == "/opt/ml/input/data/training"
+        and config.optimizer.init_args.lr == 1e-3
+    )
 
 
 def test_the_strategies_that_were_accelerators():
     names = re.findall(
-        r"`([\w=.-]+)`", FLAGS.rpartition("`--trainer.accelerator=ddp`")[2].partition(" are strategies")[0]
+        r"`([\w=.-]+)`",
+        FLAGS.rpartition("`--trainer.accelerator=ddp`")[2].partition(" are strategies")[0],
     )
     assert len(names) == 5
     for name in ("ddp", *names):
-        with pytest.raises(UserError, match=f"--trainer.accelerator: found '{name}', .*use --trainer.strategy=ddp"):
+        with pytest.raises(
+            UserError, match=f"--trainer.accelerator: found '{name}', .*use --trainer.strategy=ddp"
+        ):
             Parsed(SageMakerEnvironment(), [f"--trainer.accelerator={name}"], APPLICATION)
 
 
@@ -113,18 +148,26 @@ def test_files_that_the_page_names_are_there():
 
 
 def test_a_relative_folder_of_data_is_named_as_it_was_resolved(tmp_path):
-    with pytest.raises(UserError, match=f"--data.data_dir=data: {tmp_path}/data holds no CIFAR-10 .*no such folder"):
+    with pytest.raises(
+        UserError, match=f"--data.data_dir=data: {tmp_path}/data holds no CIFAR-10 .*no such folder"
+    ):
         CIFAR10DataModule("data").load(train=True)
 
 
 def test_folders_that_sagemaker_does_not_keep_are_warned_of(tmp_path, capsys):
     environment = SageMakerEnvironment(checkpoint_dir=Path("/opt/ml/checkpoints"))
-    flags = ["--resume.dirpath=checkpoints", "--logger.save_dir=s3://bucket/logs", "--checkpoint.dirpath=/somewhere",
-             "--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs"]  # fmt: skip
+    flags = [
+        "--resume.dirpath=checkpoints",
+        "--logger.save_dir=s3://bucket/logs",
+        "--checkpoint.dirpath=/somewhere",
+        "--trainer.logger=CSVLogger",
+        "--trainer.logger.save_dir=logs",
+    ]
     warn_of_lost_folders(Parsed(environment, flags, APPLICATION).config, environment)
     assert [line for line in capsys.readouterr().out.splitlines() if "warning" in line] == [
-        f"warning: --{flag} is {tmp_path}/{flag.partition('=')[2]}, of which SageMaker keeps nothing; leave it "
-        "out, or give a folder below /opt/ml/checkpoints"
+        f"warning: --{flag} is {tmp_path}/{flag.partition('=')[2]}, "
+        "of which SageMaker keeps nothing; leave it out, "
+        "or give a folder below /opt/ml/checkpoints"
         for flag in ("resume.dirpath=checkpoints", "trainer.logger.save_dir=logs")
     ]
     assert os.environ.get("SM_OUTPUT_DIR") is None

@@ -21,7 +21,12 @@ from benchmarks.gpu.parts import PARTS, ratio
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.runner import Task
 
-ABOUT = {"gpu": "H", "gpu_memory": 140, "driver": "580", "hosts": [{"cpu": "C", "cores": 2, "memory": 8}]}
+ABOUT = {
+    "gpu": "H",
+    "gpu_memory": 140,
+    "driver": "580",
+    "hosts": [{"cpu": "C", "cores": 2, "memory": 8}],
+}
 ABOUT |= {"versions": {"torch": "2"}, "commit": "abc", "miniature": False, "date": "2026-01-01"}
 FIELDS = {
     "resume": {"weights", "seconds", "jobs"},
@@ -55,7 +60,9 @@ def test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing(cifar
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = tmp_path.glob("gpu-*.json")
     content = json.loads(file.read_text())
-    assert {"gpu", "driver", "hosts", "versions", "commit", "date", "miniature"} <= content["about"].keys()
+    assert {"gpu", "driver", "hosts", "versions", "commit", "date", "miniature"} <= content[
+        "about"
+    ].keys()
     assert list(content["parts"]) == list(FIELDS) == list(PARTS)
     for name, part in content["parts"].items():
         assert (part["status"], part["line"]) == ("complete", ""), name
@@ -85,7 +92,7 @@ def test_a_part_of_a_rehearsal(tmp_path):
     assert report.text(Results.read(file)) in done.stdout
 
 
-# What a part may do ---------------------------------------------------------------------------------------------------
+# What a part may do -------------------------------------------------------------------------------
 
 
 def value() -> dict:
@@ -100,7 +107,9 @@ def failing() -> dict:
 
 def leaving() -> dict:
     """Leave as a training that failed does."""
-    raise SystemExit("much\nModuleNotFoundError: No module named 'x'\nerror: the training failed, see above")
+    raise SystemExit(
+        "much\nModuleNotFoundError: No module named 'x'\nerror: the training failed, see above"
+    )
 
 
 def crashing() -> dict:
@@ -128,7 +137,8 @@ def test_a_measurement_that_fails_costs_a_line_and_the_others_go_on(results, tmp
         (setting, number) for number in (1, 2) for setting in "ae"
     ]
     assert part["status"] == "failed" and len(lines) == 4 + 3 + 1
-    tasks = [Task(task.setting, task.round, value) for task in tasks]  # mended: only these are done now
+    # The tasks are repaired: only these are done now.
+    tasks = [Task(task.setting, task.round, value) for task in tasks]
     assert len(list(runner.run("part", tasks, results, 60, tmp_path / "log"))) == 6 + 1
     assert Results.read(results.path).parts["part"]["status"] == "complete"
 
@@ -158,20 +168,34 @@ def test_results_go_on_only_where_they_are_of_the_same(tmp_path):
         Results.opened(tmp_path, ABOUT, "2026-01-01")
 
 
-# The machine ----------------------------------------------------------------------------------------------------------
+# The machine --------------------------------------------------------------------------------------
 
 GOOD = {
-    "gpu": "H", "gpu_memory": 140, "gpu_free": 139, "driver": "580", "trouble": "", "cpu": "C", "cores": 2,
-    "memory": 64, "free": 60, "disk": 50,
-}  # fmt: skip
+    "gpu": "H",
+    "gpu_memory": 140,
+    "gpu_free": 139,
+    "driver": "580",
+    "trouble": "",
+    "cpu": "C",
+    "cores": 2,
+    "memory": 64,
+    "free": 60,
+    "disk": 50,
+}
 
 
 @pytest.mark.parametrize(
     ("found", "line"),
     [
         ({}, ""),
-        ({"gpu": "", "driver": ""}, "GPU: none is found here; run it where there is one, or rehearse it"),
-        ({"gpu": "", "driver": "470", "trouble": "too old"}, r"GPU: torch .* \(too old\); found is driver 470, needed"),
+        (
+            {"gpu": "", "driver": ""},
+            "GPU: none is found here; run it where there is one, or rehearse it",
+        ),
+        (
+            {"gpu": "", "driver": "470", "trouble": "too old"},
+            r"GPU: torch .* \(too old\); found is driver 470, needed",
+        ),
         ({"gpu_free": 3}, "GPU memory: 3.0 GiB are free, needed are 8; end"),
         ({"free": 2}, "memory: 2.0 GiB are free, needed are 8"),
         ({"disk": 1.5}, "disk for temporary files: 1.5 GiB are free, needed are 8"),
@@ -200,7 +224,7 @@ def test_a_call_that_measures_nothing_says_why(flags, line, capsys, monkeypatch,
     assert not list(tmp_path.iterdir())
 
 
-# Figures --------------------------------------------------------------------------------------------------------------
+# Figures ------------------------------------------------------------------------------------------
 
 
 def test_the_table_is_computed_from_the_values(results):
@@ -211,22 +235,40 @@ def test_the_table_is_computed_from_the_values(results):
     assert [ratio(record) for record in records] == [1, 2]
     results.parts["step"] = {"status": "complete", "line": "", "seconds": 1, "records": records}
     jobs = [{"right": right, "kills": 1, "stops": 2, "hung": 0} for right in (True, True, False)]
-    resume = [{"setting": "r", "round": 0, "weights": ["a", "b"]}, {"setting": "r", "round": 1, "jobs": jobs}]
-    results.parts["resume"] = {"status": "unfinished", "line": "1 of 2", "seconds": 1, "records": resume}
+    resume = [
+        {"setting": "r", "round": 0, "weights": ["a", "b"]},
+        {"setting": "r", "round": 1, "jobs": jobs},
+    ]
+    results.parts["resume"] = {
+        "status": "unfinished",
+        "line": "1 of 2",
+        "seconds": 1,
+        "records": resume,
+    }
     text = report.text(results)
     assert "| s | 1.5 [1..2] | 15 [10..20] | 10 [10..10] | 2 |" in text
-    assert "- r: 2 of 3 interrupted jobs ended with the bits of one left alone; 3 kills, 6 stops, 0 hung" in text
+    assert (
+        "- r: 2 of 3 interrupted jobs ended with the bits of one left alone; "
+        "3 kills, 6 stops, 0 hung"
+    ) in text
     assert "DIFFERENT bits" in text and "Unfinished: 1 of 2." in text and "**fast**" in text
 
 
 def test_the_docs_have_the_newest_figures_and_names_claim_nothing_before():
     newest = report.newest()
     assert report.PAGE.read_text() == report.written(report.PAGE.read_text(), newest)
-    recipes, results_page = ((ROOT / f"docs/{page}.md").read_text() for page in ("flags-and-recipes", "results"))
+    recipes, results_page = (
+        (ROOT / f"docs/{page}.md").read_text() for page in ("flags-and-recipes", "results")
+    )
     if not newest:
         for name in ("fast", "accurate"):
-            assert "Not measured on a GPU yet" in (ROOT / f"app/recipes/{name}.yaml").read_text().partition("\n")[0]
-            assert re.search(rf"^\| `{name}` \|.*\| not measured on a GPU yet \|$", recipes, re.MULTILINE)
+            assert (
+                "Not measured on a GPU yet"
+                in (ROOT / f"app/recipes/{name}.yaml").read_text().partition("\n")[0]
+            )
+            assert re.search(
+                rf"^\| `{name}` \|.*\| not measured on a GPU yet \|$", recipes, re.MULTILINE
+            )
         assert "**Not measured on a GPU yet**" in results_page
 
 
@@ -244,7 +286,7 @@ def test_a_report_is_printed_or_put_into_the_docs(results, flags, capsys, monkey
     assert (report.text(results) in report.PAGE.read_text()) == bool(flags)
 
 
-# What travels ---------------------------------------------------------------------------------------------------------
+# What travels -------------------------------------------------------------------------------------
 
 
 def test_what_a_machine_lacks_is_carried_up_to_a_size(monkeypatch, tmp_path):
@@ -253,7 +295,9 @@ def test_what_a_machine_lacks_is_carried_up_to_a_size(monkeypatch, tmp_path):
     def pip(line, **_):
         lines.append(line)
         if line[-1] == "absent":
-            return subprocess.CompletedProcess(line, 1, "", "WARNING: x\nERROR: No matching distribution\n")
+            return subprocess.CompletedProcess(
+                line, 1, "", "WARNING: x\nERROR: No matching distribution\n"
+            )
         folder = next(word.partition("=")[2] for word in line if word.startswith("--dest="))
         Path(folder, "one.whl").write_bytes(b"0" * 1000)
         return subprocess.CompletedProcess(line, 0, "", "")
@@ -266,7 +310,9 @@ def test_what_a_machine_lacks_is_carried_up_to_a_size(monkeypatch, tmp_path):
     folder = tmp_path / "carried"
     assert carry.carry(folder, "3.12", ["one==1"], data, 64) == pytest.approx(1 + 1000 / 2**20)
     assert "--python-version=3.12" in lines[0] and (folder / "data/images").is_file()
-    with pytest.raises(SystemExit, match=r"carried: 1.0 MiB travel with the checkout, allowed are 0.5"):
+    with pytest.raises(
+        SystemExit, match=r"carried: 1.0 MiB travel with the checkout, allowed are 0.5"
+    ):
         carry.carry(folder, "3.12", ["one==1"], data, 0.5)
     with pytest.raises(SystemExit, match=r"no wheel for Python 3.12: ERROR: No matching"):
         carry.carry(folder, "3.12", ["absent"], None, 64)
@@ -280,9 +326,13 @@ def test_what_travels_is_installed_without_a_network(cifar, tmp_path):
     """docs/gpu.md: made here, for this Python, and installed as the page says."""
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     line = [sys.executable, "-m", "benchmarks.carry", f"--data={cifar}", f"--python={here}"]
-    done = subprocess.run([*line, f"--folder={tmp_path / '.carry'}"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [*line, f"--folder={tmp_path / '.carry'}"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    assert "MiB travel, the checkout included" in done.stdout and (tmp_path / ".carry/data").is_dir()
+    assert (
+        "MiB travel, the checkout included" in done.stdout and (tmp_path / ".carry/data").is_dir()
+    )
     (command,) = re.findall(r"^python3 (-m pip .*)$", report.PAGE.read_text(), re.MULTILINE)
     command = command.replace("/tmp/site", "site")
     subprocess.run(["bash", "-euc", f"{sys.executable} {command}"], cwd=tmp_path, check=True)

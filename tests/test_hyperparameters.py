@@ -25,14 +25,43 @@ def sdk3(value: object) -> str:
 
 ENCODINGS = [sdk2_estimator, sdk2_source_dir, sdk3, lambda value: value]
 VALUES = [
-    True, False, None, 0, 7, -3, 1.5, -0.25, 1e-3, 1e-10, 123456789012345678901234567890,
-    "Adam", "a b", "it's", 'say "x"', "a=b", "--flag", "s3://bucket/a b/c", "lr=0.1,momentum=0.9", "$HOME", "ü", "#x",
-    "a: b", ["a", 1], [], [0.1, -2], [True, None], {"a": 1}, {"a": {"b": [1, None]}},
-    {"x": "it's"}, [["a"], {"b": False}],
-]  # fmt: skip
+    True,
+    False,
+    None,
+    0,
+    7,
+    -3,
+    1.5,
+    -0.25,
+    1e-3,
+    1e-10,
+    123456789012345678901234567890,
+    "Adam",
+    "a b",
+    "it's",
+    'say "x"',
+    "a=b",
+    "--flag",
+    "s3://bucket/a b/c",
+    "lr=0.1,momentum=0.9",
+    "$HOME",
+    "ü",
+    "#x",
+    "a: b",
+    ["a", 1],
+    [],
+    [0.1, -2],
+    [True, None],
+    {"a": 1},
+    {"a": {"b": [1, None]}},
+    {"x": "it's"},
+    [["a"], {"b": False}],
+]
 
 
-@pytest.mark.parametrize("encode", ENCODINGS, ids=["sdk2 Estimator", "sdk2 source_dir", "sdk3", "JSON types"])
+@pytest.mark.parametrize(
+    "encode", ENCODINGS, ids=["sdk2 Estimator", "sdk2 source_dir", "sdk3", "JSON types"]
+)
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_every_encoding_of_a_value_gives_the_same_text(value, encode):
     expected = value if isinstance(value, str) else json.dumps(value)
@@ -44,18 +73,26 @@ def test_every_encoding_of_a_value_gives_the_same_text(value, encode):
 
 
 @pytest.mark.parametrize(
-    "value", ["1.10", "007", "1e-3", "+5", "1_000", "2024-01-01", "{not json", "[a, b", "(", "True story"]
+    "value",
+    ["1.10", "007", "1e-3", "+5", "1_000", "2024-01-01", "{not json", "[a, b", "(", "True story"],
 )
 def test_text_that_looks_like_something_else_stays_as_it_is(value):
     assert text(value) == value
 
 
 def test_sagemakers_own_are_left_out_and_names_keep_their_dots():
-    given = {"sagemaker_program": '"x.py"', "_tuning_objective_metric": "val_loss", "b.c": "1", "a": "x=y"}
+    given = {
+        "sagemaker_program": '"x.py"',
+        "_tuning_objective_metric": "val_loss",
+        "b.c": "1",
+        "a": "x=y",
+    }
     assert flags(given) == ["--a=x=y", "--b.c=1"]
 
 
-@pytest.mark.parametrize("encode", ENCODINGS, ids=["sdk2 Estimator", "sdk2 source_dir", "sdk3", "JSON types"])
+@pytest.mark.parametrize(
+    "encode", ENCODINGS, ids=["sdk2 Estimator", "sdk2 source_dir", "sdk3", "JSON types"]
+)
 def test_through_the_real_command_line(encode):
     values = {
         "data": "CIFAR10DataModule",
@@ -77,7 +114,9 @@ def test_through_the_real_command_line(encode):
     config = cli(*flags({name: encode(value) for name, value in values.items()})).config
     assert config.data.init_args.normalize is False and config.data.init_args.val_split == 0.5
     optimizer = config.optimizer.init_args
-    assert optimizer.lr == 1e-3 and tuple(optimizer.betas) == (0.8, 0.9) and optimizer.foreach is None
+    assert (
+        optimizer.lr == 1e-3 and tuple(optimizer.betas) == (0.8, 0.9) and optimizer.foreach is None
+    )
     assert config.trainer.max_steps == -1 and config.trainer.limit_val_batches == 0.25
     assert config.trainer.logger is False
     assert config.logger.name == 'it\'s a=b "c" #1'

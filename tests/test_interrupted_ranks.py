@@ -18,9 +18,15 @@ pytestmark = pytest.mark.slow
 
 SOURCE = (ROOT / "tests/interruptible.py").read_text()
 GIVEN = {
-    "model": "interruptible.Model", "data": "interruptible.Data", "data.size": "92", "trainer.accelerator": "cpu",
-    "trainer.devices": "2", "trainer.max_epochs": "3", "model.sleep": "0.1", "progress.every_n_seconds": "100",
-}  # fmt: skip
+    "model": "interruptible.Model",
+    "data": "interruptible.Data",
+    "data.size": "92",
+    "trainer.accelerator": "cpu",
+    "trainer.devices": "2",
+    "trainer.max_epochs": "3",
+    "model.sleep": "0.1",
+    "progress.every_n_seconds": "100",
+}
 LIMIT = 120  # seconds; what takes longer hangs
 
 
@@ -41,10 +47,19 @@ class Ranks(Job):
         """Return the ranks when the first one has noted so many steps in all."""
         end = time.monotonic() + LIMIT
         while self.steps() < number:
-            assert time.monotonic() < end and process.poll() is None, (self.base / "log").read_text()[-3000:]
+            assert time.monotonic() < end and process.poll() is None, (
+                self.base / "log"
+            ).read_text()[-3000:]
             time.sleep(0.02)
-        found = [(warm.environ(child.pid), child) for child in psutil.Process(process.pid).children(recursive=True)]
-        ranks = [(variables["LOCAL_RANK"], child) for variables, child in found if "LOCAL_RANK" in variables]
+        found = [
+            (warm.environ(child.pid), child)
+            for child in psutil.Process(process.pid).children(recursive=True)
+        ]
+        ranks = [
+            (variables["LOCAL_RANK"], child)
+            for variables, child in found
+            if "LOCAL_RANK" in variables
+        ]
         return [child for _, child in sorted(ranks, key=lambda rank: rank[0])]
 
     def steps(self) -> int:
@@ -76,11 +91,14 @@ def test_two_ranks(whole: Ranks, tmp_path: Path, program):
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT) == 143
     steps = job.steps()
-    assert job.failure.startswith(f"interrupted, resume from step {steps}: SIGTERM; {job.base}/checkpoints/step-")
+    assert job.failure.startswith(
+        f"interrupted, resume from step {steps}: SIGTERM; {job.base}/checkpoints/step-"
+    )
     assert not (job.base / "output/success").exists() and "Traceback" not in job.failure
     process = job.begin()
     ranks = job.wait_for_steps(steps + 4, process)
-    (ranks[-1] if "torchrun" in program else ranks[0]).send_signal(signal.SIGTERM)  # to one rank alone
+    # Only one rank gets the signal.
+    (ranks[-1] if "torchrun" in program else ranks[0]).send_signal(signal.SIGTERM)
     assert process.wait(LIMIT) == 143
     assert re.match(rf"interrupted, resume from step {job.steps()}: SIGTERM; ", job.failure)
     process = job.begin()
@@ -99,7 +117,9 @@ def test_gradients_that_are_added_up(tmp_path: Path):
     process = jobs[1].begin(**added)
     jobs[1].wait_for_steps(5, process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT) == 143 and jobs[1].failure.startswith("interrupted, resume from step 0: SIGTERM; ")
+    assert process.wait(LIMIT) == 143 and jobs[1].failure.startswith(
+        "interrupted, resume from step 0: SIGTERM; "
+    )
     assert jobs[1].steps() < 10
     assert jobs[1].begin(**added).wait(LIMIT) == 0, (jobs[1].base / "log").read_text()[-3000:]
     assert jobs[0].result == jobs[1].result
@@ -115,9 +135,14 @@ def test_two_ranks_began_and_one_goes_on(tmp_path: Path):
     first = [interruptible.events(job.base / "code", rank) for rank in range(2)]
     for rank in range(2):
         (job.base / f"code/events-{rank}.jsonl").unlink()
-    assert job.begin(**{"trainer.devices": "1"}).wait(LIMIT) == 0, (job.base / "log").read_text()[-3000:]
+    assert job.begin(**{"trainer.devices": "1"}).wait(LIMIT) == 0, (job.base / "log").read_text()[
+        -3000:
+    ]
     rest = interruptible.events(job.base / "code")
-    assert "2 ranks saved it, these are 1: no sample is left out or taken twice" in (job.base / "log").read_text()
+    assert (
+        "2 ranks saved it, these are 1: no sample is left out or taken twice"
+        in (job.base / "log").read_text()
+    )
     for epoch in range(3):
         seen = [
             index
@@ -142,7 +167,9 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
         for rank in ranks:
             if rank.is_running():
                 rank.kill()
-    assert re.match(r"interrupted, resume from step 12: SIGTERM; no batch came to its end", job.failure)
+    assert re.match(
+        r"interrupted, resume from step 12: SIGTERM; no batch came to its end", job.failure
+    )
 
 
 @pytest.mark.soak  # two ranks above, two hosts in tests/test_rehearsal_processes.py
@@ -150,11 +177,22 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
 def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
     """One is told to stop and both do, at the same step; one is lost and the other ends; both go on, and end alike."""
     given = GIVEN | {"trainer.devices": "1"}
-    job = Nodes(image, tmp_path, ["algo-1", "algo-2"], given, code={"interruptible.py": SOURCE}, checkpoints=True)
+    job = Nodes(
+        image,
+        tmp_path,
+        ["algo-1", "algo-2"],
+        given,
+        code={"interruptible.py": SOURCE},
+        checkpoints=True,
+    )
 
     def wait_for_steps(number: int) -> None:
-        file, end = tmp_path / "algo-1/code/events-0.jsonl", time.monotonic() + LIMIT
-        while not file.exists() or len(set(re.findall(r'"step", (\d+, \d+)', file.read_text()))) < number:
+        file = tmp_path / "algo-1/code/events-0.jsonl"
+        end = time.monotonic() + LIMIT
+        while (
+            not file.exists()
+            or len(set(re.findall(r'"step", (\d+, \d+)', file.read_text()))) < number
+        ):
             assert time.monotonic() < end, job.said("algo-1")[-3000:]
             time.sleep(0.05)
 
@@ -164,7 +202,9 @@ def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
         job.stop("algo-2")
         assert job.end() == {"algo-1": 143, "algo-2": 143}
         lines = [job.failure(host) for host in ("algo-1", "algo-2")]
-        found = [re.match(r"interrupted, resume from step (\d+): SIGTERM; ", line)[1] for line in lines]
+        found = [
+            re.match(r"interrupted, resume from step (\d+): SIGTERM; ", line)[1] for line in lines
+        ]
         assert found[0] == found[1] and int(found[0]) >= 7
         job.remove()
         job.start()
@@ -173,7 +213,9 @@ def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
         assert job.end()["algo-1"] == 1
         job.remove()
         assert job.start().end() == {"algo-1": 0, "algo-2": 0}
-        assert "resuming from step 12: /opt/ml/checkpoints/step-000000012.ckpt" in job.said("algo-1")
+        assert "resuming from step 12: /opt/ml/checkpoints/step-000000012.ckpt" in job.said(
+            "algo-1"
+        )
     assert interruptible.weights(tmp_path / "algo-1/model/model.pt") == whole.result[0]
     events = [interruptible.events(tmp_path / f"algo-{rank + 1}/code", rank) for rank in range(2)]
     assert events == whole.result[1]

@@ -16,7 +16,10 @@ class Own(ranks.Regression):
 
     def __init__(self, fails: int) -> None:
         super().__init__()
-        self.fails, self.count, self.generator, self.loaded = fails, 0, None, None
+        self.fails = fails
+        self.count = 0
+        self.generator = None
+        self.loaded = None
 
     def on_train_start(self):
         self.generator = np.random.default_rng(self.global_rank)
@@ -25,7 +28,9 @@ class Own(ranks.Regression):
         if self.global_step == self.fails:
             raise RuntimeError("as a job that is lost")
         self.count += 1 + self.global_rank
-        return super().training_step(batch, batch_idx) * (1 + self.generator.random() + self.count / 10)
+        return super().training_step(batch, batch_idx) * (
+            1 + self.generator.random() + self.count / 10
+        )
 
     def on_save_checkpoint(self, checkpoint):
         checkpoint["own"] = {"rank": np.int64(self.global_rank), "count": self.count}

@@ -19,9 +19,15 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 pytestmark = pytest.mark.slow
 
 FLAGS = [
-    "--model=interruptible.Model", "--data=interruptible.Data", "--trainer.max_epochs=3", "--trainer.accelerator=cpu",
-    "--trainer.log_every_n_steps=1", "--progress.every_n_seconds=100", "--model.sleep=0.02", "--model.val_sleep=0.04",
-]  # fmt: skip
+    "--model=interruptible.Model",
+    "--data=interruptible.Data",
+    "--trainer.max_epochs=3",
+    "--trainer.accelerator=cpu",
+    "--trainer.log_every_n_steps=1",
+    "--progress.every_n_seconds=100",
+    "--model.sleep=0.02",
+    "--model.val_sleep=0.04",
+]
 PROGRAM = ROOT / "tests/interruptible.py"
 LIMIT = 90  # seconds; what takes longer hangs
 
@@ -30,7 +36,9 @@ class Run:
     """A job in a folder, started as often as it takes."""
 
     def __init__(self, folder: Path, flags: list[str]) -> None:
-        self.folder, self.flags, self.variables = folder, [*FLAGS, *flags], {}
+        self.folder = folder
+        self.flags = [*FLAGS, *flags]
+        self.variables = {}
         folder.mkdir(exist_ok=True)
 
     def start(self, *more: str, **variables: str):
@@ -39,7 +47,9 @@ class Run:
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | self.variables | variables
         log = os.open(self.folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         try:
-            return warm.start(["python", PROGRAM, *self.flags, *more], self.folder, environment, log)
+            return warm.start(
+                ["python", PROGRAM, *self.flags, *more], self.folder, environment, log
+            )
         finally:
             os.close(log)
 
@@ -76,28 +86,50 @@ class Run:
     @property
     def result(self) -> tuple[str, dict]:
         """The weights and all that was noted, each thing once."""
-        return interruptible.weights(self.folder / "output/model/model.pt"), interruptible.events(self.folder)
+        return interruptible.weights(self.folder / "output/model/model.pt"), interruptible.events(
+            self.folder
+        )
 
 
 EMA = ["--trainer.callbacks=interruptible.Average"]
-EARLY = ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val_loss", "--trainer.callbacks.patience=1"]
+EARLY = [
+    "--trainer.callbacks=EarlyStopping",
+    "--trainer.callbacks.monitor=val_loss",
+    "--trainer.callbacks.patience=1",
+]
 KINDS = {
     "a step at a time": [],
     "two workers": ["--data.num_workers=2"],
-    "a worker that stays": ["--data.num_workers=1", "--data.persistent=true", "--model.schedule=step"],
+    "a worker that stays": [
+        "--data.num_workers=1",
+        "--data.persistent=true",
+        "--model.schedule=step",
+    ],
     "accumulated gradients": ["--trainer.accumulate_grad_batches=2"],
     "two validations an epoch": ["--trainer.val_check_interval=0.5"],
-    "a validation every seven batches": ["--trainer.val_check_interval=7", "--trainer.check_val_every_n_epoch=null"],
+    "a validation every seven batches": [
+        "--trainer.val_check_interval=7",
+        "--trainer.check_val_every_n_epoch=null",
+    ],
     "a plateau": ["--model.schedule=plateau", "--trainer.max_epochs=4"],
     "an average of the weights": EMA,
     "mixed precision": ["--trainer.precision=bf16-mixed", "--trainer.deterministic=true"],
-    "a rate for each step": ["--optimizer=SGD", "--optimizer.lr=0.1", "--lr_scheduler=app.schedule.Triangle"],
+    "a rate for each step": [
+        "--optimizer=SGD",
+        "--optimizer.lr=0.1",
+        "--lr_scheduler=app.schedule.Triangle",
+    ],
     "early stopping": [*EARLY, "--trainer.max_epochs=12", "--resume.every_n_steps=3"],
-}  # fmt: skip
+}
 
 
 # Each of the others is one of the zoo's configurations, too (docs/zoo.md).
-OFTEN = "a step at a time", "two workers", "accumulated gradients", "a validation every seven batches"
+OFTEN = (
+    "a step at a time",
+    "two workers",
+    "accumulated gradients",
+    "a validation every seven batches",
+)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +141,9 @@ OFTEN = "a step at a time", "two workers", "accumulated gradients", "a validatio
 )
 def test_any_moment_and_any_signal(tmp_path: Path, seed: int, flags):
     """Random ones: what was done twice was done alike, and what comes out is what an uninterrupted run gives."""
-    whole, run, draw = Run(tmp_path / "whole", flags), Run(tmp_path / "run", flags), random.Random(seed)
+    whole = Run(tmp_path / "whole", flags)
+    run = Run(tmp_path / "run", flags)
+    draw = random.Random(seed)
     began = time.monotonic()
     whole.finish()
     seconds = time.monotonic() - began
@@ -128,9 +162,15 @@ def test_a_signal_loses_no_step(tmp_path: Path, number):
     assert run.interrupt(number, lambda: run.steps >= 14) == 128 + number
     steps = run.steps
     line = f"interrupted, resume from step {steps}: {number.name}; "
-    assert line in run.said and f"checkpoints/step-{steps:09d}.ckpt is whole [host localhost, local rank 0]" in run.said
+    assert (
+        line in run.said
+        and f"checkpoints/step-{steps:09d}.ckpt is whole [host localhost, local rank 0]" in run.said
+    )
     assert not (tmp_path / "run/output/model/model.pt").exists()
-    assert f"resuming from step {steps}: output/data/checkpoints/step-{steps:09d}.ckpt\n" in run.finish()
+    assert (
+        f"resuming from step {steps}: output/data/checkpoints/step-{steps:09d}.ckpt\n"
+        in run.finish()
+    )
     assert run.steps == 33
 
 
@@ -149,7 +189,10 @@ def test_torchrun_by_hand_ends_as_its_ranks_do(tmp_path: Path, told):
     ranks = [child.pid for child in below if "LOCAL_RANK" in warm.environ(child.pid)]
     os.kill(process.pid if told == "torchrun" else ranks[-1], signal.SIGTERM)
     assert process.wait(LIMIT) == 143, run.said[-3000:]
-    assert f"interrupted, resume from step {run.steps}: SIGTERM; " in run.said and "Traceback" not in run.said
+    assert (
+        f"interrupted, resume from step {run.steps}: SIGTERM; " in run.said
+        and "Traceback" not in run.said
+    )
 
 
 def test_a_second_signal_does_no_harm(tmp_path: Path):
@@ -175,13 +218,17 @@ def test_a_second_signal_does_no_harm(tmp_path: Path):
 def test_before_the_first_step_it_leaves_at_once(tmp_path: Path, place, flag):
     run = Run(tmp_path / "run", [flag])
     assert run.interrupt(signal.SIGTERM, lambda: f"IN {place}" in run.said) == 143
-    assert "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained" in run.said
+    assert (
+        "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained"
+        in run.said
+    )
     assert run.steps == 0
 
 
 def test_within_a_validation_the_whole_of_it_is_run_again(tmp_path: Path):
     flags = [*EMA, "--model.val_sleep=0.4"]
-    whole, run = Run(tmp_path / "whole", flags), Run(tmp_path / "run", flags)
+    whole = Run(tmp_path / "whole", flags)
+    run = Run(tmp_path / "run", flags)
     whole.finish()
     began = []
 
@@ -220,7 +267,8 @@ def points(folder: Path) -> list[tuple]:
 def test_one_continuous_curve(tmp_path: Path):
     whole, run = (Run(tmp_path / name, ["--logger.flush_secs=1"]) for name in ("whole", "run"))
     whole.finish()
-    run.interrupt(signal.SIGKILL, lambda: run.steps >= 16)  # what was logged since the epoch's end is logged again
+    # What was logged since the epoch's end is logged again.
+    run.interrupt(signal.SIGKILL, lambda: run.steps >= 16)
     run.interrupt(signal.SIGTERM, lambda: run.steps >= 24)
     run.finish()
     board = "output/data/tensorboard/localhost/lightning_logs"
@@ -231,7 +279,8 @@ def test_one_continuous_curve(tmp_path: Path):
 
 def test_one_continuous_curve_on_s3(bucket, tmp_path: Path):
     """A server that speaks S3's protocol: moto's."""
-    flags, runs = ["--logger.flush_secs=1"], []
+    flags = ["--logger.flush_secs=1"]
+    runs = []
     for name in ("whole", "run"):
         runs.append(Run(tmp_path / name, [*flags, f"--logger.save_dir={bucket.uri(name)}"]))
         runs[-1].variables = bucket.variables
@@ -249,9 +298,14 @@ def test_one_continuous_curve_on_s3(bucket, tmp_path: Path):
 
 
 def test_a_folder_that_has_moved_still_has_the_best_model(tmp_path: Path):
-    flags = ["--checkpoint.monitor=val_loss", "--checkpoint.mode=max"]  # the first one, as the loss goes down
-    places = [[f"--{what}.dirpath={tmp_path / name}" for what in ("checkpoint", "resume")] for name in ("a", "b")]
-    whole, run = Run(tmp_path / "whole", flags), Run(tmp_path / "run", [*flags, *places[0]])
+    # The first checkpoint is the best one, as the loss goes down.
+    flags = ["--checkpoint.monitor=val_loss", "--checkpoint.mode=max"]
+    places = [
+        [f"--{what}.dirpath={tmp_path / name}" for what in ("checkpoint", "resume")]
+        for name in ("a", "b")
+    ]
+    whole = Run(tmp_path / "whole", flags)
+    run = Run(tmp_path / "run", [*flags, *places[0]])
     whole.finish()
     assert list((tmp_path / "whole").rglob("best-epoch=0-*.ckpt"))
     run.interrupt(signal.SIGTERM, lambda: run.steps >= whole.steps / 2)
@@ -284,7 +338,8 @@ def test_a_best_model_that_was_not_copied_yet_or_is_damaged(tmp_path: Path, mode
         "--resume.every_n_steps=4",
         "--resume.keep=50",
     ]
-    whole, run = Run(tmp_path / "whole", flags), Run(tmp_path / "run", flags)
+    whole = Run(tmp_path / "whole", flags)
+    run = Run(tmp_path / "run", flags)
     whole.finish()
     run.interrupt(signal.SIGKILL, lambda: run.steps >= whole.steps * 0.9)
     copies = {path.name: path for path in (tmp_path / "run").rglob("best-*.ckpt")}
@@ -292,23 +347,34 @@ def test_a_best_model_that_was_not_copied_yet_or_is_damaged(tmp_path: Path, mode
     lose(copies[newest])
     assert newest.startswith("best-epoch=0" if mode == "max" else "best-epoch=1")
     said = run.finish()
-    assert f"goes with {newest}, the best model, which {problem}; it is skipped" in said and "resuming from" in said
+    assert (
+        f"goes with {newest}, the best model, which {problem}; it is skipped" in said
+        and "resuming from" in said
+    )
     assert run.result == whole.result
     assert len(list((tmp_path / "run").rglob("best-*.ckpt"))) == 1
 
 
 def test_a_damaged_best_model_that_cannot_be_made_again_is_no_model(tmp_path: Path):
     """The last one is written, which the log and model.json say."""
-    run = Run(tmp_path / "run", ["--checkpoint.monitor=val_loss", "--checkpoint.mode=max", "--resume.keep=1"])
+    run = Run(
+        tmp_path / "run",
+        ["--checkpoint.monitor=val_loss", "--checkpoint.mode=max", "--resume.keep=1"],
+    )
     run.finish()
     described = json.loads((tmp_path / "run/output/model/model.json").read_text())
     (best,) = (tmp_path / "run").rglob("best-*.ckpt")
     assert described["best_model"] == best.name and best.name.startswith("best-epoch=0")
     flip(best)
     said = run.finish()
-    assert f"warning: {best}, the best model, is damaged: its checksum is another one; the last one is written" in said
+    assert (
+        f"warning: {best}, the best model, is damaged: its checksum is another one; "
+        "the last one is written"
+    ) in said
     assert json.loads((tmp_path / "run/output/model/model.json").read_text())["best_model"] is None
-    last = torch.load(tmp_path / "run/output/data/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    last = torch.load(tmp_path / "run/output/data/checkpoints/last.ckpt", weights_only=True)[
+        "state_dict"
+    ]
     model = torch.load(tmp_path / "run/output/model/model.pt", weights_only=True)
     assert all(torch.equal(model[name], last[f"network.{name}"]) for name in model)
 
@@ -316,7 +382,8 @@ def test_a_damaged_best_model_that_cannot_be_made_again_is_no_model(tmp_path: Pa
 def test_a_job_that_is_done_only_writes_its_model_again(tmp_path: Path):
     run = Run(tmp_path / "run", [*EMA, "--checkpoint.monitor=null", "--checkpoint.filename=null"])
     run.finish()
-    before, steps = run.result, run.steps
+    before = run.result
+    steps = run.steps
     described = (tmp_path / "run/output/model/model.json").read_text()
     for path in (tmp_path / "run/output/model").iterdir():
         path.unlink()
@@ -346,14 +413,20 @@ def test_of_another_run_is_an_error_that_names_what_differs(tmp_path: Path):
         process.wait(LIMIT)
         said = run.said[run.before :]
         assert process.returncode == 1 and "Traceback" not in said
-        assert "error: --resume.dirpath=output/data/checkpoints: step-000000011.ckpt is of another run: " in said
+        assert (
+            "error: --resume.dirpath=output/data/checkpoints: "
+            "step-000000011.ckpt is of another run: "
+        ) in said
         assert says in said
     assert before == {path: path.read_bytes() for path in (tmp_path / "run/output").rglob("*.ckpt")}
-    run.finish("--logger.name=other", "--trainer.max_epochs=2", "--data.num_workers=2", "--resume.keep=1")
+    run.finish(
+        "--logger.name=other", "--trainer.max_epochs=2", "--data.num_workers=2", "--resume.keep=1"
+    )
 
 
 def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
-    whole, run = Run(tmp_path / "whole", []), Run(tmp_path / "run", ["--resume.every_n_steps=5"])
+    whole = Run(tmp_path / "whole", [])
+    run = Run(tmp_path / "run", ["--resume.every_n_steps=5"])
     whole.finish()
     run.interrupt(signal.SIGTERM, lambda: run.steps >= 18)
     files = sorted((tmp_path / "run/output/data/checkpoints").glob("step-*.ckpt"))
@@ -369,7 +442,10 @@ def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
     process = run.start()
     process.wait(LIMIT)
     assert process.returncode == 1
-    assert "error: --resume.dirpath=output/data/checkpoints: found checkpoints, but none that is whole" in run.said
+    assert (
+        "error: --resume.dirpath=output/data/checkpoints: found checkpoints, but none that is whole"
+        in run.said
+    )
 
 
 def test_a_checkpoint_is_lightnings_too(tmp_path: Path):
@@ -378,12 +454,17 @@ def test_a_checkpoint_is_lightnings_too(tmp_path: Path):
     run.finish()
     last = tmp_path / "run/output/data/checkpoints/last.ckpt"
     state = torch.load(last, weights_only=True)
-    assert state["global_step"] == 11 and state["epoch"] == 1 and "pytorch-lightning_version" in state
+    assert (
+        state["global_step"] == 11 and state["epoch"] == 1 and "pytorch-lightning_version" in state
+    )
     from pytorch_lightning import Trainer
 
-    model, options = interruptible.Model(), {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    model = interruptible.Model()
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
     model.note = lambda *_: None
-    trainer = Trainer(max_epochs=2, enable_progress_bar=False, enable_model_summary=False, **options)
+    trainer = Trainer(
+        max_epochs=2, enable_progress_bar=False, enable_model_summary=False, **options
+    )
     trainer.fit(model, interruptible.Data(), ckpt_path=last)
     assert trainer.global_step == 22 and trainer.current_epoch == 2
 
@@ -393,7 +474,10 @@ def test_what_could_not_be_read_again_is_said_before_any_step(tmp_path: Path):
     process = run.start()
     process.wait(LIMIT)
     assert process.returncode == 1 and run.steps == 0
-    assert "error: a checkpoint of this run could not be read again: thing is a builtins.object (on_save" in run.said
+    assert (
+        "error: a checkpoint of this run could not be read again: "
+        "thing is a builtins.object (on_save"
+    ) in run.said
 
 
 def test_a_full_disk_costs_no_training(tmp_path: Path):
@@ -406,7 +490,12 @@ def test_a_full_disk_costs_no_training(tmp_path: Path):
     assert "warning: training goes on, but no checkpoint could be written" in said
     assert "warning: the training is done, and no checkpoint could be written" in said
     assert run.result[1] == whole.result[1]
-    assert "best-epoch=1-step=22.ckpt could not be written (File too large); the best model is still " in said
-    best = torch.load(tmp_path / "run/output/data/checkpoints/best-epoch=0-step=11.ckpt", weights_only=True)
+    assert (
+        "best-epoch=1-step=22.ckpt could not be written (File too large); the best model is still "
+        in said
+    )
+    best = torch.load(
+        tmp_path / "run/output/data/checkpoints/best-epoch=0-step=11.ckpt", weights_only=True
+    )
     model = torch.load(tmp_path / "run/output/model/model.pt", weights_only=True)
     assert all(torch.equal(model[name], best["state_dict"][f"network.{name}"]) for name in model)

@@ -29,11 +29,16 @@ def begun(folder: Path, known=(), rank: int = 0) -> Journal:
 
 def test_what_was_written_is_read(tmp_path: Path):
     """Also without an end, as of a process that was killed; each rank its own."""
-    made, other = begun(tmp_path), begun(tmp_path, rank=1)
+    made = begun(tmp_path)
+    other = begun(tmp_path, rank=1)
     for number in range(25):
         made.add(step(number))
     other.add(step(3))
-    assert read(tmp_path, RUN, 0, 2) == ([step(number) for number in range(25)], "torch=2; device=cpu", "")
+    assert read(tmp_path, RUN, 0, 2) == (
+        [step(number) for number in range(25)],
+        "torch=2; device=cpu",
+        "",
+    )
     assert read(tmp_path, RUN, 1, 2)[0] == [step(3)]
     assert files(tmp_path) == [tmp_path / "journal-0.bin", tmp_path / "journal-1.bin"]
     assert RECORD.size == 52 and files(tmp_path)[0].stat().st_size == HEADER.size + 25 * RECORD.size
@@ -71,7 +76,9 @@ def test_it_is_written_no_more_often_than_it_may_take_time(tmp_path: Path, monke
     written = []
     monkeypatch.setattr(journal, "SHARE", 1e-9)
     made = begun(tmp_path)
-    monkeypatch.setattr(os, "write", lambda file, content: written.append(len(content)) or len(content))
+    monkeypatch.setattr(
+        os, "write", lambda file, content: written.append(len(content)) or len(content)
+    )
     for number in range(100):
         made.add(step(number))
     assert written == [RECORD.size]
@@ -112,8 +119,12 @@ def test_of_another_run_or_other_ranks_nothing_is_read(tmp_path: Path):
 def test_no_file_does_harm(tmp_path: Path):
     path = tmp_path / "journal-0.bin"
     (tmp_path / "elsewhere").write_bytes(b"theirs")
-    for make in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("elsewhere"),
-                 lambda: path.write_bytes(b"x" * 10_000_000)):  # fmt: skip
+    for make in (
+        path.mkdir,
+        lambda: os.mkfifo(path),
+        lambda: path.symlink_to("elsewhere"),
+        lambda: path.write_bytes(b"x" * 10_000_000),
+    ):
         make()
         assert read(tmp_path, RUN, 0, 2)[0] == [] and read(tmp_path, RUN, 0, 2)[2]
         made = begun(tmp_path)

@@ -44,4 +44,5 @@ def test_each_shape_has_a_kernel_of_its_own(tmp_path: Path):
 
 
 def test_torchs_own_choice_depends_on_what_came_before(tmp_path: Path):
-    assert graphs(tmp_path, "")[0] == [["12"], ["4"]]  # of which the second is for 7, too, and for 12 from then on
+    # The second graph serves 7, too, and 12 from then on.
+    assert graphs(tmp_path, "")[0] == [["12"], ["4"]]

@@ -29,14 +29,16 @@ def test_that_stands_still(tmp_path, monkeypatch):
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
     if no_engine() is None:
         docker("network", "create", f"test-{os.environ[sweeper.VARIABLE]}")
-    # The hosts of a rehearsal are in namespaces and have an environment of their own; one is dead already.
+    # The hosts of a rehearsal are in namespaces and have an environment of their own. One of the two
+    # rehearsals is dead already.
     monkeypatch.setenv("REHEARSAL_PYTHON", sys.executable)
     for name in ("dead", "alive"):
         server = Rehearsal(tmp_path / name, "--engine=processes")
         server.start()
         server.s3.create_bucket(Bucket="rehearsal")
         server.create("none", hosts=2)
-        while subprocess.run(["pgrep", "--full", str(server.cache)], capture_output=True).stdout.count(b"\\n") < 2:
+        hosts = ["pgrep", "--full", str(server.cache)]
+        while subprocess.run(hosts, capture_output=True).stdout.count(b"\\n") < 2:
             time.sleep(0.1)
         if name == "dead":
             server.process.kill()
@@ -47,11 +49,21 @@ def test_that_stands_still(tmp_path, monkeypatch):
 
 def left(folder: Path, owners: list[str], run: str) -> dict[str, list[str]]:
     """Return what there is of a run in `folder`, and of its rehearsals, whose networks have names of their owners."""
-    names = [line.split()[0] for line in ask("ip", "netns", "list")] + [path.name for path in NETWORK.iterdir()]
-    networks = [] if no_engine() else docker("network", "ls", "--quiet", f"--filter=name={run}").stdout.split()
+    names = [line.split()[0] for line in ask("ip", "netns", "list")] + [
+        path.name for path in NETWORK.iterdir()
+    ]
+    networks = (
+        []
+        if no_engine()
+        else docker("network", "ls", "--quiet", f"--filter=name={run}").stdout.split()
+    )
     return {
         "processes": ask("pgrep", "--full", "--list-full", str(folder)),
-        "mounts": [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {folder}/" in line],
+        "mounts": [
+            line
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if f" {folder}/" in line
+        ],
         "network namespaces and devices": [name for name in names if name[2:10] in owners],
         "networks of Docker": networks,
     }
@@ -61,22 +73,42 @@ def ask(*line: str) -> list[str]:
     return subprocess.run(line, capture_output=True, text=True).stdout.splitlines()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
+)
 def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path, number):
     python_of("rehearsal")
     (tmp_path / "test_one.py").write_text(STANDS_STILL)
-    line = [sys.executable, "-m", "pytest", "-p", "conftest", f"--rootdir={tmp_path}", f"--basetemp={tmp_path / 'run'}"]
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "conftest",
+        f"--rootdir={tmp_path}",
+        f"--basetemp={tmp_path / 'run'}",
+    ]
     with (tmp_path / "log").open("w") as log:
         run = subprocess.Popen(
-            [*line, "test_one.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-            stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [*line, "test_one.py"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
     try:
         assert comes(lambda: (tmp_path / "stands").exists() or run.poll() is not None, 120)
         assert run.poll() is None, (tmp_path / "log").read_text()
-        owners = sorted({path.name[:8] for path in tmp_path.glob("run/*/*/cache/sagemaker-lightning-rehearsal/*")})
+        owners = sorted(
+            {
+                path.name[:8]
+                for path in tmp_path.glob("run/*/*/cache/sagemaker-lightning-rehearsal/*")
+            }
+        )
         told = tmp_path, owners, (tmp_path / "stands").read_text()
-        assert len(owners) == 2 and all(found or "Docker" in kind for kind, found in left(*told).items()), left(*told)
+        assert len(owners) == 2 and all(
+            found or "Docker" in kind for kind, found in left(*told).items()
+        ), left(*told)
         run.send_signal(number)
         run.wait(120)
         comes(lambda: not any(left(*told).values()), 60)

@@ -31,22 +31,35 @@ from multiprocessing import forkserver, reduction
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What a start spends its time on. Not the toolkit itself: it reads its environment when it is imported.
-PRELOADED = ("app.train", "app.train_multi_node", "torchmetrics.classification", "boto3", "paramiko", "s3fs",
-             "tensorboard.backend.event_processing.event_file_loader", "warm")  # fmt: skip
+# Modules that take most of a start's time. The toolkit itself is not among them: it reads its
+# environment when it is imported.
+PRELOADED = (
+    "app.train",
+    "app.train_multi_node",
+    "torchmetrics.classification",
+    "boto3",
+    "paramiko",
+    "s3fs",
+    "tensorboard.backend.event_processing.event_file_loader",
+    "warm",
+)
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(list(PRELOADED))
 # The folder in which each process notes its environment: /proc/PID/environ still has the server's.
 notes = os.environ.get("WARM_NOTES")
 OURS = str(ROOT / "app"), str(ROOT / "sagemaker_lightning")
-INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")})
+INSTALLED = tuple(
+    {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
+)
 
 
 class Started:
     """A process started by `start`, with the interface of subprocess.Popen as far as the tests use it."""
 
     def __init__(self, process, stdout: io.TextIOBase | None) -> None:
-        self.process, self.stdout, self.pid = process, stdout, process.pid
+        self.process = process
+        self.stdout = stdout
+        self.pid = process.pid
 
     def poll(self) -> int | None:
         """Return the exit status if it has ended, else None."""
@@ -91,7 +104,10 @@ class Started:
 
 
 def start(
-    argv: Sequence[object], folder: Path, variables: Mapping[str, str] = os.environ, output: int | None = None
+    argv: Sequence[object],
+    folder: Path,
+    variables: Mapping[str, str] = os.environ,
+    output: int | None = None,
 ) -> Started:
     """Start `argv` in `folder` with exactly these variables; both its streams go to file descriptor `output`, or
     else to the pipe `stdout` of what is returned."""
@@ -103,16 +119,30 @@ def start(
         if reading is not None:
             closed.callback(os.close, output)
         process = SERVER.Process(
-            target=_begin, args=([str(word) for word in argv], str(folder), dict(variables), _Descriptor(output), notes)
+            target=_begin,
+            args=(
+                [str(word) for word in argv],
+                str(folder),
+                dict(variables),
+                _Descriptor(output),
+                notes,
+            ),
         )
         process.start()
-        # Else another thread's start() asks it for its status, too, and of two that ask one is told 255.
+        # Otherwise another thread's start() also asks for its exit status; when two ask, one of them
+        # gets 255.
         multiprocessing.process._children.discard(process)
-    return Started(process, os.fdopen(reading, encoding="utf-8", errors="replace") if reading is not None else None)
+    return Started(
+        process,
+        os.fdopen(reading, encoding="utf-8", errors="replace") if reading is not None else None,
+    )
 
 
 def run(
-    argv: Sequence[object], folder: Path, variables: Mapping[str, str] = os.environ, timeout: float = 300
+    argv: Sequence[object],
+    folder: Path,
+    variables: Mapping[str, str] = os.environ,
+    timeout: float = 300,
 ) -> subprocess.CompletedProcess:
     """Run `argv` to its end, killed after `timeout` seconds, and return it with all its output in `stdout`."""
     started = start(argv, folder, variables)
@@ -161,7 +191,9 @@ class _Descriptor:
         return duplicate.detach()
 
 
-def _begin(argv: list[str], folder: str, variables: dict[str, str], output: int, noted: str) -> None:
+def _begin(
+    argv: list[str], folder: str, variables: dict[str, str], output: int, noted: str
+) -> None:
     """Become the process that is asked for, in a child of the server, which another test may have started."""
     global notes
     notes = noted
@@ -169,7 +201,8 @@ def _begin(argv: list[str], folder: str, variables: dict[str, str], output: int,
         os.dup2(output, number)
     if output > 2:
         os.close(output)
-    multiprocessing.set_start_method("fork", force=True)  # of data workers: in a child of a server, it is the server's
+    # This is for data workers: a child of a fork server would start them by the server.
+    multiprocessing.set_start_method("fork", force=True)
     _become(argv, folder, variables)
 
 
@@ -206,9 +239,12 @@ def _forget() -> None:
     atexit._clear()
     logging.root.handlers.clear()
     buffering = 1 if os.environ.get("PYTHONUNBUFFERED") else -1
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (as long as the process)
+    # These files are open as long as the process runs.
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(  # noqa: SIM115
+        2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     multiprocessing.process._children.clear()
@@ -219,7 +255,11 @@ def _forget() -> None:
             file and not file.startswith((*INSTALLED, *OURS)) and name not in ("__main__", "warm")
         ):
             del sys.modules[name]
-    sys.path[:] = [path for path in sys.path if path.startswith((*INSTALLED, sys.base_prefix)) or path == str(ROOT)]
+    sys.path[:] = [
+        path
+        for path in sys.path
+        if path.startswith((*INSTALLED, sys.base_prefix)) or path == str(ROOT)
+    ]
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
     import torch
@@ -227,7 +267,10 @@ def _forget() -> None:
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     # Lightning reads it once, when it is imported.
-    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"))
+    ranks = (
+        os.environ.get(name)
+        for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+    )
     rank_zero_only.rank = int(next((rank for rank in ranks if rank), 0))
     subprocess._fork_exec = _fork_exec
     os.execve = _execve
@@ -292,14 +335,47 @@ def _is_ours(argv: Sequence[str], folder: str | bytes | None = None) -> bool:
 _real_fork_exec = subprocess._fork_exec
 
 
-def _fork_exec(args, executables, close_fds, kept, cwd, variables, p2cread, p2cwrite, c2pread, c2pwrite, errread,
-               errwrite, errpipe_read, errpipe_write, restore_signals, new_session, *rest) -> int:  # fmt: skip
+def _fork_exec(
+    args,
+    executables,
+    close_fds,
+    kept,
+    cwd,
+    variables,
+    p2cread,
+    p2cwrite,
+    c2pread,
+    c2pwrite,
+    errread,
+    errwrite,
+    errpipe_read,
+    errpipe_write,
+    restore_signals,
+    new_session,
+    *rest,
+) -> int:
     """Fork this process where subprocess would start the same interpreter anew (subprocess.py of Python 3.11)."""
     argv = [os.fsdecode(word) for word in args]
     if not _is_ours(argv, cwd):
-        return _real_fork_exec(args, executables, close_fds, kept, cwd, variables, p2cread, p2cwrite, c2pread, c2pwrite,
-                               errread, errwrite, errpipe_read, errpipe_write, restore_signals, new_session,
-                               *rest)  # fmt: skip
+        return _real_fork_exec(
+            args,
+            executables,
+            close_fds,
+            kept,
+            cwd,
+            variables,
+            p2cread,
+            p2cwrite,
+            c2pread,
+            c2pwrite,
+            errread,
+            errwrite,
+            errpipe_read,
+            errpipe_write,
+            restore_signals,
+            new_session,
+            *rest,
+        )
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pid = os.fork()
@@ -310,7 +386,11 @@ def _fork_exec(args, executables, close_fds, kept, cwd, variables, p2cread, p2cw
             if source not in (-1, number):
                 os.dup2(source, number)
         _sever()
-        given = dict(os.environ) if variables is None else dict(os.fsdecode(one).split("=", 1) for one in variables)
+        given = (
+            dict(os.environ)
+            if variables is None
+            else dict(os.fsdecode(one).split("=", 1) for one in variables)
+        )
         _become(argv, cwd and os.fsdecode(cwd), given)
     return pid
 

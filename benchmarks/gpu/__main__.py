@@ -28,8 +28,8 @@ try:
     from sagemaker_lightning.contract.atomic_files import check_writable
 except ModuleNotFoundError as error:
     raise SystemExit(
-        f"error: the package {error.name} is missing here; install environment.yml's, or see benchmarks/carry.py for a "
-        "machine without a network"
+        f"error: the package {error.name} is missing here; install environment.yml's, "
+        "or see benchmarks/carry.py for a machine without a network"
     ) from None
 
 SLOWER = 10  # times as long may a part take in miniature: on a CPU, beside other work
@@ -45,12 +45,18 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         return _error(f"--parts: found {unknown[0]}, allowed are {', '.join(PARTS)}")
     if given.data_dir and not given.data_dir.is_dir():
-        return _error(f"--data_dir: found {given.data_dir}, allowed is a folder with CIFAR-10's python version")
+        return _error(
+            f"--data_dir: found {given.data_dir}, allowed is a folder with CIFAR-10's "
+            "python version"
+        )
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         try:
             here = runner.call(partial(Machine.read, Path(folder)), 120, Path(folder, "log"))
         except (RuntimeError, runner.Overrun) as error:
-            return _error(f"GPU: asking for it failed ({error or 'no answer in 120 s'}); look at it by nvidia-smi")
+            return _error(
+                f"GPU: asking for it failed ({error or 'no answer in 120 s'}); "
+                "look at it by nvidia-smi"
+            )
         if obstacle := here.obstacle(given.miniature):
             return _error(obstacle)
         log = given.out.resolve() / f"gpu-{_date()}.log"
@@ -58,7 +64,11 @@ def main(arguments: list[str] | None = None) -> int:
             check_writable(given.out, "results")
         except ValueError as error:
             return _error(f"--out: {error}")
-        about = here.about | {"versions": machine.versions(), "commit": given.commit, "miniature": given.miniature}
+        about = here.about | {
+            "versions": machine.versions(),
+            "commit": given.commit,
+            "miniature": given.miniature,
+        }
         try:
             results = Results.opened(given.out.resolve(), about | {"date": _date()}, _date())
         except ValueError as error:
@@ -70,7 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _measure(names: list[str], options: Options, limit: float, log: Path) -> int:
     """Do the parts, and print the table."""
-    results, end = options.results, time.monotonic() + limit
+    results = options.results
+    end = time.monotonic() + limit
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended
     for name in [name for name in PARTS if name in names]:
         part = PARTS[name]
@@ -111,14 +122,31 @@ def _report(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder of the results (default: results)")
-    parser.add_argument("--data_dir", type=Path, help="folder with CIFAR-10's python version, for the recipes")
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help=f"of {','.join(PARTS)}")
-    parser.add_argument("--limit", type=float, default=SECONDS, help="seconds of this call (default: %(default)s)")
-    parser.add_argument("--commit", default=machines.commit(), help="of the code, where there is no git to ask")
-    parser.add_argument("--miniature", action="store_true", help="a rehearsal: all is tiny, and on a CPU")
+    parser.add_argument(
+        "--out", type=Path, default=report.FOLDER, help="folder of the results (default: results)"
+    )
+    parser.add_argument(
+        "--data_dir", type=Path, help="folder with CIFAR-10's python version, for the recipes"
+    )
+    parser.add_argument(
+        "--parts",
+        type=lambda text: text.split(","),
+        default=list(PARTS),
+        help=f"of {','.join(PARTS)}",
+    )
+    parser.add_argument(
+        "--limit", type=float, default=SECONDS, help="seconds of this call (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--commit", default=machines.commit(), help="of the code, where there is no git to ask"
+    )
+    parser.add_argument(
+        "--miniature", action="store_true", help="a rehearsal: all is tiny, and on a CPU"
+    )
     return parser
 
 
@@ -132,6 +160,7 @@ def _error(line: str) -> int:
 
 
 if __name__ == "__main__":
-    # Whether there is a GPU is asked of the driver's library, which leaves this process fit to be forked.
+    # torch then asks the driver's library (NVML) whether there is a GPU: this process can still be
+    # forked afterwards.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     raise SystemExit(main())

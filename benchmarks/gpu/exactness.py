@@ -15,9 +15,12 @@ from benchmarks.interrupted_jobs import Process
 
 # The example application on its default data, 41 steps an epoch; a checkpoint each 25 steps.
 FLAGS = {
-    "trainer.max_epochs": "12", "resume.every_n_steps": "25", "resume.every_n_minutes": "0", "seed_everything": "7",
+    "trainer.max_epochs": "12",
+    "resume.every_n_steps": "25",
+    "resume.every_n_minutes": "0",
+    "seed_everything": "7",
     "progress.every_n_seconds": "100",
-}  # fmt: skip
+}
 TRIES = 2  # interruptions of a job, at most
 
 
@@ -26,7 +29,9 @@ class Job(Process):
 
     def __init__(self, folder: Path, flags: Mapping[str, str]) -> None:
         folder.mkdir(parents=True)
-        self.folder, self.flags, self.server = folder, flags, FORK
+        self.folder = folder
+        self.flags = flags
+        self.server = FORK
 
     def result(self) -> str:
         """Return the hash of the weights."""
@@ -50,7 +55,11 @@ def left_alone(flags: Mapping[str, str], folder: Path) -> dict[str, Any]:
 
 
 def interrupted(
-    flags: Mapping[str, str], folder: Path, known: Callable[[], list[Mapping[str, Any]]], number: int, jobs: int
+    flags: Mapping[str, str],
+    folder: Path,
+    known: Callable[[], list[Mapping[str, Any]]],
+    number: int,
+    jobs: int,
 ) -> dict[str, Any]:
     """Interrupt jobs, side by side; return of each whether its weights are those of one left alone, and how it went.
 
@@ -61,14 +70,22 @@ def interrupted(
         raise SystemExit("there is no job left alone to compare with")
     with tempfile.TemporaryDirectory(dir=folder) as work, ProcessPoolExecutor(jobs, FORK) as pool:
         folders = [Path(work, str(count)) for count in range(jobs)]
-        running = [pool.submit(_one, flags, each, alone, f"{number} {each.name}") for each in folders]
+        running = [
+            pool.submit(_one, flags, each, alone, f"{number} {each.name}") for each in folders
+        ]
         return {"jobs": [job.result() for job in running]}
 
 
-def _one(flags: Mapping[str, str], folder: Path, alone: Mapping[str, Any], seed: str) -> dict[str, Any]:
-    job, draw = Job(folder, flags), random.Random(seed)
-    counts, leaving = dict.fromkeys(("kills", "stops", "wrong", "hung"), 0), []
-    right = interruptions.interrupted(job, alone["seconds"], alone["weights"][0], draw, counts, leaving, TRIES)
+def _one(
+    flags: Mapping[str, str], folder: Path, alone: Mapping[str, Any], seed: str
+) -> dict[str, Any]:
+    job = Job(folder, flags)
+    draw = random.Random(seed)
+    counts = dict.fromkeys(("kills", "stops", "wrong", "hung"), 0)
+    leaving = []
+    right = interruptions.interrupted(
+        job, alone["seconds"], alone["weights"][0], draw, counts, leaving, TRIES
+    )
     log = (folder / "log").read_text()
     print(log, flush=True)
     resumed = [int(step) for step in re.findall(r"^resuming from step (\d+)", log, re.MULTILINE)]

@@ -14,7 +14,10 @@ import torch
 import torchvision
 
 GIB = 2**30
-DISK, MEMORY, GPU_MEMORY = 8, 8, 8  # GiB that have to be free: checkpoints of 134 MB, data, batches of 1,024
+# GiB that must be free: for checkpoints of 134 MB, data, and batches of 1,024.
+DISK = 8
+MEMORY = 8
+GPU_MEMORY = 8
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,10 @@ class Machine:
     @classmethod
     def read(cls, folder: Path) -> "Machine":
         """Look at this machine; a process that does is of no use for a fork that needs the GPU."""
-        gpu, gpu_memory, gpu_free, trouble = "", 0.0, 0.0, ""
+        gpu = ""
+        gpu_memory = 0.0
+        gpu_free = 0.0
+        trouble = ""
         try:
             torch.cuda.init()
             gpu = torch.cuda.get_device_name()
@@ -52,9 +58,15 @@ class Machine:
             trouble = str(error).splitlines()[0]
         info = Path("/proc/cpuinfo")
         lines = info.read_text().splitlines() if info.exists() else []
-        cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-        memory, disk = psutil.virtual_memory(), shutil.disk_usage(folder).free / GIB
-        cores, all_of_it, free = os.cpu_count() or 1, memory.total / GIB, memory.available / GIB
+        cpu = next(
+            (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+            platform.machine(),
+        )
+        memory = psutil.virtual_memory()
+        disk = shutil.disk_usage(folder).free / GIB
+        cores = os.cpu_count() or 1
+        all_of_it = memory.total / GIB
+        free = memory.available / GIB
         return cls(gpu, gpu_memory, gpu_free, _driver(), trouble, cpu, cores, all_of_it, free, disk)
 
     def obstacle(self, miniature: bool = False) -> str:
@@ -62,11 +74,15 @@ class Machine:
         if not miniature and not self.gpu:
             if self.driver:
                 return (
-                    f"GPU: torch {torch.__version__}, built for CUDA {torch.version.cuda}, cannot use the one that is "
-                    f"here ({self.trouble}); found is driver {self.driver}, needed one for that CUDA: of the R580 "
-                    "series or later for CUDA 13, R525 for CUDA 12"
+                    f"GPU: torch {torch.__version__}, built for CUDA {torch.version.cuda}, "
+                    f"cannot use the one that is here ({self.trouble}); "
+                    f"found is driver {self.driver}, needed one for that CUDA: "
+                    "of the R580 series or later for CUDA 13, R525 for CUDA 12"
                 )
-            return "GPU: none is found here; run it where there is one, or rehearse it on a CPU with --miniature"
+            return (
+                "GPU: none is found here; run it where there is one, "
+                "or rehearse it on a CPU with --miniature"
+            )
         share = 0.1 if miniature else 1
         for what, found, needed in (
             ("GPU memory", self.gpu_free, 0 if miniature else GPU_MEMORY),
@@ -74,14 +90,22 @@ class Machine:
             ("disk for temporary files", self.disk, share * DISK),
         ):
             if found < needed:
-                return f"{what}: {found:.1f} GiB are free, needed are {needed:g}; end what else takes it"
+                return (
+                    f"{what}: {found:.1f} GiB are free, needed are {needed:g}; "
+                    "end what else takes it"
+                )
         return ""
 
     @property
     def about(self) -> dict[str, Any]:
         """Return what a file of results says of it; a host is what the GPU is in."""
         host = {"cpu": self.cpu, "cores": self.cores, "memory": round(self.memory)}
-        return {"gpu": self.gpu, "gpu_memory": round(self.gpu_memory), "driver": self.driver, "hosts": [host]}
+        return {
+            "gpu": self.gpu,
+            "gpu_memory": round(self.gpu_memory),
+            "driver": self.driver,
+            "hosts": [host],
+        }
 
 
 def versions() -> dict[str, Any]:

@@ -12,7 +12,16 @@ from typing import Any
 
 import torch
 
-from benchmarks import accuracy, interruption_cost, original, report, similarity, startup, step, turns
+from benchmarks import (
+    accuracy,
+    interruption_cost,
+    original,
+    report,
+    similarity,
+    startup,
+    step,
+    turns,
+)
 from benchmarks.gpu import exactness, profiling
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.runner import Task
@@ -56,9 +65,10 @@ class Part:
     """What the report says below the table."""
 
 
-# Exact resume ---------------------------------------------------------------------------------------------------------
+# Exact resume -------------------------------------------------------------------------------------
 
-DETERMINISTIC, BF16 = {"trainer.deterministic": "true"}, {"trainer.precision": "bf16-mixed"}
+DETERMINISTIC = {"trainer.deterministic": "true"}
+BF16 = {"trainer.precision": "bf16-mixed"}
 RECIPES_OWN = {"model.stem": "small", "model.channels_last": "true"}
 RESUMED = {
     "fp32, deterministic": DETERMINISTIC,
@@ -74,7 +84,9 @@ TOGETHER = 5  # jobs that are interrupted side by side: nothing is timed there
 def resume(options: Options) -> list[Task]:
     """Interrupt jobs, n = 10 for each setting."""
     settings = {"fp32": {}} if options.miniature else RESUMED
-    short = {"trainer.max_epochs": "1", "trainer.limit_train_batches": "6"} if options.miniature else {}
+    short = (
+        {"trainer.max_epochs": "1", "trainer.limit_train_batches": "6"} if options.miniature else {}
+    )
     tasks = []
     for setting, more in settings.items():
         flags = exactness.FLAGS | more | short | {"trainer.accelerator": options.accelerator}
@@ -98,14 +110,15 @@ def exact(records: Sequence[Record]) -> str:
         alike = [len(set(record["weights"])) == 1 for record in of_it if "weights" in record]
         count = {key: sum(job[key] for job in jobs) for key in ("right", "kills", "stops", "hung")}
         lines.append(
-            f"- {setting}: {count['right']} of {len(jobs)} interrupted jobs ended with the bits of one left alone; "
-            f"{count['kills']} kills, {count['stops']} stops, {count['hung']} hung; two jobs left alone: "
+            f"- {setting}: {count['right']} of {len(jobs)} interrupted jobs ended with the bits "
+            f"of one left alone; {count['kills']} kills, {count['stops']} stops, "
+            f"{count['hung']} hung; two jobs left alone: "
             f"{'the same bits' if all(alike) else 'DIFFERENT bits'}"
         )
     return "\n".join(lines)
 
 
-# The step -------------------------------------------------------------------------------------------------------------
+# The step -----------------------------------------------------------------------------------------
 
 VARIANTS = {
     "fp32": {},
@@ -125,7 +138,9 @@ def sized(setting: Setting, steps: int) -> Setting:
 def steps(options: Options) -> list[Task]:
     """Compare our training with a bare loop, three times each."""
     settings = {
-        f"batch {size}, {name}": Setting(size, **more) for size in (32, 256, 1024) for name, more in VARIANTS.items()
+        f"batch {size}, {name}": Setting(size, **more)
+        for size in (32, 256, 1024)
+        for name, more in VARIANTS.items()
     }
     recipes = {"precision": "bf16-mixed", "compile": True, "channels_last": True, "stem": "small"}
     settings["batch 512, as the recipe `fast`"] = Setting(512, **recipes)
@@ -135,7 +150,9 @@ def steps(options: Options) -> list[Task]:
     for number in options.rounds(3):
         for name, setting in settings.items():
             count = STEPS.get(setting.batch_size, 1)
-            sides = [partial(side, setting=sized(setting, count)) for side in (step.ours, step.bare)]
+            sides = [
+                partial(side, setting=sized(setting, count)) for side in (step.ours, step.bare)
+            ]
             tasks.append(Task(name, number, partial(raced, *sides, steps=count)))
     return tasks
 
@@ -148,7 +165,9 @@ def raced(ours: Callable, other: Callable, steps: int) -> dict[str, Any]:
 
 def ratio(record: Record) -> float:
     """Return ours / other: the median over the turns."""
-    return statistics.median(ours / other for ours, other in zip(record["ours"], record["other"], strict=True))
+    return statistics.median(
+        ours / other for ours, other in zip(record["ours"], record["other"], strict=True)
+    )
 
 
 RATES = {
@@ -157,16 +176,24 @@ RATES = {
     "other, images/s": lambda record: statistics.median(record["other"]),
 }
 
-# The recipes ----------------------------------------------------------------------------------------------------------
+# The recipes --------------------------------------------------------------------------------------
 
-TINY = ["--trainer.max_steps=3", "--trainer.accelerator=cpu", "--trainer.precision=32-true", "--data.batch_size=8"]
+TINY = [
+    "--trainer.max_steps=3",
+    "--trainer.accelerator=cpu",
+    "--trainer.precision=32-true",
+    "--data.batch_size=8",
+]
 TINY += ["--model.compile=false", "--model.stem=imagenet"]
 
 
 def recipe(name: str, n: int, options: Options) -> list[Task]:
     """Train by a recipe through app/train.py, n times."""
     flags = TINY if options.miniature else []
-    return [Task(name, seed, partial(trained, name, options.data_dir, seed, flags)) for seed in options.rounds(n)]
+    return [
+        Task(name, seed, partial(trained, name, options.data_dir, seed, flags))
+        for seed in options.rounds(n)
+    ]
 
 
 def trained(name: str, data_dir: Path, seed: int, flags: list[str]) -> dict[str, Any]:
@@ -181,7 +208,7 @@ ACCURACIES = {
     "seconds of the process": lambda record: record["process"],
 }
 
-# The original's recipe ------------------------------------------------------------------------------------------------
+# The original's recipe ----------------------------------------------------------------------------
 
 
 def against_the_original(options: Options) -> list[Task]:
@@ -189,20 +216,26 @@ def against_the_original(options: Options) -> list[Task]:
     settings = {
         "as it trains: batch 32, Adam, fp32": Setting(),
         "batch 1024, bf16, channels last": Setting(1024, "bf16-mixed", channels_last=True),
-        "batch 1024, bf16, channels last, compiled": Setting(1024, "bf16-mixed", compile=True, channels_last=True),
+        "batch 1024, bf16, channels last, compiled": Setting(
+            1024, "bf16-mixed", compile=True, channels_last=True
+        ),
     }
     if options.miniature:
         settings = {"batch 32": Setting()}
     count = 1 if options.miniature else 60
     other = partial(original.recipe, data_dir=None)
     return [
-        Task(name, number, partial(raced, partial(step.ours, setting=sized(setting, count)), other, steps=count))
+        Task(
+            name,
+            number,
+            partial(raced, partial(step.ours, setting=sized(setting, count)), other, steps=count),
+        )
         for number in options.rounds(3)
         for name, setting in settings.items()
     ]
 
 
-# Start-up and checkpoints ---------------------------------------------------------------------------------------------
+# Start-up and checkpoints -------------------------------------------------------------------------
 
 
 def costs(options: Options) -> list[Task]:
@@ -223,12 +256,20 @@ def stalls(how: str, accelerator: str, count: int) -> dict[str, Any]:
         watched = interruption_cost.train(how, how == "waiting", accelerator, count)
         size = max(path.stat().st_size for path in Path(how).glob("step-*"))
         os.chdir("/")
-    return {"steps": watched.steps, "saves": watched.saves[:-1], "work": watched.work[:-1], "bytes": size}
+    return {
+        "steps": watched.steps,
+        "saves": watched.saves[:-1],
+        "work": watched.work[:-1],
+        "bytes": size,
+    }
 
 
 def started() -> dict[str, Any]:
     """Return the seconds to the first step, and those of the imports alone."""
-    return {"imports": startup.seconds([sys.executable, *startup.IMPORTS]), "first_step": startup.program()}
+    return {
+        "imports": startup.seconds([sys.executable, *startup.IMPORTS]),
+        "first_step": startup.program(),
+    }
 
 
 def _stalled(record: Record) -> float:
@@ -247,7 +288,7 @@ COSTS = {
     "of 30 s, in which there is one": lambda record: _stalled(record) / interruption_cost.INTERVAL,
 }
 
-# Similarity -----------------------------------------------------------------------------------------------------------
+# Similarity ---------------------------------------------------------------------------------------
 
 
 def pairs_of_rows(options: Options) -> list[Task]:
@@ -265,8 +306,13 @@ def compared(rows: int, precision: str, miniature: bool) -> dict[str, Any]:
     """Return the seconds of each contender in each round, and the rows of a block."""
     device = torch.device("cpu" if miniature else "cuda")
     with tempfile.TemporaryDirectory() as folder:
-        work = similarity.contenders(similarity.unit(rows, 256), 10, Path(folder), device, precision)
-        return {"rows": min(similarity.BLOCK, rows), "seconds": similarity.timed(work, 1 if miniature else 20)}
+        work = similarity.contenders(
+            similarity.unit(rows, 256), 10, Path(folder), device, precision
+        )
+        return {
+            "rows": min(similarity.BLOCK, rows),
+            "seconds": similarity.timed(work, 1 if miniature else 20),
+        }
 
 
 def _against(name: str) -> Callable[[Record], float]:
@@ -274,7 +320,9 @@ def _against(name: str) -> Callable[[Record], float]:
         seconds = record["seconds"]
         others = seconds.get(name, [])
         return (
-            statistics.median(map(lambda other, own: other / own, others, seconds["ours"])) if others else float("nan")
+            statistics.median(map(lambda other, own: other / own, others, seconds["ours"]))
+            if others
+            else float("nan")
         )
 
     return value
@@ -286,7 +334,7 @@ ROWS = {
     "ours / faiss-gpu": _against("faiss-gpu, IndexFlatIP"),
 }
 
-# Profile --------------------------------------------------------------------------------------------------------------
+# Profile ------------------------------------------------------------------------------------------
 
 
 def profiles(options: Options) -> list[Task]:
@@ -300,7 +348,11 @@ def profiles(options: Options) -> list[Task]:
         settings = {"batch 4, fp32": Setting(4)}
     count = 2 if options.miniature else 20
     return [
-        Task(f"{stage}, {name}", 1, partial(profiling.profile, stage, setting, count, options.accelerator))
+        Task(
+            f"{stage}, {name}",
+            1,
+            partial(profiling.profile, stage, setting, count, options.accelerator),
+        )
         for name, setting in settings.items()
         for stage in ("step", "validation")
     ]
@@ -313,23 +365,42 @@ PROFILE = {
     "longest gap, ms": lambda record: record["longest_gap"],
 }
 
-# Sweep ----------------------------------------------------------------------------------------------------------------
+# Sweep --------------------------------------------------------------------------------------------
 
 SWEPT = {
     "fast": [
-        "", "optimizer.lr=0.2", "optimizer.lr=0.45", "trainer.max_epochs=12", "trainer.max_epochs=18",
-        "optimizer.weight_decay=1e-3", "optimizer.weight_decay=2.5e-4", "data.batch_size=1024 optimizer.lr=0.5",
-        "data.batch_size=256 optimizer.lr=0.2", "model.label_smoothing=0.2", "model.label_smoothing=0.0",
-        "lr_scheduler.warmup=0.1", "lr_scheduler.warmup=0.35", "data.cutout=6", "trainer.max_epochs=10",
-        "data.batch_size=768 optimizer.lr=0.4", "optimizer.lr=0.45 optimizer.weight_decay=1e-3",
+        "",
+        "optimizer.lr=0.2",
+        "optimizer.lr=0.45",
+        "trainer.max_epochs=12",
+        "trainer.max_epochs=18",
+        "optimizer.weight_decay=1e-3",
+        "optimizer.weight_decay=2.5e-4",
+        "data.batch_size=1024 optimizer.lr=0.5",
+        "data.batch_size=256 optimizer.lr=0.2",
+        "model.label_smoothing=0.2",
+        "model.label_smoothing=0.0",
+        "lr_scheduler.warmup=0.1",
+        "lr_scheduler.warmup=0.35",
+        "data.cutout=6",
+        "trainer.max_epochs=10",
+        "data.batch_size=768 optimizer.lr=0.4",
+        "optimizer.lr=0.45 optimizer.weight_decay=1e-3",
         "optimizer.lr=0.2 optimizer.weight_decay=1e-3",
     ],
     "accurate": [
-        "", "optimizer.lr=0.2", "optimizer.weight_decay=1e-3", "trainer.max_epochs=45", "data.cutout=12",
-        "trainer.max_epochs=80", "data.batch_size=256 optimizer.lr=0.2", "model.label_smoothing=0.2",
-        "lr_scheduler.warmup=0.1", "data.batch_size=1024 optimizer.lr=0.5",
+        "",
+        "optimizer.lr=0.2",
+        "optimizer.weight_decay=1e-3",
+        "trainer.max_epochs=45",
+        "data.cutout=12",
+        "trainer.max_epochs=80",
+        "data.batch_size=256 optimizer.lr=0.2",
+        "model.label_smoothing=0.2",
+        "lr_scheduler.warmup=0.1",
+        "data.batch_size=1024 optimizer.lr=0.5",
     ],
-}  # fmt: skip
+}
 
 
 def sweep(options: Options) -> list[Task]:
@@ -352,7 +423,12 @@ def forked(name: str, data_dir: Path, seed: int, flags: list[str], folder: Path)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         arguments = [*accuracy.arguments(name, data_dir, seed), *flags]
         variables = os.environ | {"PYTHONPATH": str(report.ROOT)}
-        done = warm.run(["python", report.ROOT / "app/train.py", *arguments], Path(work), variables, timeout=1800)
+        done = warm.run(
+            ["python", report.ROOT / "app/train.py", *arguments],
+            Path(work),
+            variables,
+            timeout=1800,
+        )
         log = done.stdout
         print(log)
     if done.returncode:
@@ -361,22 +437,48 @@ def forked(name: str, data_dir: Path, seed: int, flags: list[str], folder: Path)
     return {"accuracy": run.accuracy, "seconds": run.seconds, "steady": run.steady}
 
 
-SWEEP = {key: ACCURACIES[key] for key in ("test accuracy", "seconds of training", "after its first two steps")}
+SWEEP = {
+    key: ACCURACIES[key]
+    for key in ("test accuracy", "seconds of training", "after its first two steps")
+}
 
 PARTS: dict[str, Part] = {
     "resume": Part(
-        "interrupted jobs that end with the bits of one left alone; to be: all with --trainer.deterministic=true",
-        420, resume, {}, details=exact,
+        "interrupted jobs that end with the bits of one left alone; "
+        "to be: all with --trainer.deterministic=true",
+        420,
+        resume,
+        {},
+        details=exact,
     ),
-    "step": Part("our training / a bare loop, the same batches; to be: at least 0.95", 480, steps, RATES),
-    "fast": Part("recipe `fast`; the aim: 94 % after at most 8 s", 300, partial(recipe, "fast", 10), ACCURACIES, True),
+    "step": Part(
+        "our training / a bare loop, the same batches; to be: at least 0.95", 480, steps, RATES
+    ),
+    "fast": Part(
+        "recipe `fast`; the aim: 94 % after at most 8 s",
+        300,
+        partial(recipe, "fast", 10),
+        ACCURACIES,
+        True,
+    ),
     "accurate": Part(
-        "recipe `accurate`; the aim: 96 % after at most 30 s", 270, partial(recipe, "accurate", 5), ACCURACIES, True
+        "recipe `accurate`; the aim: 96 % after at most 30 s",
+        270,
+        partial(recipe, "accurate", 5),
+        ACCURACIES,
+        True,
     ),
-    "original": Part("our training / the original tutorial's recipe; the aim: 10", 180, against_the_original, RATES),
+    "original": Part(
+        "our training / the original tutorial's recipe; the aim: 10",
+        180,
+        against_the_original,
+        RATES,
+    ),
     "costs": Part("what a start and a checkpoint cost", 150, costs, COSTS),
     "similarity": Part("top 10 of all rows by app/similarity.py", 60, pairs_of_rows, ROWS),
-    "profile": Part("where the time of a batch goes", 120, profiles, PROFILE, details=profiling.tables),
+    "profile": Part(
+        "where the time of a batch goes", 120, profiles, PROFILE, details=profiling.tables
+    ),
     "sweep": Part("the recipes with a setting changed, not compiled", 600, sweep, SWEEP, True),
-}  # fmt: skip
+}
 SECONDS = 35 * 60  # of a call, by default

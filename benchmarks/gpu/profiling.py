@@ -24,7 +24,9 @@ class Profiler(Callback):
     """Looks at some batches of the training, or of the validation, after some that are not looked at."""
 
     def __init__(self, stage: str, count: int, warmup: int) -> None:
-        self.count, self.warmup, self.batches = count, warmup, 0
+        self.count = count
+        self.warmup = warmup
+        self.batches = 0
         setattr(self, f"on_{'train' if stage == 'step' else 'validation'}_batch_end", self.tick)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self.profiler = torch.profiler.profile(activities=activities)
@@ -53,10 +55,23 @@ def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[
             model_dir=path / "model", output_data_dir=path, checkpoint_dir=path / "checkpoints"
         )
         batches = warmup + count + 1
-        flags = [*setting.flags, f"--data.batch_size={setting.batch_size}", f"--trainer.accelerator={accelerator}"]
-        flags += [f"--data.images={50_000 + batches * setting.batch_size}", "--trainer.max_epochs=1"]
-        flags += [f"--data.val_split={batches * setting.batch_size}", "--trainer.num_sanity_val_steps=0"]
-        flags += [f"--trainer.limit_train_batches={batches if stage == 'step' else 2}", "--trainer.devices=1"]
+        flags = [
+            *setting.flags,
+            f"--data.batch_size={setting.batch_size}",
+            f"--trainer.accelerator={accelerator}",
+        ]
+        flags += [
+            f"--data.images={50_000 + batches * setting.batch_size}",
+            "--trainer.max_epochs=1",
+        ]
+        flags += [
+            f"--data.val_split={batches * setting.batch_size}",
+            "--trainer.num_sanity_val_steps=0",
+        ]
+        flags += [
+            f"--trainer.limit_train_batches={batches if stage == 'step' else 2}",
+            "--trainer.devices=1",
+        ]
         flags += [f"--trainer.limit_val_batches={0 if stage == 'step' else batches}"]
         cli = CommandLine(environment, flags, APPLICATION)
         profiler = Profiler(stage, count, warmup)
@@ -69,11 +84,18 @@ def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
     """Return the time that was looked at, the share of it with no kernel, and the kernels that took most."""
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
     # An annotation lasts from its first kernel to its last one: it is no kernel.
-    events = [event for event in profiler.events() if event.device_type == kind and not event.is_user_annotation]
+    events = [
+        event
+        for event in profiler.events()
+        if event.device_type == kind and not event.is_user_annotation
+    ]
     if not events:
         raise RuntimeError("the profiler saw no kernel: this machine does not let it (CUPTI)")
-    spans = sorted((event.time_range.start, event.time_range.end) for event in events)  # microseconds
-    busy, gaps, reached = 0.0, [], spans[0][0]
+    # In microseconds.
+    spans = sorted((event.time_range.start, event.time_range.end) for event in events)
+    busy = 0.0
+    gaps = []
+    reached = spans[0][0]
     for start, end in spans:
         if start > reached:
             gaps.append(start - reached)
@@ -84,7 +106,8 @@ def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
     for event in events:
         took = event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total
         entry = totals.setdefault(event.name, [0, 0.0])
-        entry[0], entry[1] = entry[0] + 1, entry[1] + took
+        entry[0] = entry[0] + 1
+        entry[1] = entry[1] + took
     most = sorted(totals.items(), key=lambda item: -item[1][1])[:SHOWN]
     return {
         "milliseconds": whole / 1e3,
@@ -92,7 +115,10 @@ def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
         "kernels": len(events),
         "gaps": len(gaps),
         "longest_gap": max(gaps, default=0.0) / 1e3,
-        "top": [{"name": name[:100], "calls": calls, "milliseconds": took / 1e3} for name, (calls, took) in most],
+        "top": [
+            {"name": name[:100], "calls": calls, "milliseconds": took / 1e3}
+            for name, (calls, took) in most
+        ],
     }
 
 
@@ -108,7 +134,8 @@ def tables(records: Sequence[Mapping[str, Any]]) -> str:
             "| --- | --- | --- | --- |",
         ]
         for row in record["top"]:
-            each, share = row["milliseconds"] / record["batches"], row["milliseconds"] / record["milliseconds"]
+            each = row["milliseconds"] / record["batches"]
+            share = row["milliseconds"] / record["milliseconds"]
             name = row["name"].replace("|", "\\|")
             lines.append(f"| `{name}` | {row['calls']} | {each:.3f} | {share:.1%} |")
     return "\n".join(lines).strip()

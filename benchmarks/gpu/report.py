@@ -10,19 +10,37 @@ from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.results import Results, files
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, FOLDER = ROOT / "docs/gpu.md", ROOT / "results"
-BEGIN, END = "<!-- made by `python -m benchmarks.gpu report --write`: begin -->", "<!-- end -->"
+PAGE = ROOT / "docs/gpu.md"
+FOLDER = ROOT / "results"
+BEGIN = "<!-- made by `python -m benchmarks.gpu report --write`: begin -->"
+END = "<!-- end -->"
 NOTHING = "Nothing of this was measured on a GPU yet."
 
 
 def text(results: Results) -> str:
     """Return all of it as Markdown."""
     about = results.about
-    hosts = "; ".join(f"{host['cpu']}, {host['cores']} cores, {host['memory']} GiB" for host in about["hosts"])
-    gpu = f"{about['gpu']}, {about['gpu_memory']} GiB, driver {about['driver']}" if about["gpu"] else "no GPU"
-    lines = ["A rehearsal in miniature: no figure in it means anything.", ""] if about["miniature"] else []
-    lines += [f"{gpu}; {hosts}.", ", ".join(f"{name} {version}" for name, version in about["versions"].items())]
-    lines[-1] += f". Commit {about['commit']}, {about['date']}. Figures are medians [range]; n is the number of values."
+    hosts = "; ".join(
+        f"{host['cpu']}, {host['cores']} cores, {host['memory']} GiB" for host in about["hosts"]
+    )
+    gpu = (
+        f"{about['gpu']}, {about['gpu_memory']} GiB, driver {about['driver']}"
+        if about["gpu"]
+        else "no GPU"
+    )
+    lines = (
+        ["A rehearsal in miniature: no figure in it means anything.", ""]
+        if about["miniature"]
+        else []
+    )
+    lines += [
+        f"{gpu}; {hosts}.",
+        ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
+    ]
+    lines[-1] += (
+        f". Commit {about['commit']}, {about['date']}. Figures are medians [range]; "
+        "n is the number of values."
+    )
     for name, part in PARTS.items():
         measured = results.parts.get(name)
         lines += ["", f"**{name}**: {part.what}."]
@@ -30,9 +48,16 @@ def text(results: Results) -> str:
             lines[-1] += " Not measured."
             continue
         if measured["status"] != "complete":
-            lines[-1] += f" {measured['status'].capitalize()}: {measured['line'] or 'not done yet'}."
+            lines[-1] += (
+                f" {measured['status'].capitalize()}: {measured['line'] or 'not done yet'}."
+            )
         if measured["records"]:
-            lines += ["", *filter(None, (table(part, measured["records"]), part.details(measured["records"])))]
+            lines += [
+                "",
+                *filter(
+                    None, (table(part, measured["records"]), part.details(measured["records"]))
+                ),
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -44,7 +69,9 @@ def table(part: Part, records: Sequence[Mapping[str, Any]]) -> str:
     for record in records:
         settings.setdefault(record["setting"], []).append(record)
     kept = {
-        name: value for name, value in part.columns.items() if not all(math.isnan(value(record)) for record in records)
+        name: value
+        for name, value in part.columns.items()
+        if not all(math.isnan(value(record)) for record in records)
     }
     rows = [f"| setting | {' | '.join(kept)} | n |", "| --- " * (len(kept) + 2) + "|"]
     for setting, of_it in settings.items():

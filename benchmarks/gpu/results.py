@@ -32,7 +32,9 @@ class Results:
             content = json.loads(path.read_text())
             return cls(path, content["about"], content["parts"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}: cannot be read as results of a GPU ({error!r}); give another file") from None
+            raise ValueError(
+                f"{path}: cannot be read as results of a GPU ({error!r}); give another file"
+            ) from None
 
     @classmethod
     def opened(cls, folder: Path, about: Mapping[str, Any], date: str) -> "Results":
@@ -44,7 +46,8 @@ class Results:
                 hosts = results.about["hosts"]
                 hosts += [host for host in about["hosts"] if host not in hosts]
                 return results
-        name, number = f"gpu-{date}", 1
+        name = f"gpu-{date}"
+        number = 1
         while folder / f"{name}.json" in earlier:
             number += 1
             name = f"gpu-{date}-{number}"
@@ -52,7 +55,9 @@ class Results:
 
     def part(self, name: str) -> dict[str, Any]:
         """Return a part, to be changed."""
-        return self.parts.setdefault(name, {"status": "unfinished", "line": "", "seconds": 0.0, "records": []})
+        return self.parts.setdefault(
+            name, {"status": "unfinished", "line": "", "seconds": 0.0, "records": []}
+        )
 
     def records(self, part: str, setting: str | None = None) -> list[dict[str, Any]]:
         """Return the records of a part, of one setting if it is given."""
@@ -62,9 +67,13 @@ class Results:
     def write(self) -> None:
         """Write the file."""
         with atomic_write(self.path) as file:
-            file.write(json.dumps({"about": self.about, "parts": self.parts}, indent=1).encode() + b"\n")
+            file.write(
+                json.dumps({"about": self.about, "parts": self.parts}, indent=1).encode() + b"\n"
+            )
 
 
 def files(folder: Path) -> list[Path]:
     """Return the files of results in a folder, the newest last."""
-    return sorted(folder.glob("gpu-*.json"), key=lambda path: (path.name[:14], len(path.name), path.name))
+    return sorted(
+        folder.glob("gpu-*.json"), key=lambda path: (path.name[:14], len(path.name), path.name)
+    )

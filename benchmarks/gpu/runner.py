@@ -49,9 +49,12 @@ def call(work: Callable[[], Any], seconds: float, log: Path) -> Any:
     try:
         if not wait([receiver, process.sentinel], seconds):
             raise Overrun
-        done, value = receiver.recv() if receiver.poll() else (False, "it was killed, or it crashed")
+        done, value = (
+            receiver.recv() if receiver.poll() else (False, "it was killed, or it crashed")
+        )
     except EOFError:
-        done, value = False, "it was killed, or it crashed"
+        done = False
+        value = "it was killed, or it crashed"
     finally:
         _end(process)
         receiver.close()
@@ -78,7 +81,9 @@ def _work(work: Callable[[], Any], sender, log: Path) -> None:
 
 def _line(error: BaseException) -> str:
     """Return what an exception says, in a line; a SystemExit's text ends with the line that counts."""
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.endswith("see above")]
+    lines = [
+        line for line in str(error).splitlines() if line.strip() and not line.endswith("see above")
+    ]
     if not isinstance(error, SystemExit):
         lines = [f"{type(error).__name__}: {lines[0] if lines else ''}"]
     return (lines[-1] if lines else "it left").strip()[:300]
@@ -96,13 +101,19 @@ def _end(process) -> None:
     process.join()
 
 
-def run(name: str, tasks: Iterable[Task], results: Results, seconds: float, log: Path) -> Iterator[str]:
+def run(
+    name: str, tasks: Iterable[Task], results: Results, seconds: float, log: Path
+) -> Iterator[str]:
     """Do what is not in the results yet, in order, for so many seconds at most; yield a line for each measurement.
 
     A setting that fails is left, the others go on.
     """
-    part, began = results.part(name), time.monotonic()
-    before, failed, overran, tasks = part["seconds"], {}, False, list(tasks)
+    part = results.part(name)
+    began = time.monotonic()
+    before = part["seconds"]
+    failed = {}
+    overran = False
+    tasks = list(tasks)
     done = {(record["setting"], record["round"]) for record in part["records"]}
     for task in tasks:
         if (task.setting, task.round) in done or task.setting in failed:
@@ -122,12 +133,22 @@ def run(name: str, tasks: Iterable[Task], results: Results, seconds: float, log:
         part["records"].append({"setting": task.setting, "round": task.round} | value)
         part["seconds"] = round(before + time.monotonic() - began, 1)
         results.write()
-        yield f"{name}, {task.setting}, round {task.round}: done in {time.monotonic() - began:.0f} s of this part"
+        yield (
+            f"{name}, {task.setting}, round {task.round}: "
+            f"done in {time.monotonic() - began:.0f} s of this part"
+        )
     missing = len(
-        {(task.setting, task.round) for task in tasks} - {(r["setting"], r["round"]) for r in part["records"]}
+        {(task.setting, task.round) for task in tasks}
+        - {(r["setting"], r["round"]) for r in part["records"]}
     )
     part["status"] = "failed" if failed else "unfinished" if missing else "complete"
-    lines = [f"{missing} of {len(tasks)} measurements are missing: its {seconds:.0f} s were over"] if overran else []
-    part["line"] = "; ".join([*lines, *(f"{setting} failed: {line}" for setting, line in failed.items())])
+    lines = (
+        [f"{missing} of {len(tasks)} measurements are missing: its {seconds:.0f} s were over"]
+        if overran
+        else []
+    )
+    part["line"] = "; ".join(
+        [*lines, *(f"{setting} failed: {line}" for setting, line in failed.items())]
+    )
     results.write()
     yield ": ".join(filter(None, (name, part["status"], part["line"])))
