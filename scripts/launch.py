@@ -1,4 +1,7 @@
-"""Launches one SageMaker training job of the image, and follows it to its end: `scripts/launch.py --help`."""
+"""Launches one SageMaker training job of the image and follows it to its end.
+
+scripts/launch.py --help
+"""
 
 import sys
 from pathlib import Path

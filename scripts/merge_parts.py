@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Merges what the hosts of a job have computed into one file of each array: `scripts/merge_parts.py --help`."""
+"""Merges what the hosts of a job have computed into one file of each array.
+
+scripts/merge_parts.py --help
+"""
 
 import sys
 from pathlib import Path

@@ -200,8 +200,12 @@ def test_a_loader_that_was_trained_on_makes_predictions(tmp_path: Path):
             return batch * 2
 
     loader, _ = exact(DataLoader(torch.arange(10.0), 4), 1)
-    trainer = pl.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_progress_bar=False)
-    assert torch.cat(trainer.predict(Doubles(), loader)).tolist() == [2.0 * number for number in range(10)]
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, default_root_dir=tmp_path, enable_progress_bar=False
+    )
+    assert torch.cat(trainer.predict(Doubles(), loader)).tolist() == [
+        2.0 * number for number in range(10)
+    ]
     assert type(copy.copy(loader)) is type(loader)
 
 

@@ -233,7 +233,9 @@ def test_objects_that_the_model_has_may_be_in_its_checkpoints(tmp_path: Path):
         trainer = short(tmp_path / "run", Presses(presses), files, enable_checkpointing=True)
         with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
             trainer.fit(model)
-    assert all(torch.equal(one, expected.state_dict()[name]) for name, one in model.state_dict().items())
+    assert all(
+        torch.equal(one, expected.state_dict()[name]) for name, one in model.state_dict().items()
+    )
     assert model.scaler.seen == expected.scaler.seen
     kept = torch.load(tmp_path / "own/last.ckpt", weights_only=False)["parameters"]
     assert isinstance(kept["scaler"], Scaler) and kept["scaler"].seen == model.scaler.seen
@@ -249,6 +251,23 @@ def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):
 
 
 # One line each ------------------------------------------------------------------------------------
+
+
+def test_hosts_find_each_other(tmp_path: Path, monkeypatch):
+    """Without our launcher; what the user or torchrun has set stays."""
+    for name in ("MASTER_ADDR", "NODE_RANK"):  # restored after the test
+        monkeypatch.setenv(name, "")
+        del os.environ[name]
+    monkeypatch.setenv("MASTER_PORT", "12345")
+    monkeypatch.setenv("SM_CURRENT_HOST", "localhost")
+    monkeypatch.setenv("SM_HOSTS", '["127.0.0.1", "localhost"]')
+    ExactResume(tmp_path)
+    assert os.environ["MASTER_ADDR"] == "127.0.0.1" and os.environ["MASTER_PORT"] == "12345"
+    assert os.environ["NODE_RANK"] == "1"
+    monkeypatch.setenv("SM_HOSTS", '["localhost", "no-such-host.invalid"]')
+    monkeypatch.setenv("SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT", "1")
+    with pytest.raises(UserError, match="^host no-such-host.invalid: its name did not resolve"):
+        ExactResume(tmp_path)
 
 
 def test_a_second_one_is_refused(tmp_path: Path):

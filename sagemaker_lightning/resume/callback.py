@@ -8,6 +8,7 @@ step hang (Lightning issue 20806).
 """
 
 import copy
+import os
 import threading
 import time
 import weakref
@@ -31,7 +32,7 @@ from sagemaker_lightning.compat import lightning_checkpoints, torch_compile
 from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, only_searches
 from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
 from sagemaker_lightning.compat.lightning_trainer import copies_this_process
-from sagemaker_lightning.contract import shutdown
+from sagemaker_lightning.contract import rendezvous, shutdown
 from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
@@ -67,6 +68,9 @@ class ExactResume(EarlyCallback):
     `fit(ckpt_path=...)` is where a run begins that has no checkpoint in `dirpath` yet. A run that
     has one resumes from it and says that it does not load `ckpt_path`.
 
+    In a job of several hosts, it waits until their names resolve, and sets the variables of
+    torch.distributed and of the hosts' network that are not set yet.
+
     Each training needs a folder of its own: a second model that is trained in one program with the
     same folder is refused.
 
@@ -95,7 +99,7 @@ class ExactResume(EarlyCallback):
             beginning of each training to its end.
 
     Raises:
-        UserError: A number is too small, or `dirpath` is a URL.
+        UserError: A number is too small, `dirpath` is a URL, or a host's name does not resolve.
     """
 
     def __init__(
@@ -158,6 +162,9 @@ class ExactResume(EarlyCallback):
         self.said_thread = False  # whether the warning about another thread was printed
         if stop:
             stop.look_in(self.folder.path)
+        elif len(self.environment.hosts) > 1:  # `train` has done it
+            rendezvous.forget_absent_interface(self.environment, os.environ)
+            os.environ.update(rendezvous.prepared(self.environment) | os.environ)
         self.trainer: Trainer | None = None
         self.exact = exact
         self.enabled = saves and exact
