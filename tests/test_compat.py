@@ -44,6 +44,14 @@ TOOLKIT = {"user_program", "requirements", "train_command", "toolkit_hook", "__m
 """Modules that import the toolkit, which reads its folders' paths at import. They derive no class."""
 
 
+def test_the_documents_say_what_would_replace_each_seam():
+    page = (ROOT / "docs/development.md").read_text()
+    rows = re.findall(
+        r"^\| `(\w+)` \|", page.partition("## What upstream could offer")[2], re.MULTILINE
+    )
+    assert sorted(rows) == sorted(names.NEEDS)
+
+
 def test_no_private_name_has_moved():
     """One line for each: what is not what it was, and what of ours needs it."""
     moved = []
