@@ -1,4 +1,4 @@
-"""Hyperparameters that every client sends, of every kind, and what must arrive."""
+"""Hyperparameters of every kind that every client sends, and what must arrive."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ KNOWN = SHORT | {
 
 
 def known_arrived(output: Path) -> None:
-    """Check what the application has written of its flags."""
+    """Check the values that the application has written for its flags."""
     (path,) = output.rglob("config.yaml")
     config = yaml.safe_load(path.read_text())
     checkpoint = config["checkpoint"]
