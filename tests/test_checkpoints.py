@@ -1,4 +1,4 @@
-"""Checkpoint files and their folder: whole or absent, and the newest that all hosts have."""
+"""Checkpoint files and their folder: intact or absent, and the newest on all hosts."""
 
 import os
 import random
@@ -179,7 +179,10 @@ MUTATIONS = [
 
 @pytest.mark.slow
 def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
-    """Whatever is chosen is whole; whatever is not is named; where none is left, it is an error, and no start anew."""
+    """A chosen file is intact, and a damaged one is named.
+
+    If no intact one is left, it is an error, and not a new start.
+    """
     draw = random.Random(4)
     outcomes = {"whole": 0, "error": 0, "start": 0}
     for _ in range(1000):
@@ -222,7 +225,10 @@ def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
 
 @pytest.mark.parametrize("version", [checkpoint_file.FORMAT - 1, checkpoint_file.FORMAT + 1, 12])
 def test_a_checkpoint_of_another_format_is_refused(folder: Folder, version: int):
-    """In one line, before anything of it is read; it is not skipped for an older one of this format."""
+    """In one line, before anything of it is read.
+
+    It is not skipped in favour of an older one of this format.
+    """
     footer = checkpoint_file.FOOTER.size
     content = folder.file(30).read_bytes()
     mark = f"\0sagemaker-lightning {version}\0".encode()
@@ -448,7 +454,10 @@ def test_whatever_a_writer_dies_of_is_said(folder: Folder, capsys):
 
 
 def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
-    """Else the next best one, if there is any; a file of somebody else's writing is read if torch can."""
+    """Otherwise the next best one is read, if there is one.
+
+    A file that another program has written is read if torch can read it.
+    """
     best = BestModel(tmp_path, monitor="loss", save_top_k=3)
     names = [str(tmp_path / f"best-{number}.ckpt") for number in range(3)]
     for number, name in enumerate(names):

@@ -1,4 +1,7 @@
-"""state/batch_digest.py: what is another batch has another digest, on each device the same, and nothing fails it."""
+"""state/batch_digest.py: different batches have different digests, and nothing fails it.
+
+The digest of a batch is the same on each device.
+"""
 
 from collections import UserDict, namedtuple
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ class Sample:
 
 
 class Plain:
-    """As in torch's documentation of pin_memory."""
+    """A batch of the kind that torch's documentation of pin_memory has."""
 
     def __init__(self, inputs) -> None:
         self.inputs = inputs

@@ -1,4 +1,4 @@
-"""How a training ends: with a model, or with a reason; and what is left beside the model."""
+"""How a training ends: with a model or a reason, and the files beside the model."""
 
 import json
 import re
@@ -21,7 +21,10 @@ FLAGS += ["--trainer.enable_model_summary=false"]
 
 @pytest.fixture
 def fit(tmp_path: Path, monkeypatch, capfd):
-    """Train with flags, on a desk or in a job's folders, and return what was said, with the exit status."""
+    """Return a function that trains with flags, on a desk or in a job's folders.
+
+    It returns the output and the exit status.
+    """
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.chdir(tmp_path)
@@ -88,8 +91,10 @@ STEPS = {
 
 @pytest.fixture(params=["app.mine", "mine"])
 def somebodys(request, monkeypatch) -> Callable[[str, str], str]:
-    """Return what makes a model, in a module of `app` or of a job's source, with a line of code in one of its methods;
-    it returns the model's import path."""
+    """Return a function that makes a model with a line of code in one of its methods.
+
+    The model is in a module of `app`, or of a job's source. The function returns its import path.
+    """
 
     def make(method: str, line: str) -> str:
         file = ROOT / f"{request.param.replace('.', '/')}.py"

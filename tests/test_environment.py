@@ -1,4 +1,4 @@
-"""contract/environment.py: empty, full with every value different, and contradictory."""
+"""contract/environment.py: empty, contradictory, and full with every value different."""
 
 import dataclasses
 import json
@@ -92,7 +92,10 @@ def test_training_channel():
 
 
 def test_a_sharded_channel():
-    """Only the training channel's counts, whatever its name, and only where another host may have the rest."""
+    """Only the training channel counts, whatever its name.
+
+    It counts only if another host may have the rest.
+    """
     two = {
         "SM_HOSTS": '["a", "b"]',
         "SM_CURRENT_HOST": "a",

@@ -1,4 +1,7 @@
-"""contract/atomic_files.py: a file is whole, on the disk, and everybody's to read; and JSON without what JSON lacks."""
+"""contract/atomic_files.py: a file is complete, on the disk, and readable for everybody.
+
+JSON is written without the values that JSON lacks.
+"""
 
 import json
 import math
@@ -21,7 +24,10 @@ from sagemaker_lightning.contract.errors import UserError
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(
     tmp_path: Path, monkeypatch
 ):
-    """A crash of the machine leaves what was there before or all of it: fsync(2) of the file, then of the folder."""
+    """A crash of the machine leaves the old file or the complete new one.
+
+    fsync(2) of the file, then of the folder.
+    """
     events = []
     sync = os.fsync
     replace = os.replace

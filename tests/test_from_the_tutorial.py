@@ -1,4 +1,7 @@
-"""docs/from-the-tutorial.md: each old flag is told what the page says, each new one parses, and folders are named."""
+"""docs/from-the-tutorial.md: each old flag's message is the page's; each new one parses.
+
+The messages name folders.
+"""
 
 import os
 import re
@@ -55,7 +58,7 @@ VALUES = {
 
 
 class Parsed(CommandLine):
-    """Flags that are parsed, and of which nothing is made: the machine may have no GPU."""
+    """Parses flags and makes no objects: the machine may have no GPU."""
 
     def before_instantiate_classes(self) -> None:
         """Check nothing."""

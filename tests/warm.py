@@ -137,8 +137,8 @@ def start(
             ),
         )
         process.start()
-        # Otherwise another thread's start() also asks for its exit status; when two ask, one of them
-        # gets 255.
+        # Otherwise another thread's start() also asks for its exit status; when two ask, one gets
+        # 255.
         multiprocessing.process._children.discard(process)
     return Started(
         process,
