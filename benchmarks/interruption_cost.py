@@ -94,7 +94,7 @@ def main() -> None:
             f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], "
             f"n={len(ratios)}"
         )
-    # A second of the writer's is taken from the training, of which every processor has a share.
+    # The training loses the writer's processor time, spread over all processors.
     cost = median(background.saves[:-1]) + median(waiting.work) / os.cpu_count()
     print(
         f"  at the default interval, {INTERVAL:.0f} s, all in all: "

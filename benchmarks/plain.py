@@ -20,7 +20,7 @@ from benchmarks.training import RandomDataModule
 
 def main(address: str, steps: int, batch_size: int) -> None:
     """Train until the benchmark ends it."""
-    # Another order of the images for each rank does for a distributed sampler.
+    # Each rank has another order of the images, which replaces a distributed sampler.
     datamodule = RandomDataModule(batch_size=batch_size, seed=int(os.environ["RANK"]))
     datamodule.setup("fit")
     network = resnet18(num_classes=datamodule.num_classes)

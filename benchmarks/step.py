@@ -55,7 +55,7 @@ def bare(clock: Clock, setting: Setting) -> None:
     datamodule = RandomDataModule(batch_size=setting.batch_size, images=setting.images)
     datamodule.setup("fit")
     datamodule.sets["train"] = datamodule.sets["train"].to(device)
-    # The network alone: torchvision's, laid out and compiled as asked for.
+    # Only the network: torchvision's, with the memory format and compilation that are asked for.
     network = ResNet18(
         datamodule.num_classes, setting.stem, 0.0, setting.channels_last, setting.compile
     ).network

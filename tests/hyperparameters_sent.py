@@ -10,7 +10,7 @@ SHORT = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 2, "trainer.lim
 SHORT |= {"trainer.limit_test_batches": 1, "trainer.accelerator": "cpu", "data.batch_size": 64}
 SHORT |= {"trainer.enable_checkpointing": False}
 
-# No flags of ours: the job fails, which is a test, too.
+# Names that are no flags of ours: the job fails, which a test checks, too.
 UNKNOWN = {
     "x.boolean": True,
     "x.dict": {"a": 1},

@@ -83,7 +83,7 @@ def unpacked(archive: Path) -> Path:
     """Return a folder with the contents of model.tar.gz or output.tar.gz."""
     folder = archive.with_suffix("").with_suffix("")
     folder.mkdir()
-    # By tar, which is safe as it is: Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
+    # tar is safe by default; Python's tarfile is safe since 3.11.4, and Debian 12 has 3.11.2.
     subprocess.run(
         ["tar", "--extract", "--gzip", "--file", archive, "--directory", folder], check=True
     )

@@ -304,7 +304,7 @@ VALUES = [
     [1, 2],
     {"a": [1]},
 ]
-# So many processes or so much memory is another subject, and this machine is not ours alone.
+# Values that would start many processes or take much memory: others use this machine, too.
 MANY = {"1e3", "99999999999999999999", "٥", "5 ", 3, "1e400", "inf"}
 NAMES = [
     "",
@@ -364,9 +364,9 @@ CONFIGS = {
 }
 
 
-# Numbers that nobody gives who has thought about it.
+# Numbers that no user gives on purpose.
 NUMBERS = ["-1", "0", "0.5", "1e30", "1e400", "nan", str(2**63 - 1), str(2**63), "9" * 400]
-# Whose flags are gone through, beside those that are always there.
+# Settings that add flags to those that every job has; each flag gets the NUMBERS.
 CHOSEN = [
     {
         "data": "DigitsDataModule",
@@ -391,7 +391,7 @@ CHOSEN = [
     {"trainer.callbacks": "EarlyStopping", "trainer.callbacks.monitor": "val_loss"},
     {"trainer.callbacks": "StochasticWeightAveraging", "trainer.callbacks.swa_lrs": "0.1"},
 ]
-# Flags that take numbers among others, which the parser does not tell apart.
+# Flags that take numbers and other values; the parser does not show that they take numbers.
 ALSO = {
     "trainer.devices": {},
     "trainer.max_time": {},

@@ -65,7 +65,7 @@ class Engine:
 
 if __name__ == "__main__":
     session.choose = lambda settings, owner: Engine()
-    # Shorter than a person would want, that no test need wait.
+    # Shorter than a person would want, so that no test has to wait.
     sockets.STRANGERS = 2.0
     sockets.AT_ONCE = 16
     sockets.QUEUE = 0.2

@@ -74,7 +74,7 @@ def test_only_so_many_are_kept_and_none_that_is_being_uploaded(folder: Folder):
     (folder.path / "step-000000010.ckpt.sagemaker-uploaded").touch()
     folder.add(state(60), 60, 1)
     assert names() == [40, 50, 60]
-    # A mark from before this process is of a job that is no more.
+    # A mark that is older than this process belongs to a job that has ended.
     (folder.path / "step-000000040.ckpt.sagemaker-uploading").touch()
     folder.started = time.time() + 60
     folder.add(state(70), 70, 1)
@@ -259,7 +259,7 @@ def strings(value) -> set[str]:
 
 @pytest.mark.slow
 def test_a_checkpoint_names_no_class_of_ours(tmp_path: Path):
-    """So that a class of ours can get another name without making checkpoints unreadable."""
+    """A class of ours can then be renamed, and old checkpoints stay readable."""
     run = warm.run(
         [
             "python",
@@ -402,7 +402,7 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
 
 
 def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folder: Folder, capsys):
-    """The limit of a file's size makes writing fail as a full disk does, for this process alone."""
+    """A limit on files' sizes makes this process's writing fail as a full disk does."""
     writer = Writer(folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -432,7 +432,7 @@ def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folde
 
 
 def test_whatever_a_writer_dies_of_is_said(folder: Folder, capsys):
-    """And the next checkpoint is written."""
+    """The next checkpoint is written all the same."""
     writer = Writer(folder)
     writer.write(state(40) | {"lock": threading.Lock()}, 40, 1)
     writer.wait()
@@ -483,7 +483,7 @@ def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
 
 
 def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: Folder):
-    """Why there is a checksum: torch loads most files with a flipped bit in silence."""
+    """The reason for our checksum: torch loads most files with a flipped bit silently."""
     content = folder.file(30).read_bytes()
     silent = 0
     for place in range(0, len(content) - 100, 41):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.docker
 
 SOURCE = str(ROOT / "tests/clients/source")
 
-# As the original's run_sagemaker.py has them; a GPU there, a CPU here.
+# The values of the original's run_sagemaker.py, with a CPU in place of its GPU.
 ORIGINAL = {
     "data": "CIFAR10DataModule",
     "data.batch_size": 32,
@@ -110,7 +110,7 @@ def test_hyperparameters_of_every_kind(client: Client, image: str, tmp_path: Pat
 
 
 def test_unknown_hyperparameters(client: Client, image: str, tmp_path: Path):
-    """They arrive as they were meant, the job fails, and the client says so."""
+    """They arrive with their values, the job fails, and the client says so."""
     job = {
         "image_uri": image,
         "instance_count": 1,

@@ -50,7 +50,7 @@ def test_hyperparameters_of_every_kind(trained):
 
 @pytest.mark.soak  # by SDK 2
 def test_unknown_hyperparameters(trained):
-    """They arrive as they were meant, the job fails, and the client says so."""
+    """They arrive with their values, the job fails, and the client says so."""
     said, artifacts = trained(1, hyperparameters=UNKNOWN)
     assert "RuntimeError" in said
     assert hyperparameters.flags(hyperparameters_in(said)) == UNKNOWN_FLAGS
@@ -62,7 +62,7 @@ def test_unknown_hyperparameters(trained):
 
 
 def test_two_instances(trained, cifar: Path):
-    """The SDK names an interface that no container has, ethwe: nothing of ours may rely on it."""
+    """The SDK names an interface that no container has, ethwe: our code must not rely on it."""
     given = SHORT | {"data.val_split": 40, "trainer.enable_checkpointing": True}
     said, artifacts = trained(
         hyperparameters=given, instance_count=2, inputs={"training": str(cifar)}

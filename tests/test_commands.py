@@ -219,7 +219,7 @@ def test_the_words_of_a_command_are_known(command):
 
 
 def test_make_prints_its_targets():
-    """Those of the pages among them."""
+    """The pages' targets are among them."""
     # This test may itself run inside a make.
     listed = subprocess.check_output(["make", "--no-print-directory"], cwd=ROOT, text=True)
     (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)

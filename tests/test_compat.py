@@ -51,7 +51,7 @@ None of their classes has a foreign base class.
 
 
 def test_no_private_name_has_moved():
-    """One line for each: what is not what it was, and what of ours needs it."""
+    """One line for each name that has changed, and the code of ours that needs it."""
     moved = []
     for ours, modules in names.NEEDS.items():
         for module, needed in modules.items():
@@ -197,7 +197,7 @@ def test_the_table_has_all_that_a_module_uses(path: Path):
 
 
 def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
-    """A public name that a new version takes would be overridden unseen."""
+    """If a new version adds the same public name, ours would override it unnoticed."""
     taken = []
     for path in COMPAT:
         module = importlib.import_module(f"sagemaker_lightning.compat.{path.stem}")
@@ -218,7 +218,7 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
                 else set()
             )
             taken += [f"{kind.__name__}.{name}" for name in ours & theirs]
-    # Which they override on purpose: get_code is importlib's documented way to change what is run.
+    # These are overridden on purpose: get_code is importlib's documented way to change what is run.
     assert sorted(taken) == ["WriterLogger.experiment", "_WithoutSignal.get_code"]
 
 

@@ -121,7 +121,7 @@ def test_a_user_without_a_name_in_a_container_that_is_read_only(container, tmp_p
 
 
 def test_the_command_may_be_left_out(container):
-    """SageMaker SDK 3's local mode gives none."""
+    """SageMaker SDK 3's local mode gives no command."""
     assert (
         "train takes no flags"
         not in container(options=("--env", "SAGEMAKER_PROGRAM=nothing.py")).stdout
@@ -247,7 +247,7 @@ def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
 
 
 def test_out_of_host_memory_is_the_reason(container, tmp_path: Path):
-    """The kernel kills the program, which cannot say anything any more."""
+    """The kernel kills the program, which cannot report anything any more."""
     (tmp_path / "output").mkdir()
     limits = ("--memory", "400m", "--memory-swap", "400m")
     run = container("train", options=limits + mount(tmp_path / "output", "/opt/ml/output"))
@@ -354,7 +354,7 @@ def test_the_doctor_and_an_older_driver_in_the_image(container, tmp_path: Path):
 
 
 def test_pip_takes_no_malicious_release_in_the_image(container):
-    """Without a network it would end, too, but by another line."""
+    """Without a network pip would fail, too, but with another line."""
     run = container("pip", "install", "lightning==2.6.3", options=("--network", "none"))
     assert run.returncode == 1 and "conflicting dependencies" in run.stdout, run.stdout
 

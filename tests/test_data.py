@@ -87,7 +87,7 @@ def test_ranks_share_each_global_batch(size, world_size, drop_last):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_nodes_with_other_data_make_the_same_steps(drop_last):
-    """Also where they have other numbers of ranks."""
+    """They do so with different numbers of ranks, too."""
     shards = [(23, 1), (61, 3), (37, 2)]
     options = {"batch_size": 4, "drop_last": drop_last, "shards": shards}
     loaders = [
@@ -327,7 +327,8 @@ def test_no_data_dir_says_what_to_do():
 # Lightning Bolts itself ---------------------------------------------------------------------------
 
 
-# In a process of its own: here, the name CIFAR10DataModule would from then on mean two classes.
+# It runs in a process of its own: in this one, the name CIFAR10DataModule would mean two classes
+# from then on.
 BOLTS_SPLIT = """
 import sys
 import numpy as np

@@ -37,7 +37,7 @@ def test_the_parts_of_what_a_lost_host_takes(whole: float):
     silence = deadlines.silence(whole)
     # Several messages of a host may be late before it counts as lost.
     assert 5 * deadlines.status_interval(silence) <= silence
-    # Noticed, said to all, ended: on every host within the time that the user has set.
+    # Every host notices the loss, tells all, and ends within the time that the user has set.
     assert silence + deadlines.ends_after_loss(whole) < whole
     # A node that waits for a reason waits until the node that knows the reason has noticed it; that
     # node waits for less.

@@ -82,7 +82,7 @@ def test_each_is_another_one():
     "name", [name for name, value in VALUES.items() if isinstance(value, torch.Tensor)]
 )
 def test_a_gpu_has_the_same(name, monkeypatch):
-    """There, torch does what numpy does here, and the sum stays a tensor."""
+    """On a GPU, torch does the work of numpy here, and the sum stays a tensor."""
 
     class There(torch.Tensor):
         is_cpu = False

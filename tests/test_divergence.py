@@ -238,7 +238,7 @@ INF = math.inf
     ],
 )
 def test_a_validation_that_finds_no_number(fit, monkeypatch, found, flag, warned, best):
-    """It is warned of once, makes no model the best, and what is written is JSON."""
+    """There is one warning, no model becomes the best, and what is written is JSON."""
     chosen = []
     export = run.export
 

@@ -79,7 +79,7 @@ def test_a_flag_that_only_prints_is_a_failure_in_a_job_and_none_on_a_desk(
     assert fit(flag, job=False)[1] == 0
 
 
-# What somebody's model has in a place of its own, and how the line begins that the job ends with.
+# A line of code in a user's model, and the beginning of the line with which the job ends.
 STEPS = {
     "images, labels = 1, 2, 3": "ValueError: too many values to unpack",
     "dict()['x']": "KeyError: 'x'",

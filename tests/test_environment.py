@@ -131,7 +131,7 @@ def test_checkpoint_dir(tmp_path):
 
 
 def test_a_drill_has_folders_of_its_own(tmp_path):
-    """Whatever the job that it is run in says, which keeps its own."""
+    """A drill inside a job does not use the job's folders."""
     moved = drilled(FULL, tmp_path, {"steps": 4})
     environment = SageMakerEnvironment.read(moved)
     folders = (

@@ -314,7 +314,7 @@ def test_what_comes_of_a_lost_peer_is_no_other_reason(act, says):
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_of_several_tracebacks_the_last_is_the_cause(number):
-    """As of an exception that came during the handling of another one."""
+    """For example, one exception came while another one was handled."""
     text = (
         "Traceback (most recent call last):\n  File {}\nValueError: {}\n\nDuring its handling:\n\n"
     )

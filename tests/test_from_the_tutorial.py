@@ -24,7 +24,7 @@ from app.train import APPLICATION
 PAGE = (ROOT / "docs/from-the-tutorial.md").read_text()
 FLAGS = PAGE.partition("## Flags")[2].partition("\n## ")[0]
 ROWS = dict(re.findall(r"^\| `(--[\w.]+)` \| (.+) \|$", FLAGS, re.MULTILINE))
-# What run_sagemaker.py of the tutorial sends.
+# The hyperparameters that the tutorial's run_sagemaker.py sends.
 DEFAULT_HYPERPARAMS = {
     "data": "CIFAR10DataModule",
     "data.batch_size": 32,
@@ -35,7 +35,7 @@ DEFAULT_HYPERPARAMS = {
     "trainer.max_epochs": 5,
     "logger.name": "tutorial",
 }
-# A value for each flag that the page gives without one, and what it needs beside it.
+# A value for each flag that the page gives without one, and the flags that it needs.
 VALUES = {
     "--checkpoint.dirpath": ["x"],
     "--resume.dirpath": ["x"],

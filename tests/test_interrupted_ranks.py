@@ -113,7 +113,7 @@ def test_two_ranks(whole: Ranks, tmp_path: Path, program):
 
 
 def test_gradients_that_are_added_up(tmp_path: Path):
-    """Each rank has some of its own, which its next step adds to; a stop does not wait for that."""
+    """Each rank has its own sum, to which its next step adds; a stop does not wait for that."""
     jobs = [Ranks(tmp_path / name / "ml") for name in ("whole", "run")]
     added = {"trainer.accumulate_grad_batches": "11"}  # of 12 batches an epoch
     assert jobs[0].begin(**added).wait(LIMIT) == 0, (jobs[0].base / "log").read_text()[-3000:]
@@ -158,7 +158,7 @@ def test_two_ranks_began_and_one_goes_on(tmp_path: Path):
 
 
 def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
-    """It leaves without a new checkpoint, and says so; nothing is left."""
+    """The job ends without a new checkpoint, and says so; no process is left."""
     job = Ranks(tmp_path / "ml")
     process = job.begin()
     ranks = job.wait_for_steps(15, process)

@@ -484,7 +484,7 @@ def test_what_could_not_be_read_again_is_said_before_any_step(tmp_path: Path):
 
 
 def test_a_full_disk_costs_no_training(tmp_path: Path):
-    """A limit of a file's size stands for the full disk; the best model's file fails, too."""
+    """A limit on files' sizes stands for the full disk; the best model's file fails, too."""
     whole = Run(tmp_path / "whole", ["--checkpoint.monitor=val_loss"])
     whole.finish()
     run = Run(tmp_path / "run", ["--checkpoint.monitor=val_loss"])

@@ -38,7 +38,7 @@ def graphs(folder: Path, prepare: str) -> tuple[list, int]:
 
 
 def test_each_shape_has_a_kernel_of_its_own(tmp_path: Path):
-    """And numbers, which are others in each step, do not."""
+    """Numbers that change with each step do not have one."""
     shapes, more = graphs(tmp_path, "of_their_own_shapes()")
     assert shapes == [["12"], ["4"], ["7"]] and more <= 2
 

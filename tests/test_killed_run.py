@@ -17,7 +17,7 @@ from test_watch import comes
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 NETWORK = Path("/sys/class/net")
-# What tests do, and stand still in the midst of it.
+# A test that starts what tests start, and then stands still.
 STANDS_STILL = """
 import os, subprocess, sys, time
 from pathlib import Path
