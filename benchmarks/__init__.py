@@ -1,1 +1,4 @@
-"""What the application costs and gains, as ratios measured in one run: `make benchmark`, or `python -m benchmarks`."""
+"""Costs and gains of the application, as ratios of values measured in one run.
+
+`make benchmark`, or `python -m benchmarks`.
+"""

@@ -1,13 +1,14 @@
 """Runs the benchmarks of one machine and prints one table.
 
-    python -m benchmarks [--n 5] [--steps 10] [--data_dir DIR]      from the repository's root; minutes on 2 CPU cores
-    python -m benchmarks.step, .original, .startup, .data           one of them; --help says what it takes
-    python -m benchmarks.side_by_side                               trainings that share the machine
-    python -m benchmarks.interruptions cost                         checkpoints and restarts
-    python -m benchmarks.proof                                      what it costs that a resume proves itself
-    python -m benchmarks.accuracy RECIPE --data_dir DIR             seconds to an accuracy, by a recipe
-    python -m benchmarks.image IMAGE                                the image, and what a change of it costs
-    python -m benchmarks.scaling                                    what more nodes bring
+    python -m benchmarks [--n 5] [--steps 10] [--data_dir DIR]
+        all of them, from the repository's root: minutes on 2 CPU cores
+    python -m benchmarks.step, .original, .startup, .data   one of them; --help lists its flags
+    python -m benchmarks.side_by_side                       trainings that share the machine
+    python -m benchmarks.interruptions cost                 checkpoints and restarts
+    python -m benchmarks.proof                              the cost of proving each resume
+    python -m benchmarks.accuracy RECIPE --data_dir DIR     seconds to an accuracy, by a recipe
+    python -m benchmarks.image IMAGE                        the image, and the cost of a change
+    python -m benchmarks.scaling                            the gain of more nodes
 
 They run one after another: two at a time would take the cores from each other.
 """

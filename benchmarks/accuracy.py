@@ -1,11 +1,12 @@
-"""Seconds of training to an accuracy: a recipe through the ordinary `app/train.py`, n runs with n seeds.
+"""Seconds of training to an accuracy, by a recipe: n runs with n seeds.
 
     python -m benchmarks.accuracy RECIPE --data_dir DIR [--n 5] [-- FLAGS]
     python -m benchmarks.accuracy fast --data_dir cifar10 --n 25
 
-Prints, for each run: seconds of training (from the first step's start to the last step's end, on the device), all and
-after the first two steps, in which a recipe that compiles does so; seconds of the whole process; and accuracy on the
-test set, which is looked at once.
+Each run goes through the ordinary `app/train.py`. The benchmark prints for each run: the seconds of
+training on the device, from the first step's start to the last step's end; these seconds without
+the first two steps, in which a recipe that compiles does so; the seconds of the whole process; and
+the accuracy on the test set, which is evaluated once.
 """
 
 import re
@@ -26,7 +27,7 @@ CALLBACK = f"{__package__}.accuracy.Watch"
 
 
 class Watch(Callback):
-    """Prints the seconds from the start of training to the end of its second step, and to its end."""
+    """Prints the seconds from the start of training to its second step's end, and to its end."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -38,7 +39,7 @@ class Watch(Callback):
             print(f"first two steps in {self._now() - self.began:.3f} s", flush=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop it."""
+        """Print the seconds of all steps."""
         print(f"trained in {self._now() - self.began:.3f} s", flush=True)
 
     def _now(self) -> float:
@@ -48,7 +49,7 @@ class Watch(Callback):
 
 
 class Run(NamedTuple):
-    """What a training took, and what came of it."""
+    """The seconds and the accuracy of a training."""
 
     seconds: float
     """Of training."""
@@ -61,7 +62,7 @@ class Run(NamedTuple):
 
 
 def arguments(recipe: str, data_dir: Path, seed: int) -> list[str]:
-    """Return the flags by which a recipe is measured."""
+    """Return the flags with which a recipe is measured."""
     line = [f"--config={recipe}", f"--data.data_dir={data_dir}", "--data=CIFAR10DataModule"]
     return [
         *line,
@@ -72,7 +73,7 @@ def arguments(recipe: str, data_dir: Path, seed: int) -> list[str]:
 
 
 def printed(log: str, process: float) -> Run:
-    """Return what a training's log says."""
+    """Return the values that a training has logged."""
     patterns = (r"trained in (\S+) s", r"first two steps in (\S+) s", r"test_acc=(\S+)")
     seconds, first, accuracy = (float(re.search(pattern, log)[1]) for pattern in patterns)
     return Run(seconds, seconds - first, process, accuracy)

@@ -1,10 +1,12 @@
-"""What a machine without a network lacks, in one folder that can be copied there: wheels, and the data.
+"""Collects in one folder what a machine without a network lacks: wheels, and the data.
 
-    python -m benchmarks.carry [--python 3.12] [--data FOLDER] [--folder .carry] [--mib 64] [PACKAGE ...]
+    python -m benchmarks.carry [--python 3.12] [--data FOLDER] [--folder .carry] [--mib 64]
+                               [PACKAGE ...]
 
-Writes DIR/wheels and, of --data, DIR/data. The packages are by default those that an image with PyTorch, Lightning and
-TensorBoard usually lacks, in the versions that are installed here. They are fetched by pip as the other machine needs
-them: built for its Python, Linux on x86-64. --mib is how much may travel, the checkout included. There:
+Writes DIR/wheels and, with --data, DIR/data. By default, the packages are those that an image with
+PyTorch, Lightning and TensorBoard usually lacks, in the versions that are installed here. pip
+fetches them for the other machine: built for its Python, Linux on x86-64. --mib limits what may
+travel, the checkout included. On the other machine:
 
     python3 -m pip install --no-index --no-deps --target /tmp/site .carry/wheels/*.whl
     PYTHONPATH=/tmp/site python3 -m benchmarks.gpu --data_dir ...
@@ -30,7 +32,10 @@ MIB = 2**20
 
 
 def carry(folder: Path, python: str, packages: list[str], data: Path | None, mib: float) -> float:
-    """Make the folder; return the MiB that travel, the checkout included. SystemExit says in a line what is wrong."""
+    """Make the folder; return the MiB that travel, the checkout included.
+
+    SystemExit: one line says what is wrong.
+    """
     if data and not data.is_dir():
         raise SystemExit(f"error: --data: found {data}, allowed is a folder")
     shutil.rmtree(folder, ignore_errors=True)
@@ -64,7 +69,7 @@ def _size(folder: Path) -> int:
 
 
 def _checkout() -> list[Path]:
-    """Return the files that git knows or does not ignore."""
+    """Return the files of the checkout that git does not ignore."""
     line = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(line, capture_output=True, text=True, check=True).stdout.split("\0")
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]

@@ -1,9 +1,10 @@
-"""From a CIFAR-10 folder to the first batch: our data module / torchvision's CIFAR10 behind a DataLoader.
+"""From a CIFAR-10 folder to the first batch: our data module / torchvision's CIFAR10.
 
     python -m benchmarks.data [--n 5] [--data_dir DIR]
 
-Seconds, after all imports, and the memory at peak over that before, in sizes of the training set (154 MB). Without
---data_dir, random images are written in CIFAR-10's format.
+torchvision's CIFAR10 is behind a DataLoader. The values are the seconds after all imports, and the
+memory that is added at peak, in sizes of the training set (154 MB). Without --data_dir, the
+benchmark writes random images in CIFAR-10's format.
 """
 
 import argparse
@@ -31,7 +32,7 @@ PAIRS = 5  # default of --n
 
 
 def ours(folder: Path) -> float:
-    """Make the first batch, and return the seconds that it took."""
+    """Make the first batch with our data module, and return the seconds."""
     began = time.perf_counter()
     data = CIFAR10DataModule(str(folder), batch_size=training.BATCH_SIZE)
     data.setup("fit")
@@ -40,10 +41,13 @@ def ours(folder: Path) -> float:
 
 
 def theirs(folder: Path) -> float:
-    """Make it as torchvision's documentation has it, with the same transforms, split and batch size."""
+    """Make the first batch as torchvision's documentation does, and return the seconds.
+
+    Transforms, split and batch size are the same.
+    """
 
     class Known(CIFAR10):
-        """Whose checksums are those of the files at hand, which are checked all the same."""
+        """Has the checksums of the files at hand, and still checks them."""
 
         train_list, test_list = (
             [
@@ -61,7 +65,10 @@ def theirs(folder: Path) -> float:
 
 
 def measure(read, folder: Path) -> tuple[float, float]:
-    """Return the seconds that `read` takes in a new process, and the memory it adds at peak, in sizes of the set."""
+    """Return the seconds that `read` takes in a new process, and the memory it adds at peak.
+
+    The memory is in sizes of the training set.
+    """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_measured, (read, folder))
 
@@ -88,7 +95,7 @@ def write(folder: Path) -> None:
 
 
 def run(n: int, data_dir: Path | None) -> list[report.Comparison]:
-    """Compare in n pairs, after one that is not counted."""
+    """Compare in n pairs, after one that does not count."""
     times = []
     ours_peak = []
     theirs_peak = []

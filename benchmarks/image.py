@@ -1,9 +1,10 @@
-"""The image: its size by part, and what a changed line of code costs: seconds to rebuild, bytes to push.
+"""The image: its size by part, and the cost of a changed line of code.
 
     python -m benchmarks.image IMAGE
 
-IMAGE is built already, as `make build` does it; it is built again, from a copy of this checkout, under another name
-that is removed. Bytes are those of the layers that IMAGE lacks, before a push compresses them.
+The cost is in seconds to rebuild and bytes to push. IMAGE must have been built by `make build`. The
+benchmark builds it again from a copy of this checkout, under another name that it removes. The
+bytes are those of the layers that IMAGE lacks, before a push compresses them.
 """
 
 import argparse
@@ -28,7 +29,7 @@ PARTS = {
 
 
 def docker(*arguments: str) -> str:
-    """Return what the docker client prints."""
+    """Return the docker client's output."""
     import containers
 
     done = containers.docker(*arguments)
@@ -55,7 +56,10 @@ def sizes(image: str) -> dict[str, int]:
 
 
 def rebuild(image: str) -> tuple[float, int]:
-    """Return the seconds of a build after one line in app/train.py has changed, and the bytes that a push would add."""
+    """Return the seconds of a rebuild, and the bytes that a push would add.
+
+    The change is one line in app/train.py.
+    """
     import containers
 
     tag = f"{image.partition(':')[0]}-changed"

@@ -1,4 +1,7 @@
-"""The jobs that `benchmarks.interruptions` interrupts: the tests' model, started in each way that there is."""
+"""The jobs that `benchmarks.interruptions` interrupts.
+
+They train the tests' model, and are started in each possible way.
+"""
 
 import json
 import os
@@ -51,20 +54,23 @@ class Process:
             )
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit status, None if it runs on after so many seconds."""
+        """Return the exit status, or None if it still runs after so many seconds."""
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(seconds)
         return None
 
     def processes(self) -> list[psutil.Process]:
-        """Return what can be sent a signal, the one that SageMaker would send it to first."""
+        """Return the processes that can get a signal.
+
+        The first one is the one to which SageMaker sends it.
+        """
         with suppress(psutil.Error):
             first = psutil.Process(self.process.pid)
             return [first, *first.children(recursive=True)]
         return []
 
     def result(self) -> object:
-        """Return the weights and what all ranks did."""
+        """Return the weights and the records of all ranks."""
         import interruptible
 
         return interruptible.weights(self.model), [
@@ -109,7 +115,7 @@ class Train(Process):
             )
 
     def wait(self, seconds: float) -> int | None:
-        """Return the exit status, None if it runs on after so many seconds."""
+        """Return the exit status, or None if it still runs after so many seconds."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
         return self.process.returncode
@@ -151,12 +157,12 @@ class Containers:
         self.nodes.__enter__()
 
     def start(self) -> None:
-        """Start both."""
+        """Start both nodes."""
         self.nodes.remove()
         self.nodes.start()
 
     def wait(self, seconds: float) -> int | None:
-        """Return the greater exit status, None if one of them runs on after so many seconds."""
+        """Return the greater exit status, or None if one still runs after so many seconds."""
         end = time.monotonic() + seconds
         while any(self.nodes.runs(host) for host in self.hosts):
             if time.monotonic() >= end:
@@ -165,11 +171,11 @@ class Containers:
         return max(self.nodes.end().values())
 
     def processes(self) -> list[Callable[[int], object]]:
-        """Return each node, as something to send a signal to."""
+        """Return the nodes, each as something that can get a signal."""
         return [Node(self.nodes, host) for host in self.hosts]
 
     def result(self) -> object:
-        """Return the weights and what both did."""
+        """Return the weights and the records of both nodes."""
         import interruptible
 
         events = [
@@ -181,14 +187,14 @@ class Containers:
 
 
 class Node:
-    """A container, to send a signal to."""
+    """A container that can get a signal."""
 
     def __init__(self, nodes, host: str) -> None:
         self.nodes = nodes
         self.host = host
 
     def send_signal(self, number: int) -> None:
-        """Send it to the container's first process."""
+        """Send the signal to the container's first process."""
         from containers import docker
 
         docker("kill", f"--signal={number}", self.nodes.containers[self.host])

@@ -1,4 +1,4 @@
-"""What it costs that a job may be interrupted: `python -m benchmarks.interruptions cost`."""
+"""The cost of being interruptible: `python -m benchmarks.interruptions cost`."""
 
 import contextlib
 import inspect
@@ -24,8 +24,11 @@ INTERVAL = 60 * inspect.signature(ExactResume).parameters["every_n_minutes"].def
 
 
 class Stalls(Callback):
-    """The seconds of each step, of what is noted of it, of each checkpoint for which training waits, and of processors
-    that it takes."""
+    """Measures steps, records, checkpoints and processor time.
+
+    They are the seconds of each step, of its records, of each checkpoint for which training waits,
+    and of the processors that a checkpoint takes.
+    """
 
     def __init__(self, resume, waits: bool) -> None:
         self.steps = []
@@ -60,7 +63,7 @@ class Stalls(Callback):
         self.began = _now()
 
     def on_train_batch_end(self, *_) -> None:
-        """Stop it."""
+        """Stop the clock."""
         self.steps.append(_now() - self.began)
 
 
@@ -91,7 +94,7 @@ def main() -> None:
             f"  {how}: {median(ratios):.2f} steps [{min(ratios):.2f}..{max(ratios):.2f}], "
             f"n={len(ratios)}"
         )
-    # A second of the writer's is taken from the training, of which every processor has a share.
+    # The training loses the writer's processor time, spread over all processors.
     cost = median(background.saves[:-1]) + median(waiting.work) / os.cpu_count()
     print(
         f"  at the default interval, {INTERVAL:.0f} s, all in all: "
@@ -109,7 +112,7 @@ def main() -> None:
 
 
 def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS) -> Stalls:
-    """Train in this process, with a checkpoint every few steps, and return what was measured."""
+    """Train in this process, with a checkpoint every few steps, and return the measurements."""
     from sagemaker_lightning.cli.lightning_cli import CommandLine
     from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
@@ -129,7 +132,10 @@ def train(folder: str, waits: bool, accelerator: str = "cpu", steps: int = STEPS
 
 
 def start(flags: list[str]) -> float:
-    """Return the seconds of a job that takes one step: its first one, or one more than there is a checkpoint of."""
+    """Return the seconds of a job that takes one step.
+
+    Without flags, the job resumes and takes one step after its checkpoint; else it takes its first.
+    """
     resumes = not flags
     flags = flags or ["--resume.dirpath=waiting", "--checkpoint.monitor=null"]
     flags = [

@@ -1,13 +1,17 @@
-"""Interrupts real jobs at random moments, many times, and compares what comes out; measures what it costs.
+"""Interrupts jobs at random moments, many times, and compares their results.
 
-    python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1      KIND: process, train, ranks, torchrun, nodes
+    python -m benchmarks.interruptions soak KIND --rounds=20 --seed=1
+                                               KIND: process, train, ranks, torchrun, nodes
     python -m benchmarks.interruptions cost
 
-A round interrupts a job until it has come to its end, which takes up to six tries: SIGKILL or SIGTERM to all of it or
-to one process of it, at a moment drawn evenly from its whole time, start-up included. Right is a round whose weights
-are those of an uninterrupted job to the last bit, and in which no step was done in two ways. `process` is one process
-forked from a server that has imported everything; `train`, `ranks` (two, by Lightning) and `torchrun` (two) go through
-the toolkit; `nodes` are two containers of the tests' image.
+`cost` measures what being interruptible costs. A round of `soak` interrupts a job until it has come
+to its end, which takes up to six tries. All of the job, or one process of it, gets SIGKILL or
+SIGTERM, at a moment drawn evenly from the job's whole time, start-up included. A round is right if
+its weights are those of an uninterrupted job to the last bit, and no step was done in two ways.
+
+`process` is one process forked from a server that has imported everything. `train`, `ranks` (two,
+by Lightning) and `torchrun` (two) go through the toolkit. `nodes` are two containers of the tests'
+image.
 """
 
 import argparse
@@ -28,7 +32,7 @@ LIMIT = 120  # seconds from an interruption to the end of all; what takes longer
 
 
 def soak(kind: str, rounds: int, seed: int) -> None:
-    """Interrupt `rounds` jobs, and print what came of it."""
+    """Interrupt `rounds` jobs, and print the results."""
     draw = random.Random(seed)
     counts = dict.fromkeys(("kills", "stops", "wrong", "hung"), 0)
     leaving = []
@@ -69,9 +73,10 @@ def interrupted(
     leaving: list[float],
     tries=6,
 ) -> bool:
-    """Interrupt a job `tries` times within `seconds` each, let it end; return whether its result is `expected`.
+    """Interrupt a job `tries` times within `seconds` each, let it end, and check its result.
 
-    `counts` and `leaving`, the seconds from a stop to the end of all, are added to.
+    Return whether the result is `expected`. The job adds to `counts`, and to `leaving`, the seconds
+    from a stop to the end of all processes.
     """
     for _ in range(tries):
         job.start()
@@ -89,7 +94,10 @@ def interrupted(
 
 
 def interrupt(job, draw: random.Random, counts: dict[str, int]) -> float:
-    """Interrupt a job that runs; return the seconds until all of it has ended, 0 for one that was killed whole."""
+    """Interrupt a running job; return the seconds until all of it has ended.
+
+    They are 0 for a job that was killed as a whole.
+    """
     processes = job.processes()
     chosen = processes if draw.random() < 0.4 else [draw.choice(processes)] if processes else []
     chosen = processes[:1] if draw.random() < 0.3 else chosen
@@ -116,7 +124,10 @@ def interrupt(job, draw: random.Random, counts: dict[str, int]) -> float:
 
 
 def cost() -> None:
-    """Print what checkpoints, agreement and a restart cost, with our example on its default data."""
+    """Print the cost of checkpoints, agreement and a restart.
+
+    The job is our example on its default data.
+    """
     from benchmarks.interruption_cost import main
 
     main()

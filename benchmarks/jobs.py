@@ -1,4 +1,7 @@
-"""The same SageMaker job on 1, 2, 4, ... instances, one after the other, started by scripts/launch.py."""
+"""The same SageMaker job on 1, 2, 4, ... instances, one after the other.
+
+scripts/launch.py starts the jobs.
+"""
 
 import argparse
 import re
@@ -21,7 +24,7 @@ REFUSED = (
 
 
 def run(instances: list[int], flags: list[str]) -> None:
-    """Run the jobs and print their table: of those that completed, if one does not."""
+    """Run the jobs and print the table of those that completed."""
     check(instances, flags)
     seconds = {}
     try:
@@ -34,7 +37,7 @@ def run(instances: list[int], flags: list[str]) -> None:
 
 
 def check(instances: list[int], flags: list[str]) -> None:
-    """Leave with a line for what would not give a table."""
+    """Exit with one line if the arguments would not give a table."""
     if 1 not in instances:
         raise SystemExit(
             f"error: --instances: found {instances}, needed is 1 among them: "
@@ -50,8 +53,8 @@ def check(instances: list[int], flags: list[str]) -> None:
 def measure(count: int, flags: list[str]) -> float:
     """Run the job on `count` instances and return its seconds as SageMaker reports them.
 
-    TrainingTimeInSeconds, which is billed: fetching image and data, training, and storing the model; not waiting for
-    instances.
+    They are TrainingTimeInSeconds, which is billed: fetching image and data, training, and storing
+    the model. Waiting for instances is not part of it.
     """
     line = [
         sys.executable,

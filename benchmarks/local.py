@@ -1,4 +1,7 @@
-"""What two nodes of a core each bring: `python -m benchmarks.scaling local`, which says what the ratios mean."""
+"""The gain of two nodes of one core each: `python -m benchmarks.scaling local`.
+
+benchmarks.scaling says what the ratios mean.
+"""
 
 import argparse
 from collections.abc import Callable
@@ -22,12 +25,18 @@ def speedup(found: Round, name: str) -> float:
 
 
 def communication(found: Round, name: str) -> float:
-    """Return the share of a step of two nodes that is not there without the exchange; below 0 if noise outweighs it."""
+    """Return the share of a step of two nodes that would vanish without the exchange.
+
+    It is below 0 if noise outweighs it.
+    """
     return 1 - found[name, *TWO].rate / found[name, *ALONE].rate
 
 
 def waiting(found: Round, name: str) -> float:
-    """Return the share of a step of two nodes with nothing to do but to wait for the other one's gradients."""
+    """Return the share of a step of two nodes in which a node only waits.
+
+    It waits for the other node's gradients.
+    """
     return found[name, *TWO].waited / found[name, *TWO].seconds
 
 
@@ -92,7 +101,10 @@ def run(n: int, steps: int, batch_size: int, flags: list[str]) -> None:
 
 
 def step(rounds: list[Round], batch_size: int) -> str:
-    """Return what a step of our training takes and sends, and the flags by which `predict` goes on from there."""
+    """Return the seconds and the bytes of a step of our training, and `predict`'s flags.
+
+    With these flags, `predict` continues from the measurement.
+    """
     one, two = ([found["ours", *where] for found in rounds] for where in (ONE, TWO))
     seconds, both = (median(turn.seconds for turn in turns) for turns in (one, two))
     megabytes = median(turn.sent for turn in two) / 1e6

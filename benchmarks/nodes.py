@@ -1,7 +1,8 @@
 """Trainings on one or two "nodes" of this machine, of one core each, that take turns.
 
-A node is a launcher with a core and a host name of its own; between nodes there is the loopback interface and gloo. As
-in `turns`, what else the machine does meets all of them, and every measurement has new processes.
+A node is a launcher with a core and a host name of its own. The nodes are connected by the loopback
+interface and gloo. As in `turns`, other work of the machine affects all of them, and every
+measurement has new processes.
 """
 
 import json
@@ -58,7 +59,7 @@ class Training:
         self.all_steps = WARMUP + setting.steps
 
     def turn(self, order: str) -> Turn:
-        """Let the ranks train for a turn, and return what all of them did together."""
+        """Let the ranks train for a turn, and return their common result."""
         before = sent()
         for connection in self.connections:
             connection.send(order)
@@ -77,7 +78,7 @@ class Training:
 
 @contextmanager
 def training(name: str, nodes: int, folder: Path, setting: Setting) -> Iterator[Training]:
-    """Start a training, and end it with the block."""
+    """Start a training, and end it when the block ends."""
     folder = folder / f"{name}-{nodes}"
     folder.mkdir()
     port = _free_port()
@@ -105,7 +106,10 @@ def training(name: str, nodes: int, folder: Path, setting: Setting) -> Iterator[
 def command(
     name: str, node: int, nodes: int, port: int, address: Path, setting: Setting
 ) -> list[str]:
-    """Return the command line of a node: of ours as SageMaker's toolkit makes it, of the plain loop torchrun's."""
+    """Return the command line of a node.
+
+    Ours is that of SageMaker's toolkit; the plain loop's is torchrun's.
+    """
     if name == "plain":
         place = [
             f"--nnodes={nodes}",
@@ -165,7 +169,7 @@ def _launch(line: list[str], node: int, nodes: int, port: int, folder: Path) -> 
 
 
 def _end(connections: list[Connection], processes: list[subprocess.Popen]) -> None:
-    """Tell the ranks that it is enough, and see that their launchers end."""
+    """Tell the ranks to end, and wait until their launchers have ended."""
     for connection in connections:
         with suppress(OSError):  # one that has ended already
             connection.send(END)
@@ -181,13 +185,16 @@ def _end(connections: list[Connection], processes: list[subprocess.Popen]) -> No
 
 
 def fail(folder: Path) -> None:
-    """Show what the launchers said last, and leave."""
+    """Show the launchers' last output, and exit."""
     said = "\n".join(log.read_text()[-3000:] for log in sorted(folder.glob("*/log")))
     raise SystemExit(f"{said}\nerror: {folder.name}: a training ended, see above")
 
 
 def measure(setting: Setting) -> list[Round]:
-    """Return the rounds that count, of new processes; all trainings are alive, one at a time is awake."""
+    """Return the rounds that count, of new processes.
+
+    All trainings are alive, and one at a time is awake.
+    """
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         trainings = {
             (name, nodes): stack.enter_context(training(name, nodes, Path(folder), setting))
@@ -200,7 +207,7 @@ def measure(setting: Setting) -> list[Round]:
 
 
 def check(setting: Setting) -> None:
-    """Leave with a line if this machine, or an epoch, is too small."""
+    """Exit with one line if this machine, or an epoch, is too small."""
     if len(os.sched_getaffinity(0)) < len(HOSTS):
         raise SystemExit(
             "error: found one core that may be used, needed are two: one for each node"
@@ -214,13 +221,13 @@ def check(setting: Setting) -> None:
 
 
 def sent() -> int:
-    """Return the bytes that went over the loopback interface since the machine was started."""
+    """Return the bytes that the loopback interface has sent since the machine was started."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split()[9]) for line in lines if line.split()[0] == "lo:")
 
 
 def _free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port on which nobody listens."""
     with socket.socket() as server:
         server.bind((HOSTS[0], 0))
         return server.getsockname()[1]

@@ -1,10 +1,12 @@
-"""images/s of the application's training / images/s of the recipe that the original tutorial used.
+"""images/s of the application's training / images/s of the original tutorial's recipe.
 
     python -m benchmarks.original [--n 5] [--steps 10] [--data_dir DIR]
-    python -m benchmarks.original --accuracy --data_dir DIR [--n 3]          accuracy after the same wall time, instead
+    python -m benchmarks.original --accuracy --data_dir DIR [--n 3]
 
-The recipe: torchvision's CIFAR10 read as PIL images, one transform after another on each, a DataLoader with one worker
-process, batches of 32, Adam 1e-3, float32, Lightning's Trainer with its defaults. Network and machine are the same.
+--accuracy prints the accuracy after the same wall time instead. The recipe: torchvision's CIFAR10
+read as PIL images, one transform after another on each, a DataLoader with one worker process,
+batches of 32, Adam 1e-3, float32, Lightning's Trainer with its defaults. Network and machine are
+the same.
 """
 
 import argparse
@@ -34,7 +36,7 @@ from app.data import CIFAR10DataModule
 
 
 class Images(Dataset):
-    """PIL images made and transformed one by one, as torchvision.datasets.CIFAR10 does it."""
+    """PIL images that are made and transformed one by one, as torchvision's CIFAR10 does."""
 
     transform = transforms.Compose(
         [
@@ -103,9 +105,10 @@ def recipe(clock: Clock, data_dir: Path | None) -> None:
 
 
 def run(n: int, steps: int, data_dir: Path | None) -> list[report.Comparison]:
-    """Compare in n pairs of processes each, on the CIFAR-10 in `data_dir` or on random images; see `turns.compare`.
+    """Compare in n pairs of processes each, on the CIFAR-10 in `data_dir` or on random images.
 
-    Ours trains as the original does, and then by the recipe `cpu`, with its own batch size.
+    Ours trains as the original does, and then by the recipe `cpu`, with its own batch size. See
+    `turns.compare`.
     """
     datamodule = CIFAR10DataModule if data_dir else RandomDataModule
     flags = [f"--data={datamodule.__module__}.{datamodule.__name__}"]
@@ -126,7 +129,10 @@ def run(n: int, steps: int, data_dir: Path | None) -> list[report.Comparison]:
 
 
 def accuracies(n: int, data_dir: Path) -> None:
-    """Print the accuracy on the test set of the recipe `cpu`, and of the original's after as many seconds."""
+    """Print the test accuracy of the recipe `cpu`, and of the original's.
+
+    The original's recipe trains for as many seconds.
+    """
     print(
         "| seed | seconds of training | recipe cpu: accuracy | the original's recipe: "
         "images, accuracy |"
@@ -146,7 +152,10 @@ def accuracies(n: int, data_dir: Path) -> None:
 
 
 def _trained(seed: int, seconds: float, data_dir: Path) -> tuple[int, float]:
-    """Train by the original's recipe for so many seconds; return how many images it saw, and the accuracy."""
+    """Train by the original's recipe for so many seconds.
+
+    Return the number of images that it saw, and the accuracy.
+    """
     seed_everything(seed)
     model = Tutorial()
     data = Images(*cifar10_files.read(data_dir, True, "--data_dir"))

@@ -1,8 +1,9 @@
-"""The loop that a person would write for torchrun, without Lightning: torchvision's ResNet-18 in DDP as it comes.
+"""A plain loop for torchrun, without Lightning: torchvision's ResNet-18 in DDP.
 
-    torchrun ... -m benchmarks.plain SOCKET STEPS BATCH_SIZE        by `python -m benchmarks.scaling local` only
+    torchrun ... -m benchmarks.plain SOCKET STEPS BATCH_SIZE
 
-Data, batch, optimizer and thread are those of our training. One node is no DDP: there is nothing to exchange.
+Only `python -m benchmarks.scaling local` starts it. Data, batch, optimizer and thread are those of
+our training. On one node there is no DDP, as there is nothing to exchange.
 """
 
 import os
@@ -18,8 +19,8 @@ from benchmarks.training import RandomDataModule
 
 
 def main(address: str, steps: int, batch_size: int) -> None:
-    """Train until the benchmark says that it is enough."""
-    # Another order of the images for each rank does for a distributed sampler.
+    """Train until the benchmark ends it."""
+    # Each rank has another order of the images, which replaces a distributed sampler.
     datamodule = RandomDataModule(batch_size=batch_size, seed=int(os.environ["RANK"]))
     datamodule.setup("fit")
     network = resnet18(num_classes=datamodule.num_classes)

@@ -1,14 +1,16 @@
-"""What more nodes would bring, computed: a model of a step, and the instance types it is asked for.
+"""The gain of more nodes, computed from a model of a step and the instance types.
 
-A step of N nodes takes what it takes on one, and what of the exchange does not fit beside the computing:
+A step of N nodes takes as long as one on a single node, and in addition the part of the exchange
+that does not fit beside the computing:
 
     step(N) = step(1) + max(0, exchange(N) - overlap * step(1))
-    exchange(N) = 2 (k - 1) / k * bytes / (bandwidth * efficiency) + 2 (N - 1) * latency * buckets     (N > 1)
+    exchange(N) = 2 (k - 1) / k * bytes / (bandwidth * efficiency)
+                  + 2 (N - 1) * latency * buckets     (N > 1)
 
-with k ranks in the ring, each of which sends 2 (k - 1) / k of the bytes; ranks that only send to each other cannot do
-with less (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009). A ring
-over the devices of all nodes enters and leaves each node once, so that a node's network carries what one rank sends;
-with one device a node, k = N.
+Each of the k ranks in the ring sends 2 (k - 1) / k of the bytes; ranks that only send to each other
+cannot do with less (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+workstations", 2009). A ring over the devices of all nodes enters and leaves each node once, so a
+node's network carries what one rank sends. With one device a node, k = N.
 """
 
 import argparse
@@ -47,13 +49,16 @@ INSTANCES = {
 
 
 def _flag(what: str, default: float = MISSING) -> float:
-    """Return a field that is a flag, too: `what` is its help."""
+    """Return a field that is also a flag: `what` is its help."""
     return field(default=default, metadata={"help": what})
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is exchanged, and how long a step takes; the defaults are ResNet-18's on CIFAR-10, and guesses."""
+    """The bytes that are exchanged, and the seconds of a step.
+
+    The defaults are ResNet-18's on CIFAR-10, and guesses.
+    """
 
     step: float = _flag(
         "seconds of a step on one node of the type, the exchange among its own devices included"
@@ -91,7 +96,7 @@ def epoch(job: Job, instance: Instance, nodes: int) -> float:
 
 
 def assumptions(job: Job) -> str:
-    """Return what the tables rest on."""
+    """Return the assumptions of the tables."""
     return (
         "Predicted, not measured. Assumed:\n"
         f"- weak scaling: {job.batch_size} images a rank and step on any number of nodes, "
@@ -115,7 +120,10 @@ def assumptions(job: Job) -> str:
 
 
 def run(instance_type: list[str], gbps: float | None, **job: float) -> None:
-    """Print the assumptions, and a table for each instance type; `gbps` takes the place of the types' own."""
+    """Print the assumptions, and a table for each instance type.
+
+    `gbps` replaces the types' own bandwidths.
+    """
     chosen = Job(**job)
     print(assumptions(chosen))
     for name in instance_type:

@@ -1,11 +1,12 @@
-"""What it costs that each resume proves itself: journal, digests, and the search for generators and plain state.
+"""The cost of proving each resume: journal, digests, and the search for hidden state.
 
     python -m benchmarks.proof [--n 20] [--steps 10] [--starts 5]
 
-Each ratio is a training's seconds with them / without, all else being the same. A step: n pairs of turns of `--steps`
-steps in one process, of our own loader and of a user's DataLoader. A start, from a process's beginning to its first
-optimizer step: pairs of processes; of a stream, whose first batch is drawn twice, which is left out, too; and from a
-checkpoint, with steps to compare.
+The search is for generators and plain state. Each ratio is a training's seconds with the proof /
+without it, all else being the same. For a step: n pairs of turns of `--steps` steps in one process,
+with our own loader and with a user's DataLoader. For a start, from a process's beginning to its
+first optimizer step: pairs of processes, with both loaders, with a stream, and from a checkpoint,
+with steps to compare. A stream's first batch is drawn twice, which "without" leaves out, too.
 """
 
 import os
@@ -48,7 +49,7 @@ WITHOUT = "BENCHMARK_WITHOUT"
 
 
 class Images(Dataset):
-    """Random images, float32 [3, 32, 32], moved about by a generator, as many a dataset has one."""
+    """Random images, float32 [3, 32, 32], shifted by a generator, as many datasets do."""
 
     def __init__(self) -> None:
         self.images = torch.rand(1000, 3, 32, 32)
@@ -72,12 +73,12 @@ class Stream(IterableDataset):
 
 
 class Loaded(LightningDataModule):
-    """A DataLoader as a user has it."""
+    """A DataLoader of the kind that users have."""
 
     num_classes = 10
 
     def train_dataloader(self) -> DataLoader:
-        """Return it."""
+        """Return the loader."""
         return DataLoader(Images(), training.BATCH_SIZE, shuffle=True)
 
 
@@ -85,13 +86,13 @@ class Streamed(Loaded):
     """A DataLoader of a stream."""
 
     def train_dataloader(self) -> DataLoader:
-        """Return it."""
+        """Return the loader."""
         return DataLoader(Stream(), training.BATCH_SIZE)
 
 
 @contextmanager
 def without() -> Iterator[None]:
-    """Have nothing noted, compared, searched or drawn twice meanwhile."""
+    """Switch recording, comparing, searching and drawing twice off while the block lasts."""
 
     def nothing(*_: Any, **__: Any) -> tuple:
         return ()
@@ -116,7 +117,10 @@ def without() -> Iterator[None]:
 
 
 class FirstStep(startup.FirstStep):
-    """Prints the time of the first step, of a process that does without if a variable says so."""
+    """Prints the time of the first step.
+
+    The process does without the proof if a variable says so.
+    """
 
     def __init__(self) -> None:
         self.left_out = ExitStack()
@@ -125,7 +129,7 @@ class FirstStep(startup.FirstStep):
 
 
 class Turns(Callback):
-    """Times steps in turns with and without.
+    """Times steps in turns with and without the proof.
 
     Args:
         n: Turns of each kind.
@@ -139,7 +143,10 @@ class Turns(Callback):
         self.seconds: list[list[float]] = [[]]  # of each step, by turns
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Note a step, and end a turn; the first step of all is a turn of its own, with the setting up."""
+        """Count a step, and end a turn.
+
+        The first step of all is a turn of its own, as it includes the setting up.
+        """
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.perf_counter()
@@ -155,7 +162,7 @@ class Turns(Callback):
 
     @property
     def ratios(self) -> list[float]:
-        """Seconds of a step with / without, of each pair of turns."""
+        """Return the seconds of a step with / without the proof, for each pair of turns."""
         turns = [median(seconds[1:]) for seconds in self.seconds[1 : 2 * self.n + 1]]
         return [ours / other for ours, other in zip(turns[::2], turns[1::2], strict=True)]
 
@@ -208,7 +215,7 @@ def starts(name: str, n: int) -> list[float]:
 
 
 def run(n: int, number: int, pairs: int) -> list[report.Comparison]:
-    """Measure all."""
+    """Measure steps and starts."""
     found = {
         f"step, {name}": partial(steps, name, n, number) for name in ("our loader", "a DataLoader")
     }

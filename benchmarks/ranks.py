@@ -1,6 +1,7 @@
-"""A rank of `python -m benchmarks.scaling local`: it trains when it is told to, and says how fast it was.
+"""A rank of `python -m benchmarks.scaling local`: it trains in turns and reports its speed.
 
-Turns are given out by the benchmark over a socket, as the ranks are no children of it: launchers start them.
+The benchmark gives the turns out over a socket, as the ranks are not its children: launchers start
+them.
 """
 
 import os
@@ -23,7 +24,7 @@ END = "end"
 
 @dataclass(frozen=True)
 class Turn:
-    """What a rank did in its turn; the seconds are those of a step, on average."""
+    """A rank's measurements of its turn; the seconds are a step's, on average."""
 
     rate: float
     """images/s."""
@@ -38,7 +39,7 @@ class Turn:
 
 
 class Rank(Callback):
-    """Trains in turns: WARMUP steps untimed, `steps` timed; asleep in between.
+    """Trains in turns: WARMUP steps untimed, then `steps` timed; it sleeps in between.
 
     Args:
         address: Path of the benchmark's socket.
@@ -56,11 +57,14 @@ class Rank(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Tick."""
+        """Count the step."""
         self.tick(len(batch[1]))
 
     def start(self, network: nn.Module) -> None:
-        """Report to the benchmark and wait for the first turn of `network`, which is in DDP if there are two nodes."""
+        """Report to the benchmark and wait for the first turn of `network`.
+
+        The network is in DDP if there are two nodes.
+        """
         self.ddp = network if isinstance(network, DistributedDataParallel) else None
         if self.ddp:
             # Sample each step, not each hundredth.
@@ -69,7 +73,7 @@ class Rank(Callback):
         self._obey()
 
     def tick(self, images: int) -> None:
-        """Note the end of a step that trained on `images`; at the end of a turn, return when the next one starts."""
+        """Count a step that trained on `images`; at the end of a turn, wait for the next one."""
         self.step += 1
         if self.step <= WARMUP:
             self.images = 0
@@ -92,7 +96,7 @@ class Rank(Callback):
             self._obey()
 
     def _obey(self) -> None:
-        """Wait for an order, and prepare for what it says."""
+        """Wait for an order, and prepare for it."""
         order = self.connection.recv()
         if order == END:
             os._exit(0)  # a model is of no use to anybody here

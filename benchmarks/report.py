@@ -1,4 +1,7 @@
-"""What the benchmarks share: the ratios of interleaved pairs, and a table that names the machine."""
+"""Common parts of the benchmarks: ratios of interleaved pairs, and a table.
+
+The table names the machine.
+"""
 
 import argparse
 import os
@@ -39,7 +42,7 @@ class Comparison:
 
 
 def parser(manual: str) -> argparse.ArgumentParser:
-    """Return a parser with the flag that all benchmarks have; `manual` is the caller's docstring."""
+    """Return a parser with the flag of all benchmarks; `manual` is the caller's docstring."""
     made = argparse.ArgumentParser(
         description=manual, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,7 +51,7 @@ def parser(manual: str) -> argparse.ArgumentParser:
 
 
 def positive(text: str) -> int:
-    """Return the whole number above 0 that a flag was given."""
+    """Return the flag's value, a whole number above 0."""
     if int(text) < 1:
         raise ValueError(text)
     return int(text)
@@ -61,7 +64,7 @@ def publish(comparisons: Sequence[Comparison]) -> None:
 
 
 def improvements(seconds: Mapping[int, float]) -> str:
-    """Return the original article's table: instances, time, and how many times faster than one instance that is."""
+    """Return the original article's table: instances, time, and the gain over one instance."""
     rows = [
         (
             f"| {count} | {time:.2f} s | {seconds[1] / time:.2f}x | "
@@ -75,13 +78,13 @@ def improvements(seconds: Mapping[int, float]) -> str:
 
 
 def variables(**more: str) -> dict[str, str]:
-    """Return the environment of a process that can import `app` and `benchmarks`, wherever it is started."""
+    """Return the environment of a process that can import `app` and `benchmarks` anywhere."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return os.environ | {"PYTHONPATH": path} | more
 
 
 def peak(work: Callable[[], Any]) -> tuple[Any, int]:
-    """Return what `work` returns, and the bytes by which this process's memory at peak is above that before."""
+    """Return `work`'s result, and the bytes by which it raises this process's peak memory."""
     # Reset the peak to the memory in use now: proc_pid_clear_refs(5).
     Path("/proc/self/clear_refs").write_text("5")
     before = _kibibytes("VmRSS")
@@ -90,7 +93,10 @@ def peak(work: Callable[[], Any]) -> tuple[Any, int]:
 
 
 def machine() -> str:
-    """Return hardware, versions and commit; load is that of the last minute, to tell how busy the machine was."""
+    """Return hardware, versions and commit.
+
+    The load is that of the last minute; it shows how busy the machine was.
+    """
     import pytorch_lightning  # here, as what only starts jobs elsewhere does without all three
     import torch
     import torchvision
@@ -119,7 +125,7 @@ def _kibibytes(name: str) -> int:
 
 
 def commit() -> str:
-    """Return the commit, marked -dirty where files differ from it; unknown outside a checkout."""
+    """Return the commit, with -dirty if files differ from it; "unknown" outside a checkout."""
     try:
         line = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
         return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,12 +1,13 @@
-"""images/s of trainings side by side on one machine: as they come / with waiting threads that always spin.
+"""images/s of trainings side by side on one machine: ours / with threads that always spin.
 
     python -m benchmarks.side_by_side [--n 5] [--jobs 1 2 4] [--seconds 3]
 
-Each job is a process of its own, `python app/train.py` on random images in batches of 32. The two kinds take turns, in
-which as many jobs as are asked for train at the same time, for so many seconds after five that are not counted; all
-others are asleep. The kind that always spins has libgomp's own default as GOMP_SPINCOUNT, which is left alone as
-anything is that a user sets (sagemaker_lightning/process/threads.py). The last rows compare what all jobs do with what
-one does alone.
+Each job is a process of its own, `python app/train.py` on random images in batches of 32. The two
+kinds take turns. In a turn, as many jobs as are asked for train at the same time, for so many
+seconds after five that do not count; all others sleep. The waiting threads of the second kind
+always spin: its GOMP_SPINCOUNT is libgomp's own default. The runtime leaves the variable alone,
+like every variable that a user sets (sagemaker_lightning/process/threads.py). The last rows compare
+all jobs together with one job alone.
 """
 
 import argparse
@@ -65,7 +66,7 @@ class Job(Callback):
 
 
 class Started:
-    """A job that was started; it sleeps outside of its turns."""
+    """A started job; it sleeps outside its turns."""
 
     def __init__(self, folder: str, chosen: dict[str, str]) -> None:
         data = f"{RandomDataModule.__module__}.{RandomDataModule.__name__}"
@@ -92,19 +93,19 @@ class Started:
         )
 
     def tell(self, seconds: float) -> None:
-        """Have it train."""
+        """Let the job train."""
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()
 
     def hear(self) -> str:
-        """Return what it says next."""
+        """Return the job's next message."""
         for line in self.process.stdout:
             if line.startswith(MARK):
                 return line.removeprefix(MARK).strip()
         raise SystemExit("error: a training failed, see above")
 
     def end(self) -> None:
-        """End it."""
+        """End the job."""
         self.process.stdin.close()
         self.process.wait()
 

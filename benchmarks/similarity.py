@@ -1,11 +1,11 @@
-"""All-pairs similarity: rows/s of app/similarity.py / rows/s of others, and of the bare matrix product; peak memory.
+"""All-pairs similarity: rows/s of app/similarity.py / rows/s of others; peak memory.
 
     python -m benchmarks.similarity [--n 5] [--rows 20000] [--columns 256] [--top_k 10] [--peaks]
 
-One after another in each round, a block of rows against all rows, in one process, on the threads that there are: ours;
-torch's matrix product alone, in blocks as large, nothing kept; numpy with argpartition; scikit-learn's
-NearestNeighbors; faiss-cpu's IndexFlatIP, where it is installed. --peaks measures ours alone at 10,000 to 200,000
-rows, each in a process of its own.
+Each round compares a block of rows with all rows, one contender after another, in one process, on
+all threads: ours; torch's matrix product alone, in blocks of the same size, which keeps nothing;
+numpy with argpartition; scikit-learn's NearestNeighbors; faiss-cpu's IndexFlatIP, if it is
+installed. --peaks measures only ours, at 10,000 to 200,000 rows, each in a process of its own.
 """
 
 import argparse
@@ -38,7 +38,10 @@ def unit(rows: int, columns: int) -> np.ndarray:
 def contenders(
     table: np.ndarray, k: int, folder: Path, device: torch.device = CPU, precision: str = "float32"
 ) -> dict[str, Callable[[], object]]:
-    """Return what does a block of rows, by name, ready to go: what is done once for all blocks is done."""
+    """Return a function for each contender, by name, which compares a block of rows.
+
+    Work that is done once for all blocks is done already.
+    """
     allocator.keep_freed()  # as app/split.py does; the others have it, too
     np.save(folder / "rows.npy", table)
     settings = Similarity(top_k=k, memory=4, precision=precision)
@@ -83,7 +86,10 @@ def contenders(
 
 
 def timed(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each, by turns, in so many rounds after one that is not counted."""
+    """Return each contender's seconds, in turns, for so many rounds.
+
+    One round before them does not count.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for number in range(rounds + 1):
         for name, call in work.items():
@@ -97,7 +103,7 @@ def timed(work: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, li
 
 
 def run(n: int, rows: int, columns: int, top_k: int) -> list[report.Comparison]:
-    """Compare in n rounds, after one that is not counted."""
+    """Compare in n rounds, after one that does not count."""
     with tempfile.TemporaryDirectory() as folder:
         seconds = timed(contenders(unit(rows, columns), top_k, Path(folder)), n)
     for name, times in seconds.items():
@@ -113,7 +119,7 @@ def run(n: int, rows: int, columns: int, top_k: int) -> list[report.Comparison]:
 
 
 def peaks(columns: int, top_k: int) -> None:
-    """Print how much memory ours takes at peak."""
+    """Print the peak memory of ours."""
     print("\n| rows | the rows alone, MB | peak added, MB |\n| --- | --- | --- |")
     for rows in (10_000, 50_000, 100_000, 200_000):
         with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -1,10 +1,11 @@
-"""A spot job of two nodes in the rehearsal, interrupted many times, against the same job left alone.
+"""A spot job of two nodes in the rehearsal, interrupted many times, and the same job alone.
 
     python -m benchmarks.spot --interruptions=25 --seed=1 --engine=auto
 
-Prints whether the weights are the same to the last bit, what was lost, and the goodput. Warned, unwarned, one node or
-both, at any moment from the start of the containers on: all drawn from the seed. Needs the tests' image, or, with
---engine=processes, root.
+Prints whether the weights are the same to the last bit, the work that was lost, and the goodput.
+The seed decides each interruption: with or without a warning, of one node or of both, and its
+moment, from the start of the containers on. It needs the tests' image, or root with
+--engine=processes.
 """
 
 import argparse
@@ -22,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 
 def main(interruptions: int, seed: int, engine: str, epochs: int) -> None:
-    """Run both jobs, and print what came of them."""
+    """Run both jobs, and print their results."""
     from containers import TAG
     from rehearsals import Rehearsal
 

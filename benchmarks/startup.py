@@ -1,10 +1,10 @@
-"""Seconds from the start of a training to its first optimizer step / seconds of its imports alone.
+"""Seconds from a training's start to its first optimizer step / of its imports alone.
 
     python -m benchmarks.startup [--n 5] [--image IMAGE]
 
-The training: `python app/train.py`, the toolkit's `train`, and, if an image is given, `docker run IMAGE train`, anew
-and from a checkpoint, on the default data. The imports alone: a process, or container, that imports torch, torchvision
-and pytorch_lightning.
+The trainings are `python app/train.py`, the toolkit's `train`, and, if an image is given, `docker
+run IMAGE train`. Each starts without and with a checkpoint, on the default data. The imports alone
+are a process, or container, that imports torch, torchvision and pytorch_lightning.
 """
 
 import argparse
@@ -31,15 +31,16 @@ IMPORTS = ["-c", "import torch, torchvision, pytorch_lightning, time; print(time
 
 
 class FirstStep(Callback):
-    """Prints the time, in seconds since 1970, when the first optimizer step is done, and ends the process.
+    """Prints the time of the first optimizer step's end, and ends the process.
 
-    A run of one step goes on to its end: what a checkpoint is of is trained by the same callbacks.
+    The time is in seconds since 1970. A run of one step goes on to its end, so that the same
+    callbacks train and write its checkpoint.
     """
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Print and leave."""
+        """Print the time, and leave."""
         if trainer.max_steps == 1:
             return
         if torch.cuda.is_available():
@@ -51,7 +52,7 @@ class FirstStep(Callback):
 
 
 def seconds(line: list[str], **variables: str) -> float:
-    """Return the seconds from before `line` is started to the time that it prints."""
+    """Return the seconds from the start of `line` to the time that it prints."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
         ended = subprocess.run(
@@ -96,7 +97,7 @@ def container(image: str, checkpoints: Path) -> float:
 
 
 def checkpoint(image: str, folder: Path) -> None:
-    """Have a checkpoint of one step written to a folder."""
+    """Let a job write a checkpoint of one step to a folder."""
     with tempfile.TemporaryDirectory() as base:
         settings = _settings(Path(base), **{"trainer.max_steps": "1"})
         subprocess.run(_container(image, folder, settings), check=True, stdout=subprocess.DEVNULL)
@@ -120,7 +121,7 @@ def _settings(base: Path, **given: str) -> Path:
 
 
 def run(n: int, image: str | None = None) -> list[report.Comparison]:
-    """Compare in n rounds, after one that fills the file cache and is not counted."""
+    """Compare in n rounds, after one that fills the file cache and does not count."""
     plain = {"app/train.py": program, "train": train}
     found = _ratios(n, plain, lambda: seconds([sys.executable, *IMPORTS]))
     if image:

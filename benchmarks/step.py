@@ -20,7 +20,7 @@ from app.model import ResNet18
 
 @dataclass(frozen=True)
 class Setting:
-    """What both sides train with."""
+    """The settings with which both sides train."""
 
     batch_size: int = training.BATCH_SIZE
     precision: str = "32-true"
@@ -31,7 +31,7 @@ class Setting:
 
     @property
     def flags(self) -> list[str]:
-        """What our training is given."""
+        """The flags of our training."""
         flags = [
             f"--data={RandomDataModule.__module__}.{RandomDataModule.__name__}",
             f"--data.images={self.images}",
@@ -50,12 +50,12 @@ def ours(clock: Clock, setting: Setting) -> None:
 
 
 def bare(clock: Clock, setting: Setting) -> None:
-    """Train by the loop that a person would write without Lightning."""
+    """Train with a loop as a person would write it without Lightning."""
     device = torch.device(training.accelerator())
     datamodule = RandomDataModule(batch_size=setting.batch_size, images=setting.images)
     datamodule.setup("fit")
     datamodule.sets["train"] = datamodule.sets["train"].to(device)
-    # The network alone: torchvision's, laid out and compiled as asked for.
+    # Only the network: torchvision's, with the memory format and compilation that are asked for.
     network = ResNet18(
         datamodule.num_classes, setting.stem, 0.0, setting.channels_last, setting.compile
     ).network

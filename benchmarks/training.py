@@ -21,7 +21,10 @@ BATCH_SIZE = 32  # the application's default, and the original's
 
 
 def accelerator() -> str:
-    """Return the device to train on; a process that asks for it cannot be forked any more where there is a GPU."""
+    """Return the device to train on.
+
+    Where there is a GPU, a process that has asked for it cannot be forked any more.
+    """
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -51,9 +54,9 @@ class RandomDataModule(CIFAR10DataModule):
 
 
 def train(clock: Clock, data: list[str], batch_size: int | None = BATCH_SIZE) -> None:
-    """Train as in a container, with the flags `data`; no validation comes between, as one epoch is enough.
+    """Train as in a container, with the flags `data`.
 
-    A batch size of None is that of the flags.
+    There is no validation, as one epoch is enough. A batch size of None is that of the flags.
     """
     with quiet(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -76,9 +79,10 @@ def train(clock: Clock, data: list[str], batch_size: int | None = BATCH_SIZE) ->
 
 @contextlib.contextmanager
 def quiet():
-    """Keep what training prints out of the table.
+    """Keep the training's output out of the table.
 
-    stdout is no terminal inside: the application then logs lines, as in a container, and draws no progress bar.
+    Inside the block, stdout is no terminal: the application then logs lines, as in a container, and
+    draws no progress bar.
     """
     for name in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

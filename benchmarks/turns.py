@@ -1,8 +1,9 @@
-"""Two trainings that take turns of a second or so, so that what else the machine does meets both.
+"""Two trainings that take turns of about a second, so that other work affects both.
 
-Measured one after another as wholes, on a machine with other work, the same pair gave ratios from 0.6 to 5. Each has a
-process of its own, as in real life: threads of one process do not get memory in the same way. The one whose turn it is
-not sleeps. How lucky a process is with its memory can be worth 10 % for all its life, so every pair is two new ones.
+Measured one after another as wholes, on a machine with other work, the same pair gave ratios from
+0.6 to 5. Each training has a process of its own, as in real life: threads of one process do not get
+memory in the same way. While one has its turn, the other sleeps. A process's luck with its memory
+can be worth 10 % for all its life, so every pair has two new processes.
 """
 
 import argparse
@@ -26,9 +27,10 @@ WARMUP = 5
 
 
 class Clock(Callback):
-    """Times one of the two: in each turn some steps untimed and `steps` timed, then it is the other's turn.
+    """Times one of the two trainings.
 
-    The first turn includes the setting up and is to be left out.
+    In each turn, some steps are untimed and `steps` are timed; then it is the other's turn. The
+    first turn includes the setting up; leave it out.
     """
 
     def __init__(self, steps: int, my_turn: Semaphore, other_turn: Semaphore) -> None:
@@ -43,7 +45,7 @@ class Clock(Callback):
         self.rates: list[float] = []  # images/s of each turn
 
     def tick(self, images: int) -> None:
-        """Note the end of a step that trained on `images`; at the end of a turn, return when it is this one's again."""
+        """Count a step that trained on `images`; at the end of a turn, wait for the next one."""
         self.step = (self.step + 1) % (self.warmup + self.steps)
         self.images += images
         if self.step not in (0, self.warmup):
@@ -60,7 +62,7 @@ class Clock(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Tick."""
+        """Count the step."""
         self.tick(len(batch[1]))
 
 
@@ -91,9 +93,10 @@ def compare(
 def pair(
     ours: Callable[[Clock], None], other: Callable[[Clock], None], steps: int, start: str = "spawn"
 ) -> list[tuple[float, float]]:
-    """Return the images/s of both in each turn; each has a new process.
+    """Return the images/s of both trainings in each turn; each has a new process.
 
-    `start` is how processes start: "spawn", or "fork", which spares the imports where this process uses no CUDA.
+    `start` is the method by which processes start: "spawn", or "fork", which saves the imports if
+    this process uses no CUDA.
     """
     context = multiprocessing.get_context(start)
     turns = [context.Semaphore(1), context.Semaphore(0)]
@@ -115,7 +118,10 @@ def pair(
 
 
 def _train(train: Callable[[Clock], None], clock: Clock, sender: Connection) -> None:
-    """Be one of the two processes: wait for the first turn, train, send the rates, and let the other one end."""
+    """Run one of the two processes: wait for the first turn, train, and send the rates.
+
+    At the end, it lets the other one end.
+    """
     clock.my_turn.acquire()
     train(clock)
     sender.send(clock.rates)

@@ -1,10 +1,12 @@
-"""Processor time of an image, ours and by the original tutorial's recipe, and what makes the difference.
+"""Processor time of an image, for ours and for the original tutorial's recipe.
 
     python -m benchmarks.yardstick [--n 3] [--steps 12]
 
-images/s of `benchmarks.original` depend on what else the machine does; the processor time of one thread does much less.
-It is counted in user code, in the kernel, which mostly clears memory, and in the original's data worker. The original's
-recipe is measured as it is, and with its freed memory kept as ours is (sagemaker_lightning/process/allocator.py).
+It also shows where the difference comes from. The images/s of `benchmarks.original` depend on the
+machine's other work; the processor time of one thread does so much less. It is counted in user
+code, in the kernel, which mostly clears memory, and in the original's data worker. The original's
+recipe is measured unchanged, and with its freed memory kept as ours is
+(sagemaker_lightning/process/allocator.py).
 """
 
 import multiprocessing
@@ -27,7 +29,10 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Processor(Clock):
-    """Counts the processor time of `steps` steps after some that are not counted, in seconds by kind."""
+    """Counts the processor time of `steps` steps, in seconds by kind.
+
+    Some steps before them do not count.
+    """
 
     def __init__(self, steps: int) -> None:
         self.counted = steps
@@ -37,7 +42,7 @@ class Processor(Clock):
         self.used: dict[str, float] = {}
 
     def tick(self, images: int) -> None:
-        """Note the end of a step that trained on `images`."""
+        """Count a step that trained on `images`."""
         self.done += 1
         if self.done == WARMUP:
             self.before = _used()
@@ -65,7 +70,7 @@ def kept(clock: Clock) -> None:
 
 
 def sides() -> dict[str, Callable[[Clock], None]]:
-    """Return what is compared, by name."""
+    """Return the trainings that are compared, by name."""
     flags = [f"--data={RandomDataModule.__module__}.{RandomDataModule.__name__}"]
     return {
         "the original's recipe": partial(original.recipe, data_dir=None),
@@ -76,7 +81,10 @@ def sides() -> dict[str, Callable[[Clock], None]]:
 
 
 def measure(train: Callable[[Clock], None], steps: int) -> dict[str, Any]:
-    """Return milliseconds of an image by kind, and pages that were cleared for it, of a new process of one thread."""
+    """Return the milliseconds of an image by kind, and the pages cleared for it.
+
+    They are those of a new process of one thread.
+    """
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_measure, args=(train, steps, sender))
     process.start()
@@ -100,7 +108,7 @@ def _measure(train: Callable[[Clock], None], steps: int, sender) -> None:
 
 
 def run(n: int, steps: int) -> None:
-    """Measure each n times, by turns, and print the table."""
+    """Measure each training n times, in turns, and print the table."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in sides()}
     for _ in range(n):
         for name, train in sides().items():

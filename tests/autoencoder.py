@@ -1,8 +1,8 @@
-"""An autoencoder as the first page of Lightning's documentation has it, on noise in place of MNIST.
+"""The autoencoder of the first page of Lightning's documentation, on noise in place of MNIST.
 
     python autoencoder.py
 
-trains it by itself. Nothing here knows of anything of ours, but for `Interrupted`.
+trains it by itself. Nothing here uses anything of ours, except `Interrupted`.
 """
 
 import os

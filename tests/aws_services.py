@@ -1,4 +1,7 @@
-"""AWS for the tests of scripts/: moto's real HTTP server, and a stand-in for what moto's jobs cannot do."""
+"""AWS for the tests of scripts/: moto's HTTP server, and a stand-in for SageMaker.
+
+moto's training jobs cannot do all that the tests need; the stand-in does the rest.
+"""
 
 import json
 import os
@@ -24,7 +27,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """Return a port of `host`, an address of this machine, that nobody listens on."""
+    """Return a port on which nobody listens at `host`, an address of this machine."""
     with socket.socket() as server:
         server.bind((host, 0))
         return server.getsockname()[1]
@@ -43,7 +46,7 @@ def wait_for(host: str, port: int, process: subprocess.Popen, log: Path) -> None
 
 @contextmanager
 def served(command: list[str], port: int, log: Path, host: str = LOOPBACK) -> Iterator[None]:
-    """Run a server for as long as the block."""
+    """Run a server while the block lasts."""
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:
@@ -64,7 +67,10 @@ def moto(folder: Path, host: str = LOOPBACK) -> Iterator[str]:
 
 
 def variables(endpoint: str | None = None, **others: str) -> dict[str, str]:
-    """Return an environment whose AWS is at `endpoint`, or without credentials, and nothing of the person's own."""
+    """Return an environment for the AWS at `endpoint`, with nothing of this machine's user.
+
+    Without an endpoint, the environment has no credentials either.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     nobody = {
         "AWS_CONFIG_FILE": os.devnull,
@@ -104,7 +110,7 @@ def script(
     folder: Path | None = None,
     timeout: float = 300,
 ):
-    """Run one of scripts/ and return what it did, both streams apart."""
+    """Run one of scripts/ and return its exit status, stdout and stderr, both apart."""
     path = ROOT / "scripts" / name
     start = [sys.executable] if path.suffix == ".py" else []
     return subprocess.run(
@@ -118,10 +124,11 @@ def script(
 
 
 class SageMakerStandIn:
-    """A stand-in for SageMaker and CloudWatch Logs in their JSON protocol: one job that goes through given states.
+    """Stands in for SageMaker and CloudWatch Logs, in their JSON protocol, with one job.
 
-    `states` are the answers of DescribeTrainingJob, one after the other, the last one for ever; `lines` are the log
-    lines of each host, of which one more can be read each time the job has been described.
+    `states` are the answers of DescribeTrainingJob, one after the other; the last one is repeated.
+    `lines` are the log lines of each host; each call of DescribeTrainingJob makes one more of them
+    readable.
     """
 
     def __init__(self, states: list[dict], lines: dict[str, list[str]]) -> None:
@@ -131,11 +138,11 @@ class SageMakerStandIn:
         self.described = 0
 
     def names(self) -> list[str]:
-        """Return the operations that were called."""
+        """Return the names of the operations that were called."""
         return [name for name, _ in self.calls]
 
     def answer(self, operation: str, request: dict) -> dict:
-        """Return what the service answers."""
+        """Return the service's answer to a request."""
         self.calls.append((operation, request))
         return getattr(self, operation)(request)
 
@@ -202,7 +209,7 @@ def served_here(answer: Callable[[str, dict], dict]) -> Iterator[str]:
             self.wfile.write(text)
 
         def log_message(self, *_) -> None:
-            """Stay quiet."""
+            """Log nothing."""
 
     with served_from_a_thread(Handler) as address:
         yield address
@@ -210,7 +217,7 @@ def served_here(answer: Callable[[str, dict], dict]) -> Iterator[str]:
 
 @contextmanager
 def served_forbidden_buckets() -> Iterator[str]:
-    """Serve an S3 whose buckets one may not look at."""
+    """Serve an S3 that refuses access to its buckets."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:  # noqa: N802 (http.server's name)
@@ -218,7 +225,7 @@ def served_forbidden_buckets() -> Iterator[str]:
             self.end_headers()
 
         def log_message(self, *_) -> None:
-            """Stay quiet."""
+            """Log nothing."""
 
     with served_from_a_thread(Handler) as address:
         yield address
@@ -226,7 +233,7 @@ def served_forbidden_buckets() -> Iterator[str]:
 
 @contextmanager
 def served_from_a_thread(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Serve `handler` on a free port for as long as the block."""
+    """Serve `handler` on a free port while the block lasts."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -1,6 +1,7 @@
-"""interruptible.py with one mechanism of ours that BREAK names broken, as a mistake in it might: it does nothing.
+"""Runs tests/interruptible.py with one mechanism of the exact resume switched off.
 
-What makes a resumed run exact is in many places. In each test, it is a run that goes on which has the mistake.
+The variable BREAK names the mechanism. Many places together make a resumed run exact; a mistake in
+one of them would look like this. In each test, only the resumed run has the mistake.
 """
 
 import contextlib
@@ -32,18 +33,18 @@ def nothing(*_, **__) -> None:
 
 
 def from_the_first(self, fetcher, epoch, done, states=None, proves=False) -> int:
-    """Have an epoch begin at its first batch."""
+    """Let an epoch begin at its first batch."""
     begin(self, fetcher, epoch, 0, states)
     return done
 
 
 def without_states(self, fetcher, epoch, done, states=None, proves=False) -> int:
-    """Have an epoch begin as if loaders and samplers held nothing."""
+    """Let an epoch begin as if loaders and samplers had no state."""
     return begin(self, fetcher, epoch, done)
 
 
 def as_it_was(self) -> object:
-    """Return the next batch, with whatever there is to be drawn on its way."""
+    """Return the next batch, and put torch's generator back to its state before."""
     state = torch.get_rng_state()
     found = next_batch(self)
     torch.set_rng_state(state)
@@ -51,7 +52,7 @@ def as_it_was(self) -> object:
 
 
 def not_skipped(self, done) -> None:
-    """Begin without leaving out what was seen."""
+    """Begin without skipping the samples that were seen."""
     self.begin(0, 0)
 
 
@@ -61,7 +62,7 @@ def another_order(self, epoch, turn) -> list:
 
 
 def of_modes(self, told, wholly=True) -> None:
-    """Restore all but the modes of modules and what is trained."""
+    """Restore everything except the modes of modules and which parameters are trained."""
     model = self.trainer.lightning_module
     modes = [one.training for one in model.modules()]
     trained = [one.requires_grad for one in model.parameters()]
@@ -101,7 +102,7 @@ MISTAKES: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Train, with the mistake."""
+    """Train with the mistake."""
     journal.SHARE = 1.0  # the tests' steps are short, and are killed after a few
     with contextlib.suppress(KeyError):
         MISTAKES[os.environ["BREAK"]]()

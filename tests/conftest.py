@@ -1,4 +1,4 @@
-"""What the tests share: small real-looking CIFAR-10 folders, real runs of `train`, and a watch for leaks."""
+"""Fixtures of all tests: small CIFAR-10 folders, runs of `train`, a watch for leaks."""
 
 import json
 import os
@@ -26,7 +26,7 @@ CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 @pytest.fixture(autouse=True)
 def nothing_leaks():
-    """A test that leaves an environment variable, a signal handler or a process group behind fails."""
+    """Fail a test that leaks an environment variable, a signal handler or a process group."""
     before = (
         dict(os.environ),
         [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
@@ -59,7 +59,10 @@ OTHERS_OWN += ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 
 
 def batch(images: int, seed: int, labels=None) -> dict:
-    """Return one CIFAR-10 batch as the authors pickle it, of random images whose class shows in their brightness."""
+    """Return one CIFAR-10 batch in the form in which the authors pickle it.
+
+    The images are random; their brightness shows their class.
+    """
     random = np.random.RandomState(seed)
     labels = list(range(10)) * (images // 10) if labels is None else labels
     data = random.randint(0, 60, (images, 3072)) + 19 * np.array(labels)[:, None]
@@ -92,7 +95,10 @@ TOOLKIT = ["python", "-m", "sagemaker_lightning.launch.train_command"]  # what e
 
 
 class Job:
-    """An /opt/ml of its own, on which `train` (the real toolkit) runs through entrypoint.sh as in the container."""
+    """An /opt/ml of its own, on which `train` (the real toolkit) runs.
+
+    It runs through entrypoint.sh, as in the container.
+    """
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -117,7 +123,8 @@ class Job:
     def run(self, *command: str, timeout: float = 300, cold: bool = False, **variables: str):
         """Run `command` (default: train) and return it with all its output in `stdout`.
 
-        `train` starts warm (tests/warm.py), unless `cold`: then it is the very process that a container starts.
+        `train` starts warm (tests/warm.py), unless `cold`: then it is the process that a container
+        starts.
         """
         if command or cold:
             return subprocess.run(
@@ -135,7 +142,11 @@ class Job:
         return warm.run(TOOLKIT, self.base.parent, environment, timeout)
 
     def start(self, output: int | None = None, **variables: str) -> warm.Started:
-        """Start `train`, warm; what it says goes to file descriptor `output`, or to the pipe of what is returned."""
+        """Start `train`, warm, and return the process.
+
+        Its output goes to file descriptor `output`, or else to the pipe of the process that is
+        returned.
+        """
         prepared, environment = self._prepare(variables)
         assert environment, prepared.stdout
         return warm.start(TOOLKIT, self.base.parent, environment, output)
@@ -143,7 +154,10 @@ class Job:
     def _prepare(
         self, variables: dict[str, str]
     ) -> tuple[subprocess.CompletedProcess, dict[str, str]]:
-        """Run entrypoint.sh up to the toolkit's command, and return the environment that it leaves to it."""
+        """Run entrypoint.sh up to the toolkit's command, and return it with the environment.
+
+        The environment is the one that it leaves to the toolkit; it is empty if it ended before.
+        """
         left = self.base.parent / f".{self.base.name}-variables"
         left.unlink(missing_ok=True)
         given = self.variables | variables
@@ -170,7 +184,7 @@ class Job:
 
     @property
     def failure(self) -> str:
-        """What became the job's FailureReason."""
+        """The text that becomes the job's FailureReason."""
         return (self.base / "output/failure").read_text()[:1024]
 
 
@@ -182,7 +196,10 @@ def job(tmp_path: Path) -> Job:
 
 @pytest.fixture(scope="session")
 def image() -> str:
-    """The image, built from this checkout; it stays, so that the next run of the tests builds from its cache."""
+    """Build the image from this checkout, and return its tag.
+
+    The image stays, so that the next run of the tests builds from its cache.
+    """
     done = containers.build(containers.TAG, **containers.build_variables())
     assert done.returncode == 0, done.stdout[-3000:]
     return containers.TAG
@@ -197,12 +214,15 @@ def s3_server(tmp_path_factory) -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_server: str) -> s3.Bucket:
-    """A bucket of its own."""
+    """A bucket for one test."""
     return s3.Bucket(s3_server)
 
 
 def pytest_configure(config):
-    """Have what a killed run leaves behind swept away (tests/sweeper.py), and end on SIGTERM as on SIGINT."""
+    """Start the sweeper, which removes what a killed run leaves behind (tests/sweeper.py).
+
+    SIGTERM ends the run as SIGINT does.
+    """
     if hasattr(config, "workerinput"):
         return
     run = os.environ[sweeper.VARIABLE] = uuid.uuid4().hex
@@ -224,7 +244,7 @@ def pytest_sessionstart(session):
 
 
 def pytest_unconfigure(config):
-    """Sweep, and wait until that is done."""
+    """Tell the sweeper to sweep, and wait until it has."""
     if hasattr(config, "sweeper"):
         config.sweeper.stdin.write(f"{sweeper.DONE if config.came_to_its_end else ''}\n")
         config.sweeper.stdin.close()
@@ -248,7 +268,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Order the files; leave out a soak that is not asked for, and skip what cannot run here."""
+    """Order the files; leave out soaks that are not asked for; skip what cannot run here."""
     place = lanes.longest_first([item.nodeid for item in items])
     if (seed := config.option.shuffle) is not None:  # alike on all workers
         random.Random(seed).shuffle(items)
@@ -280,7 +300,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    """Run a test beside those of the other lane, or alone."""
+    """Run a test beside those of other lanes, or alone."""
     if not (run := os.environ.get("PYTEST_XDIST_TESTRUNUID")):
         return (yield)
     with lanes.turn(run, alone=item.get_closest_marker("alone") is not None):
@@ -297,7 +317,7 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Write the table of durations if it is asked for, and remove the locks of the run."""
+    """Write the table of durations if it is asked for, and remove the run's locks."""
     session.config.came_to_its_end = exitstatus in (
         pytest.ExitCode.OK,
         pytest.ExitCode.TESTS_FAILED,
@@ -312,7 +332,7 @@ def pytest_sessionfinish(session, exitstatus):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Say in one line that the container tests did not run, and why."""
+    """Print one line if the container tests did not run, with the reason."""
     if reason := containers.no_engine():
         terminalreporter.write_line(
             f"the container tests did not run: no Docker engine answers ({reason})"

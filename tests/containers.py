@@ -1,6 +1,6 @@
-"""A Docker engine for the tests: the image, and containers of it that are removed by id.
+"""A Docker engine for the tests: the image, and containers that are removed by id.
 
-`python3 tests/containers.py` builds the image: in CI, while the Python environment is made.
+`python3 tests/containers.py` builds the image. CI does so while it makes the Python environment.
 """
 
 import functools
@@ -19,7 +19,10 @@ BASE = "sagemaker-lightning-base:stand-in"
 
 
 def docker(*arguments: str, timeout: float = 600, **options) -> subprocess.CompletedProcess:
-    """Run the docker client and return what it said, both streams in `stdout`. What it makes has the run's label."""
+    """Run the docker client and return it with both its streams in `stdout`.
+
+    Containers and networks that it makes have the label of the run of the tests.
+    """
     words = 1 if arguments[0] == "run" else 2 if arguments[:2] == ("network", "create") else 0
     line = [DOCKER, *arguments[:words], *(sweeper.labels() if words else []), *arguments[words:]]
     return subprocess.run(
@@ -34,7 +37,7 @@ def docker(*arguments: str, timeout: float = 600, **options) -> subprocess.Compl
 
 @functools.cache
 def no_engine() -> str | None:
-    """Return None if a Docker engine answers, else why not."""
+    """Return None if a Docker engine answers, else the reason."""
     if not shutil.which(DOCKER):
         return f"there is no {DOCKER} command"
     answer = docker("info")
@@ -42,10 +45,11 @@ def no_engine() -> str | None:
 
 
 def build_variables() -> dict[str, str]:
-    """Return the variables for scripts/build_image.sh: those of the stand-ins where debootstrap can make them.
+    """Return the variables for scripts/build_image.sh: the stand-ins where they can be made.
 
-    A base image and Miniconda are stood in for through the Dockerfile's own build arguments: tests/image/base.sh.
-    Where there is no debootstrap, nothing is stood in for, and the build needs a registry and a conda host.
+    With debootstrap, stand-ins for the base image and Miniconda come in through the Dockerfile's
+    own build arguments: tests/image/base.sh. Without debootstrap there are no stand-ins, and the
+    build needs a registry and a conda host.
     """
     if not shutil.which("debootstrap") or os.environ.get("BASE_IMAGE"):
         return {}
@@ -63,7 +67,7 @@ def build_variables() -> dict[str, str]:
 
 
 def copy_checkout(folder: Path) -> None:
-    """Copy the files that git knows, as they are now."""
+    """Copy the files that git tracks, in their present state."""
     for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)

@@ -1,4 +1,4 @@
-"""A model with data of its own whose training goes wrong at a step, in a way that a test chooses."""
+"""A model with its own data whose training goes wrong at a step that a test chooses."""
 
 import os
 import sys
@@ -12,8 +12,9 @@ class Diverging(Model):
 
     Args:
         step: The step that goes wrong.
-        how: "loss", "dict" (the loss is in one), "gradient" (that of a finite loss), "none" (the batch is skipped),
-            "rate" (the loss is infinite if the learning rate is above 0.05), "exit", "_exit", or "" for all well.
+        how: "loss", "dict" (the loss is in one), "gradient" (that of a finite loss), "none" (the
+            batch is skipped), "rate" (the loss is infinite if the learning rate is above 0.05),
+            "exit", "_exit", or "" for all well.
         returns: Whether training_step returns its loss.
         manual: Whether the model takes its steps by itself.
         rank: The rank on which it happens; None for all.

@@ -1,6 +1,6 @@
-"""Python environments for the tests, beside the application's own: clients that must not share packages with it.
+"""Python environments for tests of clients, which must share no packages with the runtime.
 
-`python tests/environments.py` makes all of them: in CI, while the first tests run.
+`python tests/environments.py` makes all of them. CI does so while the first tests run.
 """
 
 import fcntl
@@ -14,7 +14,10 @@ from containers import ROOT
 
 
 def python_of(name: str) -> Path:
-    """Return the python of .venvs/NAME, made on first use, and again when locks/NAME.txt has changed."""
+    """Return the python of .venvs/NAME, which is made on first use.
+
+    It is made again when locks/NAME.txt has changed.
+    """
     locked = ROOT / "locks" / f"{name}.txt"
     folder = ROOT / ".venvs" / name
     python = folder / "bin/python"

@@ -1,4 +1,7 @@
-"""A model and data of somebody else's, who knows nothing of this project: no num_classes, no network, no test set."""
+"""A model and data of a user who knows nothing of this project.
+
+The model has no num_classes and no network, the data have no test set.
+"""
 
 import pytorch_lightning as pl
 import torch

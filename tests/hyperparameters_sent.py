@@ -1,4 +1,4 @@
-"""Hyperparameters that every client sends, of every kind, and what must arrive."""
+"""Hyperparameters of every kind that every client sends, and what must arrive."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ SHORT = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 2, "trainer.lim
 SHORT |= {"trainer.limit_test_batches": 1, "trainer.accelerator": "cpu", "data.batch_size": 64}
 SHORT |= {"trainer.enable_checkpointing": False}
 
-# No flags of ours: the job fails, which is a test, too.
+# Names that are no flags of ours: the job fails, which a test checks, too.
 UNKNOWN = {
     "x.boolean": True,
     "x.dict": {"a": 1},
@@ -47,7 +47,7 @@ KNOWN = SHORT | {
 
 
 def known_arrived(output: Path) -> None:
-    """Check what the application has written of its flags."""
+    """Check the values that the application has written for its flags."""
     (path,) = output.rglob("config.yaml")
     config = yaml.safe_load(path.read_text())
     checkpoint = config["checkpoint"]

@@ -1,4 +1,7 @@
-"""Code of users' that no checkpoint can bring back, in as many ways as the drill tells apart; and some that fails."""
+"""Users' code whose state no checkpoint can restore, one class for each way.
+
+The drill tells these ways apart. Some of the classes fail.
+"""
 
 import os
 import signal
@@ -24,7 +27,7 @@ class Points(Dataset):
 
 
 class Urandom(Points):
-    """Points with noise from the system."""
+    """Points with noise from the operating system."""
 
     def __getitem__(self, index: int):
         inputs, labels = super().__getitem__(index)
@@ -47,7 +50,7 @@ class Data(LightningDataModule):
 
 
 class FromTheSystem(Data):
-    """Draws from the system."""
+    """Data whose points have noise from the operating system."""
 
     points = Urandom
 
@@ -61,7 +64,7 @@ def collate(samples):
 
 
 class Joined(Data):
-    """Joins samples by a function that counts."""
+    """Data whose samples are joined by a function that counts its calls."""
 
     collate = staticmethod(collate)
 
@@ -92,14 +95,14 @@ class Counting(Model):
     """Counts its steps in a variable of the module."""
 
     def training_step(self, batch, batch_idx):
-        """Return the loss, which gets smaller as the steps are counted."""
+        """Return the loss, which falls as the count rises."""
         global CALLS
         CALLS += 1
         return super().training_step(batch, batch_idx) / CALLS
 
 
 class Rate(Model):
-    """Has a rate that counts by itself."""
+    """Has a learning rate that depends on a counter of its own."""
 
     def configure_optimizers(self):
         """Return Adam and a schedule."""
@@ -110,7 +113,7 @@ class Rate(Model):
 
 
 class Metric(Model):
-    """Logs a metric of its own, which no step depends on."""
+    """Logs a metric of its own; no step depends on it."""
 
     def on_train_epoch_end(self):
         """Log how often this process has trained an epoch."""
@@ -120,7 +123,7 @@ class Metric(Model):
 
 
 class Rows(Model):
-    """Writes a file of its own."""
+    """Writes rows to a file of its own."""
 
     def training_step(self, batch, batch_idx):
         """Return the loss, and add a row."""
@@ -134,14 +137,14 @@ class ReadsItsFile(Model):
     """Counts its steps in a file."""
 
     def training_step(self, batch, batch_idx):
-        """Return the loss, which gets smaller as the file gets longer."""
+        """Return the loss, which falls as the file grows."""
         with Path("steps").open("a") as file:
             file.write("x")
         return super().training_step(batch, batch_idx) / Path("steps").stat().st_size
 
 
 class Failing(Model):
-    """Fails."""
+    """Fails in its training step."""
 
     def training_step(self, batch, batch_idx):
         """Raise."""
@@ -149,7 +152,7 @@ class Failing(Model):
 
 
 class FailsOnResume(Model):
-    """Fails when it goes on."""
+    """Fails when it is resumed."""
 
     def on_load_checkpoint(self, checkpoint):
         """Raise."""
@@ -157,19 +160,19 @@ class FailsOnResume(Model):
 
 
 class Hanging(Model):
-    """Does what an event loop in the same process does to signals, and then waits for ever."""
+    """Takes over the signals, as an event loop in the process does, and then waits for ever."""
 
     def on_train_start(self):
-        """Take the signals."""
+        """Take over the signals."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, lambda *_: time.sleep(10_000))
 
 
 class Deaf(Model):
-    """Hears no signals."""
+    """Ignores all signals."""
 
     def on_train_start(self):
-        """Ignore them."""
+        """Ignore the signals."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 

@@ -1,7 +1,8 @@
-"""A job that writes down all it does, to be interrupted and compared: a model and data of a user's own.
+"""A job that records all it does, so that tests can interrupt and compare it.
 
-There is chance in all of it: the order (a DataLoader that shuffles), the augmentation (in workers, too), dropout; and
-what has to be carried on: batch norm, an average of the weights, a schedule, early stopping, epoch-level metrics.
+The model and the data are a user's own. Random are the order (a DataLoader that shuffles), the
+augmentation (in workers, too) and dropout. A resumed run must continue batch norm, an average of
+the weights, a schedule, early stopping and epoch-level metrics.
 """
 
 import hashlib
@@ -54,7 +55,7 @@ class Data(LightningDataModule):
         size: Training samples.
         batch_size: Samples of a rank's batch.
         num_workers: Data workers.
-        persistent: Whether these live on from epoch to epoch.
+        persistent: Whether the workers stay from epoch to epoch.
         slow: Which hook takes half a minute, "prepare_data" or "setup".
     """
 
@@ -95,7 +96,9 @@ class Data(LightningDataModule):
 
 
 class Model(LightningModule):
-    """A classifier with batch norm and dropout; each step, validation and epoch becomes a line of events-RANK.jsonl.
+    """A classifier with batch norm and dropout.
+
+    Each step, validation and epoch becomes a line of events-RANK.jsonl.
 
     Args:
         schedule: "onecycle" (by step), "plateau" (by validation loss), "step" (by epoch) or "none".
@@ -155,13 +158,13 @@ class Model(LightningModule):
         self.log("val_loss", loss, sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
-        """Note it."""
+        """Write down the validation."""
         if not self.trainer.sanity_checking:
             value = self.trainer.callback_metrics.get("val_loss", torch.tensor(0.0)).item()
             self.note("val", self.current_epoch, self.global_step, value)
 
     def on_train_epoch_end(self) -> None:
-        """Note the metrics of the epoch."""
+        """Write down the metrics of the epoch."""
         names = ("loss_epoch", "mean", "third_epoch")
         self.note(
             "epoch",
@@ -202,7 +205,7 @@ class Model(LightningModule):
 
 
 class Wider(Model):
-    """A model of other shapes."""
+    """A model with other shapes."""
 
     def __init__(self, **kwargs) -> None:
         super().__init__(**kwargs)
@@ -220,7 +223,7 @@ class Unreadable(Model):
 
 
 class Average(EMAWeightAveraging):
-    """An average of the weights that is quick to differ from them."""
+    """An average of the weights that soon differs from them."""
 
     def __init__(self) -> None:
         super().__init__(decay=0.8)
@@ -236,7 +239,10 @@ def weights(model: Path) -> str:
 
 
 def events(folder: Path, rank: int = 0) -> dict[str, list]:
-    """Return what a rank did, by kind, epoch and place; AssertionError if what was done twice was not the same."""
+    """Return what a rank did, by kind, epoch and position.
+
+    AssertionError: something was done twice, with different results.
+    """
     found: dict[str, list] = {}
     for line in (folder / f"events-{rank}.jsonl").read_text().splitlines():
         kind, epoch, at, *values = json.loads(line)
@@ -246,7 +252,7 @@ def events(folder: Path, rank: int = 0) -> dict[str, list]:
 
 
 def main() -> None:
-    """Train as the command line says, with a limit on files' sizes if LIMIT_FILES has one."""
+    """Train with the flags of the command line; LIMIT_FILES, if set, limits files' sizes."""
     from app import train
 
     if limit := os.environ.get("LIMIT_FILES"):

@@ -1,6 +1,7 @@
-"""Lanes of tests side by side (`make test`): which tests keep to one lane, in which order, and who runs alone.
+"""Lanes of tests side by side (`make test`): their order, and tests that run alone.
 
-pytest-xdist's own `loadgroup` is `load` under pytest 9.2, which no longer lets a plugin change `item.nodeid`.
+A lane is a set of files that run one after another. pytest-xdist's own `loadgroup` is `load` under
+pytest 9.2, which no longer lets a plugin change `item.nodeid`.
 """
 
 import contextlib
@@ -29,13 +30,13 @@ LOCKS = Path(tempfile.gettempdir())
 
 
 def lane(nodeid: str) -> str:
-    """Return the unit of work that a test belongs to: its file, or those that it shares something with."""
+    """Return the lane of a test: its file, or the group of files that share something."""
     name = Path(nodeid.partition("::")[0]).stem
     return next((lane for lane, names in SHARED.items() if name in names), name)
 
 
 class Lanes(LoadScopeScheduling):
-    """Gives a worker one lane at a time, the one that takes longest first."""
+    """Gives each worker one lane at a time, the slowest lane first."""
 
     def _split_scope(self, nodeid: str) -> str:
         return lane(nodeid)
@@ -47,7 +48,7 @@ def durations() -> dict[str, float]:
 
 
 def longest_first(nodeids: list[str]) -> dict[str, int]:
-    """Return the place of each file in the order of a run: by lane, the lane that took longest first."""
+    """Return the position of each file in the run: by lane, the slowest lane first."""
     files = dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids)
     seconds = durations()
     lanes = {}
@@ -61,7 +62,10 @@ def longest_first(nodeids: list[str]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def turn(run: str, alone: bool) -> Iterator[None]:
-    """Hold a test's turn in run `run`: beside others, or alone; who wants to be alone is not overtaken."""
+    """Hold a test's turn in run `run`, beside other tests or alone.
+
+    A test that waits to run alone is not overtaken.
+    """
     with (
         (LOCKS / f"tests-{run}.gate").open("w") as gate,
         (LOCKS / f"tests-{run}.turn").open("w") as held,

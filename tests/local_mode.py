@@ -1,4 +1,7 @@
-"""SageMaker's local mode for the tests: a client script, run with its SDK's own python, and what its job left."""
+"""SageMaker's local mode for the tests.
+
+A client script runs with its SDK's own python; the tests see what its job left.
+"""
 
 import json
 import os
@@ -12,7 +15,7 @@ from environments import python_of
 
 
 class Client:
-    """A user with an SDK, a home and a working folder of his own."""
+    """A user with an SDK, a home folder and a working folder."""
 
     def __init__(self, sdk: str, folder: Path) -> None:
         self.sdk = sdk
@@ -26,7 +29,7 @@ class Client:
         )
 
     def local_code(self, mounted: bool) -> None:
-        """Have SDK 2 mount a job's source, or send it to S3 as it does for a real job."""
+        """Let SDK 2 mount a job's source, or send it to S3 as it does for a real job."""
         (self.home / ".sagemaker/config.yaml").write_text(
             f"local: {{local_code: {str(mounted).lower()}}}\n"
         )
@@ -44,7 +47,10 @@ class Client:
         }
 
     def run(self, script: str, job: dict | list, **variables: str) -> subprocess.CompletedProcess:
-        """Run a script of tests/clients on `job`, as JSON, and return it with all its output in `stdout`."""
+        """Run a script of tests/clients on `job`, as JSON, and return it.
+
+        `stdout` has all its output.
+        """
         return subprocess.run(
             [python_of(self.sdk), ROOT / "tests/clients" / script, json.dumps(job)],
             env=self.variables | variables,
@@ -66,15 +72,18 @@ class Client:
 
 
 def hyperparameters_in(said: str) -> dict[str, str]:
-    """Return hyperparameters.json as the container found it: the job's summary shows each value as it is there."""
+    """Return the contents of hyperparameters.json in the container.
+
+    The job's summary shows each value as it stands in the file.
+    """
     return dict(re.findall(r"hyperparameter (\S+): ([^\r\n]*)", said))
 
 
 def unpacked(archive: Path) -> Path:
-    """Return a folder with what is in model.tar.gz or output.tar.gz."""
+    """Return a folder with the contents of model.tar.gz or output.tar.gz."""
     folder = archive.with_suffix("").with_suffix("")
     folder.mkdir()
-    # By tar, which is safe as it is: Python's tarfile is since 3.11.4, and Debian 12 has 3.11.2.
+    # tar is safe by default; Python's tarfile is safe since 3.11.4, and Debian 12 has 3.11.2.
     subprocess.run(
         ["tar", "--extract", "--gzip", "--file", archive, "--directory", folder], check=True
     )

@@ -1,10 +1,13 @@
-"""Changes app/ and sagemaker_lightning/ in one place at a time, and says which changes no test finds: `make mutants`.
+"""Changes one place of app/ or sagemaker_lightning/ at a time; prints what no test finds.
 
-    python tests/mutants.py [--n 200] [--seed 1] [--only sagemaker_lightning/contract/shutdown.py ...]
+    make mutants
+    python tests/mutants.py [--n 200] [--seed 1]
+                            [--only sagemaker_lightning/contract/shutdown.py ...]
 
-Each mutant is a copy of the checkout with one operator, constant, condition, return or call changed. The tests that
-name its module run on it, the quick files first, until one fails; a mutant on which all pass survives, and is printed.
-Tests run in a child of a server that has imported torch and Lightning, so a mutant costs seconds.
+Each mutant is a copy of the checkout with one operator, constant, condition, return or call
+changed. The tests that name its module run on it, the quick files first, until one fails. A mutant
+on which all tests pass survives, and is printed. Tests run in a child of a server that has imported
+torch and Lightning, so a mutant costs seconds.
 """
 
 import argparse
@@ -47,7 +50,7 @@ SWAPPED = {
 
 
 def mutations(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Yield (what is done, node, node in its place) for each place of a module that can be changed."""
+    """Yield (kind of change, node, node in its place) for each place that can be changed."""
     for node in ast.walk(tree):
         changed = copy.deepcopy(node)
         if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
@@ -85,7 +88,10 @@ def mutated(source: str, node: ast.AST, other: ast.AST) -> str:
 
 
 def tests_of(module: str) -> list[str]:
-    """Return the test files that name a module, its own and the quick ones first, and all that train."""
+    """Return the test files that name a module, and all that train.
+
+    The module's own file and the quick ones come first.
+    """
     files = sorted((ROOT / "tests").glob("test_*.py"))
     found = []
     name = module.removesuffix(".py").replace("/", ".")
@@ -106,7 +112,7 @@ def tests_of(module: str) -> list[str]:
 
 
 def _run_tests(folder: str, files: list[str], log: str) -> None:
-    """Run test files on a copy of the checkout; exits with pytest's status."""
+    """Run test files on a copy of the checkout; exit with pytest's status."""
     import pytest
 
     output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -132,7 +138,7 @@ def _run_tests(folder: str, files: list[str], log: str) -> None:
 
 
 def passes(folder: Path, file: str, limit: float) -> bool:
-    """Say whether the tests of a file pass on the copy."""
+    """Return whether the tests of a file pass on the copy."""
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_run_tests, args=(str(folder), [file], str(folder / "log")))
     process.start()
@@ -144,9 +150,10 @@ def passes(folder: Path, file: str, limit: float) -> bool:
 
 
 def survives(folder: Path, module: str, source: str, limit: float, sound: dict[str, bool]) -> bool:
-    """Say whether all tests of a module pass on a changed source of it.
+    """Return whether all tests of a module pass on a changed source of it.
 
-    A file that fails on the source as it is finds nothing: `sound` keeps of each that has failed whether it does.
+    A file that also fails on the unchanged source proves nothing: for each file that has failed,
+    `sound` records whether it passes without a change.
     """
     path = folder / module
     kept = path.read_text()

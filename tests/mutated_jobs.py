@@ -1,10 +1,10 @@
-"""Jobs as their users get them wrong, made by chance from a seed, and what each of them must end in.
+"""Makes jobs with random users' mistakes, and checks how each of them ends.
 
-    python -m tests.mutated_jobs [--n 400] [--seed 1] [--only TEXT]         prints each job that ended otherwise
-    python -m tests.mutated_jobs --numbers [--only TEXT]                    each flag with numbers that it may take
+    python -m tests.mutated_jobs [--n 400] [--seed 1] [--only TEXT]     prints jobs that ended wrong
+    python -m tests.mutated_jobs --numbers [--only TEXT]                each flag with numbers
 
-It is either a right run, or one line that names what is wrong. Most of them run as a job's program would, in a process
-that a server forks which has imported everything: a second each.
+A job must either run right, or end with one line that names what is wrong. Most jobs run as a job's
+program would, in a process forked from a server that has imported everything: a second each.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def function():
 
 @dataclass
 class Case:
-    """A job: its hyperparameters, what is done to its folder, and what must come of it."""
+    """A job: its hyperparameters, what is done to its folder, and how it must end."""
 
     name: str
     hyperparameters: dict[str, object] = field(default_factory=dict)
@@ -304,7 +304,7 @@ VALUES = [
     [1, 2],
     {"a": [1]},
 ]
-# So many processes or so much memory is another subject, and this machine is not ours alone.
+# Values that would start many processes or take much memory: others use this machine, too.
 MANY = {"1e3", "99999999999999999999", "٥", "5 ", 3, "1e400", "inf"}
 NAMES = [
     "",
@@ -364,9 +364,9 @@ CONFIGS = {
 }
 
 
-# Numbers that nobody gives who has thought about it.
+# Numbers that no user gives on purpose.
 NUMBERS = ["-1", "0", "0.5", "1e30", "1e400", "nan", str(2**63 - 1), str(2**63), "9" * 400]
-# Whose flags are gone through, beside those that are always there.
+# Settings that add flags to those that every job has; each flag gets the NUMBERS.
 CHOSEN = [
     {
         "data": "DigitsDataModule",
@@ -391,7 +391,7 @@ CHOSEN = [
     {"trainer.callbacks": "EarlyStopping", "trainer.callbacks.monitor": "val_loss"},
     {"trainer.callbacks": "StochasticWeightAveraging", "trainer.callbacks.swa_lrs": "0.1"},
 ]
-# Flags that take numbers among others, which the parser does not tell apart.
+# Flags that take numbers and other values; the parser does not show that they take numbers.
 ALSO = {
     "trainer.devices": {},
     "trainer.max_time": {},
@@ -425,14 +425,14 @@ def numbers() -> Iterator[Case]:
 
 
 def _numeric(chosen: dict[str, str], seen: set) -> Iterator[str]:
-    """Yield the flags that take a number, as the parser knows them; none of those that were seen."""
+    """Yield the flags that take a number, as the parser knows them, without those in `seen`."""
     from sagemaker_lightning.cli.lightning_cli import CommandLine
     from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
     from app.train import APPLICATION
 
     class Parsed(CommandLine):
-        """What reads flags and makes nothing."""
+        """Reads flags and makes no objects."""
 
         def instantiate_classes(self) -> None:
             """Make nothing."""
@@ -448,7 +448,7 @@ def _numeric(chosen: dict[str, str], seen: set) -> Iterator[str]:
 
 
 def cases(seed: int) -> Iterator[Case]:
-    """Yield jobs without an end."""
+    """Yield random jobs without an end."""
     draw = random.Random(seed)
     kinds = (
         [_value] * 9
@@ -571,7 +571,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _data(draw: random.Random) -> Case:
-    """Damage what a channel holds."""
+    """Damage the contents of a channel."""
     kind = draw.choice(
         [
             "right",
@@ -656,7 +656,7 @@ def _damage(kind: str, chance: float, folder: Path) -> None:
 
 
 def _folder(draw: random.Random) -> Case:
-    """Put a file or a link to nowhere where a folder is to be written."""
+    """Put a file, or a link to nowhere, in the place of a folder that is written to."""
     place, flag = draw.choice(
         [
             ("model", None),
@@ -735,7 +735,7 @@ def _short(value: object) -> str:
 
 
 def job(folder: Path, case: Case) -> None:
-    """Make the folder of a job, as SageMaker's /opt/ml."""
+    """Make the folder of a job, in the form of SageMaker's /opt/ml."""
     for name in ("code", "model", "output/data", "input/config", "input/data", "checkpoints"):
         (folder / name).mkdir(parents=True)
     _write(folder / "code/mine.py", MINE.encode())
@@ -747,7 +747,10 @@ def job(folder: Path, case: Case) -> None:
 
 
 def run(folder: Path, hyperparameters: dict[str, object]) -> None:
-    """Run the program in a process of its own, as the toolkit does: in the folder of the job's source."""
+    """Run the program in a process of its own, in the folder of the job's source.
+
+    The toolkit does the same.
+    """
     import torch
 
     from sagemaker_lightning.contract import hyperparameters as encoded
@@ -784,7 +787,7 @@ def run(folder: Path, hyperparameters: dict[str, object]) -> None:
 
 
 def faults(case: Case, folder: Path, status: int | None) -> list[str]:
-    """Return in what the end of a job was not as it must be."""
+    """Return what is wrong with the end of a job."""
     log = (folder / "log").read_text(errors="replace") if (folder / "log").exists() else ""
     failure = folder / "output/failure"
     reason = failure.read_text() if failure.is_file() else ""
@@ -824,14 +827,14 @@ def faults(case: Case, folder: Path, status: int | None) -> list[str]:
 
 
 def server():
-    """Return what forks the jobs."""
+    """Return the fork server of the jobs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["app.train", "mutated_jobs"])
     return context
 
 
 def check(context, case: Case, folder: Path) -> list[str]:
-    """Run a job and return in what its end was not as it must be."""
+    """Run a job and return what is wrong with its end."""
     job(folder, case)
     process = context.Process(target=run, args=(folder, case.hyperparameters))
     process.start()
@@ -842,7 +845,7 @@ def check(context, case: Case, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Run jobs, and print what is wrong with them."""
+    """Run jobs, and print those that ended wrong."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,7 @@
-"""Several nodes for the tests: containers of the image on a Docker network of their own, each with its /opt/ml."""
+"""Several nodes for the tests: containers of the image on a Docker network of their own.
+
+Each node has its own /opt/ml.
+"""
 
 import json
 import subprocess
@@ -13,7 +16,9 @@ LIMIT = 150  # seconds: a job that has not ended by then hangs
 
 
 class Nodes:
-    """The nodes of a job, by host name; entered, they have a network, and afterwards nothing of them is left.
+    """The nodes of a job, by host name.
+
+    Entering it makes the network; leaving it removes everything.
 
     Args:
         folder: Where each host gets its input, output and model.
@@ -70,12 +75,15 @@ class Nodes:
         docker("network", "rm", self.network)
 
     def remove(self) -> None:
-        """Remove the containers; their folders stay, for others."""
+        """Remove the containers; their folders stay."""
         while self.containers:
             docker("rm", "--force", "--volumes", self.containers.popitem()[1])
 
     def start(self, *hosts: str, named: bool = True) -> "Nodes":
-        """Start hosts (default: all); without a name, the others cannot find them until `name` is called."""
+        """Start hosts (default: all).
+
+        Hosts without a name cannot be found by the others until `name` is called.
+        """
         for host in hosts or self.hosts:
             mounted = [
                 "input",
@@ -104,14 +112,14 @@ class Nodes:
         docker("network", "connect", "--alias", host, self.network, self.containers[host])
 
     def wait_for(self, text: str, host: str, times: int = 1) -> None:
-        """Return when a host has said `text`, so many times."""
+        """Return when a host has printed `text` so many times."""
         end = time.monotonic() + LIMIT
         while (said := self.said(host)).count(text) < times:
             assert time.monotonic() < end and self.runs(host), said[-3000:]
             time.sleep(0.2)
 
     def end(self) -> dict[str, int]:
-        """Return the exit status of each host that was started, when all have ended."""
+        """Wait until all hosts that were started have ended, and return their exit statuses."""
         end = time.monotonic() + LIMIT
         while any(self.runs(host) for host in self.containers):
             assert time.monotonic() < end, {
@@ -125,15 +133,15 @@ class Nodes:
         return docker("logs", self.containers[host]).stdout
 
     def failure(self, host: str) -> str:
-        """Return what became the host's FailureReason."""
+        """Return the text that becomes the host's FailureReason."""
         return (self.folder / host / "output/failure").read_text()[:1024]
 
     def kill(self, host: str) -> None:
-        """End a host as the loss of its machine does, but for its network."""
+        """End a host as the loss of its machine does, except for its network."""
         docker("kill", "--signal=KILL", self.containers[host])
 
     def stop(self, host: str) -> None:
-        """Tell a host to stop, as SageMaker does; what it does then is waited for by `end`."""
+        """Tell a host to stop, as SageMaker does; `end` waits until it has."""
         docker("kill", "--signal=TERM", self.containers[host])
 
     def kill_last_rank(self, host: str) -> None:

@@ -1,9 +1,9 @@
-"""Scripts with a Trainer of their own, as people write them who have read Lightning's documentation.
+"""Scripts with a Trainer of their own, written by readers of Lightning's documentation.
 
     python own_trainer.py CASE
 
-It ends with the digest of all weights. STOP_AT and KILL_AT, as EPOCH:BATCH, are where a model sends its own process a
-signal (tests/strangers.py).
+A script prints the digest of all weights at its end. At STOP_AT and KILL_AT, as EPOCH:BATCH, a
+model sends its own process a signal (tests/strangers.py).
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class Noisy(Dataset):
 
 
 class Classifier(pl.LightningModule):
-    """Dropout, batch norm, a metric and a schedule."""
+    """A model with dropout, batch norm, a metric and a schedule."""
 
     def __init__(self, lr: float = 0.05, batch_size: int = 4, name: str = "") -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Classifier(pl.LightningModule):
 
 
 class Adversarial(pl.LightningModule):
-    """The documentation's GAN: two optimizers, by hand."""
+    """The documentation's GAN: two optimizers, stepped by hand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def adversarial(job) -> list:
 
 
 def loaders(job) -> list:
-    """Loaders, loggers and checkpoints of one's own."""
+    """Train with the user's own loaders, loggers and checkpoints."""
     train, val = random_split(Noisy(), [35, 8], torch.Generator().manual_seed(1))
     best = ModelCheckpoint(monitor="val_loss", save_top_k=2, save_last=True)
     callbacks = [best, EarlyStopping("val_loss", patience=5), LearningRateMonitor()]
@@ -166,7 +166,7 @@ def loaders(job) -> list:
 
 
 def folds(job) -> list:
-    """A Trainer in a function that is called twice, with one loader and one seed for each."""
+    """Call a function with a Trainer twice, with one loader and one seed for each call."""
     loader = DataLoader(Noisy(), 4, shuffle=True)
     models = []
     for fold in range(2):
@@ -177,7 +177,7 @@ def folds(job) -> list:
 
 
 def around(job) -> list:
-    """Validated, tested and predicted before and after."""
+    """Validate, test and predict before and after the training."""
     made = trainer(job)
     model = Classifier()
     made.validate(model, verbose=False)
@@ -190,7 +190,7 @@ def around(job) -> list:
 
 
 def longer(job) -> list:
-    """A second fit that goes on."""
+    """Continue the training with a second fit."""
     made = trainer(job, max_epochs=2)
     model = Classifier()
     made.fit(model)
@@ -200,7 +200,7 @@ def longer(job) -> list:
 
 
 def tuned(job) -> list:
-    """A search for the learning rate and one for the batch size before training."""
+    """Search for the learning rate and the batch size before training."""
     made = trainer(job)
     model = Classifier()
     tuner = Tuner(made)

@@ -28,7 +28,7 @@ TESTS = {
     ],
     "docs/zoo.md": ["test_zoo.py::test_the_commands_of_the_page"],
 }
-"""Pages whose blocks need tests of their own. tests/test_readme.py runs all other blocks unchanged."""
+"""Pages whose blocks need tests of their own; tests/test_readme.py runs the others unchanged."""
 
 
 def blocks(page: str) -> list[tuple[str, str]]:

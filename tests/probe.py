@@ -1,6 +1,7 @@
-"""A job's own model and data for the tests of several nodes: quick, and it writes down what each rank saw.
+"""A quick model and data for the tests of several nodes.
 
-The labels of the data are the samples' numbers. The model has no batch norm, so that N ranks compute what one does.
+Each rank records what it saw. The labels of the data are the samples' numbers. The model has no
+batch norm, so that N ranks compute what one does.
 """
 
 import json
@@ -30,7 +31,7 @@ class Counted(ResidentDataModule):
         self.samples = samples
 
     def prepare_data(self) -> None:
-        """Leave a trace of each call."""
+        """Write a file for each call."""
         folder = Path(os.environ.get("SM_OUTPUT_DATA_DIR", "."))
         with (folder / "prepared").open("a") as file:
             file.write("prepared\n")
@@ -71,12 +72,12 @@ class Probe(LightningModule):
         return loss
 
     def on_train_start(self) -> None:
-        """Say that training has begun, over which network."""
+        """Print that training has begun, and over which network."""
         names = ("MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
         print("TRAINING", *(f"{name}={os.environ.get(name)}" for name in names), flush=True)
 
     def on_train_end(self) -> None:
-        """Write down what this rank has seen."""
+        """Write the file of what this rank has seen."""
         folder = Path(os.environ.get("SM_OUTPUT_DATA_DIR", "."))
         (folder / f"probe-{self.global_rank}.json").write_text(json.dumps(self.seen))
 

@@ -1,8 +1,10 @@
-"""A rank as the watch sees it: a process with a line to it, which ends as a test wants. Standard library only.
+"""A process that stands in for a rank, connected to the watch, and ends as a test wants.
 
-    python tests/rank_process.py PATH NAME CODE     connects to PATH, says that it is NAME, and runs CODE when it may
+    python tests/rank_process.py PATH NAME CODE
 
-CODE knows `say`, the line, and `launch`, which starts a rank as Lightning's launcher does: a child, killed with it.
+connects to PATH, sends its NAME, and runs CODE once `may` is called. CODE knows `say`, which sends
+a message, `line`, the connection, and `launch`, which starts a rank as Lightning's launcher does: a
+child that is killed together with it. It needs only the standard library.
 """
 
 import ctypes
@@ -21,7 +23,10 @@ PR_SET_PDEATHSIG = 1  # prctl(2), as sagemaker_lightning/process/parent_process.
 
 @contextmanager
 def process(path: Path, name: str, code: str) -> Iterator["subprocess.Popen"]:
-    """Have a rank's process while the block lasts, and nobody who asks how it ended; `may` it, and it runs `code`."""
+    """Run a rank's process while the block lasts; it runs `code` once `may` is called.
+
+    Nothing asks for the process's exit status.
+    """
     started = _start(path, name, code)
     try:
         yield started
@@ -44,7 +49,7 @@ def _start(path: Path, name: str, code: str) -> subprocess.Popen:
 
 
 def main(path: str, name: str, code: str) -> None:
-    """Be a rank."""
+    """Connect, wait for `may`, and run the code."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)

@@ -1,6 +1,7 @@
-"""Runs a function on every rank of a job of several nodes: real processes on this machine, gloo between them.
+"""Runs a function on every rank of a job of several nodes.
 
-They find each other by the variables that torchrun sets, and start warm (tests/warm.py).
+The ranks are processes on this machine, connected by gloo. They find each other by the variables
+that torchrun sets, and start warm (tests/warm.py).
 """
 
 import os
@@ -40,9 +41,10 @@ def run(
     folder: Path,
     variables: Callable[[int], Mapping[str, str]] = lambda node: {},
 ) -> list[Ended]:
-    """Call `function(*args)` on every rank, with `nodes[k]` ranks on node k, and return how each ended, in order.
+    """Call `function(*args)` on every rank, and return how each ended, in order.
 
-    Each node has a working directory of its own, `folder`/node-k, and `variables(k)` in its environment.
+    Node k has `nodes[k]` ranks. It has a working directory of its own, `folder`/node-k, and
+    `variables(k)` in its environment.
     """
     warm.ensure_server()
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -95,7 +97,7 @@ def _ended(process, connection, log: Path) -> Ended:
 
 
 def _rank(function, args, environment, folder: Path, log: Path, connection) -> None:
-    """Be a rank: the environment, the folder and the log are this process's own."""
+    """Call the function as a rank: environment, folder and log are this process's own."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -132,7 +134,10 @@ class Numbered(ResidentDataModule):
 
 
 class Regression(LightningModule):
-    """Guesses an image's number, without batch norm: its loss is a mean over samples. Notes what it sees and does."""
+    """Predicts an image's number, without batch norm: its loss is a mean over samples.
+
+    It records what it sees and does.
+    """
 
     def __init__(self, lr: float = 0.05) -> None:
         super().__init__()
@@ -173,7 +178,7 @@ class Regression(LightningModule):
 
 
 def trainer(callbacks: Sequence[Callback] = (), **options) -> Trainer:
-    """Return a trainer for this rank, or for one process where there are no ranks."""
+    """Return a trainer for this rank, or for one process if there are no ranks."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     world = int(os.environ.get("WORLD_SIZE", 1))
     settings = {

@@ -1,4 +1,4 @@
-"""Records of rehearsed jobs, made by hand."""
+"""Records of rehearsed jobs, written by hand."""
 
 import math
 
@@ -13,7 +13,10 @@ def points(*pairs: tuple[float, int], **values: float) -> list[Point]:
 def attempt(
     number: int, start: float, end: float | None, lines: list[Point], *, resumed=None, hosts=1
 ) -> Attempt:
-    """Return an attempt whose containers run from 5 s after the instances' start to 2 s before their end."""
+    """Return an attempt of a job.
+
+    Its containers run from 5 s after the instances' start to 2 s before their end.
+    """
     ended = None if end is None else end - 2
     instances = [
         Instance(f"algo-{k + 1}", "ml.m5.large", start, start + 5, ended, end) for k in range(hosts)
@@ -29,7 +32,7 @@ def job(*attempts: Attempt, status="Completed", **more) -> Record:
 
 
 def interrupted(hosts: int = 1) -> Record:
-    """Return a job that reached step 40, went on from step 30 after an interruption, and completed."""
+    """Return a job that was interrupted at step 40, resumed from step 30, and completed."""
     first = attempt(1, 0, 60, points((20, 10), (30, 20), (50, 40)), resumed=None, hosts=hosts)
     second = attempt(2, 100, 160, points((120, 40), (150, 70)), resumed=30, hosts=hosts)
     cut = Interruption(55.0, ["algo-1"], warned=False, why="by hand", gap=40.0, step=40)
@@ -41,7 +44,7 @@ def interrupted(hosts: int = 1) -> Record:
 
 
 def many() -> Record:
-    """Return a job of 8 hosts with 100 interruptions, whose values are not all numbers."""
+    """Return a job of 8 hosts with 100 interruptions; not all of its values are numbers."""
     values = [math.nan, math.inf, -math.inf, 1e300, 0.5, 0.25]
     attempts = [
         attempt(

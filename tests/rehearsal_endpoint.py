@@ -1,8 +1,10 @@
-"""The endpoint with nothing behind it: python tests/rehearsal_endpoint.py FLAGS, in the rehearsal's environment.
+"""Serves the rehearsal's endpoint without an engine.
 
-A rehearsal as it is served, but for its engine: a job's hosts are threads that say what variables they were given, and
-go on until they are ended, unless the variable LEAVE is one of them. 127.0.0.2 takes the place of the address on
-Docker's bridge.
+    python tests/rehearsal_endpoint.py FLAGS       in the rehearsal's environment
+
+Only the engine is missing: a job's hosts are threads that print their variables, and go on until
+they are ended, unless the variable LEAVE is one of them. 127.0.0.2 takes the place of the address
+on Docker's bridge.
 """
 
 import sys
@@ -20,7 +22,7 @@ class Host:
         self.ended = threading.Event()
 
     def lines(self):
-        """Yield its variables, and wait for its end."""
+        """Yield its variables, and wait until it is ended."""
         yield from (f"{name}={value}" for name, value in self.variables.items())
         if "LEAVE" not in self.variables:
             self.ended.wait()
@@ -35,14 +37,14 @@ class Host:
 
 
 class Engine:
-    """What stands in for an engine and for a job's network."""
+    """Stands in for an engine and for a job's network."""
 
     name = "docker"
     interface = "eth0"
     bridge = "127.0.0.2"
 
     def local(self, name: str) -> str:
-        """Return that there is such an image."""
+        """Return that the image is on this machine."""
         return f"id of {name}"
 
     def image(self, uri: str) -> str:
@@ -58,12 +60,12 @@ class Engine:
         return Host(variables)
 
     def close(self) -> None:
-        """Leave nothing of it."""
+        """Leave nothing behind."""
 
 
 if __name__ == "__main__":
     session.choose = lambda settings, owner: Engine()
-    # Shorter than a person would want, that no test need wait.
+    # Shorter than a person would want, so that no test has to wait.
     sockets.STRANGERS = 2.0
     sockets.AT_ONCE = 16
     sockets.QUEUE = 0.2

@@ -1,4 +1,7 @@
-"""What the live view shows: python tests/rehearsal_live.py NAME, in the rehearsal's environment, runs `check_NAME`."""
+"""Checks of the rehearsal's live view.
+
+python tests/rehearsal_live.py NAME       in the rehearsal's environment: runs `check_NAME`
+"""
 
 import io
 import sys
@@ -14,7 +17,7 @@ from rehearsal.report import live_view
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    """Return when something is true."""
+    """Return when a condition holds."""
     end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
@@ -22,14 +25,14 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 def terminal(*, width: int = 120, height: int = 30, is_terminal: bool = True) -> Console:
-    """Return a console that remembers what it shows."""
+    """Return a console that records its output."""
     return Console(
         record=True, width=width, height=height, force_terminal=is_terminal, file=io.StringIO()
     )
 
 
 def shown(jobs: list, **size: int) -> str:
-    """Return what the view shows."""
+    """Return the text that the view shows."""
     console = terminal(**size)
     console.print(live_view.View(lambda: jobs, console=console).render())
     return console.export_text()
@@ -69,7 +72,7 @@ def check_view_of_a_job() -> None:
 
 
 def check_view_fits() -> None:
-    """Ten jobs that run and 200 that ended: no line is too long, and there are not too many."""
+    """Ten running and 200 ended jobs: no line is too long, and there are not too many lines."""
     for size in (
         {"width": 120, "height": 30},
         {"width": 60, "height": 24},
@@ -79,7 +82,7 @@ def check_view_fits() -> None:
 
 
 def view_fits(size: dict) -> None:
-    """Check one size."""
+    """Check the view at one size of the terminal."""
     now = time.time()
     logs = {f"algo-{n}": ["x" * 300] * 50 for n in range(8)}
     jobs = [(running(f"run-{k}", now - 100 + k), logs) for k in range(10)]
@@ -100,7 +103,7 @@ def view_fits(size: dict) -> None:
 
 
 def check_a_failure_shows_no_secret() -> None:
-    """Neither in the table nor in a line of its own."""
+    """Neither the table nor a line of its own shows the secret."""
     record = replace(job(status="Failed", failure="the key abcdefgh is wrong"), created=time.time())
     record.request["HyperParameters"] = {"api_key": "abcdefgh"}
     assert "the key ****** is wrong" in shown([(record, {})], width=200)
@@ -133,7 +136,10 @@ def check_live_terminal_is_refreshed() -> None:
 
 
 def check_plain_lines_without_a_terminal() -> None:
-    """One line for each change, none twice, the last ones when the view is left; a message may change, too."""
+    """Each change is printed as one line, once.
+
+    The last changes are printed when the view is left. A message may change, too.
+    """
     console = terminal(width=30, is_terminal=False)
     record = running("[b]job[/b]", 100.0)
     with live_view.View(lambda: [(record, {"algo-1": ["not shown"]})], console=console):

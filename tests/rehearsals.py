@@ -21,7 +21,7 @@ LIMIT = 300  # seconds: a job that has not ended by then hangs
 
 
 class Rehearsal:
-    """The server, for as long as it is entered; afterwards nothing of its jobs may be left.
+    """The server of a rehearsal, while it is entered; afterwards nothing of its jobs may be left.
 
     Args:
         folder: Gets its reports, and what it keeps while jobs run.
@@ -124,7 +124,7 @@ class Rehearsal:
         return request["TrainingJobName"]
 
     def describe(self, name: str) -> dict:
-        """Return what DescribeTrainingJob says of a job."""
+        """Return DescribeTrainingJob's answer for a job."""
         return self.sagemaker.describe_training_job(TrainingJobName=name)
 
     def wait_for(self, name: str, *statuses: str) -> dict:
@@ -139,7 +139,7 @@ class Rehearsal:
         return job
 
     def ended(self, name: str, seconds: float = LIMIT) -> dict:
-        """Return the job's description when it has ended, which takes `seconds` at most."""
+        """Return the job's description when it has ended; wait at most `seconds`."""
         end = time.monotonic() + seconds
         while (job := self.describe(name))["TrainingJobStatus"] not in ENDED:
             assert time.monotonic() < end, (job, self.said[-3000:])
@@ -168,7 +168,7 @@ class Rehearsal:
         return found
 
     def wait_for_line(self, name: str, text: str, host: str = "algo-1") -> None:
-        """Return when a host has said `text`."""
+        """Return when a host has printed `text`."""
         end = time.monotonic() + LIMIT
         while not any(text in line for line in self.lines(name).get(host, [])):
             assert (
@@ -182,7 +182,7 @@ class Rehearsal:
         return [entry["Key"] for entry in found.get("Contents", [])]
 
     def archive(self, name: str, kind: str = "model") -> dict[str, bytes]:
-        """Return what is in the job's model.tar.gz or output.tar.gz."""
+        """Return the contents of the job's model.tar.gz or output.tar.gz."""
         key = f"output/{name}/output/{kind}.tar.gz"
         content = self.s3.get_object(Bucket="rehearsal", Key=key)["Body"].read()
         with tarfile.open(fileobj=io.BytesIO(content)) as tar:

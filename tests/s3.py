@@ -1,4 +1,4 @@
-"""S3 for the tests: moto's server in a process of its own, in place of AWS; containers reach it, too."""
+"""S3 for the tests: moto's server in a process of its own, in place of AWS."""
 
 import json
 import uuid
@@ -48,7 +48,10 @@ class Bucket:
 
 
 def server(folder: Path) -> AbstractContextManager[str]:
-    """Return moto's server at the engine's bridge, which this machine and its containers reach; its log in `folder`."""
+    """Run moto's server at the engine's bridge, with its log in `folder`; return its URL.
+
+    This machine and its containers can reach the address.
+    """
     if no_engine():
         return aws_services.moto(folder)
     (network,) = json.loads(docker("network", "inspect", "bridge").stdout)

@@ -1,7 +1,7 @@
-"""Modules and data as somebody writes them who has read Lightning's documentation, and not ours.
+"""Models and data of users who have read Lightning's documentation, and not ours.
 
-Each is one way in which a run that is interrupted may come to other weights. STOP_AT and KILL_AT, as EPOCH:BATCH or
-"validation STEP", are where the model sends its own process a signal.
+Each is one way in which an interrupted run may end with other weights. At STOP_AT and KILL_AT, as
+EPOCH:BATCH or "validation STEP", the model sends its own process a signal.
 """
 
 import itertools
@@ -29,7 +29,10 @@ RANDOM = random.Random(5)
 
 
 def interrupt(place: str) -> None:
-    """Send this process a signal, if it is time: the last checkpoint is on the disk by then, however slow that is."""
+    """Send this process a signal, if it is time.
+
+    The last checkpoint is on the disk by then, even on a slow one.
+    """
     for name, number in (("STOP_AT", signal.SIGTERM), ("KILL_AT", signal.SIGKILL)):
         if os.environ.get(name) == place:
             os.environ.pop(name)
@@ -46,7 +49,7 @@ def interrupt(place: str) -> None:
 
 
 class Points(Dataset):
-    """Points with noise, from a generator of its own kind."""
+    """Points with noise, from a generator of a kind of its own."""
 
     def __init__(self, generator=None) -> None:
         self.generator = generator
@@ -63,7 +66,7 @@ class Points(Dataset):
         )
 
     def noise(self) -> float:
-        """Return a number drawn."""
+        """Return a random number."""
         if self.generator is None:
             return float(torch.rand(()) + np.random.rand() + random.random())
         if isinstance(self.generator, torch.Generator):
@@ -77,15 +80,15 @@ class OfModule(Points):
     """Points whose generator is a variable of the module."""
 
     def noise(self) -> float:
-        """Return a number drawn."""
+        """Return a random number."""
         return RANDOM.random()
 
 
 class Lazily(Points):
-    """Points whose generator is made by worker_init_fn or by whoever is first."""
+    """Points whose generator is made by worker_init_fn, or else at the first use."""
 
     def noise(self) -> float:
-        """Return a number drawn."""
+        """Return a random number."""
         if self.generator is None:
             self.generator = np.random.default_rng(3)
         return float(self.generator.random())
@@ -95,20 +98,20 @@ class Timed(Points):
     """Points that depend on the time."""
 
     def noise(self) -> float:
-        """Return a number that nobody can return again."""
+        """Return a number from the clock, which nobody can return again."""
         return time.time() % 1
 
 
 class Growing(Points):
-    """Points that get harder as they are seen."""
+    """Points that get harder the more of them were seen."""
 
     def noise(self) -> float:
-        """Return a number that counts."""
+        """Return a number that depends on a counter."""
         return self.seen / 100
 
 
 class Shuffled(Sampler):
-    """An order from a generator of its own."""
+    """An order drawn from a generator of its own."""
 
     def __init__(self) -> None:
         self.random = random.Random(0)
@@ -123,7 +126,7 @@ class Shuffled(Sampler):
 
 
 class Counting(Sampler):
-    """An order that is another one each time, as it counts."""
+    """An order that changes each time, by a counter."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -164,7 +167,7 @@ class Stream(IterableDataset):
 
 
 class Saved(IterableDataset):
-    """A stream that says where it is, and cannot be begun anew for that."""
+    """A stream that saves its position, and for that reason cannot be started again."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -179,11 +182,11 @@ class Saved(IterableDataset):
         self.at = 0
 
     def state_dict(self):
-        """Return where it is."""
+        """Return the position."""
         return {"at": self.at, "epoch": self.epoch}
 
     def load_state_dict(self, state):
-        """Go there."""
+        """Go to the position."""
         self.at = state["at"]
         self.epoch = state["epoch"]
 
@@ -200,7 +203,7 @@ class Collate:
 
 
 class Own(DataLoader):
-    """A DataLoader whose class does something with each batch."""
+    """A DataLoader whose class changes each batch."""
 
     def __iter__(self):
         for inputs, labels in super().__iter__():
@@ -229,9 +232,9 @@ class Data(LightningDataModule):
 
     Args:
         dataset: Which dataset.
-        sampler: Which sampler; else it is shuffled.
+        sampler: Which sampler; without one, the loader shuffles.
         workers: Number of data workers.
-        persistent: Whether they stay.
+        persistent: Whether the workers stay from epoch to epoch.
         several: "" for one loader, "dict" or "min_size" or "max_size" or "max_size_cycle" for two.
         collate: Whether samples are joined by a function of its own.
         kind: Which class of loaders.
@@ -272,28 +275,28 @@ class Data(LightningDataModule):
 
 
 class Validated(Data):
-    """With a validation."""
+    """Data with a validation."""
 
     def val_dataloader(self):
-        """Return a loader that draws."""
+        """Return a loader that draws random numbers."""
         return DataLoader(Points(np.random.default_rng(4)), 10)
 
 
 class Uneven(Data):
-    """With a last batch that is smaller."""
+    """Data whose last batch is smaller."""
 
     def train_dataloader(self):
-        """Return a loader of 12, 12, 12 and 4."""
+        """Return a loader of batches of 12, 12, 12 and 4."""
         return self.one(12)
 
 
 class Named(Data):
-    """With names of its own.
+    """Data whose arguments have names of their own.
 
     Args:
         samples: Samples of a batch.
         processes: Number of data workers.
-        times: What the noise is multiplied by.
+        times: Factor of the noise.
     """
 
     def __init__(self, samples: int = 4, processes: int = 0, times: int = 4) -> None:
@@ -353,10 +356,10 @@ class Estimated(Model):
 
 
 class Anchored(Model):
-    """Goes through the training data as an epoch begins."""
+    """Goes through the training data when an epoch begins."""
 
     def on_train_epoch_start(self):
-        """Take note of what comes first, and of all."""
+        """Note the first batch, and all batches."""
         batches = [batch[0].mean() for batch in self.trainer.train_dataloader]
         self.anchor = batches[0] + sum(batches) / len(batches)
 
@@ -366,7 +369,7 @@ class Anchored(Model):
 
 
 class Augmented(Model):
-    """Draws on the way to the device."""
+    """Draws random numbers on the way to the device."""
 
     def on_after_batch_transfer(self, batch, dataloader_idx):
         """Add noise."""
@@ -374,7 +377,7 @@ class Augmented(Model):
 
 
 class Augmenting(Model):
-    """Draws on the way to the device, while it trains."""
+    """Draws random numbers on the way to the device, while it trains."""
 
     def on_before_batch_transfer(self, batch, dataloader_idx):
         """Add noise."""
@@ -383,14 +386,14 @@ class Augmenting(Model):
 
 
 class Adversarial(Model):
-    """Trains two parts by turns, by hand."""
+    """Trains two parts in turns, by hand."""
 
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
-        """Return nothing."""
+        """Train both parts; return no loss."""
         for optimizer in self.optimizers():
             optimizer.zero_grad()
             self.manual_backward(super().training_step(batch, batch_idx))
@@ -399,7 +402,7 @@ class Adversarial(Model):
             scheduler.step()
 
     def configure_optimizers(self):
-        """Return two, of which the rates change."""
+        """Return two optimizers whose learning rates change."""
         optimizers = [
             torch.optim.SGD(self.body.parameters(), 0.05),
             torch.optim.Adam(self.head.parameters(), 0.01),
@@ -433,7 +436,7 @@ class Following(Model):
 
 
 class Grouping(Model):
-    """Trains its head from the second epoch on only."""
+    """Trains its head only from the second epoch on."""
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.body.parameters(), lr=0.05, momentum=0.9)
@@ -446,10 +449,10 @@ class Grouping(Model):
 
 
 class EvalMode(Model):
-    """Has a frozen part from an epoch's start on."""
+    """Has a part that is frozen when an epoch starts."""
 
     def on_train_epoch_start(self):
-        """Freeze it."""
+        """Freeze the part."""
         self.body.eval()
 
 
@@ -461,13 +464,13 @@ class Unfrozen(Model):
         self.body.requires_grad_(False)
 
     def on_train_epoch_start(self):
-        """Train it."""
+        """Train the part."""
         if self.current_epoch == 1:
             self.body.requires_grad_(True)
 
 
 class NumpyCosine(Model):
-    """Has a rate that becomes a numpy scalar."""
+    """Has a learning rate that becomes a numpy scalar."""
 
     def configure_optimizers(self):
         """Return SGD and LambdaLR."""
@@ -489,7 +492,7 @@ class Sparse(Model):
 
 
 class Lazy(Model):
-    """Has a layer that gets its shape from the first batch, and buffers that come later."""
+    """Has a layer that gets its shape from the first batch, and buffers that are added later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -498,7 +501,7 @@ class Lazy(Model):
         self.register_buffer("bank", torch.zeros(0, 1))
 
     def loss(self, batch):
-        """Return the loss, with what was seen."""
+        """Return the loss, and keep what was seen."""
         if self.mean is None:
             self.mean = batch[0].mean(0)
             self.register_buffer("late", torch.ones(2))
@@ -514,7 +517,10 @@ Step = namedtuple("Step", ["loss", "at"])
 
 
 class Remembering(Model):
-    """Keeps numbers, lists, a replay buffer, a generator and an object of its own in plain attributes."""
+    """Keeps its state in plain attributes.
+
+    They are numbers, lists, a replay buffer, a generator and an object of its own.
+    """
 
     class Memory:
         """An object of its own."""
@@ -532,16 +538,16 @@ class Remembering(Model):
         self.teacher = [nn.Linear(2, 1)]
 
     def on_train_start(self):
-        """Begin, as if nothing had been."""
+        """Start, as if there had been no run before."""
         self.count = 0
 
     def on_train_epoch_start(self):
-        """Begin lists and an object."""
+        """Start new lists and a new object."""
         self.losses = []
         self.extra = self.Memory()
 
     def training_step(self, batch, batch_idx):
-        """Return the loss, which depends on all that is kept."""
+        """Return the loss, which depends on everything that is kept."""
         loss = super().training_step(batch, batch_idx)
         self.count += 1
         self.losses.append(loss.detach())
@@ -564,11 +570,11 @@ class Remembering(Model):
         )
 
     def on_save_checkpoint(self, checkpoint):
-        """Save numbers of numpy's."""
+        """Save numpy numbers."""
         checkpoint["best"] = {"loss": np.min([1.0, 2.0]), "all": np.arange(3)}
 
     def on_load_checkpoint(self, checkpoint):
-        """Expect them."""
+        """Check that the numpy numbers are there."""
         assert (
             type(checkpoint["best"]["loss"]) is np.float64
             and type(checkpoint["best"]["all"]) is np.ndarray
@@ -588,7 +594,7 @@ class Cycling(Model):
 
 
 class Measured(Model):
-    """Keeps metrics with wrappers, and resets some as the best-known template does."""
+    """Keeps metrics with wrappers, and resets some of them as the best-known template does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -596,7 +602,7 @@ class Measured(Model):
         self.recent = Running(MeanMetric(), window=3)
 
     def on_train_start(self):
-        """Reset, for the check before training."""
+        """Reset the metrics that the check before training has used."""
         self.range.reset()
 
     def training_step(self, batch, batch_idx):
@@ -609,7 +615,7 @@ class Measured(Model):
 
 
 class Partial(Model):
-    """Saves what it trains, as parameter-efficient fine-tuning does."""
+    """Saves only what it trains, as parameter-efficient fine-tuning does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -634,7 +640,7 @@ class Hyper(Model):
 
 
 class Logging(Model):
-    """Logs what one logs: by step and by epoch, a rate, hyperparameters with a metric, a text."""
+    """Logs by step and by epoch, a rate, hyperparameters with a metric, and a text."""
 
     def __init__(self, lr: float = 0.05) -> None:
         super().__init__()
@@ -649,7 +655,7 @@ class Logging(Model):
                 logger.experiment.add_text("note", "begun")
 
     def loss(self, batch):
-        """Return the loss, which is logged."""
+        """Return the loss, and log it."""
         loss = super().loss(batch)
         if self.trainer.training:
             self.log("loss", loss, on_step=True, on_epoch=True)
@@ -659,14 +665,14 @@ class Logging(Model):
 
 
 class Accumulating(Model):
-    """Steps by itself, every fourth batch."""
+    """Takes its optimizer steps by itself, one every fourth batch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
-        """Add to the gradients, and step with them."""
+        """Add to the gradients, and take a step at every fourth batch."""
         self.manual_backward(super().training_step(batch, batch_idx) / 4)
         if (batch_idx + 1) % 4 == 0:
             self.optimizers().step()
@@ -674,7 +680,7 @@ class Accumulating(Model):
 
 
 class Compiled(Model):
-    """Is compiled, as a whole network."""
+    """Is compiled as a whole network."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -692,7 +698,7 @@ class Compiled(Model):
 
 
 class Unsavable(Model):
-    """Saves, from the second epoch's end on, what no checkpoint can hold."""
+    """Saves an object that no checkpoint can hold, from the second epoch's end on."""
 
     def on_save_checkpoint(self, checkpoint):
         """Save an object."""
@@ -724,10 +730,10 @@ class Curriculum(Callback):
 
 
 class OwnRates(Callback):
-    """Sets the learning rate by what this rank alone knows."""
+    """Sets the learning rate from what only this rank knows."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        """Set it."""
+        """Set the learning rate."""
         for group in trainer.optimizers[0].param_groups:
             group["lr"] = 0.01 * (1 + trainer.global_rank)
 
@@ -736,10 +742,10 @@ class Thaw(BaseFinetuning):
     """Freezes the body, and trains it from the second epoch on."""
 
     def freeze_before_training(self, pl_module):
-        """Freeze it."""
+        """Freeze the body."""
         self.freeze(pl_module.body)
 
     def finetune_function(self, pl_module, epoch, optimizer):
-        """Train it."""
+        """Train the body."""
         if epoch == 1:
             self.unfreeze_and_add_param_group(pl_module.body, optimizer)

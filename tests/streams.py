@@ -1,4 +1,4 @@
-"""Loaders and datasets of other kinds than a DataLoader over a map-style dataset, as users of them write them."""
+"""Users' loaders and datasets other than a DataLoader over a map-style dataset."""
 
 import itertools
 import os
@@ -26,7 +26,7 @@ def sample(index: int, noise: float):
 
 
 def noise() -> float:
-    """Return a number drawn from what belongs to the process."""
+    """Return a number drawn from the process's generators."""
     return float(torch.rand(()) + np.random.rand() + random.random())
 
 
@@ -34,14 +34,14 @@ def noise() -> float:
 
 
 class Buffered(IterableDataset):
-    """A stream that is shuffled in a buffer; each worker has its part."""
+    """A stream that is shuffled in a buffer; each worker yields its part."""
 
     def __init__(self) -> None:
         self.random = random.Random(3)
         self.level = 0.0
 
     def indices(self):
-        """Yield the indices of this worker, in an order that all workers draw alike."""
+        """Yield the indices of this worker, in an order that is the same on all workers."""
         order = list(range(SAMPLES))
         self.random.shuffle(order)
         info = get_worker_info()
@@ -59,14 +59,14 @@ class Buffered(IterableDataset):
 
 
 class Sized(Buffered):
-    """One that knows its length."""
+    """A stream that knows its length."""
 
     def __len__(self) -> int:
         return SAMPLES
 
 
 class Sharded(IterableDataset):
-    """Shards of samples, of which each rank's each worker reads its own, in another order each time."""
+    """Shards of samples in another order each time; each worker of each rank reads its own."""
 
     def __init__(self, shards: int = 8) -> None:
         self.shards = [range(first, SAMPLES, shards) for first in range(shards)]
@@ -85,7 +85,7 @@ class Sharded(IterableDataset):
 
 
 class Dated(IterableDataset):
-    """A stream in another order each day, so to speak: the time at which it was made decides it."""
+    """A stream whose order depends on the time at which it was made."""
 
     def __init__(self) -> None:
         self.seed = time.time_ns()
@@ -97,7 +97,7 @@ class Dated(IterableDataset):
 
 
 class Measured(IterableDataset):
-    """A stream that begins with what was prepared, and goes on with what it measures."""
+    """A stream that begins with prepared samples, and goes on with times that it measures."""
 
     def __iter__(self):
         for index in range(SAMPLES):
@@ -120,7 +120,7 @@ class Counted(IterableDataset):
 
 
 class Unseeded(Buffered):
-    """One that shuffles with a generator without a seed."""
+    """A stream that shuffles with a generator without a seed."""
 
     def indices(self):
         """Return the indices."""
@@ -128,7 +128,7 @@ class Unseeded(Buffered):
 
 
 class Resumable(IterableDataset):
-    """A stream that saves where it is, but not what it draws with; each worker has its part."""
+    """A stream that saves its position, but not its generator; each worker has its part."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -149,17 +149,17 @@ class Resumable(IterableDataset):
         self.at = 0
 
     def state_dict(self):
-        """Return where it is."""
+        """Return the position."""
         return {"at": self.at, "epoch": self.epoch}
 
     def load_state_dict(self, state):
-        """Go there."""
+        """Go to the position."""
         self.at = state["at"]
         self.epoch = state["epoch"]
 
 
 class Uneven(Resumable):
-    """One whose first worker has a fourth of it."""
+    """A stream whose first worker has a quarter of it."""
 
     def __iter__(self):
         info = get_worker_info()
@@ -177,7 +177,7 @@ class Uneven(Resumable):
 
 
 class Walk:
-    """An iterator that saves where it is."""
+    """An iterator that saves its position."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -192,23 +192,26 @@ class Walk:
         return sample(self.at, noise())
 
     def state_dict(self):
-        """Return where it is."""
+        """Return the position."""
         return {"at": self.at}
 
     def load_state_dict(self, state):
-        """Go there."""
+        """Go to the position."""
         self.at = state["at"]
 
 
 class Walked(IterableDataset):
-    """A stream whose iterator saves where it is."""
+    """A stream whose iterator saves its position."""
 
     def __iter__(self):
         return Walk()
 
 
 class Hidden(IterableDataset):
-    """A stream of a library's kind, which goes on where it was, and can say and be told where that is."""
+    """A stream as a library makes it, which goes on at the position of its last iterator.
+
+    It can save the position and go to a saved one.
+    """
 
     def __init__(self) -> None:
         self.walks = [Walk()]
@@ -219,16 +222,16 @@ class Hidden(IterableDataset):
             self.walks[0].at = 0
 
     def state_dict(self):
-        """Return where it is."""
+        """Return the position."""
         return self.walks[0].state_dict()
 
     def load_state_dict(self, state):
-        """Go there."""
+        """Go to the position."""
         self.walks[0].load_state_dict(state)
 
 
 class Remembered(Points):
-    """A dataset that has a state, which counts its samples."""
+    """A dataset with a state: the number of samples that were read."""
 
     def state_dict(self):
         """Return the count."""
@@ -243,7 +246,7 @@ class Remembered(Points):
 
 
 class Lazy(Points):
-    """Points with a generator that the first sample makes."""
+    """Points with a generator that is made with the first sample."""
 
     def __init__(self, make) -> None:
         super().__init__()
@@ -251,14 +254,14 @@ class Lazy(Points):
         self.rng = None
 
     def noise(self) -> float:
-        """Return a number drawn."""
+        """Return a random number."""
         if self.rng is None:
             self.rng = self.make()
         return self.rng.random()
 
 
 class Late(Points):
-    """Points with a generator that a rare sample makes."""
+    """Points with a generator that is made with a rare sample."""
 
     def __getitem__(self, index: int):
         inputs, labels = super().__getitem__(index)
@@ -270,10 +273,10 @@ class Late(Points):
 
 
 class Local(Points):
-    """Points that draw from a generator made for each of them."""
+    """Points that draw from a generator made for each point."""
 
     def noise(self) -> float:
-        """Return a number drawn."""
+        """Return a random number."""
         return (
             np.random.default_rng().random()
             + random.Random().random()
@@ -282,7 +285,7 @@ class Local(Points):
 
 
 class LazyCollate:
-    """Joins samples, with noise from a generator that the first batch makes."""
+    """Joins samples, with noise from a generator that is made with the first batch."""
 
     rng = None
 
@@ -300,20 +303,20 @@ def give_generator(worker: int) -> None:
 
 
 class Growing(Points):
-    """Points that get harder as they are seen."""
+    """Points that get harder the more of them were seen."""
 
     def noise(self) -> float:
-        """Return a number that counts."""
+        """Return a number that depends on a counter."""
         return self.seen / 100
 
 
 class Flagged(Points):
-    """Points with a flag that says that their generator is made."""
+    """Points with a flag that says whether their generator is made."""
 
     ready = False
 
     def noise(self) -> float:
-        """Return a number drawn."""
+        """Return a random number."""
         if not self.ready:
             self.rng = np.random.default_rng(1)
             self.ready = True
@@ -321,7 +324,7 @@ class Flagged(Points):
 
 
 class Ordered(Points):
-    """Points in an order that is long, and shuffled in its place."""
+    """Points in a long order that is shuffled in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,7 +340,7 @@ class Ordered(Points):
 
 
 class Unsteady:
-    """A loader of its own that asks the operating system for its order."""
+    """A loader of its own that draws its order from the operating system."""
 
     def __iter__(self):
         for _ in range(10):
@@ -356,7 +359,7 @@ class Steady:
 
 
 class Keeping(Steady):
-    """A loader of its own that saves where it is."""
+    """A loader of its own that saves its position."""
 
     def __init__(self) -> None:
         self.at = self.epoch = 0
@@ -370,20 +373,20 @@ class Keeping(Steady):
         self.at = 0
 
     def state_dict(self):
-        """Return where it is."""
+        """Return the position."""
         return {"at": self.at, "epoch": self.epoch}
 
     def load_state_dict(self, state):
-        """Go there."""
+        """Go to the position."""
         self.at = state["at"]
         self.epoch = state["epoch"]
 
 
 class Forgetful(Keeping):
-    """One that forgets which epoch it is in."""
+    """A loader that forgets its epoch."""
 
     def load_state_dict(self, state):
-        """Go there."""
+        """Go to the position."""
         self.at = state["at"]
 
 
@@ -426,7 +429,7 @@ class Data(LightningDataModule):
         dataset: Which dataset, or which loader; with + between them, several.
         mode: How several are combined; "" for a list, "dict" for a dict.
         workers: Number of data workers.
-        persistent: Whether they stay.
+        persistent: Whether the workers stay from epoch to epoch.
         stateful: Whether the loader is torchdata's.
         every: Steps between two snapshots of the state in its workers.
         init: Whether worker_init_fn makes a generator.
@@ -488,7 +491,7 @@ def write(folder: Path, size: int) -> None:
 
 
 class Streamed(LightningDataModule):
-    """litdata's loader of samples in a folder, which are written there once.
+    """litdata's loader of samples in a folder; the samples are written there once.
 
     Args:
         workers: Number of data workers.
@@ -519,8 +522,8 @@ class Mixed(LightningDataModule):
 
     Args:
         workers: Number of data workers.
-        kind: "all": both to their ends; "weights": three of the first to one of the second, until one ends; "batches":
-            each batch of one of them; "parallel": a pair of both.
+        kind: "all": both to their ends; "weights": three of the first to one of the second, until
+            one ends; "batches": each batch of one of them; "parallel": a pair of both.
     """
 
     def __init__(self, workers: int = 0, kind: str = "all") -> None:
@@ -576,7 +579,7 @@ class Both(Model):
 
 
 class Drawing(Model):
-    """Draws its batches itself, so many for a step."""
+    """Draws several batches for each step by itself."""
 
     def __init__(self, each: int = 1) -> None:
         super().__init__()
@@ -589,7 +592,7 @@ class Drawing(Model):
 
 
 class Ahead(Model):
-    """Draws its batches itself, one ahead."""
+    """Draws its batches by itself, one ahead."""
 
     batch = None
 
@@ -605,10 +608,10 @@ class Ahead(Model):
 
 
 class Shuffling(Callback):
-    """Shuffles what the dataset holds, and counts in it."""
+    """Shuffles the dataset's contents, and counts in them."""
 
     def on_train_epoch_start(self, trainer, pl_module):
-        """Shuffle it."""
+        """Shuffle the dataset."""
         random.shuffle(trainer.train_dataloader.dataset.order)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -617,10 +620,10 @@ class Shuffling(Callback):
 
 
 class OfModel(LightningDataModule):
-    """Has the model's loaders."""
+    """Uses the model's loaders."""
 
     def train_dataloader(self):
-        """Return them."""
+        """Return the loaders."""
         return self.trainer.lightning_module.train_dataloader()
 
 
@@ -654,7 +657,7 @@ class Replay(IterableDataset):
 
     Args:
         memory: The buffer.
-        live: Whether each is drawn when it is asked for, and not all of an epoch at its beginning.
+        live: Whether each step is drawn when it is asked for, instead of all at an epoch's start.
     """
 
     def __init__(self, memory: Memory, live: bool) -> None:
@@ -673,7 +676,7 @@ class Agent(Model):
 
     Args:
         size: Steps that the buffer holds.
-        live: Whether they are drawn from it as it is filled.
+        live: Whether steps are drawn from the buffer while it is filled.
         objects: Whether steps are objects of a class.
     """
 

@@ -1,13 +1,15 @@
-"""Leaves nothing of a run of the tests, however it ended: waits for its last line, or for the end of its input, and
-sweeps.
+"""Removes everything that a run of the tests leaves behind, however the run ended.
 
-    python tests/sweeper.py RUN IMAGE       started by tests/conftest.py, which holds the other end of the pipe
+    python tests/sweeper.py RUN IMAGE       tests/conftest.py starts it, and holds its input's pipe
 
-A run that is killed tears no fixture down. Its processes have its number in their environment, or are below one that
-has; its containers and networks have it as their label, or something of the run's folder mounted. Of a rehearsal
-(rehearsal) whose folder is in the run's, all is ended that the next rehearsal would end. What is mounted in the
-run's folder goes, too. That folder is the first line of the standard input; a run that comes to its end says so there.
-Standard library only.
+It waits for the run's last line, or for the end of its input, and then sweeps. The first line of
+the input is the run's folder; a run that comes to its end says so in a second line.
+
+A killed run tears no fixture down. The run's processes have its number in their environment, or are
+below a process that has it. Its containers and networks have the number as their label, or a mount
+from the run's folder. For a rehearsal (rehearsal) whose folder is in the run's folder, it ends what
+the next rehearsal would end. It also removes the mounts in the run's folder. It needs only the
+standard library.
 """
 
 import os
@@ -34,13 +36,16 @@ owner.close(client)
 
 
 def labels() -> list[str]:
-    """Return what the docker client is told of what it makes for this run, if there is one."""
+    """Return the docker client's flags that label what it makes for this run, if there is one."""
     run = os.environ.get(VARIABLE)
     return [f"--label={VARIABLE}={run}"] if run else []
 
 
 def processes(run: str) -> list[int]:
-    """Return the processes that have the run's number in their environment, and those below them, but for this one."""
+    """Return the run's processes, and those below them, without this one.
+
+    The run's processes have its number in their environment.
+    """
     found = set()
     below = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -59,7 +64,7 @@ def processes(run: str) -> list[int]:
 
 
 def end_processes(run: str) -> None:
-    """Kill all that is left of a run's processes."""
+    """Kill all processes that are left of a run."""
     for _ in range(20):  # what is killed may just have started something
         if not (left := processes(run)):
             break
@@ -69,7 +74,10 @@ def end_processes(run: str) -> None:
 
 
 def remove_containers(run: str, image: str, folder: str) -> None:
-    """Remove the containers of a run or of `image` with something below `folder` mounted, and the networks of both."""
+    """Remove the containers of a run, and the networks of these containers and of the run.
+
+    Containers of `image` that mount something below `folder` count, too.
+    """
     docker = os.environ.get("DOCKER", "docker")
 
     def ask(*line: str) -> list[str]:
@@ -104,7 +112,10 @@ def remove_containers(run: str, image: str, folder: str) -> None:
 
 
 def end_rehearsals(folder: Path) -> None:
-    """End what killed rehearsals in a folder have left: containers, processes, networks of both, folders."""
+    """End what killed rehearsals in a folder have left behind.
+
+    That is containers, processes, their networks, and folders.
+    """
     for path in folder.rglob("sagemaker-lightning-rehearsal"):
         python = ROOT / ".venvs/rehearsal/bin/python"
         variables = os.environ | {"XDG_CACHE_HOME": str(path.parent)}
@@ -119,7 +130,7 @@ def end_rehearsals(folder: Path) -> None:
 
 
 def unmount(folder: str) -> None:
-    """Unmount what is mounted below a folder, the last first."""
+    """Unmount everything below a folder, the last mount first."""
     targets = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for target in reversed([target for target in targets if target.startswith(f"{folder}/")]):
         with suppress(OSError):

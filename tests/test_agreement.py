@@ -1,4 +1,4 @@
-"""A signal to one rank is heard by all at the next step, however long the steps before it took."""
+"""A signal to one rank is heard by all ranks at the next step, however long steps take."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,10 @@ from sagemaker_lightning.resume.agreement import Agreement
 
 
 def heard(before: int) -> list[int]:
-    """Return after how many calls each of two signals was heard, the second of them as a due checkpoint."""
+    """Return after how many calls each of two signals was heard.
+
+    The second one is heard as a due checkpoint.
+    """
     distributed.init_process_group("gloo")
     rank = int(os.environ["RANK"])
     agreement = Agreement(SimpleNamespace(world_size=2, is_global_zero=rank == 0))

@@ -1,4 +1,7 @@
-"""What import-linter and ruff (`make lint`) cannot say: who reads and who writes the environment, and what shadows."""
+"""Rules that import-linter and ruff (`make lint`) cannot check.
+
+They are: who reads and who writes the environment, and which modules shadow a package.
+"""
 
 import re
 import sys
@@ -31,8 +34,10 @@ def test_only_launchers_write_the_environment():
 
 
 def test_no_module_shadows_a_package():
-    """`python app/train.py` puts app/ first on the path: a module there must not be taken for another's package; so do
-    `python sagemaker_lightning/launch/torchrun.py` and its folder."""
+    """`python app/train.py` puts app/ first on the path, so its modules shadow packages.
+
+    `python sagemaker_lightning/launch/torchrun.py` does the same with its folder.
+    """
     others = set(sys.stdlib_module_names) | {
         "sagemaker",
         "torch",

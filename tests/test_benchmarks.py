@@ -1,4 +1,7 @@
-"""The benchmarks run, each in miniature, and say what was measured, where and how often; no time is judged."""
+"""The benchmarks run, each in miniature; no time is judged.
+
+Each says what was measured, where and how often.
+"""
 
 import math
 import os
@@ -44,7 +47,7 @@ FLAGS["side_by_side"] = ["--jobs=1", "--seconds=0.2"]
 
 
 def cold(line: list[str]) -> subprocess.CompletedProcess:
-    """Run a benchmark of starts, which are to be real ones."""
+    """Run a benchmark of starts, which must not be warm."""
     return subprocess.run(
         line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300
     )
@@ -83,7 +86,7 @@ def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):
 
 
 def trains(clock) -> None:
-    """Train, so to say."""
+    """Tick the clock, as a training does."""
     for _ in range(yardstick.WARMUP + 1):
         clock.tick(images=4)
 

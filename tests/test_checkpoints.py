@@ -1,4 +1,4 @@
-"""Checkpoint files and their folder: whole or absent, and the newest that all hosts have."""
+"""Checkpoint files and their folder: intact or absent, and the newest on all hosts."""
 
 import os
 import random
@@ -74,7 +74,7 @@ def test_only_so_many_are_kept_and_none_that_is_being_uploaded(folder: Folder):
     (folder.path / "step-000000010.ckpt.sagemaker-uploaded").touch()
     folder.add(state(60), 60, 1)
     assert names() == [40, 50, 60]
-    # A mark from before this process is of a job that is no more.
+    # A mark that is older than this process belongs to a job that has ended.
     (folder.path / "step-000000040.ckpt.sagemaker-uploading").touch()
     folder.started = time.time() + 60
     folder.add(state(70), 70, 1)
@@ -179,7 +179,10 @@ MUTATIONS = [
 
 @pytest.mark.slow
 def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
-    """Whatever is chosen is whole; whatever is not is named; where none is left, it is an error, and no start anew."""
+    """A chosen file is intact, and a damaged one is named.
+
+    If no intact one is left, it is an error, and not a new start.
+    """
     draw = random.Random(4)
     outcomes = {"whole": 0, "error": 0, "start": 0}
     for _ in range(1000):
@@ -222,7 +225,10 @@ def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
 
 @pytest.mark.parametrize("version", [checkpoint_file.FORMAT - 1, checkpoint_file.FORMAT + 1, 12])
 def test_a_checkpoint_of_another_format_is_refused(folder: Folder, version: int):
-    """In one line, before anything of it is read; it is not skipped for an older one of this format."""
+    """In one line, before anything of it is read.
+
+    It is not skipped in favour of an older one of this format.
+    """
     footer = checkpoint_file.FOOTER.size
     content = folder.file(30).read_bytes()
     mark = f"\0sagemaker-lightning {version}\0".encode()
@@ -253,7 +259,7 @@ def strings(value) -> set[str]:
 
 @pytest.mark.slow
 def test_a_checkpoint_names_no_class_of_ours(tmp_path: Path):
-    """So that a class of ours can get another name without making checkpoints unreadable."""
+    """A class of ours can then be renamed, and old checkpoints stay readable."""
     run = warm.run(
         [
             "python",
@@ -396,7 +402,7 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
 
 
 def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folder: Folder, capsys):
-    """The limit of a file's size makes writing fail as a full disk does, for this process alone."""
+    """A limit on files' sizes makes this process's writing fail as a full disk does."""
     writer = Writer(folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -426,7 +432,7 @@ def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folde
 
 
 def test_whatever_a_writer_dies_of_is_said(folder: Folder, capsys):
-    """And the next checkpoint is written."""
+    """The next checkpoint is written all the same."""
     writer = Writer(folder)
     writer.write(state(40) | {"lock": threading.Lock()}, 40, 1)
     writer.wait()
@@ -448,7 +454,10 @@ def test_whatever_a_writer_dies_of_is_said(folder: Folder, capsys):
 
 
 def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
-    """Else the next best one, if there is any; a file of somebody else's writing is read if torch can."""
+    """Otherwise the next best one is read, if there is one.
+
+    A file that another program has written is read if torch can read it.
+    """
     best = BestModel(tmp_path, monitor="loss", save_top_k=3)
     names = [str(tmp_path / f"best-{number}.ckpt") for number in range(3)]
     for number, name in enumerate(names):
@@ -474,7 +483,7 @@ def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
 
 
 def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: Folder):
-    """Why there is a checksum: torch loads most files with a flipped bit in silence."""
+    """The reason for our checksum: torch loads most files with a flipped bit silently."""
     content = folder.file(30).read_bytes()
     silent = 0
     for place in range(0, len(content) - 100, 41):

@@ -1,4 +1,7 @@
-"""app/cifar10_files.py: the three shapes of the data, and files that are damaged, foreign or hostile."""
+"""app/cifar10_files.py: the three forms of the data, and bad files.
+
+Bad files are damaged, foreign or hostile.
+"""
 
 import functools
 import gzip
@@ -73,7 +76,10 @@ def test_every_pickle_protocol(folder, protocol):
 
 
 def test_a_pickle_of_python_2(folder):
-    """The official files: bytes for keys and, in the array, Python 2's str and numpy 1's module names."""
+    """The official files have bytes as keys.
+
+    Their arrays have Python 2's str and numpy 1's module names.
+    """
     content = pickle.dumps(batch(20, 9), protocol=2).replace(
         b"numpy._core.multiarray", b"numpy.core.multiarray"
     )

@@ -1,4 +1,7 @@
-"""cli/lightning_cli.py: the original's flags, what precedes what, other people's classes, one line for each mistake."""
+"""cli/lightning_cli.py: the original's flags, precedence, classes, and mistakes.
+
+The classes are other people's; each mistake is one line.
+"""
 
 import re
 import sys
@@ -94,7 +97,7 @@ def test_every_flag_of_the_original(shape, cifar):
 
 
 def test_the_defaults_of_the_data_module_are_the_originals():
-    """Those of num_workers and pin_memory excepted, which have no effect: None says that nobody gave them."""
+    """Except num_workers and pin_memory, which have no effect: None means that nobody set them."""
     made = CIFAR10DataModule()
     expected = {
         "data_dir": None,
@@ -109,7 +112,10 @@ def test_the_defaults_of_the_data_module_are_the_originals():
 
 
 def test_the_order_of_precedence(tmp_path, monkeypatch):
-    """Class default < SageMaker's directories < trainer.yaml < flags, each against the one below it."""
+    """Class default < SageMaker's directories < trainer.yaml < flags.
+
+    Each is tested against the one below it.
+    """
     directories = {
         "channels": {"training": Path("/channel")},
         "output_data_dir": Path("/logs"),
@@ -182,7 +188,10 @@ SENT = [(1, 1), ("1", 1), ('"1"', 1), (2, 2), (1.0, 1.0), ("1.0", 1.0), ("0.5", 
 
 @pytest.mark.parametrize(("sent", "number"), SENT, ids=repr)
 def test_one_batch_is_not_all_batches(sent, number, tmp_path):
-    """As a flag, as a hyperparameter of every client, in a file; and what is written of it says the same."""
+    """As a flag, as a hyperparameter of every client, and in a file.
+
+    What is written of the value says the same.
+    """
     made = cli(*hyperparameters.flags({f"trainer.{name}": sent for name in WHOLE[:-1]}))
     assert {repr(getattr(made.trainer, name)) for name in WHOLE[:-1]} == {repr(number)}
     made = cli(*hyperparameters.flags({f"trainer.{name}": sent for name in WHOLE}))
@@ -283,7 +292,10 @@ def test_the_number_of_nodes_is_the_jobs(capsys):
 
 
 def test_torchruns_processes_are_the_devices():
-    """Started by hand, on a CPU, where Lightning's own default is one process that trains for itself."""
+    """A person starts them, on a CPU.
+
+    Lightning's own default is one process there, which trains by itself.
+    """
     config = cli("--trainer.accelerator=cpu", torchrun=(2, 6)).config
     assert (config.trainer.devices, config.trainer.num_nodes) == (2, 3)
 
@@ -483,7 +495,7 @@ def test_a_mistake_is_one_line_that_names_the_flag(flags, says):
         and len(str(error.value)) < 600
         and "--help" not in str(error.value)
     )
-    # This application raises the error: sagemaker_lightning/contract/failures.py shows only the line.
+    # This application raises it: sagemaker_lightning/contract/failures.py shows only the line.
     assert error.value.__traceback__
 
 
@@ -647,7 +659,10 @@ def test_smddp_where_the_package_is_not_installed():
 
 
 def test_smddp_where_it_is(tmp_path, monkeypatch):
-    """A stand-in for AWS's package, which registers the backend when it is imported: this one only says that it was."""
+    """A stand-in for AWS's package only records that it was imported.
+
+    AWS's own package registers the backend when it is imported.
+    """
     module = tmp_path / "packages/smdistributed/dataparallel/torch/torch_smddp"
     module.mkdir(parents=True)
     (module / "__init__.py").write_text("REGISTERED = True\n")

@@ -1,4 +1,4 @@
-"""Docker itself, as a user's shell has it: SageMaker's three folders mounted whole, and no toolkit at all."""
+"""A user's `docker run`: SageMaker's three folders are mounted, without the toolkit."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""SageMaker's Python SDK 2, for real, in its local mode: what a user's script gets of the image."""
+"""SageMaker's Python SDK 2 in its local mode: what a user's script gets from the image."""
 
 import json
 import re
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.docker
 
 SOURCE = str(ROOT / "tests/clients/source")
 
-# As the original's run_sagemaker.py has them; a GPU there, a CPU here.
+# The values of the original's run_sagemaker.py, with a CPU in place of its GPU.
 ORIGINAL = {
     "data": "CIFAR10DataModule",
     "data.batch_size": 32,
@@ -49,7 +49,10 @@ def model_of(archive: Path) -> Path:
 
 
 def test_the_originals_hyperparameters(client: Client, image: str, cifar: Path, tmp_path: Path):
-    """And what a user sets over them, on folders of this machine; environment= chooses the launcher."""
+    """And those that a user sets over them, on folders of this machine.
+
+    environment= chooses the launcher.
+    """
     given = ORIGINAL | SMALL | {"trainer.max_epochs": 1}
     job = {
         "image_uri": image,
@@ -107,7 +110,7 @@ def test_hyperparameters_of_every_kind(client: Client, image: str, tmp_path: Pat
 
 
 def test_unknown_hyperparameters(client: Client, image: str, tmp_path: Path):
-    """They arrive as they were meant, the job fails, and the client says so."""
+    """They arrive with their values, the job fails, and the client says so."""
     job = {
         "image_uri": image,
         "instance_count": 1,
@@ -126,7 +129,10 @@ def test_unknown_hyperparameters(client: Client, image: str, tmp_path: Path):
 
 
 def test_hyperparameters_beside_a_source(client: Client, image: str, bucket, tmp_path: Path):
-    """The image's program with a source archive of the job's in S3, which is how SDK 2 lets one name it."""
+    """The image's program runs with a source archive of the job in S3.
+
+    SDK 2 lets a user name it in this way.
+    """
     client.local_code(False)
     archive = tmp_path / "source.tar.gz"
     with tarfile.open(archive, "w:gz") as file:
@@ -147,7 +153,10 @@ def test_hyperparameters_beside_a_source(client: Client, image: str, bucket, tmp
 
 @pytest.mark.soak
 def test_a_model_that_is_written_slowly(client: Client, image: str, tmp_path: Path):
-    """Local mode stops all containers when the first one ends: no host may end before the model is there."""
+    """Local mode stops all containers when the first one ends.
+
+    So no host may end before the model is written.
+    """
     job = {
         "image_uri": image,
         "instance_count": 2,

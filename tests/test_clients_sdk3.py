@@ -1,4 +1,4 @@
-"""SageMaker's Python SDK 3, for real, in its local mode: what a user's script gets of the image."""
+"""SageMaker's Python SDK 3 in its local mode: what a user's script gets from the image."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def client(tmp_path: Path):
 
 @pytest.fixture
 def trained(client: Client, image: str):
-    """Run a job and return all that it said and its folder of artifacts."""
+    """Run a job and return all its output and its folder of artifacts."""
 
     def run(status: int = 0, **job) -> tuple[str, Path]:
         job |= {"training_image": image, "local_container_root": str(client.home)}
@@ -42,7 +42,7 @@ def state_in(artifacts: Path) -> dict:
 
 
 def test_hyperparameters_of_every_kind(trained):
-    """Without source_code: the SDK gives the container no command, and the image's own one trains."""
+    """Without source_code, the SDK gives the container no command: the image's own one trains."""
     _, artifacts = trained(hyperparameters=KNOWN)
     known_arrived(unpacked(artifacts / "output.tar.gz"))
     assert state_in(artifacts)
@@ -50,7 +50,7 @@ def test_hyperparameters_of_every_kind(trained):
 
 @pytest.mark.soak  # by SDK 2
 def test_unknown_hyperparameters(trained):
-    """They arrive as they were meant, the job fails, and the client says so."""
+    """They arrive with their values, the job fails, and the client says so."""
     said, artifacts = trained(1, hyperparameters=UNKNOWN)
     assert "RuntimeError" in said
     assert hyperparameters.flags(hyperparameters_in(said)) == UNKNOWN_FLAGS
@@ -62,7 +62,7 @@ def test_unknown_hyperparameters(trained):
 
 
 def test_two_instances(trained, cifar: Path):
-    """The SDK names an interface that no container has, ethwe: nothing of ours may rely on it."""
+    """The SDK names an interface that no container has, ethwe: our code must not rely on it."""
     given = SHORT | {"data.val_split": 40, "trainer.enable_checkpointing": True}
     said, artifacts = trained(
         hyperparameters=given, instance_count=2, inputs={"training": str(cifar)}

@@ -1,7 +1,8 @@
-"""Every command of the pages is run by a test; those between the lines, too.
+"""Every command of the pages is run by a test, in blocks of code and in sentences.
 
-Blocks of commands are run as they are. For a command between the lines, the table says which test runs it: with smaller
-numbers, where it takes hours; with a stand-in, where it needs AWS or a GPU. What all of them say is parsed here.
+Blocks of commands are run unchanged. For a command in a sentence, the table says which test runs
+it: with smaller numbers if it takes hours; with a stand-in if it needs AWS or a GPU. All of these
+commands are parsed here.
 """
 
 import re
@@ -129,7 +130,7 @@ PLACES = re.compile("|".join(SAID))
 
 
 def said() -> set[str]:
-    """Return the commands between the lines of all pages."""
+    """Return the commands in the sentences of all pages."""
     spans = [
         " ".join(span.split())
         for page in PAGES.values()
@@ -144,7 +145,10 @@ def test_every_command_between_the_lines_is_in_the_table():
 
 
 def test_every_block_of_commands_is_run():
-    """A page with tests of its own has such blocks; a block that shows output has no language, and is no command."""
+    """A page with tests of its own has such blocks.
+
+    A block that shows output has no language, and is no command.
+    """
     for page in TESTS:
         assert any(language == "sh" for language, _ in FENCE.findall(PAGES[page])), page
     for name, page in PAGES.items():
@@ -165,7 +169,10 @@ def test_the_tests_of_the_table_are_there():
 
 
 def lines(command: str) -> list[list[str]]:
-    """Return the command lines that a command of the docs comes to: those of make as make says them."""
+    """Return the command lines that a command of the docs runs.
+
+    For make, they are the ones that make prints.
+    """
     words = shlex.split(command)
     if "make" not in words:
         return [words]
@@ -212,7 +219,7 @@ def test_the_words_of_a_command_are_known(command):
 
 
 def test_make_prints_its_targets():
-    """Those of the pages among them."""
+    """The pages' targets are among them."""
     # This test may itself run inside a make.
     listed = subprocess.check_output(["make", "--no-print-directory"], cwd=ROOT, text=True)
     (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -1,4 +1,7 @@
-"""What drill/command.py does without a run: which interruptions there are, the folder it works in, and what differs."""
+"""The parts of drill/command.py that need no run.
+
+They are the list of interruptions, the working folder, and the comparison.
+"""
 
 import itertools
 import json
@@ -15,7 +18,10 @@ from sagemaker_lightning.state import module_variables
 
 
 def run_of(folder: Path, **changes) -> Path:
-    """Write what a run leaves, with `changes`: a step's loss, a weight, a metric, a curve's value, a row."""
+    """Write the files of a run, and return their folder.
+
+    `changes` may change a step's loss, a weight, a metric, a curve's value or a row.
+    """
     given = {
         "loss": 0.5,
         "weight": 1.0,
@@ -107,7 +113,7 @@ def test_a_file_too_few_or_too_many_is_named(tmp_path: Path):
 
 
 def done(epochs: int, batches: int, validations: int, workers: int | None) -> list[dict]:
-    """Return what a run writes down."""
+    """Return the lines that a run writes."""
     found = [{"at": ["start", 0], "step": 0, "workers": workers}]
     for epoch in range(epochs):
         found += [{"at": ["batch", epoch, batch]} for batch in range(batches)]

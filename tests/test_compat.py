@@ -1,4 +1,7 @@
-"""The seam to other packages: which of their private names have moved, and that nobody goes around it."""
+"""The seam to other packages: which of their private names have moved.
+
+All uses of private names must go through the seam.
+"""
 
 import ast
 import dis
@@ -41,7 +44,10 @@ PACKAGES |= {"jsonargparse", "sagemaker_training", "fsspec", "lightning"}
 # `_fields` of a named tuple belongs to Python, and is public.
 PRIVATE = re.compile(r"(?!_fields$)_[A-Za-z]\w*")
 TOOLKIT = {"user_program", "requirements", "train_command", "toolkit_hook", "__main__"}
-"""Modules that import the toolkit, which reads its folders' paths at import. They derive no class."""
+"""Modules that import the toolkit, which reads its folders' paths at import.
+
+None of their classes has a foreign base class.
+"""
 
 
 def test_the_documents_say_what_would_replace_each_seam():
@@ -53,7 +59,7 @@ def test_the_documents_say_what_would_replace_each_seam():
 
 
 def test_no_private_name_has_moved():
-    """One line for each: what is not what it was, and what of ours needs it."""
+    """One line for each name that has changed, and the code of ours that needs it."""
     moved = []
     for ours, modules in names.NEEDS.items():
         for module, needed in modules.items():
@@ -73,7 +79,7 @@ def test_no_private_name_has_moved():
 
 
 def form(module: str, name: str, forms: str) -> str:
-    """Return what a name is, in the words of sagemaker_lightning/compat/names.py."""
+    """Return the form of a name, in the words of sagemaker_lightning/compat/names.py."""
     try:
         owner = found = importlib.import_module(module)
     except ImportError:
@@ -101,14 +107,14 @@ def form(module: str, name: str, forms: str) -> str:
 
 
 def fits(found: str, expected: str) -> bool:
-    """Return whether what a name is will do."""
+    """Return whether the form of a name is an expected one."""
     return found == expected or (
         expected.endswith("...)") and found.startswith(expected.removesuffix(", ...)"))
     )
 
 
 def codes(kind: type) -> Iterator[types.CodeType]:
-    """Yield the code of a class and of its bases."""
+    """Yield the code objects of a class and of its bases."""
     for value in (value for one in kind.__mro__ for value in vars(one).values()):
         function = inspect.unwrap(value) if callable(value) else getattr(value, "fget", None)
         if isinstance(function, types.FunctionType):
@@ -117,7 +123,10 @@ def codes(kind: type) -> Iterator[types.CodeType]:
 
 @functools.cache
 def stored(kind: type) -> set[str]:
-    """Return the names of the attributes that a class gives its objects: set by its code, by name, or declared."""
+    """Return the names of the attributes that a class gives its objects.
+
+    Its code sets them, its annotations declare them, or a string names them.
+    """
     found = {name for one in kind.__mro__ for name in inspect.get_annotations(one)}
     for code in codes(kind):
         found |= {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"}
@@ -129,7 +138,7 @@ def stored(kind: type) -> set[str]:
 
 @functools.cache
 def private(kind: type) -> set[str]:
-    """Return the private names that a class has or deals with."""
+    """Return the private names that a class has or uses."""
     found = {name for one in kind.__mro__ for name in vars(one)} | stored(kind)
     return {
         name
@@ -149,7 +158,7 @@ def users(path: Path, name: str) -> list[str]:
 
 
 def mentioned(tree: ast.AST) -> Iterator[str]:
-    """Yield each private name that code imports, reaches for, overrides, or has as a text."""
+    """Yield each private name that code imports, reads, overrides, or has in a string."""
     for node in ast.walk(tree):
         found: list[object] = []
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -196,7 +205,7 @@ def test_the_table_has_all_that_a_module_uses(path: Path):
 
 
 def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
-    """A public name that a new version takes would be overridden unseen."""
+    """If a new version adds the same public name, ours would override it unnoticed."""
     taken = []
     for path in COMPAT:
         module = importlib.import_module(f"sagemaker_lightning.compat.{path.stem}")
@@ -217,12 +226,15 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
                 else set()
             )
             taken += [f"{kind.__name__}.{name}" for name in ours & theirs]
-    # Which they override on purpose: get_code is importlib's documented way to change what is run.
+    # These are overridden on purpose: get_code is importlib's documented way to change what is run.
     assert sorted(taken) == ["WriterLogger.experiment", "_WithoutSignal.get_code"]
 
 
 def test_nobody_goes_around_the_seam():
-    """What ruff cannot see: private names of a foreign base class that are overridden, or used of `self`; and texts."""
+    """Ruff cannot see these: private names of a foreign base class, and names in strings.
+
+    The private names are overridden, or used through `self`.
+    """
     around = []
     for path in (one for one in OTHERS if one.stem not in TOOLKIT):
         module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))

@@ -1,4 +1,7 @@
-"""The image: built for real and run by a real Docker engine. Its base and Miniconda are stand-ins (tests/image)."""
+"""The image: built, and run by a Docker engine; only its base and Miniconda are stand-ins.
+
+The stand-ins come from tests/image.
+"""
 
 import json
 import re
@@ -20,7 +23,10 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture
 def container(image: str):
-    """Run a container of the image and return what `docker run` said; it is removed after the test."""
+    """Run a container of the image, and return `docker run`'s result.
+
+    It is removed after the test.
+    """
     names = []
 
     def run(
@@ -66,7 +72,10 @@ def test_without_data_and_without_a_network(container, image, tmp_path):
 
 
 def test_a_program_that_says_import_lightning(container, tmp_path):
-    """As Lightning's documentation does; the image has pytorch-lightning alone, and the program nothing of ours."""
+    """As in Lightning's documentation.
+
+    The image has pytorch-lightning alone, and the program uses nothing of ours.
+    """
     (tmp_path / "code").mkdir()
     shutil.copy(ROOT / "tests/autoencoder.py", tmp_path / "code/train.py")
     (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
@@ -82,7 +91,10 @@ def test_a_program_that_says_import_lightning(container, tmp_path):
 
 
 def test_a_user_without_a_name_in_a_container_that_is_read_only(container, tmp_path):
-    """As rootless engines and strict clusters run it: what is written is mounted, and nothing else can be written."""
+    """As rootless engines and strict clusters run it.
+
+    The folders that it writes to are mounted; nothing else can be written.
+    """
     user = (
         "--user",
         "54321",
@@ -109,7 +121,7 @@ def test_a_user_without_a_name_in_a_container_that_is_read_only(container, tmp_p
 
 
 def test_the_command_may_be_left_out(container):
-    """SageMaker SDK 3's local mode gives none."""
+    """SageMaker SDK 3's local mode gives no command."""
     assert (
         "train takes no flags"
         not in container(options=("--env", "SAGEMAKER_PROGRAM=nothing.py")).stdout
@@ -117,7 +129,10 @@ def test_the_command_may_be_left_out(container):
 
 
 def test_a_channel_and_hyperparameters(container, cifar: Path, tmp_path: Path):
-    """What the original's run_sagemaker.py gives, its GPU left out, on a channel that cannot be written."""
+    """Those of the original's run_sagemaker.py without its GPU.
+
+    The channel cannot be written to.
+    """
     hyperparameters = {
         "data": "CIFAR10DataModule",
         "data.batch_size": "32",
@@ -232,7 +247,7 @@ def test_docker_stop_lets_the_program_save(image: str, tmp_path: Path, options):
 
 
 def test_out_of_host_memory_is_the_reason(container, tmp_path: Path):
-    """The kernel kills the program, which cannot say anything any more."""
+    """The kernel kills the program, which cannot report anything any more."""
     (tmp_path / "output").mkdir()
     limits = ("--memory", "400m", "--memory-swap", "400m")
     run = container("train", options=limits + mount(tmp_path / "output", "/opt/ml/output"))
@@ -284,7 +299,7 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
 
 
 def locked(name: str) -> set[str]:
-    """Return the versions of a package that the image may have."""
+    """Return the allowed versions of a package in the image."""
     texts = ((ROOT / f"locks/{lock}.txt").read_text() for lock in ("image", "bolts"))
     return {
         version for text in texts for version in re.findall(rf"^{name}==(\S+)", text, re.MULTILINE)
@@ -339,7 +354,7 @@ def test_the_doctor_and_an_older_driver_in_the_image(container, tmp_path: Path):
 
 
 def test_pip_takes_no_malicious_release_in_the_image(container):
-    """Without a network it would end, too, but by another line."""
+    """Without a network pip would fail, too, but with another line."""
     run = container("pip", "install", "lightning==2.6.3", options=("--network", "none"))
     assert run.returncode == 1 and "conflicting dependencies" in run.stdout, run.stdout
 
@@ -354,7 +369,7 @@ def test_lightning_bolts_is_in_the_image(container):
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A copy of what the image is built from, to be changed."""
+    """A copy of the image's sources that the test may change."""
     for name in ("app", "sagemaker_lightning", "scripts", "locks"):
         shutil.copytree(ROOT / name, tmp_path / "source" / name)
     for name in ("Dockerfile", "Makefile", ".dockerignore", "entrypoint.sh", "environment.yml"):
@@ -364,7 +379,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tag():
-    """A tag of its own, removed after the test."""
+    """A tag for one test, removed after it."""
     name = f"sagemaker-lightning-test:{uuid.uuid4().hex[:12]}"
     yield name
     docker("image", "rm", "--force", name)
@@ -444,7 +459,10 @@ def test_an_installer_with_another_checksum_is_not_run(tag: str):
 
 @pytest.mark.soak
 def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
-    """As the fixture's was built by BuildKit. Every instruction; of the packages only the toolkit: disk and minutes."""
+    """BuildKit builds the fixture's image; the legacy builder runs every instruction, too.
+
+    Of the packages it installs only the toolkit: the others take disk and minutes.
+    """
     lock = source / "locks/image.txt"
     few = "".join(
         re.findall(

@@ -1,4 +1,4 @@
-"""The data path: a pure function of (seed, epoch, position), and the same split as Lightning Bolts' class."""
+"""The data path: a pure function of (seed, epoch, position), with Lightning Bolts' split."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ from app.in_memory import ResidentLoader, ResidentSet
 
 
 def numbered(size: int) -> ResidentSet:
-    """Return images that carry their own number: label k, all pixels of value k % 256."""
+    """Return images that carry their number: label k, and all pixels k % 256."""
     labels = torch.arange(size)
     return ResidentSet(
         (labels % 256).to(torch.uint8)[:, None, None, None].expand(size, 3, 8, 8).contiguous(),
@@ -87,7 +87,7 @@ def test_ranks_share_each_global_batch(size, world_size, drop_last):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_nodes_with_other_data_make_the_same_steps(drop_last):
-    """Also where they have other numbers of ranks."""
+    """They do so with different numbers of ranks, too."""
     shards = [(23, 1), (61, 3), (37, 2)]
     options = {"batch_size": 4, "drop_last": drop_last, "shards": shards}
     loaders = [
@@ -111,7 +111,7 @@ def test_nodes_with_other_data_make_the_same_steps(drop_last):
 
 
 class Prepared(ranks.Numbered):
-    """Notes on the node's disk that it was prepared."""
+    """Writes a file on the node's disk when it is prepared."""
 
     def prepare_data(self) -> None:
         Path(f"prepared-{os.getpid()}").touch()
@@ -191,7 +191,10 @@ def test_augmentation_is_torchvisions_for_the_same_choices():
 
 
 def test_cutout_is_the_papers_for_the_same_centres():
-    """A square of the side around a centre that may be anywhere, clipped to the image (arXiv:1708.04552, 3.2)."""
+    """A square around a centre that may be anywhere, clipped to the image.
+
+    See arXiv:1708.04552, 3.2.
+    """
     images = torch.rand(64, 3, 32, 32) + 1
     choices = Augmentation.of_epoch(seed=1, epoch=0, size=64, flip=False)
     for side in (1, 5, 8, 16):
@@ -231,7 +234,7 @@ def test_num_workers_and_pin_memory_change_nothing_and_say_so(cifar, capsys):
 
 
 class Recorder(LightningModule):
-    """Notes the batches that Lightning gives it."""
+    """Records the batches that Lightning gives it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,7 +327,8 @@ def test_no_data_dir_says_what_to_do():
 # Lightning Bolts itself ---------------------------------------------------------------------------
 
 
-# In a process of its own: here, the name CIFAR10DataModule would from then on mean two classes.
+# It runs in a process of its own: in this one, the name CIFAR10DataModule would mean two classes
+# from then on.
 BOLTS_SPLIT = """
 import sys
 import numpy as np

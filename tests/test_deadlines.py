@@ -1,4 +1,4 @@
-"""Deadlines nest: what must end first has the shorter one."""
+"""Deadlines nest: what must end first has the shorter deadline."""
 
 import ast
 from itertools import pairwise
@@ -12,7 +12,10 @@ from sagemaker_lightning.contract.rendezvous import pauses
 
 
 def test_whoever_waits_for_another_waits_longer():
-    """Each has some seconds more than the one that it waits for: to notice its end, and to do its own part."""
+    """Each deadline is some seconds longer than the one that it waits for.
+
+    In these seconds the process notices the other's end, and does its own part.
+    """
     order = [
         deadlines.BATCH_ENDS,
         deadlines.CHECKPOINT_IS_WRITTEN,
@@ -21,8 +24,8 @@ def test_whoever_waits_for_another_waits_longer():
         deadlines.SAGEMAKER_KILLS,
     ]
     assert all(later - earlier >= 5 for earlier, later in pairwise(order))
-    # After the program's end, the hook ends the processes that it left, reads its stderr, and writes
-    # the failure file.
+    # After the program's end, the hook ends the processes that it left, reads its stderr, and
+    # writes the failure file.
     after_the_program = deadlines.REST_IS_KILLED + deadlines.STDERR_IS_READ
     assert deadlines.HOOK_KILLS + after_the_program < deadlines.SAGEMAKER_KILLS
     # A batch of unknown length gets no more time than a checkpoint that is being written.
@@ -34,7 +37,7 @@ def test_the_parts_of_what_a_lost_host_takes(whole: float):
     silence = deadlines.silence(whole)
     # Several messages of a host may be late before it counts as lost.
     assert 5 * deadlines.status_interval(silence) <= silence
-    # Noticed, said to all, ended: on every host within the time that the user has set.
+    # Every host notices the loss, tells all, and ends within the time that the user has set.
     assert silence + deadlines.ends_after_loss(whole) < whole
     # A node that waits for a reason waits until the node that knows the reason has noticed it; that
     # node waits for less.

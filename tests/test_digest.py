@@ -1,4 +1,7 @@
-"""state/batch_digest.py: what is another batch has another digest, on each device the same, and nothing fails it."""
+"""state/batch_digest.py: different batches have different digests, and nothing fails it.
+
+The digest of a batch is the same on each device.
+"""
 
 from collections import UserDict, namedtuple
 from dataclasses import dataclass
@@ -22,7 +25,7 @@ class Sample:
 
 
 class Plain:
-    """As in torch's documentation of pin_memory."""
+    """A batch of the kind that torch's documentation of pin_memory has."""
 
     def __init__(self, inputs) -> None:
         self.inputs = inputs
@@ -79,7 +82,7 @@ def test_each_is_another_one():
     "name", [name for name, value in VALUES.items() if isinstance(value, torch.Tensor)]
 )
 def test_a_gpu_has_the_same(name, monkeypatch):
-    """There, torch does what numpy does here, and the sum stays a tensor."""
+    """On a GPU, torch does the work of numpy here, and the sum stays a tensor."""
 
     class There(torch.Tensor):
         is_cpu = False

@@ -1,4 +1,7 @@
-"""callbacks/divergence.py: a NaN or infinite loss fails the job at its step, and no good checkpoint is replaced."""
+"""callbacks/divergence.py: a NaN or infinite loss fails the job at its step.
+
+No good checkpoint is replaced.
+"""
 
 import json
 import math
@@ -24,7 +27,10 @@ QUIET = ["--trainer.enable_model_summary=false", "--system.every_n_seconds=1000"
 
 @pytest.fixture
 def fit(tmp_path: Path, monkeypatch, capfd):
-    """Train with flags in a folder, and return what was said, with the exit status if it is above 0."""
+    """Return a function that trains with flags in a folder.
+
+    It returns the output, and the exit status if that is above 0.
+    """
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.chdir(tmp_path)
@@ -74,7 +80,10 @@ def test_a_loss_that_is_infinite_fails_the_job_at_its_step(fit, tmp_path: Path, 
 
 
 def test_weights_that_are_not_finite_are_never_saved(fit, tmp_path: Path):
-    """The loss of step 5 is finite, and what comes of it is not: a run could not go on from there."""
+    """The loss of step 5 is finite, and the weights after it are not.
+
+    A run could not go on from them.
+    """
     said, status = fit("--model.how=gradient", "--resume.every_n_steps=1")
     assert status == 1
     assert (
@@ -113,7 +122,10 @@ def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: P
 
 
 def test_what_is_no_divergence(fit):
-    """A batch that training_step skips; and any loss, if that is wanted. What is written then is JSON all the same."""
+    """A batch that training_step skips is none; nor is any loss, if the user wants that.
+
+    What is written then is JSON all the same.
+    """
     assert fit("--model.how=none")[1] == 0
     said, status = fit("--divergence.fail=false", "--resume.dirpath=other")
     assert status == 0 and "val_loss=nan" in said
@@ -135,7 +147,10 @@ def diverge_on_a_rank(flags: list[str]) -> None:
     "flag", ["--resume.every_n_steps=1", "--trainer.enable_checkpointing=false"]
 )
 def test_all_ranks_fail_alike_where_one_diverges(tmp_path: Path, flag):
-    """Rank 1's loss is infinite, and from the next step on, all weights are: nobody hangs, and all say the same."""
+    """Rank 1's loss is infinite, and so are all weights from the next step on.
+
+    No rank hangs, and all say the same.
+    """
     ended = ranks.run(
         diverge_on_a_rank, ["--model.rank=1", "--model.step=3", flag], folder=tmp_path
     )
@@ -146,7 +161,7 @@ def test_all_ranks_fail_alike_where_one_diverges(tmp_path: Path, flag):
 
 
 class OnGPU(torch.Tensor):
-    """A loss that is not on the CPU: to read it would be to wait for it."""
+    """A loss that is not on the CPU: reading it would mean waiting for the GPU."""
 
     is_cpu = False
 
@@ -174,7 +189,7 @@ def test_what_json_lacks_is_null():
 
 
 class Validating(Model):
-    """A model whose loss is finite, and whose validation finds what a test says, epoch by epoch.
+    """A model whose loss is finite, with a val_loss for each epoch that the test sets.
 
     Args:
         found: val_loss of each epoch.
@@ -223,7 +238,7 @@ INF = math.inf
     ],
 )
 def test_a_validation_that_finds_no_number(fit, monkeypatch, found, flag, warned, best):
-    """It is warned of once, makes no model the best, and what is written is JSON."""
+    """There is one warning, no model becomes the best, and what is written is JSON."""
     chosen = []
     export = run.export
 

@@ -1,4 +1,7 @@
-"""The doctor, and the entry point's choice of a library for an older driver, on stand-in folders of a host."""
+"""The doctor, and the entry point's choice of a library for an older driver.
+
+Both look at stand-in folders of a host.
+"""
 
 import os
 import subprocess
@@ -32,7 +35,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 def gpu_host(root: Path, driver: str, *models: str, text: str = CLOSED) -> Path:
-    """Write what a container sees of a host's GPUs."""
+    """Write the files that show a container its host's GPUs."""
     write(root, {"proc/driver/nvidia/version": text.format(driver)})
     for number, model in enumerate(models):
         address = f"0000:00:{number:02x}.0"
@@ -161,7 +164,7 @@ def torch_for_cuda(tmp_path):
 def enter(
     tmp_path: Path, site: Path, *command: str, **variables: str
 ) -> subprocess.CompletedProcess:
-    """Run a command by the entry point on the stand-in host, with the stand-in torch."""
+    """Run a command through the entry point on the stand-in host, with the stand-in torch."""
     (tmp_path / "bin").mkdir(exist_ok=True)  # `python -I` takes no PYTHONPATH
     (tmp_path / "bin/python").write_text(
         f'#!/bin/bash\n[[ $1 != -I ]] || shift\nexec {sys.executable} "$@"\n'

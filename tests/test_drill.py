@@ -1,4 +1,7 @@
-"""The drill says that what is exact is, and of what is not where it differs first; it leaves nothing behind."""
+"""The drill says what is exact, and where other results differ first.
+
+It leaves nothing behind.
+"""
 
 import contextlib
 import json
@@ -33,7 +36,7 @@ FLAGS = [
 
 
 class Desk:
-    """A folder of a user's, and one for temporary files."""
+    """A user's folder, and one for temporary files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "desk"
@@ -44,7 +47,10 @@ class Desk:
         self.environment = os.environ | {"PYTHONPATH": found, "TMPDIR": str(self.temporary)}
 
     def drill(self, *words: str, **variables: str):
-        """Drill, and return what `warm.run` does, when nothing is left in the folder for temporary files."""
+        """Drill, and return `warm.run`'s result.
+
+        Nothing may be left in the folder for temporary files.
+        """
         done = warm.run(
             [sys.executable, "-m", "sagemaker_lightning.drill", *words],
             self.folder,
@@ -193,7 +199,7 @@ def test_what_does_not_come_back_is_said(desk: Desk, model, only, verdict):
 
 
 def test_the_page_drills_a_program_of_a_users_own(desk: Desk):
-    """docs/drill.md: its program, its command, and what that prints; of the seconds, each run has others."""
+    """docs/drill.md: its program, its command, and its output, except the seconds."""
     (desk.folder / "my_train.py").write_text(PROGRAM)
     command = shlex.split(COMMANDS[0])
     assert command.pop(0) == ".venv/bin/python"
@@ -213,7 +219,10 @@ def test_our_own_example_is_identical(desk: Desk):
 
 
 def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
-    """Who has a model, checkpoints and logs already, of which the environment or the flags say where they are."""
+    """A user has a model, checkpoints and logs already.
+
+    The environment or the flags say where they are.
+    """
     job = {name: tmp_path / "ml" / name for name in ("model", "checkpoints", "logs")}
     for folder in (*job.values(), desk.folder / "logs"):
         folder.mkdir(parents=True)
@@ -243,7 +252,10 @@ def test_nothing_of_the_users_is_touched(desk: Desk, tmp_path: Path):
 
 
 def files(folder: Path) -> dict[Path, int]:
-    """Return all that is in a folder, with the time of its last change; of the one for temporary files, nothing."""
+    """Return the files and folders below a folder, with the time of their last change in ns.
+
+    The folder for temporary files is left out.
+    """
     return {
         path: path.stat().st_mtime_ns
         for path in folder.rglob("*")
@@ -277,7 +289,7 @@ time.sleep(1000)
 
 
 def runs(pid: int) -> bool:
-    """Return whether a process is there, and not only its exit status."""
+    """Return whether a process runs, and has not only left its exit status."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False

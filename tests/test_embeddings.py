@@ -1,4 +1,4 @@
-"""Rows from files: .npy and Parquet, and what is wrong with others."""
+"""Rows from files: .npy and Parquet, and errors in such files."""
 
 import numpy as np
 import pyarrow

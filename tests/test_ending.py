@@ -1,4 +1,4 @@
-"""How a training ends: with a model, or with a reason; and what is left beside the model."""
+"""How a training ends: with a model or a reason, and the files beside the model."""
 
 import json
 import re
@@ -21,7 +21,10 @@ FLAGS += ["--trainer.enable_model_summary=false"]
 
 @pytest.fixture
 def fit(tmp_path: Path, monkeypatch, capfd):
-    """Train with flags, on a desk or in a job's folders, and return what was said, with the exit status."""
+    """Return a function that trains with flags, on a desk or in a job's folders.
+
+    It returns the output and the exit status.
+    """
     monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.chdir(tmp_path)
@@ -76,7 +79,7 @@ def test_a_flag_that_only_prints_is_a_failure_in_a_job_and_none_on_a_desk(
     assert fit(flag, job=False)[1] == 0
 
 
-# What somebody's model has in a place of its own, and how the line begins that the job ends with.
+# A line of code in a user's model, and the beginning of the line with which the job ends.
 STEPS = {
     "images, labels = 1, 2, 3": "ValueError: too many values to unpack",
     "dict()['x']": "KeyError: 'x'",
@@ -88,8 +91,10 @@ STEPS = {
 
 @pytest.fixture(params=["app.mine", "mine"])
 def somebodys(request, monkeypatch) -> Callable[[str, str], str]:
-    """Return what makes a model, in a module of `app` or of a job's source, with a line of code in one of its methods;
-    it returns the model's import path."""
+    """Return a function that makes a model with a line of code in one of its methods.
+
+    The model is in a module of `app`, or of a job's source. The function returns its import path.
+    """
 
     def make(method: str, line: str) -> str:
         file = ROOT / f"{request.param.replace('.', '/')}.py"

@@ -1,4 +1,7 @@
-"""entrypoint.sh and the toolkit: any command as it is, a bare folder made ready, and never exit 0 for nothing."""
+"""entrypoint.sh and the toolkit: any command runs unchanged; no failure exits with 0.
+
+A bare folder is prepared.
+"""
 
 import json
 import shutil
@@ -14,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def code(job: Job) -> Job:
-    """A job with a program of its own, which prints what it was given."""
+    """A job with its own program, which prints its arguments."""
     job.write(
         "code/show.py",
         "import json, os, sys\nprint('ARGS', json.dumps(sys.argv[1:]))\nprint(os.getcwd())\n",
@@ -50,7 +53,10 @@ def test_a_jobs_own_program_wins_over_the_images(code: Job):
 
 
 def test_a_jobs_source_archive_is_what_runs(code: Job, tmp_path: Path):
-    """With `sagemaker_submit_directory` the code folder stays empty for the toolkit to unpack into."""
+    """With `sagemaker_submit_directory`, the code folder stays empty.
+
+    The toolkit unpacks the archive into it.
+    """
     source = tmp_path / "sourcedir"
     shutil.move(code.base / "code", source)
     subprocess.run(

@@ -1,4 +1,4 @@
-"""contract/environment.py: empty, full with every value different, and contradictory."""
+"""contract/environment.py: empty, contradictory, and full with every value different."""
 
 import dataclasses
 import json
@@ -92,7 +92,10 @@ def test_training_channel():
 
 
 def test_a_sharded_channel():
-    """Only the training channel's counts, whatever its name, and only where another host may have the rest."""
+    """Only the training channel counts, whatever its name.
+
+    It counts only if another host may have the rest.
+    """
     two = {
         "SM_HOSTS": '["a", "b"]',
         "SM_CURRENT_HOST": "a",
@@ -128,7 +131,7 @@ def test_checkpoint_dir(tmp_path):
 
 
 def test_a_drill_has_folders_of_its_own(tmp_path):
-    """Whatever the job that it is run in says, which keeps its own."""
+    """A drill inside a job does not use the job's folders."""
     moved = drilled(FULL, tmp_path, {"steps": 4})
     environment = SageMakerEnvironment.read(moved)
     folders = (

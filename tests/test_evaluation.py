@@ -1,4 +1,7 @@
-"""trainer.validate, test and predict with our callbacks, by themselves: Lightning's own words for a model at hand."""
+"""trainer.validate, test and predict with our callbacks, without a training.
+
+They are Lightning's own methods for a model that exists already.
+"""
 
 import sys
 from pathlib import Path
@@ -42,7 +45,7 @@ def cli(*flags: str) -> CommandLine:
 
 
 def evaluated(flags: list[str]) -> dict[str, float]:
-    """Evaluate a model of which nothing was trained, and return what was found."""
+    """Evaluate a model that was not trained, and return the metrics."""
     made = cli(*flags)
     found = made.trainer.validate(made.model, made.datamodule)[0]
     found |= made.trainer.test(made.model, made.datamodule)[0]

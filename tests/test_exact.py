@@ -1,4 +1,7 @@
-"""Order and samples of any DataLoader are functions of (seed, epoch, position), for any workers and ranks."""
+"""Order and samples of any DataLoader are functions of (seed, epoch, position).
+
+They do not depend on the number of workers or ranks.
+"""
 
 import copy
 from pathlib import Path

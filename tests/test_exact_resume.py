@@ -1,4 +1,7 @@
-"""ExactResume and the others in programs with a Trainer of their own: stopped, killed, and compared bit by bit."""
+"""ExactResume and other callbacks in programs with a Trainer of their own.
+
+The programs are stopped and killed, and compared bit by bit.
+"""
 
 import contextlib
 import copy
@@ -32,7 +35,7 @@ LIMIT = 90  # seconds; what takes longer hangs
 
 
 def run(folder: Path, case: str, **variables: str) -> tuple[int, str]:
-    """Run a case in a folder; return its exit status and what it said."""
+    """Run a case in a folder; return its exit status and its output."""
     folder.mkdir(exist_ok=True)
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"} | variables
     done = warm.run(["python", PROGRAM, case], folder, environment, LIMIT)
@@ -40,14 +43,17 @@ def run(folder: Path, case: str, **variables: str) -> tuple[int, str]:
 
 
 def results(said: str) -> list[str]:
-    """Return the lines that say what came out."""
+    """Return the lines with the results."""
     lines = [line for line in said.splitlines() if re.match("(WEIGHTS|BEST|LR|SIZE) ", line)]
     assert lines, said[-3000:]
     return lines
 
 
 def check(folder: Path, case: str, *interruptions: dict[str, str]) -> list[str]:
-    """Compare a run left alone with one that is interrupted so, and return what each run of that one said."""
+    """Compare a run left alone with an interrupted one.
+
+    It returns the output of each run of the interrupted one.
+    """
     status, alone = run(folder / "alone", case)
     assert status == 0, alone[-3000:]
     said = []
@@ -102,7 +108,7 @@ def test_a_program_of_ones_own(tmp_path: Path, case: str):
 
 
 def handlers() -> list:
-    """Return what the process does with signals, and its threads."""
+    """Return the process's signal handlers and its threads."""
     fd = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(fd)
     there = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -122,7 +128,7 @@ def short(folder: Path, *callbacks, **options) -> pl.Trainer:
 
 
 class Presses(pl.Callback):
-    """Presses Ctrl-C at a batch, as often as it is told."""
+    """Presses Ctrl-C at a batch, so many times."""
 
     def __init__(self, times: int, batch: int = 3) -> None:
         self.times = times
@@ -372,7 +378,7 @@ def test_a_copy_is_one_of_its_own(tmp_path: Path):
 
 @pytest.mark.parametrize("steps", [11, 15])
 def test_ckpt_path_is_where_a_run_begins(tmp_path: Path, capfd, steps):
-    """Lightning's checkpoint at an epoch's end, or within one; a run that is resumed has its own."""
+    """Lightning's checkpoint, at an epoch's end or within one; a resumed run has its own."""
     saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=steps, save_top_k=-1)
     pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, devices=1, callbacks=[saves]).fit(
         Classifier()

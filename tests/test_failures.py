@@ -1,4 +1,7 @@
-"""contract/failures.py: one line that a person can act on, host and rank, and 1,024 characters that say it all."""
+"""contract/failures.py: one line that a person can act on, with host and rank.
+
+The failure file has at most 1,024 characters.
+"""
 
 import subprocess
 import sys
@@ -255,12 +258,12 @@ def test_the_rank_that_a_launcher_tells_of(stderr, says):
 
 
 def raise_lost() -> None:
-    """Raise what a rank does whose peer is gone."""
+    """Raise what a rank raises when it has lost its peer."""
     raise RuntimeError("[gloo/pair.cc] Connection closed by peer")
 
 
 def from_it() -> None:
-    """Raise an exception of one's own for it."""
+    """Raise a user's own exception from the lost peer's."""
     try:
         raise_lost()
     except RuntimeError as error:
@@ -268,7 +271,7 @@ def from_it() -> None:
 
 
 def meanwhile() -> None:
-    """Fail in what is done when something fails."""
+    """Fail in a handler that runs after a failure."""
     try:
         from_it()
     finally:
@@ -276,7 +279,7 @@ def meanwhile() -> None:
 
 
 def hidden() -> None:
-    """Say that it has nothing to do with it."""
+    """Raise an exception that hides the one before (`from None`)."""
     try:
         raise_lost()
     except RuntimeError:
@@ -284,7 +287,7 @@ def hidden() -> None:
 
 
 def a_mistake() -> None:
-    """Name a flag that is wrong."""
+    """Raise an error that names a wrong flag."""
     try:
         raise_lost()
     except RuntimeError as error:
@@ -311,7 +314,7 @@ def test_what_comes_of_a_lost_peer_is_no_other_reason(act, says):
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_of_several_tracebacks_the_last_is_the_cause(number):
-    """As of an exception that came during the handling of another one."""
+    """For example, one exception came while another one was handled."""
     text = (
         "Traceback (most recent call last):\n  File {}\nValueError: {}\n\nDuring its handling:\n\n"
     )
@@ -367,7 +370,7 @@ def test_a_mistake_that_quotes_a_long_value_has_room_in_the_failure_file(tmp_pat
 
 
 def code(file: Path, line: str) -> Callable[[], object]:
-    """Return a function with one line of code, of a module that is in `file`."""
+    """Return a function with one line of code, as if from the module in `file`."""
     names = {"__name__": "app.somebodys", "UserError": UserError}
     exec(compile(f"def run():\n    {line}\n", str(file), "exec"), names)
     return names["run"]
@@ -401,7 +404,7 @@ def test_an_accident_has_its_traceback_wherever_its_code_is(tmp_path, capsys, fo
 
 
 class Missing(FileNotFoundError, UserError):
-    """A user's own kind of mistake."""
+    """A user's own kind of error."""
 
 
 @pytest.mark.parametrize("kind", [UserError, Missing])

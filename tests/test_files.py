@@ -1,4 +1,7 @@
-"""contract/atomic_files.py: a file is whole, on the disk, and everybody's to read; and JSON without what JSON lacks."""
+"""contract/atomic_files.py: a file is complete, on the disk, and readable for everybody.
+
+JSON is written without the values that JSON lacks.
+"""
 
 import json
 import math
@@ -21,7 +24,10 @@ from sagemaker_lightning.contract.errors import UserError
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(
     tmp_path: Path, monkeypatch
 ):
-    """A crash of the machine leaves what was there before or all of it: fsync(2) of the file, then of the folder."""
+    """A crash of the machine leaves the old file or the complete new one.
+
+    fsync(2) of the file, then of the folder.
+    """
     events = []
     sync = os.fsync
     replace = os.replace
@@ -52,7 +58,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_folder_after(
 
 
 def test_everybody_may_read_it(tmp_path: Path):
-    """The user of a container is not who uploads its files."""
+    """The files are uploaded by another user than the container's."""
     before = os.umask(0o077)
     try:
         with atomic_write(tmp_path / "x") as file:
@@ -75,7 +81,7 @@ def test_what_is_not_finished_leaves_what_was_there(tmp_path: Path, error):
 
 
 def test_several_files_get_their_names_when_all_are_on_the_disk(tmp_path: Path, monkeypatch):
-    """A full disk at the last of them leaves all that was there."""
+    """If the disk is full at the last file, all old files stay."""
     first = tmp_path / "first"
     last = tmp_path / "last"
     first.write_bytes(b"before")

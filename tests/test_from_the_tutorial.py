@@ -1,4 +1,7 @@
-"""docs/from-the-tutorial.md: each old flag is told what the page says, each new one parses, and folders are named."""
+"""docs/from-the-tutorial.md: each old flag's message is the page's; each new one parses.
+
+The messages name folders.
+"""
 
 import os
 import re
@@ -21,7 +24,7 @@ from app.train import APPLICATION
 PAGE = (ROOT / "docs/from-the-tutorial.md").read_text()
 FLAGS = PAGE.partition("## Flags")[2].partition("\n## ")[0]
 ROWS = dict(re.findall(r"^\| `(--[\w.]+)` \| (.+) \|$", FLAGS, re.MULTILINE))
-# What run_sagemaker.py of the tutorial sends.
+# The hyperparameters that the tutorial's run_sagemaker.py sends.
 DEFAULT_HYPERPARAMS = {
     "data": "CIFAR10DataModule",
     "data.batch_size": 32,
@@ -32,7 +35,7 @@ DEFAULT_HYPERPARAMS = {
     "trainer.max_epochs": 5,
     "logger.name": "tutorial",
 }
-# A value for each flag that the page gives without one, and what it needs beside it.
+# A value for each flag that the page gives without one, and the flags that it needs.
 VALUES = {
     "--checkpoint.dirpath": ["x"],
     "--resume.dirpath": ["x"],
@@ -55,7 +58,7 @@ VALUES = {
 
 
 class Parsed(CommandLine):
-    """Flags that are parsed, and of which nothing is made: the machine may have no GPU."""
+    """Parses flags and makes no objects: the machine may have no GPU."""
 
     def before_instantiate_classes(self) -> None:
         """Check nothing."""

@@ -1,4 +1,7 @@
-"""benchmarks/gpu: a rehearsal of all parts, what becomes of parts that fail, and figures that are the file's own."""
+"""benchmarks/gpu: a rehearsal of all parts, parts that fail, and the report's figures.
+
+The figures are those of the file.
+"""
 
 import json
 import os
@@ -43,12 +46,12 @@ FIELDS = {
 
 @pytest.fixture
 def results(tmp_path) -> Results:
-    """Results of nothing yet."""
+    """Results without any measurement."""
     return Results(tmp_path / "gpu-2026-01-01.json", dict(ABOUT), {})
 
 
 def rehearse(*flags: str) -> subprocess.CompletedProcess:
-    """Run it in miniature; 48 s of a core for all parts."""
+    """Run the benchmark in miniature; 48 s of a core for all parts."""
     line = [sys.executable, "-m", "benchmarks.gpu", "--miniature", *flags]
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=900)
 
@@ -96,7 +99,7 @@ def test_a_part_of_a_rehearsal(tmp_path):
 
 
 def value() -> dict:
-    """Measure."""
+    """Return a value, as a measurement does."""
     return {"value": 1}
 
 
@@ -106,7 +109,7 @@ def failing() -> dict:
 
 
 def leaving() -> dict:
-    """Leave as a training that failed does."""
+    """Leave as a failed training does."""
     raise SystemExit(
         "much\nModuleNotFoundError: No module named 'x'\nerror: the training failed, see above"
     )
@@ -118,7 +121,7 @@ def crashing() -> dict:
 
 
 def hanging(folder: Path) -> dict:
-    """Hang, and a child of it too."""
+    """Hang, and let a child hang, too."""
     child = subprocess.Popen(["sleep", "600"])
     Path(folder, "child").write_text(str(child.pid))
     time.sleep(600)

@@ -1,4 +1,4 @@
-"""Hyperparameters of every client's encoding arrive in the real CLI as what they were in Python."""
+"""Hyperparameters in every client's encoding reach the CLI with their Python values."""
 
 import json
 

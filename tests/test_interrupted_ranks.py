@@ -1,4 +1,7 @@
-"""Interrupted jobs of several ranks, through `train`: by both launchers, on one node and on two."""
+"""Interrupted jobs of several ranks through `train`, by both launchers.
+
+They run on one node and on two.
+"""
 
 import json
 import re
@@ -34,7 +37,7 @@ class Ranks(Job):
     """A job of two ranks on this machine, with a folder for checkpoints."""
 
     def begin(self, **changed: str) -> warm.Started:
-        """Start it."""
+        """Start the job."""
         self.write("code/interruptible.py", SOURCE)
         self.write("input/config/hyperparameters.json", json.dumps(GIVEN | changed))
         (self.base / "checkpoints").mkdir(exist_ok=True)
@@ -44,7 +47,7 @@ class Ranks(Job):
     own: dict[str, str] = {"OMP_NUM_THREADS": "1"}
 
     def wait_for_steps(self, number: int, process: warm.Started) -> list[psutil.Process]:
-        """Return the ranks when the first one has noted so many steps in all."""
+        """Return the ranks when the first one has recorded so many steps in all."""
         end = time.monotonic() + LIMIT
         while self.steps() < number:
             assert time.monotonic() < end and process.poll() is None, (
@@ -63,13 +66,13 @@ class Ranks(Job):
         return [child for _, child in sorted(ranks, key=lambda rank: rank[0])]
 
     def steps(self) -> int:
-        """Return how many steps the first rank has noted, each once."""
+        """Return how many different steps the first rank has recorded."""
         file = self.base / "code/events-0.jsonl"
         return len(set(re.findall(r'"step", (\d+, \d+)', file.read_text()))) if file.exists() else 0
 
     @property
     def result(self) -> tuple[str, list]:
-        """The weights, and what both ranks noted."""
+        """The weights, and the records of both ranks."""
         events = [interruptible.events(self.base / "code", rank) for rank in range(2)]
         return interruptible.weights(self.base / "model/model.pt"), events
 
@@ -110,7 +113,7 @@ def test_two_ranks(whole: Ranks, tmp_path: Path, program):
 
 
 def test_gradients_that_are_added_up(tmp_path: Path):
-    """Each rank has some of its own, which its next step adds to; a stop does not wait for that."""
+    """Each rank has its own sum, to which its next step adds; a stop does not wait for that."""
     jobs = [Ranks(tmp_path / name / "ml") for name in ("whole", "run")]
     added = {"trainer.accumulate_grad_batches": "11"}  # of 12 batches an epoch
     assert jobs[0].begin(**added).wait(LIMIT) == 0, (jobs[0].base / "log").read_text()[-3000:]
@@ -155,7 +158,7 @@ def test_two_ranks_began_and_one_goes_on(tmp_path: Path):
 
 
 def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
-    """It leaves without a new checkpoint, and says so; nothing is left."""
+    """The job ends without a new checkpoint, and says so; no process is left."""
     job = Ranks(tmp_path / "ml")
     process = job.begin()
     ranks = job.wait_for_steps(15, process)
@@ -175,7 +178,10 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
 @pytest.mark.soak  # two ranks above, two hosts in tests/test_rehearsal_processes.py
 @pytest.mark.docker
 def test_two_nodes(image: str, whole: Ranks, tmp_path: Path):
-    """One is told to stop and both do, at the same step; one is lost and the other ends; both go on, and end alike."""
+    """One is told to stop, and both stop at the same step; then one is lost, and the other ends.
+
+    Both go on, and end with the same weights.
+    """
     given = GIVEN | {"trainer.devices": "1"}
     job = Nodes(
         image,

@@ -1,4 +1,4 @@
-"""What each of two ranks holds by itself is its own again in a run that goes on."""
+"""Each of two ranks gets back its own state in a resumed run."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +12,7 @@ from sagemaker_lightning.resume.callback import ExactResume
 
 
 class Own(ranks.Regression):
-    """A model that holds other things on each rank, saves some of them, and fails at a step."""
+    """A model that holds other values on each rank, saves some of them, and fails at a step."""
 
     def __init__(self, fails: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Own(ranks.Regression):
 
 
 def train(folder: str, fails: int = -1) -> Own:
-    """Train, or go on, with checkpoints every two steps."""
+    """Train or resume, with checkpoints every two steps."""
     model = Own(fails)
     trainer = ranks.trainer([ExactResume(folder, seed=3, every_n_steps=2)], gradient_clip_val=1.0)
     trainer.fit(model, ranks.Numbered(44, batch_size=4))

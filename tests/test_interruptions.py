@@ -1,4 +1,4 @@
-"""Interrupted at any moment, finished with the same weights: real processes, really killed."""
+"""Runs that are killed at any moment end with the weights of an uninterrupted run."""
 
 import json
 import os
@@ -33,7 +33,7 @@ LIMIT = 90  # seconds; what takes longer hangs
 
 
 class Run:
-    """A job in a folder, started as often as it takes."""
+    """A job in a folder, started as often as needed."""
 
     def __init__(self, folder: Path, flags: list[str]) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class Run:
         folder.mkdir(exist_ok=True)
 
     def start(self, *more: str, **variables: str):
-        """Start it, and return the process."""
+        """Start the job, and return the process."""
         self.before = len(self.said)
         environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")} | self.variables | variables
         log = os.open(self.folder / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
@@ -54,14 +54,14 @@ class Run:
             os.close(log)
 
     def finish(self, *more: str, **variables: str) -> str:
-        """Run it to its end, which is a good one, and return what it says."""
+        """Run the job to its end, which must be a success, and return its output."""
         process = self.start(*more, **variables)
         process.wait(LIMIT)
         assert process.returncode == 0, self.said[self.before :][-3000:]
         return self.said[self.before :]
 
     def interrupt(self, number: int, when: Callable[[], bool]) -> int:
-        """Start it, send a signal when it is time, and return the exit status."""
+        """Start the job, send a signal when it is time, and return the exit status."""
         process = self.start()
         end = time.monotonic() + LIMIT
         while process.poll() is None and not when():
@@ -73,19 +73,19 @@ class Run:
 
     @property
     def said(self) -> str:
-        """All that all runs have said."""
+        """The output of all runs."""
         log = self.folder / "log"
         return log.read_text() if log.exists() else ""
 
     @property
     def steps(self) -> int:
-        """How many steps all runs have noted."""
+        """The number of steps that all runs have recorded."""
         file = self.folder / "events-0.jsonl"
         return file.read_text().count('["step"') if file.exists() else 0
 
     @property
     def result(self) -> tuple[str, dict]:
-        """The weights and all that was noted, each thing once."""
+        """The weights, and all records, each once."""
         return interruptible.weights(self.folder / "output/model/model.pt"), interruptible.events(
             self.folder
         )
@@ -140,7 +140,10 @@ OFTEN = (
     ],
 )
 def test_any_moment_and_any_signal(tmp_path: Path, seed: int, flags):
-    """Random ones: what was done twice was done alike, and what comes out is what an uninterrupted run gives."""
+    """Random ones: steps that were done twice have the same results.
+
+    The job ends with the results of an uninterrupted run.
+    """
     whole = Run(tmp_path / "whole", flags)
     run = Run(tmp_path / "run", flags)
     draw = random.Random(seed)
@@ -252,9 +255,9 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path):
 
 
 def points(folder: Path) -> list[tuple]:
-    """Return what TensorBoard's files hold, however many they are: (tag, step, value).
+    """Return the values in TensorBoard's files, however many they are: (tag, step, value).
 
-    Without the machine's own figures: they are taken once a minute, whatever the run does.
+    The machine's own metrics are left out: they are taken once a minute, whatever the run does.
     """
     found = []
     for file in sorted(folder.rglob("events.*")):
@@ -449,7 +452,7 @@ def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
 
 
 def test_a_checkpoint_is_lightnings_too(tmp_path: Path):
-    """`last.ckpt` is where those look who know Lightning, and what they find is what they expect."""
+    """People who know Lightning look for `last.ckpt`, and find what they expect."""
     run = Run(tmp_path / "run", ["--trainer.max_epochs=1"])
     run.finish()
     last = tmp_path / "run/output/data/checkpoints/last.ckpt"
@@ -481,7 +484,7 @@ def test_what_could_not_be_read_again_is_said_before_any_step(tmp_path: Path):
 
 
 def test_a_full_disk_costs_no_training(tmp_path: Path):
-    """A limit of a file's size stands for the full disk; the best model's file fails, too."""
+    """A limit on files' sizes stands for the full disk; the best model's file fails, too."""
     whole = Run(tmp_path / "whole", ["--checkpoint.monitor=val_loss"])
     whole.finish()
     run = Run(tmp_path / "run", ["--checkpoint.monitor=val_loss"])

@@ -1,4 +1,7 @@
-"""contract/job_config.py and launch/train_command.py: whatever is in input/config, one line names the file."""
+"""contract/job_config.py and launch/train_command.py: errors in input/config.
+
+Each is one line that names the file.
+"""
 
 import json
 import os
@@ -204,7 +207,10 @@ def test_a_framework_error_gets_a_first_line(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
 def test_a_user_without_a_name_or_a_home(job: Job):
-    """As with `docker run --user=54321`: the entry point alone, as Python may not be this user's to run."""
+    """As with `docker run --user=54321`.
+
+    Only the entry point runs: this user may not be allowed to run Python.
+    """
     script = (ROOT / "entrypoint.sh").read_text()
     command = [
         "setpriv",

@@ -1,4 +1,7 @@
-"""resume/journal.py: what is written is read again, up to where it is damaged, and no file does harm."""
+"""resume/journal.py: records are read again, up to the first damaged one.
+
+No file makes it fail.
+"""
 
 import os
 from pathlib import Path
@@ -13,7 +16,7 @@ RUN = b"0123456789abcdef"
 
 @pytest.fixture(autouse=True)
 def each_at_once(monkeypatch):
-    """Write each record when it comes."""
+    """Write each record as soon as it comes."""
     monkeypatch.setattr(journal, "SHARE", float("inf"))
 
 

@@ -1,4 +1,4 @@
-"""What torch.compile makes of an input's shape does not depend on the shapes before it."""
+"""torch.compile's choice for an input's shape does not depend on earlier shapes."""
 
 import json
 import os
@@ -30,7 +30,7 @@ print(json.dumps([shapes, len(made) - len(shapes)]))
 
 
 def graphs(folder: Path, prepare: str) -> tuple[list, int]:
-    """Return the shapes that graphs are made for, and how many more there are for other numbers."""
+    """Return the shapes that have graphs, and how many more graphs other numbers need."""
     variables = os.environ | {"PYTHONPATH": str(ROOT)}
     run = warm.run(["python", "-c", PROGRAM.format(prepare=prepare)], folder, variables)
     assert run.returncode == 0, run.stdout
@@ -38,7 +38,7 @@ def graphs(folder: Path, prepare: str) -> tuple[list, int]:
 
 
 def test_each_shape_has_a_kernel_of_its_own(tmp_path: Path):
-    """And numbers, which are others in each step, do not."""
+    """Numbers that change with each step do not have one."""
     shapes, more = graphs(tmp_path, "of_their_own_shapes()")
     assert shapes == [["12"], ["4"], ["7"]] and more <= 2
 

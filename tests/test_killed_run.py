@@ -1,4 +1,7 @@
-"""A run of the tests that is killed in the middle leaves no process, container, network or mount: tests/sweeper.py."""
+"""A killed run of the tests leaves nothing behind: tests/sweeper.py.
+
+That is no process, container, network or mount.
+"""
 
 import os
 import signal
@@ -14,7 +17,7 @@ from test_watch import comes
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 NETWORK = Path("/sys/class/net")
-# What tests do, and stand still in the midst of it.
+# A test that starts what tests start, and then stands still.
 STANDS_STILL = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -29,8 +32,8 @@ def test_that_stands_still(tmp_path, monkeypatch):
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
     if no_engine() is None:
         docker("network", "create", f"test-{os.environ[sweeper.VARIABLE]}")
-    # The hosts of a rehearsal are in namespaces and have an environment of their own. One of the two
-    # rehearsals is dead already.
+    # The hosts of a rehearsal are in namespaces and have an environment of their own. One of the
+    # two rehearsals is dead already.
     monkeypatch.setenv("REHEARSAL_PYTHON", sys.executable)
     for name in ("dead", "alive"):
         server = Rehearsal(tmp_path / name, "--engine=processes")
@@ -48,7 +51,10 @@ def test_that_stands_still(tmp_path, monkeypatch):
 
 
 def left(folder: Path, owners: list[str], run: str) -> dict[str, list[str]]:
-    """Return what there is of a run in `folder`, and of its rehearsals, whose networks have names of their owners."""
+    """Return what is left of a run in `folder`, and of its rehearsals.
+
+    The names of the rehearsals' networks contain their owners.
+    """
     names = [line.split()[0] for line in ask("ip", "netns", "list")] + [
         path.name for path in NETWORK.iterdir()
     ]

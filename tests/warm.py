@@ -1,11 +1,14 @@
-"""Processes that start warm: forked from a server that has imported torch, Lightning and the application.
+"""Processes that start warm: forked from a server with torch and Lightning imported.
 
-`start(argv, folder, variables)` does for `python SCRIPT`, `python -m MODULE` and `python -c CODE` what Popen does, in
-0.1 s of processor time in place of 4. Whatever such a process starts by the same interpreter, as the toolkit does its
-program and Lightning its ranks, is forked in the same way: the tree of processes is the real one, and so are signals,
-exit statuses, output, environment and working folder. Not the same as in a new interpreter: modules of installed
-packages are imported already, and the allocator and OpenMP keep the server's settings. Where the start itself is what
-is tested, use subprocess.
+`start(argv, folder, variables)` does for `python SCRIPT`, `python -m MODULE` and `python -c CODE`
+what Popen does, in 0.1 s of processor time in place of 4. The server has also imported the
+application.
+
+Whatever such a process starts with the same interpreter is forked in the same way: the toolkit's
+program, for example, and Lightning's ranks. So the tree of processes is the real one, and so are
+signals, exit statuses, output, environment and working folder. Two things differ from a new
+interpreter: modules of installed packages are imported already, and the allocator and OpenMP keep
+the server's settings. A test of the start itself uses subprocess.
 """
 
 import atexit
@@ -54,7 +57,7 @@ INSTALLED = tuple(
 
 
 class Started:
-    """A process started by `start`, with the interface of subprocess.Popen as far as the tests use it."""
+    """A process started by `start`, with the part of subprocess.Popen that the tests use."""
 
     def __init__(self, process, stdout: io.TextIOBase | None) -> None:
         self.process = process
@@ -62,7 +65,7 @@ class Started:
         self.pid = process.pid
 
     def poll(self) -> int | None:
-        """Return the exit status if it has ended, else None."""
+        """Return the exit status if the process has ended, else None."""
         return self.process.exitcode
 
     @property
@@ -71,14 +74,17 @@ class Started:
         return self.process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return its exit status when it has ended; subprocess.TimeoutExpired where that takes longer."""
+        """Return the exit status when the process has ended.
+
+        subprocess.TimeoutExpired: it takes longer than that.
+        """
         self.process.join(timeout)
         if self.process.exitcode is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
         return self.process.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """Return what it wrote since, when it has ended."""
+        """Return the process's output since the last call, when it has ended."""
         said: list[str] = []
         reader = threading.Thread(target=lambda: said.append(self.stdout.read()), daemon=True)
         reader.start()
@@ -109,8 +115,10 @@ def start(
     variables: Mapping[str, str] = os.environ,
     output: int | None = None,
 ) -> Started:
-    """Start `argv` in `folder` with exactly these variables; both its streams go to file descriptor `output`, or
-    else to the pipe `stdout` of what is returned."""
+    """Start `argv` in `folder` with exactly these variables.
+
+    Both streams go to file descriptor `output`, or else to the pipe `stdout` of what is returned.
+    """
     ensure_server()
     reading = None
     if output is None:
@@ -129,8 +137,8 @@ def start(
             ),
         )
         process.start()
-        # Otherwise another thread's start() also asks for its exit status; when two ask, one of them
-        # gets 255.
+        # Otherwise another thread's start() also asks for its exit status; when two ask, one gets
+        # 255.
         multiprocessing.process._children.discard(process)
     return Started(
         process,
@@ -144,7 +152,10 @@ def run(
     variables: Mapping[str, str] = os.environ,
     timeout: float = 300,
 ) -> subprocess.CompletedProcess:
-    """Run `argv` to its end, killed after `timeout` seconds, and return it with all its output in `stdout`."""
+    """Run `argv` to its end, and return it with all its output in `stdout`.
+
+    It is killed after `timeout` seconds.
+    """
     started = start(argv, folder, variables)
     try:
         said, _ = started.communicate(timeout)
@@ -154,7 +165,7 @@ def run(
 
 
 def environ(pid: int) -> dict[str, str]:
-    """Return the environment of a process that was started warm; empty if it is none."""
+    """Return the environment of a process that was started warm; empty for others."""
     try:
         return json.loads(Path(notes, str(pid)).read_text())
     except (OSError, ValueError):
@@ -162,7 +173,7 @@ def environ(pid: int) -> dict[str, str]:
 
 
 def ensure_server() -> None:
-    """Start the server if it is not there; what it imports is found by its own PYTHONPATH."""
+    """Start the server if it does not run; it imports by a PYTHONPATH of its own."""
     global notes
     if notes is None:
         notes = tempfile.mkdtemp(prefix="warm-")
@@ -178,7 +189,7 @@ def ensure_server() -> None:
 
 
 class _Descriptor:
-    """A file descriptor on its way to a process of the server."""
+    """A file descriptor that is sent to a process of the server."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -194,7 +205,10 @@ class _Descriptor:
 def _begin(
     argv: list[str], folder: str, variables: dict[str, str], output: int, noted: str
 ) -> None:
-    """Become the process that is asked for, in a child of the server, which another test may have started."""
+    """Become the process that is asked for, in a child of the server.
+
+    Another test may have started the server.
+    """
     global notes
     notes = noted
     for number in (1, 2):
@@ -207,7 +221,10 @@ def _begin(
 
 
 def _become(argv: list[str], folder: str | None, variables: Mapping[str, str]) -> None:
-    """Do what exec does with this process, as far as a program can see it, and run `argv`; never returns."""
+    """Do to this process what exec does, as far as a program can see it, and run `argv`.
+
+    It never returns.
+    """
     status = 1
     try:
         os.environ.clear()
@@ -230,7 +247,7 @@ def _become(argv: list[str], folder: str | None, variables: Mapping[str, str]) -
 
 
 def _forget() -> None:
-    """Leave nothing of what this process was before: handlers, streams, modules, threads' numbers."""
+    """Remove the traces of the process before: handlers, streams, modules, thread counts."""
     signal.set_wakeup_fd(-1)
     for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) not in (signal.SIG_IGN, signal.SIG_DFL, None):
@@ -309,7 +326,7 @@ def _exit_status(argv: list[str]) -> int:
 
 
 def _program(argv: list[str]) -> tuple[str, object, list[str]]:
-    """Return file, code and sys.argv of a command line that `_is_ours`."""
+    """Return file, code and sys.argv of a command line that `_is_ours` accepts."""
     rest = list(argv[1:])
     while rest[0] in ("-u", "--"):
         del rest[0]
@@ -325,7 +342,10 @@ def _program(argv: list[str]) -> tuple[str, object, list[str]]:
 
 
 def _is_ours(argv: Sequence[str], folder: str | bytes | None = None) -> bool:
-    """Say whether this interpreter can run a command line: its own, with a file below `folder`, a module or code."""
+    """Return whether this interpreter can run a command line.
+
+    The command must name this interpreter, and then a file below `folder`, a module or code.
+    """
     words = [word for word in argv[1:3] if word not in ("-u", "--")]
     if argv[0] not in ("python", sys.executable) or not words or words[:2] == ["-m", "pip"]:
         return False
@@ -354,7 +374,7 @@ def _fork_exec(
     new_session,
     *rest,
 ) -> int:
-    """Fork this process where subprocess would start the same interpreter anew (subprocess.py of Python 3.11)."""
+    """Fork this process where subprocess would start the same interpreter (Python 3.11)."""
     argv = [os.fsdecode(word) for word in args]
     if not _is_ours(argv, cwd):
         return _real_fork_exec(
@@ -396,7 +416,10 @@ def _fork_exec(
 
 
 def _sever() -> None:
-    """Cut what exec would close; the numbers stay taken, as objects from before may still close them."""
+    """Close the files that exec would close.
+
+    Their numbers stay taken, as objects of the process before may still close them.
+    """
     nothing = os.open(os.devnull, os.O_RDWR)
     for entry in list(Path("/proc/self/fd").iterdir()):
         number = int(entry.name)
@@ -410,7 +433,7 @@ _real_execve = os.execve
 
 
 def _execve(path: str, argv: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Go on as another program, as exec does."""
+    """Continue as another program, as exec does."""
     if not _is_ours(list(argv)):
         _real_execve(path, argv, variables)
     sys.stdout.flush()

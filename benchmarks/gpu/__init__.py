@@ -1,1 +1,1 @@
-"""All that is to be measured on one GPU, in one call: `python -m benchmarks.gpu`."""
+"""All measurements on one GPU, in one call: `python -m benchmarks.gpu`."""

@@ -1,12 +1,14 @@
-"""Measures all that is to be measured on one GPU, and prints the table of the file that it writes.
+"""Measures everything on one GPU, and prints the table of the file that it writes.
 
-    python -m benchmarks.gpu [--out DIR] [--data_dir CIFAR10] [--parts resume,step] [--limit SECONDS]
-    python -m benchmarks.gpu --miniature --out DIR           a rehearsal on a CPU, of a minute: no figures
-    python -m benchmarks.gpu report [FILE] [--write]         the table again; --write puts it into docs/gpu.md
+    python -m benchmarks.gpu [--out DIR] [--data_dir CIFAR10] [--parts resume,step]
+                             [--limit SECONDS]
+    python -m benchmarks.gpu --miniature --out DIR      a rehearsal on a CPU, a minute: no figures
+    python -m benchmarks.gpu report [FILE] [--write]    the table; --write puts it into docs/gpu.md
 
-Parts come in the order of their worth, each with a limit of its own. Every value is in DIR/gpu-DATE.json as soon as it
-is measured; a call that finds the file of an earlier one (same GPU, versions and commit) does what is missing in it.
-The exit status is 0 if all parts that were asked for are complete.
+The most valuable parts come first; each has a limit of its own. Every value is in DIR/gpu-DATE.json
+as soon as it is measured. A call that finds the file of an earlier one (same GPU, versions and
+commit) does what is missing in it. The exit status is 0 if all parts that were asked for are
+complete.
 """
 
 import argparse
@@ -36,7 +38,7 @@ SLOWER = 10  # times as long may a part take in miniature: on a CPU, beside othe
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the flags ask for; return the exit status."""
+    """Run what the flags ask for; return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["report"]:
         return _report(arguments[1:])
@@ -79,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure(names: list[str], options: Options, limit: float, log: Path) -> int:
-    """Do the parts, and print the table."""
+    """Measure the parts, and print the table."""
     results = options.results
     end = time.monotonic() + limit
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended

@@ -1,4 +1,4 @@
-"""Jobs on the GPU that are interrupted, and what came of them; see benchmarks/interruptions.py."""
+"""Interrupted jobs on the GPU, and their results; see benchmarks/interruptions.py."""
 
 import random
 import re
@@ -25,7 +25,7 @@ TRIES = 2  # interruptions of a job, at most
 
 
 class Job(Process):
-    """A job as one process, forked from this one, which has imported all."""
+    """A job as one process, forked from this one, which has imported everything."""
 
     def __init__(self, folder: Path, flags: Mapping[str, str]) -> None:
         folder.mkdir(parents=True)
@@ -41,7 +41,7 @@ class Job(Process):
 
 
 def left_alone(flags: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Return the weights of two jobs that nobody interrupts, and the seconds that the second one took."""
+    """Return the weights of two uninterrupted jobs, and the seconds of the second one."""
     with tempfile.TemporaryDirectory(dir=folder) as work:
         weights = []
         for number in range(2):
@@ -61,9 +61,10 @@ def interrupted(
     number: int,
     jobs: int,
 ) -> dict[str, Any]:
-    """Interrupt jobs, side by side; return of each whether its weights are those of one left alone, and how it went.
+    """Interrupt jobs, side by side; return a record of each.
 
-    `known` returns this setting's records, the first of which is of jobs left alone.
+    The record says how the job went, and whether its weights are those of an uninterrupted one.
+    `known` returns this setting's records; the first of them is of uninterrupted jobs.
     """
     alone = next((record for record in known() if record["round"] == 0), None)
     if not alone:

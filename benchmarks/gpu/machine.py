@@ -1,4 +1,4 @@
-"""The machine that is measured: what it is, and whether it will do."""
+"""The machine that is measured: its parts, and whether they are sufficient."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ GPU_MEMORY = 8
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine, as far as it decides what is measured."""
+    """The properties of a machine that decide what is measured."""
 
     gpu: str
     """Name of the GPU, "" where torch finds none."""
@@ -45,7 +45,10 @@ class Machine:
 
     @classmethod
     def read(cls, folder: Path) -> "Machine":
-        """Look at this machine; a process that does is of no use for a fork that needs the GPU."""
+        """Look at this machine.
+
+        Afterwards this process cannot be forked for work on the GPU.
+        """
         gpu = ""
         gpu_memory = 0.0
         gpu_free = 0.0
@@ -70,7 +73,7 @@ class Machine:
         return cls(gpu, gpu_memory, gpu_free, _driver(), trouble, cpu, cores, all_of_it, free, disk)
 
     def obstacle(self, miniature: bool = False) -> str:
-        """Return why nothing can be measured here, in a line; "" if it can."""
+        """Return in one line why nothing can be measured here; "" if it can."""
         if not miniature and not self.gpu:
             if self.driver:
                 return (
@@ -98,7 +101,7 @@ class Machine:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return what a file of results says of it; a host is what the GPU is in."""
+        """Return the machine's entry in a file of results; a host is the machine of the GPU."""
         host = {"cpu": self.cpu, "cores": self.cores, "memory": round(self.memory)}
         return {
             "gpu": self.gpu,

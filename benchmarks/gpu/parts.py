@@ -1,4 +1,4 @@
-"""What is measured on a GPU, part by part, in the order of their worth."""
+"""The measurements on a GPU, part by part, the most valuable first."""
 
 import os
 import statistics
@@ -32,7 +32,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Options:
-    """What a call was given."""
+    """The options of a call."""
 
     results: Results
     folder: Path
@@ -43,17 +43,20 @@ class Options:
 
     @property
     def accelerator(self) -> str:
-        """Where to train, by Lightning's name."""
+        """The device to train on, by Lightning's name."""
         return "cpu" if self.miniature else "gpu"
 
     def rounds(self, n: int) -> range:
-        """Return the rounds of something that is measured n times."""
+        """Return the rounds of a measurement that is done n times."""
         return range(1, (1 if self.miniature else n) + 1)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part: what it measures, and the columns of its table, each a number or a truth of a record."""
+    """A part: what it measures, and the columns of its table.
+
+    Each column is a number or a truth value of a record.
+    """
 
     what: str
     seconds: float
@@ -102,7 +105,7 @@ def resume(options: Options) -> list[Task]:
 
 
 def exact(records: Sequence[Record]) -> str:
-    """Say how many interrupted jobs had the bits of those left alone."""
+    """Say how many interrupted jobs ended with the bits of uninterrupted ones."""
     lines = []
     for setting in dict.fromkeys(record["setting"] for record in records):
         of_it = [record for record in records if record["setting"] == setting]
@@ -129,14 +132,14 @@ STEPS = {32: 200, 256: 100, 512: 60, 1024: 30}  # timed steps of a turn: a secon
 
 
 def sized(setting: Setting, steps: int) -> Setting:
-    """Return a setting with as many images as the turns of a process take, in one epoch."""
+    """Return a setting with as many images in one epoch as the turns of a process take."""
     held_out = 10_000  # the data module's default for validation
     needed = (turns.TURNS * (turns.WARMUP + steps) + 2) * setting.batch_size + held_out
     return replace(setting, images=max(50_000, needed))
 
 
 def steps(options: Options) -> list[Task]:
-    """Compare our training with a bare loop, three times each."""
+    """Compare our training with a bare loop, three times for each setting."""
     settings = {
         f"batch {size}, {name}": Setting(size, **more)
         for size in (32, 256, 1024)
@@ -212,7 +215,10 @@ ACCURACIES = {
 
 
 def against_the_original(options: Options) -> list[Task]:
-    """Compare with the original tutorial's recipe, three times each: as it trains, and with what a GPU is good at."""
+    """Compare with the original tutorial's recipe, three times each.
+
+    Ours trains as the original does, and then with the settings that suit a GPU.
+    """
     settings = {
         "as it trains: batch 32, Adam, fp32": Setting(),
         "batch 1024, bf16, channels last": Setting(1024, "bf16-mixed", channels_last=True),
@@ -239,7 +245,7 @@ def against_the_original(options: Options) -> list[Task]:
 
 
 def costs(options: Options) -> list[Task]:
-    """Measure what a start and a checkpoint cost."""
+    """Measure the cost of a start and of a checkpoint."""
     tasks = []
     for number in options.rounds(3):
         for how in ("background", "waiting"):
@@ -250,7 +256,10 @@ def costs(options: Options) -> list[Task]:
 
 
 def stalls(how: str, accelerator: str, count: int) -> dict[str, Any]:
-    """Return the seconds of each step, and of each checkpoint for which training waits but the last one."""
+    """Return the seconds of each step, and of each checkpoint for which training waits.
+
+    The last checkpoint is left out.
+    """
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         watched = interruption_cost.train(how, how == "waiting", accelerator, count)
@@ -292,7 +301,10 @@ COSTS = {
 
 
 def pairs_of_rows(options: Options) -> list[Task]:
-    """Compare a block of rows with all rows: ours, the bare product, and faiss-gpu where it is."""
+    """Compare a block of rows with all rows: ours, the bare product, and faiss-gpu.
+
+    faiss-gpu takes part if it is installed.
+    """
     rows = [300] if options.miniature else [20_000, 200_000]
     kinds = ["float32"] if options.miniature else ["float32", "bfloat16"]
     return [
@@ -338,7 +350,7 @@ ROWS = {
 
 
 def profiles(options: Options) -> list[Task]:
-    """Look into the step and into validation."""
+    """Profile the step and the validation."""
     settings = {
         "batch 512, as the recipe `fast`": Setting(512, "bf16-mixed", True, True, "small"),
         "batch 32, fp32": Setting(),
@@ -404,7 +416,10 @@ SWEPT = {
 
 
 def sweep(options: Options) -> list[Task]:
-    """Train by the recipes with a setting changed; nothing is compiled, which would take longer than the training."""
+    """Train by the recipes with a setting changed.
+
+    Nothing is compiled, which would take longer than the training.
+    """
     tasks = []
     more = TINY if options.miniature else ["--model.compile=false"]
     for seed in options.rounds(3):
@@ -417,7 +432,7 @@ def sweep(options: Options) -> list[Task]:
 
 
 def forked(name: str, data_dir: Path, seed: int, flags: list[str], folder: Path) -> dict[str, Any]:
-    """Train by a recipe in a process that has imported all."""
+    """Train by a recipe in a process that has imported everything."""
     import warm
 
     with tempfile.TemporaryDirectory(dir=folder) as work:

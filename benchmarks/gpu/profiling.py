@@ -1,4 +1,4 @@
-"""What a step and a validation consist of: kernels, and the time in which there is none."""
+"""The parts of a step and of a validation: kernels, and the time without any kernel."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ SHOWN = 12  # kernels in the table
 
 
 class Profiler(Callback):
-    """Looks at some batches of the training, or of the validation, after some that are not looked at."""
+    """Profiles some batches of the training, or of the validation, after some others."""
 
     def __init__(self, stage: str, count: int, warmup: int) -> None:
         self.count = count
@@ -32,7 +32,7 @@ class Profiler(Callback):
         self.profiler = torch.profiler.profile(activities=activities)
 
     def tick(self, *_: object) -> None:
-        """Note the end of a batch."""
+        """Count a batch."""
         self.batches += 1
         if self.batches == self.warmup:
             self._finish()
@@ -47,7 +47,10 @@ class Profiler(Callback):
 
 
 def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[str, Any]:
-    """Return the kernels of `count` batches of a "step" or of a "validation"; on a CPU, its operations."""
+    """Return the kernels of `count` batches of a "step" or of a "validation".
+
+    On a CPU, it returns the operations.
+    """
     warmup = min(WARMUP, count)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
@@ -81,9 +84,9 @@ def profile(stage: str, setting: Setting, count: int, accelerator: str) -> dict[
 
 
 def summary(profiler: torch.profiler.profile, on_gpu: bool) -> dict[str, Any]:
-    """Return the time that was looked at, the share of it with no kernel, and the kernels that took most."""
+    """Return the profiled time, the share of it without a kernel, and the longest kernels."""
     kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
-    # An annotation lasts from its first kernel to its last one: it is no kernel.
+    # An annotation is no kernel: it lasts from its first kernel to its last one.
     events = [
         event
         for event in profiler.events()

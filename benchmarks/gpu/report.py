@@ -81,7 +81,7 @@ def table(part: Part, records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def cell(values: Sequence[float]) -> str:
-    """Return the median, with the range where there is more than one value; "" where there is none."""
+    """Return the median, with the range if there are several values; "" if there are none."""
     if any(map(math.isnan, values)):
         return ""
     middle = f"{statistics.median(values):.4g}"
@@ -89,13 +89,13 @@ def cell(values: Sequence[float]) -> str:
 
 
 def newest() -> Results | None:
-    """Return the newest results of the repository that are no rehearsal's."""
+    """Return the repository's newest results that are not a rehearsal's."""
     found = [Results.read(path) for path in files(FOLDER)]
     return next((results for results in reversed(found) if not results.about["miniature"]), None)
 
 
 def written(page: str, results: Results | None) -> str:
-    """Return the page of the docs with these results in their place."""
+    """Return the page of the docs with these results in it."""
     before, rest = page.split(BEGIN)
     after = rest.split(END)[1]
     return f"{before}{BEGIN}\n{text(results) if results else NOTHING + chr(10)}{END}{after}"

@@ -1,4 +1,7 @@
-"""The file of results: every value as it was measured, written whole or not at all after each of them."""
+"""The file of results: every measured value; each write replaces the whole file.
+
+It is written after each value, completely or not at all.
+"""
 
 import json
 from collections.abc import Mapping
@@ -16,9 +19,9 @@ SAME = ("gpu", "driver", "versions", "commit", "miniature")
 class Results:
     """Results in a file.
 
-    `about` says where they come from; `parts` has of each part its status ("complete", "unfinished" or "failed"), a
-    line that says why it is not complete, the seconds it took, and its records: {"setting", "round", and what was
-    measured}.
+    `about` says where they come from. For each part, `parts` has its status ("complete",
+    "unfinished" or "failed"), a line that says why it is not complete, the seconds it took, and its
+    records: {"setting", "round", and the measured values}.
     """
 
     path: Path
@@ -38,7 +41,10 @@ class Results:
 
     @classmethod
     def opened(cls, folder: Path, about: Mapping[str, Any], date: str) -> "Results":
-        """Return the newest results in a folder that this run can go on with, or new ones, named by the day."""
+        """Return the newest results in a folder that this run can continue, or new ones.
+
+        New ones are named by the day.
+        """
         earlier = files(folder)
         for path in reversed(earlier):
             results = cls.read(path)
@@ -54,7 +60,7 @@ class Results:
         return cls(folder / f"{name}.json", dict(about), {})
 
     def part(self, name: str) -> dict[str, Any]:
-        """Return a part, to be changed."""
+        """Return a part, which the caller may change."""
         return self.parts.setdefault(
             name, {"status": "unfinished", "line": "", "seconds": 0.0, "records": []}
         )

@@ -1,7 +1,8 @@
-"""Measurements one after another, each in a process of its own, which may fail or hang without harm to the others.
+"""Runs measurements one after another, each in a process of its own.
 
-That process is forked from this one, which has imported everything and never uses the GPU: CUDA does not survive a
-fork, and imports are what takes longest in a short measurement.
+A measurement may fail or hang without harm to the others. Its process is forked from this one,
+which has imported everything and never uses the GPU: CUDA does not survive a fork, and imports take
+longest in a short measurement.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Overrun(Exception):
-    """A measurement did not come to its end in the time that there was."""
+    """A measurement did not end within its time."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ class Task:
 
 
 def call(work: Callable[[], Any], seconds: float, log: Path) -> Any:
-    """Return what `work` returns in a process of its own; what it prints goes to `log`.
+    """Return `work`'s result from a process of its own; its output goes to `log`.
 
-    Overrun: it took longer, and nothing of it is left. RuntimeError: it failed, with a line that says why.
+    Overrun: it took longer, and nothing of it is left. RuntimeError: it failed, with a line that
+    says why.
     """
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_work, args=(work, sender, log))
@@ -80,7 +82,10 @@ def _work(work: Callable[[], Any], sender, log: Path) -> None:
 
 
 def _line(error: BaseException) -> str:
-    """Return what an exception says, in a line; a SystemExit's text ends with the line that counts."""
+    """Return an exception's message in one line.
+
+    A SystemExit's text ends with the line that counts.
+    """
     lines = [
         line for line in str(error).splitlines() if line.strip() and not line.endswith("see above")
     ]
@@ -104,9 +109,9 @@ def _end(process) -> None:
 def run(
     name: str, tasks: Iterable[Task], results: Results, seconds: float, log: Path
 ) -> Iterator[str]:
-    """Do what is not in the results yet, in order, for so many seconds at most; yield a line for each measurement.
+    """Run the tasks that are not in the results yet, in order; yield a line for each.
 
-    A setting that fails is left, the others go on.
+    It takes at most so many seconds. A setting that fails is left out; the others go on.
     """
     part = results.part(name)
     began = time.monotonic()
