@@ -196,7 +196,7 @@ def test_a_loader_may_have_indices_of_its_own():
 
 
 def test_a_loader_that_was_trained_on_makes_predictions(tmp_path: Path):
-    """Lightning makes another one of the same class for them, with a sampler that notes the indices."""
+    """Lightning makes another of the same class, with a sampler that notes the indices."""
 
     class Doubles(pl.LightningModule):
         def predict_step(self, batch, batch_idx):

@@ -18,6 +18,7 @@ import warm
 from containers import ROOT
 from own_trainer import Classifier
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 import sagemaker_lightning
@@ -194,6 +195,55 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path,
     )
 
 
+def rows_of(folder: Path) -> str:
+    return (folder / "lightning_logs/version_0/metrics.csv").read_text()
+
+
+def test_a_logger_that_was_used_before_fit_goes_on_in_its_file(tmp_path: Path):
+    """A validation before the training opens the logger's file, in each run."""
+
+    def train(folder: Path, stops: bool) -> None:
+        logger = CSVLogger(folder / "logs")
+        trainer = short(
+            folder / "run", *([Presses(1)] if stops else []), logger=logger, log_every_n_steps=1
+        )
+        pl.seed_everything(3)
+        model = Classifier()
+        trainer.validate(model, verbose=False)
+        trainer.fit(model)
+
+    train(tmp_path / "alone", stops=False)
+    with pytest.raises(SystemExit):
+        train(tmp_path / "cut", stops=True)
+    train(tmp_path / "cut", stops=False)
+    assert [path.name for path in (tmp_path / "cut/logs/lightning_logs").iterdir()] == ["version_0"]
+    assert rows_of(tmp_path / "cut/logs") == rows_of(tmp_path / "alone/logs")
+
+
+def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):
+    model = Classifier()
+    for _ in range(2):
+        logger = CSVLogger(tmp_path / "logs")
+        logger.experiment.log_metrics({"mine": 1.0}, step=0)
+        short(tmp_path / "run", logger=logger, log_every_n_steps=1).fit(model)
+    assert "mine" in rows_of(tmp_path / "logs").splitlines()[0]
+    assert (
+        "CSVLogger: it writes version 1, and the interrupted run wrote version 0"
+        in capfd.readouterr().out
+    )
+
+
+def test_a_program_that_trains_on_comes_by_its_first_training_again(tmp_path: Path, capfd):
+    """Its checkpoint is of an epoch beyond the limit of the first training."""
+    model = Classifier()
+    trainer = short(tmp_path, max_epochs=4)
+    trainer.fit(model)
+    first = short(tmp_path, max_epochs=2)
+    first.fit(model)
+    assert "is beyond max_epochs=2, and the model has that step's weights" in capfd.readouterr().out
+    assert first.max_epochs == 2 and first.global_step == trainer.global_step
+
+
 def test_ctrl_c_twice_stops_at_once(tmp_path: Path):
     presses = Presses(2)
     with pytest.raises(SystemExit) as stopped:  # Lightning's answer to a KeyboardInterrupt
@@ -209,7 +259,7 @@ class Scaler:
 
 
 class WithScaler(Classifier):
-    """Keeps an object in its checkpoints, as pytorch-forecasting and darts do, and takes it from there."""
+    """Keeps an object in its checkpoints, as pytorch-forecasting and darts do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +278,7 @@ class WithScaler(Classifier):
 
 
 def test_objects_that_the_model_has_may_be_in_its_checkpoints(tmp_path: Path):
-    """A resumed run has its own object there, with the saved state; the user's files have what Lightning writes."""
+    """A resumed run has its own object there; the user's files have what Lightning writes."""
     expected = WithScaler()
     state = copy.deepcopy(expected.state_dict())
     short(tmp_path / "alone").fit(expected)
@@ -299,6 +349,13 @@ def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
             {"every_n_minutes": float("nan")},
             r"ExactResume\(every_n_minutes=...\): found nan, allowed is 0 or more",
         ),
+        ({"seed": "42"}, r"ExactResume\(seed=...\): found '42', allowed is an integer"),
+        (
+            {"every_n_steps": 1.5},
+            r"ExactResume\(every_n_steps=...\): found 1.5, allowed is an integer",
+        ),
+        ({"dirpath": None}, r"ExactResume\(dirpath=...\): found None, allowed is a folder"),
+        ({"settings": ["a"]}, r"ExactResume\(settings=...\): found \['a'\], allowed is a dict"),
         (
             {"dirpath": "s3://bucket/x"},
             r"ExactResume\(dirpath=...\): found s3://bucket/x, allowed is a folder",

@@ -20,6 +20,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_only
 
 from sagemaker_lightning.compat import lightning_loggers
 from sagemaker_lightning.contract.atomic_files import atomic_write
@@ -77,16 +78,26 @@ class Rows(lightning_loggers.Writer):
     Args:
         log_dir: Folder or s3:// address of the file.
         waits: Whether it is not known yet if this run continues the file that is there.
+        adds: Whether it adds rows to the file that is there until it waits.
     """
 
-    def __init__(self, log_dir: str, waits: bool) -> None:
+    waits = False
+
+    def __init__(self, log_dir: str, waits: bool, adds: bool = False) -> None:
         self.waits = waits
+        self.adds = adds
         super().__init__(log_dir)
+        if adds and (content := self._read()):
+            self.metrics_keys = next(csv.reader(io.StringIO(content)))
 
     def begin_file(self) -> None:
         """Remove a file that is there, unless this run may continue it."""
-        if not self.waits:
+        if not (self.waits or self.adds):
             super().begin_file()
+
+    def wait(self) -> None:
+        """Write no more rows until it is known if this run continues the file."""
+        self.waits = True
 
     def save(self) -> None:
         """Write the new rows, once it is known which file they belong to."""
@@ -96,7 +107,7 @@ class Rows(lightning_loggers.Writer):
     def begin(self) -> None:
         """Start a new file, if it was not known yet whether to continue one."""
         if self.waits:
-            self.waits = False
+            self.waits = self.adds = False
             self.begin_file()
 
     def go_on(self, columns: Sequence[str], size: int) -> None:
@@ -148,20 +159,38 @@ class OfRows(lightning_loggers.WriterLogger):
     """The base that a CSVLogger gets before its own class, so that `Rows` writes."""
 
     waits = False
+    adds = False
 
     def make_writer(self) -> Rows:
         """Return the writer."""
-        return Rows(self.log_dir, self.waits)
+        return Rows(self.log_dir, self.waits, self.adds)
+
+    def continue_file(self, trains: bool) -> None:
+        """Keep the file that is there.
+
+        Args:
+            trains: Whether the training begins: rows wait until it is known which come again. The
+                rows of a run before it, such as a validation, are added.
+        """
+        self.waits = trains
+        self.adds = not trains
+        if trains and (writer := lightning_loggers.writer(self)):
+            writer.wait()
 
 
-def prepare(loggers: Iterable[Any], states: Sequence[Mapping[str, Any]]) -> None:
+def prepare(
+    loggers: Iterable[Any], states: Sequence[Mapping[str, Any]], trains: bool = True
+) -> None:
     """Make loggers write to the files that the interrupted run wrote to.
 
-    The loggers have written nothing yet.
+    A logger that somebody has used before has chosen its version already: it stays there, and a
+    line says so.
 
     Args:
         loggers: The loggers of this run.
         states: What `tell` returned in the interrupted run.
+        trains: Whether the training begins, and not another run of the trainer, such as a
+            validation or a search.
     """
     loggers = list(loggers)
     for logger in loggers:
@@ -173,10 +202,25 @@ def prepare(loggers: Iterable[Any], states: Sequence[Mapping[str, Any]]) -> None
                 (OfRows, logger_class),
                 {"__module__": logger_class.__module__},
             )
+            if writer := lightning_loggers.writer(logger):
+                writer.__class__ = Rows
     for logger, state in _with_states(loggers, states):
         lightning_loggers.take_version(logger, state["version"])
-        if isinstance(logger, OfRows):
-            logger.waits = logger.version == state["version"]
+        if logger.version == state["version"]:
+            if isinstance(logger, OfRows):
+                logger.continue_file(trains)
+        elif trains and isinstance(logger, (CSVLogger, TensorBoardLogger)):
+            _say_that_it_is_another_folder(logger, state["version"])
+
+
+@rank_zero_only
+def _say_that_it_is_another_folder(logger: Any, version: int | str | None) -> None:
+    print(
+        f"{type(logger).__name__}: it writes version {logger.version}, and the interrupted run "
+        f"wrote version {version}: what both logged is not in one curve; give it "
+        f"version={version!r}, or use it after fit has begun",
+        flush=True,
+    )
 
 
 def tell(loggers: Iterable[Any]) -> list[dict[str, Any]]:

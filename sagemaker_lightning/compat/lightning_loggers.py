@@ -63,6 +63,11 @@ class WriterLogger(CSVLogger):
         return self._experiment
 
 
+def writer(logger: CSVLogger) -> ExperimentWriter | None:
+    """Return the writer of a CSVLogger, None if it was not used yet."""
+    return logger._experiment
+
+
 def take_version(logger: Any, version: int | str) -> None:
     """Give a logger a version if it has none.
 

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from signal import Signals
@@ -99,7 +100,8 @@ class ExactResume(EarlyCallback):
             beginning of each training to its end.
 
     Raises:
-        UserError: A number is too small, `dirpath` is a URL, or a host's name does not resolve.
+        UserError: An argument is of another type, a number is too small, `dirpath` is a URL, or a
+            host's name does not resolve.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class ExactResume(EarlyCallback):
         environment: SageMakerEnvironment | None = None,
         stop: Stop | None = None,
     ) -> None:
-        self.settings = dict(settings)
+        self.settings = dict(settings) if isinstance(settings, Mapping) else {}
         self.arguments = {
             "dirpath": dirpath,
             "seed": seed,
@@ -134,6 +136,17 @@ class ExactResume(EarlyCallback):
             "environment": environment,
             "stop": stop,
         }
+        kinds = (
+            ("dirpath", dirpath, (str, PathLike), "a folder"),
+            ("seed", seed, (Integral, type(None)), "an integer"),
+            ("every_n_minutes", every_n_minutes, Real, "a number"),
+            ("every_n_steps", every_n_steps, Integral, "an integer"),
+            ("keep", keep, Integral, "an integer"),
+            ("settings", settings, Mapping, "a dict"),
+        )
+        for name, value, kind, words in kinds:
+            if not isinstance(value, kind):
+                raise UserError(f"{self._name(name)}: found {value!r}, allowed is {words}")
         minimums = (
             ("every_n_minutes", every_n_minutes, 0),
             ("every_n_steps", every_n_steps, 0),
@@ -206,7 +219,10 @@ class ExactResume(EarlyCallback):
         Raises:
             UserError: The trainer has a callback that does the same.
         """
+        self.enabled = self.arguments["saves"] and self.arguments["exact"]
+        self.enabled = self.enabled and not trainer.fast_dev_run
         if trainer.state.fn != TrainerFn.FITTING:
+            self._continue_logs(trainer, trains=False)
             return
         own = (self.seeding, self.rank_consistency)
         others = [each for each in trainer.callbacks if not any(each is mine for mine in own)]
@@ -235,12 +251,14 @@ class ExactResume(EarlyCallback):
             # Once for a trainer: callbacks change some of them while it trains.
             self.settings_of_run = self._settings_of_run(trainer)
         if only_searches(trainer):
+            self._continue_logs(trainer, trains=False)
             return
         self.trainer = trainer
         self._forget_run()
-        self.enabled = self.arguments["saves"] and self.arguments["exact"]
-        self.enabled = self.enabled and not trainer.fast_dev_run
-        loggers.prepare(trainer.loggers, self.folder.loggers() if self.enabled else ())
+        self._continue_logs(trainer, trains=True)
+
+    def _continue_logs(self, trainer: Trainer, trains: bool) -> None:
+        loggers.prepare(trainer.loggers, self.folder.loggers() if self.enabled else (), trains)
 
     def _settings_of_run(self, trainer: Trainer) -> dict[str, object]:
         """Return the settings that identify the run, by name."""

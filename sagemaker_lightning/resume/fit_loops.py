@@ -129,6 +129,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         """Train; if all was trained before, only do what comes at the end."""
         self.begun = False
         if self.resume.trains:
+            self.restart.keep_limit()
             self.resume.receive_signals()
         super().run()
         if not self.begun and self.resume.trains and self.restart.meta:

@@ -67,6 +67,7 @@ class Restart:
         self.later: dict[str, Any] = {}  # weights of parts of the model that a hook creates
         self.limits = model_changes.limits(trainer)  # epochs and steps, as the flags set them
         self.added = [0, 0]  # epochs and steps that a callback had added to the limits
+        self.beyond = ""  # the limit of this training that the checkpoint is beyond
         self.taken = False  # whether the loaders' saved states were taken, or no longer apply
         # Whether StochasticWeightAveraging was continued; None before `restore` has tried.
         self.averaging = None
@@ -141,6 +142,7 @@ class Restart:
         if self.meta.get("limits") == self.limits:
             self.added = self.meta["added"]
             model_changes.add_to_limits(self.trainer, self.added)
+        self._pass_limit(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
         self.groups = [
             [
                 {name: value for name, value in group.items() if name != "params"}
@@ -162,6 +164,23 @@ class Restart:
         self.trainer.should_stop = self.meta["should_stop"]
         lightning_checkpoints.give(self.trainer, checkpoint, str(path))
         return True
+
+    def _pass_limit(self, epoch: int) -> None:
+        """Let Lightning load a checkpoint of an epoch beyond this training's limit.
+
+        It refuses that. But a program that trains on, with a higher limit than at first, comes by
+        its first training again when it is started again. `keep_limit` undoes this.
+        """
+        self.max_epochs = limit = self.trainer.fit_loop.max_epochs
+        within = self.kind != "epoch"
+        if limit not in (None, -1) and epoch + within > limit:
+            self.beyond = f"max_epochs={limit}"
+            self.trainer.fit_loop.max_epochs = max(limit, epoch)
+
+    def keep_limit(self) -> None:
+        """Set the limit of epochs to what it was before the checkpoint was loaded."""
+        if self.beyond:
+            self.trainer.fit_loop.max_epochs = self.max_epochs
 
     def _refuse_another_run(self, differences: list[str]) -> None:
         """Raise UserError if anything differs between this run and the checkpoint's run."""
@@ -391,8 +410,13 @@ class Restart:
     def say_that_all_is_done(self) -> None:
         """Print why nothing is trained."""
         if self.trainer.is_global_zero:
+            reached = (
+                f"step {self.step} is beyond {self.beyond}, and the model has that step's weights"
+                if self.beyond
+                else f"step {self.step} was the last one"
+            )
             print(
-                f"nothing is left to train: step {self.step} was the last one; to train anew, move "
+                f"nothing is left to train: {reached}; to train anew, move "
                 f"{self.folder.path} away or give another {self.folder.name}",
                 flush=True,
             )
