@@ -146,7 +146,7 @@ def test_a_model_trainer_of_sdk_3(rehearsal, image, tmp_path):
         "hyperparameters": TUTORIAL | {"trainer.max_epochs": 1},
         "inputs": {"training": "s3://rehearsal/cifar10"},
     }
-    done = Person("sdk3", tmp_path, rehearsal).run("sdk3_session.py", job)
+    done = Person("sdk3", tmp_path, rehearsal).run("sdk3_session.py", [job])
     assert done.returncode == 0, done.stdout[-5000:]
     (name,) = re.findall(r"model: s3://rehearsal/output/([^/]+)/output/model.tar.gz", done.stdout)
     assert model(rehearsal, name)

@@ -191,6 +191,14 @@ def failure_file(variables: Mapping[str, str] = os.environ) -> Path | None:
     return Path(variables["SM_OUTPUT_DIR"], "failure") if "SM_OUTPUT_DIR" in variables else None
 
 
+def in_container(variables: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process is in a job's container, whose folder is /opt/ml.
+
+    On a desk, the toolkit's `train` has another one (SAGEMAKER_BASE_DIR).
+    """
+    return variables.get("SM_OUTPUT_DIR") == "/opt/ml/output"
+
+
 def watch(variables: Mapping[str, str] = os.environ) -> Path | None:
     """Return the socket on which this node's watch listens; None without one.
 

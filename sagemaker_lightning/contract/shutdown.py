@@ -79,6 +79,24 @@ def words(step: int, how: str) -> str:
     return f"interrupted, resume from step {step}: {how}"
 
 
+def loses_sigterm(pid: int = 1) -> str:
+    """Return the name of the process if it loses SIGTERM; "" if it may hear it or is not there.
+
+    SageMaker signals the first process of the container alone. The kernel drops a signal that this
+    process neither handles nor blocks (pid_namespaces(7)): it does not end of it, and has nothing
+    to pass on.
+
+    Args:
+        pid: The process; 1 is the first one of this container.
+    """
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        fields = dict(line.split(":\t", 1) for line in lines)
+        hears = int(fields["SigCgt"], 16) | int(fields["SigBlk"], 16)
+        return "" if hears >> (signal.SIGTERM - 1) & 1 else fields["Name"]
+    return ""
+
+
 class Phase(Enum):
     """What a process does, which decides what a signal means."""
 

@@ -35,10 +35,10 @@ from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
 from sagemaker_lightning.compat.lightning_trainer import copies_this_process
 from sagemaker_lightning.contract import rendezvous, shutdown
 from sagemaker_lightning.contract.atomic_files import check_writable
-from sagemaker_lightning.contract.environment import SageMakerEnvironment
+from sagemaker_lightning.contract.environment import SageMakerEnvironment, in_container
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.reporting import report_stop
-from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop
+from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop, loses_sigterm
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import best_model, checkpoint_file, fit_loops, run_settings
@@ -172,7 +172,7 @@ class ExactResume(EarlyCallback):
         )
         self.stop = stop
         self.owns_stop = stop is None
-        self.said_thread = False  # whether the warning about another thread was printed
+        self.said_unheard = False  # whether the warning that no signal comes here was printed
         if stop:
             stop.look_in(self.folder.path)
         elif len(self.environment.hosts) > 1:  # `train` has done it
@@ -391,14 +391,24 @@ class ExactResume(EarlyCallback):
         elif threading.current_thread() is threading.main_thread():
             self.stop = TrainingStop(self.folder.path, report_stop)
             self.stop.__enter__()
-        elif not self.said_thread:
-            self.said_thread = True
-            print(
-                "warning: fit is not called in the main thread, where Python handles signals: "
-                "SIGTERM and Ctrl-C do not stop it with a checkpoint; those saved by time or steps "
-                "are there",
-                flush=True,
+            first = loses_sigterm() if in_container() else ""  # now: it may be this process
+            if first and self.trainer.is_global_zero:
+                self._warn_unheard(
+                    f"SIGTERM does not reach this training: {first}, the container's first "
+                    "process, does not pass it on. A job that is stopped is killed, and resumes "
+                    "from its last checkpoint; docs/your-own-trainer.md says what to add"
+                )
+        else:
+            self._warn_unheard(
+                "fit is not called in the main thread, where Python handles signals: SIGTERM and "
+                "Ctrl-C do not stop it with a checkpoint; those saved by time or steps are there"
             )
+
+    def _warn_unheard(self, why: str) -> None:
+        """Print, once, why no signal comes here."""
+        if not self.said_unheard:
+            self.said_unheard = True
+            print(f"warning: {why}", flush=True)
 
     def _leave_signals(self) -> None:
         """Leave the signals to whom they were for before the training."""

@@ -1,0 +1,178 @@
+"""A stranger's script in a stranger's image, under both SDKs, in the rehearsal.
+
+The image has the wheel beside torch and Lightning. What stands in for what: it is made of the
+layers of ours, as torch is not installed twice, but has neither our code, nor our entry point,
+variables or start of Python: only Python, torch, Lightning, AWS's toolkit, and the wheel by pip.
+Its entry point is that of AWS's PyTorch images, a shell script that starts the command and waits
+for it.
+"""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from containers import ROOT, TAG, docker
+from rehearsals import ROLE, Rehearsal
+from test_package import wheel  # noqa: F401  (a fixture)
+from test_rehearsal_clients import Person
+
+pytestmark = pytest.mark.docker
+
+SOURCE = str(ROOT / "tests/clients/stranger")
+STEPS = 40
+PAUSE = 0.5  # seconds of a step: the rest of the training takes longer than GRACE
+GRACE = 10
+KILLED_AT = 12
+DOCKERFILE = """
+FROM {image}
+RUN rm -rf /opt/sagemaker-lightning /opt/conda/envs/*/lib/python3.*/site-packages/sagemaker-lightning.pth
+ENV SAGEMAKER_PROGRAM= SAGEMAKER_TRAINING_MODULE= PYTHONPATH= \
+    PIP_CONSTRAINT= UV_CONSTRAINT= \
+    SAGEMAKER_LIGHTNING_VERSION= SAGEMAKER_LIGHTNING_REVISION= OMP_NUM_THREADS=1
+WORKDIR /
+RUN ! python -c "import sagemaker_lightning" 2>/dev/null
+COPY {wheel} start.sh /
+RUN pip install --quiet --no-index /{wheel}
+ENTRYPOINT ["bash", "-m", "/start.sh"]
+"""
+
+
+@pytest.fixture(scope="module")
+def foreign(image, wheel, tmp_path_factory):  # noqa: F811
+    """Somebody else's image."""
+    folder = tmp_path_factory.mktemp("foreign")
+    tag = f"{TAG.replace(':', '-')}-of-somebody-else"
+    (folder / wheel.name).write_bytes(wheel.read_bytes())
+    (folder / "start.sh").write_text('#!/bin/bash\n"$@"\n')
+    (folder / "Dockerfile").write_text(DOCKERFILE.format(image=image, wheel=wheel.name))
+    built = docker("build", "--quiet", f"--tag={tag}", str(folder))
+    assert built.returncode == 0, built.stdout
+    yield tag
+    docker("image", "rm", tag)
+
+
+@pytest.fixture(scope="module")
+def trained(foreign) -> str:
+    """What the script says at the end of a training that nothing interrupts."""
+    run = docker("run", "--rm", f"--volume={SOURCE}:/work", foreign, "python", "/work/train.py")
+    assert "resuming" not in run.stdout
+    return re.search(r"TRAINED \w{64}", run.stdout)[0]
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    """A rehearsal that interrupts spot jobs, with a SIGTERM before."""
+    rule = f"--interrupt=at step {KILLED_AT} warned"
+    with Rehearsal(
+        tmp_path_factory.mktemp("rehearsal"), rule, f"--grace={GRACE}", "--sync-every=0.2"
+    ) as server:
+        yield server
+
+
+def log(rehearsal: Rehearsal, name: str) -> str:
+    """Return what all starts of a job have said."""
+    return "\n".join(rehearsal.lines(name)["algo-1"])
+
+
+def stopped_then_killed(
+    rehearsal: Rehearsal, person: Person, script: str, jobs: list[dict], trained: str
+) -> None:
+    """Stop the first job, which hears it; the second hears nothing and is killed.
+
+    The second fails after its training.
+    """
+
+    def named(prefix: str) -> str:
+        listed = rehearsal.sagemaker.list_training_jobs(NameContains=prefix)["TrainingJobSummaries"]
+        return listed[0]["TrainingJobName"] if listed else ""
+
+    with ThreadPoolExecutor(1) as pool:
+        client = pool.submit(person.run, script, jobs)
+        while not (hearing := named(f"{person.sdk}-hearing")):
+            assert not client.done(), client.result().stdout
+        rehearsal.wait_for_line(hearing, "step=2 ")
+        rehearsal.sagemaker.stop_training_job(TrainingJobName=hearing)
+        said = client.result().stdout
+    assert rehearsal.describe(hearing)["TrainingJobStatus"] == "Stopped", said
+    heard = log(rehearsal, hearing)
+    assert "SIGTERM does not reach" not in heard
+    stopped = int(re.search(r"interrupted, resume from step (\d+): ", heard)[1])
+    assert stopped == int(re.findall(r"^step=(\d+) ", heard, re.MULTILINE)[-1]) + 1
+
+    deaf = named(f"{person.sdk}-deaf")
+    unheard = log(rehearsal, deaf)
+    warning = (
+        "warning: SIGTERM does not reach this training: bash, the container's first process, "
+        "does not pass it on."
+    )
+    assert unheard.count(warning) == 2 and "interrupted, resume" not in unheard
+    first, second = (int(step) for step in re.findall(r"resuming from step (\d+)", unheard))
+    assert first == stopped
+    assert KILLED_AT < second < STEPS  # it trained and saved after the signal, too
+    assert trained in unheard
+    described = rehearsal.describe(deaf)
+    assert described["TrainingJobStatus"] == "Failed"
+    reason = described["FailureReason"].removeprefix("AlgorithmError: ")
+    assert reason.startswith(
+        "error: import failed: put what is missing into the job's source, or name it in the "
+    )
+    assert (
+        "(ModuleNotFoundError: No module named 'onnxruntime') [host algo-1, "
+        in reason.splitlines()[0]
+    )
+
+
+def test_by_sdk_2(rehearsal, foreign, trained, tmp_path):
+    """With our hook by the job's environment and the toolkit as first process; then without."""
+    common = {
+        "image_uri": foreign,
+        "role": ROLE,
+        "instance_type": "ml.m5.xlarge",
+        "instance_count": 1,
+        "entry_point": "train.py",
+        "source_dir": SOURCE,
+        "output_path": "s3://rehearsal/output",
+        "code_location": "s3://rehearsal/code",
+        "checkpoint_s3_uri": "s3://rehearsal/checkpoints/sdk2",
+        "hyperparameters": {"pause": PAUSE},
+    }
+    hook = {"SAGEMAKER_TRAINING_MODULE": "sagemaker_lightning.launch.toolkit_hook:main"}
+    spot = {"use_spot_instances": True, "max_run": 600, "max_wait": 900}
+    jobs = [
+        common
+        | {"job_name": "sdk2-hearing", "environment": hook, "container_entry_point": ["train"]},
+        common
+        | spot
+        | {"job_name": "sdk2-deaf", "hyperparameters": {"pause": PAUSE, "export": "onnx"}},
+    ]
+    stopped_then_killed(
+        rehearsal, Person("sdk2", tmp_path, rehearsal), "sdk2_session.py", jobs, trained
+    )
+
+
+def test_by_sdk_3(rehearsal, foreign, trained, tmp_path):
+    """The SDK's shell script is the entry point: a command may become its process by `exec`."""
+    common = {
+        "training_image": foreign,
+        "role": ROLE,
+        "output": "s3://rehearsal/output",
+        "checkpoints": "s3://rehearsal/checkpoints/sdk3",
+    }
+    compute = {"instance_type": "ml.m5.xlarge", "instance_count": 1}
+    command = {"command": f"exec python train.py --pause {PAUSE}", "source_dir": SOURCE}
+    jobs = [
+        common
+        | {"base_job_name": "sdk3-hearing", "compute": compute, "source_code": command}
+        | {"stopping": {"max_runtime_in_seconds": 600}},
+        common
+        | {
+            "base_job_name": "sdk3-deaf",
+            "compute": compute | {"enable_managed_spot_training": True},
+        }
+        | {"source_code": {"entry_script": "train.py", "source_dir": SOURCE}}
+        | {"hyperparameters": {"pause": PAUSE, "export": "onnx"}}
+        | {"stopping": {"max_runtime_in_seconds": 600, "max_wait_time_in_seconds": 900}},
+    ]
+    stopped_then_killed(
+        rehearsal, Person("sdk3", tmp_path, rehearsal), "sdk3_session.py", jobs, trained
+    )
