@@ -25,7 +25,8 @@ GRACE = 10
 KILLED_AT = 12
 DOCKERFILE = """
 FROM {image}
-RUN rm -rf /opt/sagemaker-lightning /opt/conda/envs/*/lib/python3.*/site-packages/sagemaker-lightning.pth
+RUN rm -rf /opt/sagemaker-lightning \
+    /opt/conda/envs/*/lib/python3.*/site-packages/sagemaker-lightning.pth
 ENV SAGEMAKER_PROGRAM= SAGEMAKER_TRAINING_MODULE= PYTHONPATH= \
     PIP_CONSTRAINT= UV_CONSTRAINT= \
     SAGEMAKER_LIGHTNING_VERSION= SAGEMAKER_LIGHTNING_REVISION= OMP_NUM_THREADS=1
