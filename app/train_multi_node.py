@@ -31,7 +31,7 @@ def main(args: list[str] | None = None) -> None:
         environment = SageMakerEnvironment.read()
         if len(environment.hosts) > 1:
             start_notice.doing("waiting for the other hosts")
-        os.environ.update(rendezvous.prepared(environment) | os.environ)
+        rendezvous.join(environment, os.environ)
     train.main(args)
 
 

@@ -44,6 +44,17 @@ def prepared(environment: SageMakerEnvironment) -> dict[str, str]:
     return variables(environment)
 
 
+def join(environment: SageMakerEnvironment, variables: MutableMapping[str, str]) -> None:
+    """Let the hosts of a job find each other; do nothing on one host.
+
+    It waits until their names resolve, and sets what `variables` lacks of MASTER_ADDR, MASTER_PORT,
+    NODE_RANK and the network's variables. Raises UserError as `prepared`.
+    """
+    if len(environment.hosts) > 1:
+        forget_absent_interface(environment, variables)
+        variables.update(prepared(environment) | variables)
+
+
 def torch_distributed(environment: SageMakerEnvironment) -> dict[str, str]:
     """Return MASTER_ADDR, MASTER_PORT and NODE_RANK.
 

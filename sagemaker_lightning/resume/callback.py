@@ -95,7 +95,8 @@ class ExactResume(EarlyCallback):
         settings: What else identifies the run, by name, such as {"--width": 64}: a checkpoint of a
             run with others is refused, and all ranks must have the same.
         saves: Whether checkpoints are saved and read.
-        environment: What SageMaker says about the job; None to read its variables.
+        environment: What SageMaker says about the job, if its hosts can find each other already;
+            None to read its variables and to let them.
         stop: What receives the signals; it is entered already. None to receive them from the
             beginning of each training to its end.
 
@@ -175,9 +176,8 @@ class ExactResume(EarlyCallback):
         self.said_unheard = False  # whether the warning that no signal comes here was printed
         if stop:
             stop.look_in(self.folder.path)
-        elif len(self.environment.hosts) > 1:  # `train` has done it
-            rendezvous.forget_absent_interface(self.environment, os.environ)
-            os.environ.update(rendezvous.prepared(self.environment) | os.environ)
+        if environment is None:
+            rendezvous.join(self.environment, os.environ)
         self.trainer: Trainer | None = None
         self.exact = exact
         self.enabled = saves and exact
