@@ -13,7 +13,7 @@ import torch
 import warm
 from containers import ROOT
 from own_trainer import Classifier
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -212,6 +212,19 @@ def test_a_program_that_trains_on_comes_by_its_first_training_again(tmp_path: Pa
     first.fit(model)
     assert "is beyond max_epochs=2, and the model has that step's weights" in capfd.readouterr().out
     assert first.max_epochs == 2 and first.global_step == trainer.global_step
+
+
+class Untested(Classifier):
+    """Without a validation: its sanity check would make the progress bar."""
+
+    val_dataloader = validation_step = None
+
+
+def test_a_training_that_is_done_ends_with_the_hooks_of_its_start(tmp_path: Path):
+    """A callback's on_train_end uses what its on_train_start has made, such as the progress bar."""
+    model = Untested()
+    for _ in range(2):
+        short(tmp_path, TQDMProgressBar(), enable_progress_bar=True).fit(model)
 
 
 def test_ctrl_c_twice_stops_at_once(tmp_path: Path):
