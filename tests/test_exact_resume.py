@@ -17,7 +17,7 @@ import torch
 import warm
 from containers import ROOT
 from own_trainer import Classifier
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -30,6 +30,7 @@ from sagemaker_lightning import (
     report_failures,
 )
 from sagemaker_lightning.compat import versions
+from sagemaker_lightning.contract import reporting
 
 PROGRAM = ROOT / "tests/own_trainer.py"
 LIMIT = 90  # seconds; what takes longer hangs
@@ -244,6 +245,19 @@ def test_a_program_that_trains_on_comes_by_its_first_training_again(tmp_path: Pa
     assert first.max_epochs == 2 and first.global_step == trainer.global_step
 
 
+class Untested(Classifier):
+    """Without a validation: its sanity check would make the progress bar."""
+
+    val_dataloader = validation_step = None
+
+
+def test_a_training_that_is_done_ends_with_the_hooks_of_its_start(tmp_path: Path):
+    """A callback's on_train_end uses what its on_train_start has made, such as the progress bar."""
+    model = Untested()
+    for _ in range(2):
+        short(tmp_path, TQDMProgressBar(), enable_progress_bar=True).fit(model)
+
+
 def test_ctrl_c_twice_stops_at_once(tmp_path: Path):
     presses = Presses(2)
     with pytest.raises(SystemExit) as stopped:  # Lightning's answer to a KeyboardInterrupt
@@ -395,6 +409,32 @@ def test_a_run_with_other_settings_is_one_line(tmp_path: Path):
         short(tmp_path, Presses(1)).fit(Classifier())
     with pytest.raises(UserError, match="--trainer.accumulate_grad_batches was 1, is 2"):
         short(tmp_path, accumulate_grad_batches=2).fit(Classifier())
+
+
+class OtherOptimizer(Classifier):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_another_optimizer_is_one_line(tmp_path: Path):
+    with pytest.raises(SystemExit):
+        short(tmp_path, Presses(1)).fit(Classifier())
+    with pytest.raises(
+        UserError, match=r"the optimizer was AdamW, is SGD; .*; ExactResume\(other_settings=True\) goes"
+    ):
+        short(tmp_path).fit(OtherOptimizer())
+
+
+@pytest.mark.slow
+def test_a_strategy_that_copies_the_process_is_one_line(tmp_path: Path, monkeypatch, capfd):
+    monkeypatch.setattr(reporting, "_shows_exceptions", lambda: False)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.delenv("MASTER_PORT")  # Lightning sets it; it is unset again at the end
+    with pytest.raises(SystemExit) as ended, report_failures():
+        short(tmp_path, devices=2, strategy="ddp_fork").fit(Classifier())
+    said = capfd.readouterr().err.splitlines()
+    assert ended.value.code == 1 and "Traceback (most recent call last):" not in said
+    assert said[-1].startswith("error: Trainer(strategy=...): found DDPStrategy, which copies this process")
 
 
 def test_processes_that_are_copies_of_this_one_are_refused(tmp_path: Path):

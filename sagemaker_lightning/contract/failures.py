@@ -126,12 +126,13 @@ def reported(
     try:
         yield
     except Exception as error:
-        trace = "" if isinstance(error, UserError) else traceback.format_exc()
+        user_error = _user_error_line(error)
+        trace = "" if user_error else traceback.format_exc()
         explained = [
             explain(type(exception).__name__, str(exception)) for exception in _with_causes(error)
         ]
         cause = next((line for line in explained if line.startswith(LOST)), explained[0])
-        reason = cause if trace else _shortened(_user_error_line(error), 900)
+        reason = cause if trace else _shortened(user_error, 900)
         more = also()
         line = (
             f"error: {reason}{f' ({more})' if more and more not in reason else ''}"
@@ -161,16 +162,21 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _user_error_line(error: UserError) -> str:
-    """Return the text of a UserError in one line.
+def _user_error_line(error: Exception) -> str:
+    """Return the text of a UserError in one line; "" for any other error.
 
-    If a data worker raised it, torch has put the worker's traceback in front of the text.
+    If a data worker or a copy of this process (strategy="ddp_spawn") raised it, torch has put that
+    process's traceback in front of the text. The error of a copy is one of torch's own class.
     """
     text = str(error)
-    class_name = type(error).__name__
-    if text.startswith(f"Caught {class_name} in "):
-        text = re.split(rf"^[\w.]*\b{class_name}: ", text, flags=re.MULTILINE)[-1]
-    return " ".join(text.split())
+    is_user_error = isinstance(error, UserError)
+    parts = re.split(rf"^{re.escape(UserError.__module__)}\.\w+: ", text, flags=re.MULTILINE)
+    if type(error).__name__ == "ProcessRaisedException" or (
+        is_user_error and text.startswith(f"Caught {type(error).__name__} in ")
+    ):
+        is_user_error = is_user_error or len(parts) > 1
+        text = parts[-1]
+    return " ".join(text.split()) if is_user_error else ""
 
 
 def write(failure_file: Path, line: str, trace: str = "", mode: str = "x") -> None:

@@ -125,22 +125,26 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
                 "--trainer.check_val_every_n_epoch=null, which counts them on through the epochs"
             ) from None
 
+    @property
+    def skip(self) -> bool:
+        """Whether neither the hooks at the start of training run nor those at its end.
+
+        If all was trained before, both run: at the end, callbacks set the final weights, and use
+        what they have made at the start.
+        """
+        if self.resume.trains and self.restart.meta:
+            return self.trainer.limit_train_batches == 0
+        return super().skip
+
     def run(self) -> None:
-        """Train; if all was trained before, only do what comes at the end."""
-        self.begun = False
+        """Train what is left."""
         if self.resume.trains:
             self.restart.keep_limit()
             self.resume.receive_signals()
         super().run()
-        if not self.begun and self.resume.trains and self.restart.meta:
-            self.restart.restore(self.resume.snapshot.held)
-            self.restart.go_on_logging()
-            self.restart.say_that_all_is_done()
-            self.on_run_end()
 
     def on_run_start(self) -> None:
         """Begin training, or resume it."""
-        self.begun = True
         if not self.resume.trains:
             super().on_run_start()
             return

@@ -67,6 +67,7 @@ class Restart:
         self.later: dict[str, Any] = {}  # weights of parts of the model that a hook creates
         self.limits = model_changes.limits(trainer)  # epochs and steps, as the flags set them
         self.added = [0, 0]  # epochs and steps that a callback had added to the limits
+        self.optimizers: list[str] = []  # classes of the optimizers, before hooks change them
         self.beyond = ""  # the limit of this training that the checkpoint is beyond
         self.taken = False  # whether the loaders' saved states were taken, or no longer apply
         # Whether StochasticWeightAveraging was continued; None before `restore` has tried.
@@ -186,11 +187,16 @@ class Restart:
         """Raise UserError if anything differs between this run and the checkpoint's run."""
         if not differences:
             return
+        allows = (
+            "--resume.other_settings=true"
+            if self.folder.name.startswith("--")
+            else "ExactResume(other_settings=True)"
+        )
         rest = f" (and {len(differences) - 4} more)" if len(differences) > 4 else ""
         raise UserError(
             f"{self.folder.label}: {self.name} is of another run: "
             f"{'; '.join(differences[:4])}{rest}; go on with the same settings, or give another "
-            "folder, or move the checkpoints away to start anew; --resume.other_settings=true "
+            f"folder, or move the checkpoints away to start anew; {allows} "
             "goes on with another learning rate, gradient clipping or precision"
         )
 
@@ -327,7 +333,16 @@ class Restart:
         """Add the parameter groups that a hook had added to the optimizers.
 
         Lightning loads the state of the optimizers afterwards, which needs these groups.
+
+        Raises:
+            UserError: The optimizers are of other classes than those of the checkpoint's run. Their
+                state would be loaded, and fail or be misread at the first step.
         """
+        self.optimizers = run_settings.optimizers(self.trainer)
+        before = self.meta.get("run", {}).get("optimizers", self.optimizers)
+        if before != self.optimizers:
+            words = [", ".join(names) or "none" for names in (before, self.optimizers)]
+            self._refuse_another_run([f"the optimizer was {words[0]}, is {words[1]}"])
         model_changes.add_groups(self.trainer, self.meta.get("groups", []))
 
     def _undo_hooks(self) -> None:

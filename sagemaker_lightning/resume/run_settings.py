@@ -47,6 +47,11 @@ def of_trainer(trainer: Trainer) -> dict[str, object]:
     return {f"--trainer.{name}": getattr(trainer, name) for name in TRAINER}
 
 
+def optimizers(trainer: Trainer) -> list[str]:
+    """Return the names of the optimizers' classes."""
+    return [type(optimizer).__name__ for optimizer in trainer.optimizers]
+
+
 def described(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
     """Return what a checkpoint says of its run, in plain values.
 
