@@ -209,18 +209,6 @@ def three_ranks(job) -> list:
     return [model]
 
 
-def in_a_session(job) -> list:
-    """As in a notebook: whoever presses Ctrl-C goes on in the next cell, with another Trainer."""
-    model = Classifier()
-    try:
-        trainer(job).fit(model)
-    except SystemExit as stopped:
-        print("STOPPED", stopped.code)
-        model = Classifier()
-        trainer(job).fit(model)
-    return [model]
-
-
 def main() -> None:
     job = SageMakerEnvironment.read()
     torch.seed()

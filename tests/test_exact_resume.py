@@ -17,10 +17,12 @@ from own_trainer import Classifier
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+import sagemaker_lightning
 from sagemaker_lightning import ExactResume, RankConsistency, UserError, make_deterministic, report_failures
+from sagemaker_lightning.compat import versions
 
 PROGRAM = ROOT / "tests/own_trainer.py"
-LIMIT = 30  # seconds; what takes longer hangs
+LIMIT = 90  # seconds; what takes longer hangs
 
 
 def run(folder: Path, case: str, **variables: str) -> tuple[int, str]:
@@ -36,9 +38,6 @@ def results(said: str) -> list[str]:
     lines = [line for line in said.splitlines() if re.match("(WEIGHTS|BEST|LR|SIZE) ", line)]
     assert lines, said[-3000:]
     return lines
-
-
-ENDS = {signal.SIGTERM: 143, signal.SIGKILL: -9}
 
 
 def check(folder: Path, case: str, *interruptions: dict[str, str]) -> list[str]:
@@ -286,6 +285,13 @@ def test_processes_that_are_copies_of_this_one_are_refused(tmp_path: Path):
     assert "DDPStrategy, which copies this process, whose runs cannot be resumed; allowed are one device" in str(error)
 
 
+def test_a_version_of_lightning_that_is_not_supported_is_one_line(monkeypatch):
+    monkeypatch.setattr(versions, "version", lambda name: "3.0.0")
+    monkeypatch.delitem(vars(sagemaker_lightning), "ExactResume")
+    with pytest.raises(UserError, match="found pytorch-lightning 3.0.0, expected 2.5.2 or later"):
+        sagemaker_lightning.ExactResume  # noqa: B018
+
+
 def test_fast_dev_run_saves_nothing(tmp_path: Path):
     short(tmp_path / "a", fast_dev_run=True).fit(Classifier())
     assert not (tmp_path / "a").exists()
@@ -383,3 +389,37 @@ def test_a_job_gets_a_line_and_the_failure_file(tmp_path: Path, monkeypatch, cap
     assert (
         (tmp_path / "failure").read_text().startswith(f"error: {'ValueError: ' if trace else ''}{error} [host algo-2")
     )
+
+
+# The documentation ---------------------------------------------------------------------------------------------------
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/your-own-trainer.md").read_text(), re.DOTALL)
+THEIRS = """
+import sys
+import torch
+from own_trainer import Classifier as Model, Noisy
+from torch.utils.data import DataLoader
+from pytorch_lightning import LightningDataModule
+
+class Data(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(Noisy(), 8, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(Noisy(), 8)
+
+loader = DataLoader(Noisy(), 8, shuffle=True)
+"""
+MORE = {1: "trainer.fit(Model(), Data())\n"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_what_the_page_shows_runs(tmp_path: Path, number: int):
+    (tmp_path / "train.py").write_text(THEIRS + BLOCKS[number] + MORE.get(number, ""))
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    flags = ["--trainer.max_epochs=1", "--trainer.accelerator=cpu"] if "SageMakerCLI" in BLOCKS[number] else []
+    done = warm.run(["python", "train.py", *flags], tmp_path, environment, LIMIT)
+    assert done.returncode == 0, done.stdout[-3000:]
+    made = {0: "output/data/checkpoints/step-000000030.ckpt", 1: "lightning_logs", 3: "output/model/model.pt"}
+    assert number not in made or (tmp_path / made[number]).exists(), done.stdout[-3000:]

@@ -116,14 +116,14 @@ class Stop:
 
     def __enter__(self) -> Self:
         self.pid = os.getpid()
-        reading_end, self.pipe = os.pipe()
-        os.set_blocking(self.pipe, False)
-        self.wakeup = signal.set_wakeup_fd(self.pipe, warn_on_full_buffer=False)
+        self.pipe = os.pipe()
+        os.set_blocking(self.pipe[1], False)
+        self.wakeup = signal.set_wakeup_fd(self.pipe[1], warn_on_full_buffer=False)
         self.handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self.hear()
         _entered.append(self)
         self.thread = threading.Thread(
-            target=self._watch, args=(reading_end,), daemon=True, name="stop"
+            target=self._watch, args=(self.pipe[0],), daemon=True, name="stop"
         )
         self.thread.start()
         return self
@@ -134,16 +134,17 @@ class Stop:
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
         others = signal.set_wakeup_fd(self.wakeup)
-        if others not in (self.pipe, -1):
+        if others not in (self.pipe[1], -1):
             signal.set_wakeup_fd(others)
         _entered.remove(self)
         self.pid = 0  # from now on, neither a child nor the thread has anything to do
         self.left.set()
         # Closing the pipe would not wake the thread: data workers have copies of it.
         with suppress(BlockingIOError):  # it is full: the thread wakes anyway
-            os.write(self.pipe, b"\0")
+            os.write(self.pipe[1], b"\0")
         self.thread.join()
-        os.close(self.pipe)
+        for end in self.pipe:
+            os.close(end)
 
     def hear(self) -> None:
         """Install our signal handlers again, in place of Lightning's.
@@ -187,7 +188,6 @@ class Stop:
         while not (self.number and self._may_end_process()):
             data = os.read(pipe, 1)
             if self.left.is_set():
-                os.close(pipe)
                 return
             if self.wakeup != -1:
                 with suppress(OSError):  # somebody else waits for signals, too, such as asyncio
@@ -206,7 +206,6 @@ class Stop:
             self.leave(
                 f"no batch came to its end within {wait:.0f} s, so there is no newer checkpoint"
             )
-        os.close(pipe)
 
     def leave(self, why: str) -> None:
         """End this process now, after it has told `why` and from which step to resume."""
@@ -234,6 +233,7 @@ class TrainingStop(Stop):
         return self.number != signal.SIGINT
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = self.number or number  # the thread may come later than the end of a batch
         if number != signal.SIGINT:
             return
         self.interrupts += 1
