@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-fast compat soak mutants zoo lint format lock sbom audit build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-fast compat soak mutants zoo projects lint format lock sbom audit build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -44,6 +44,9 @@ mutants: $(VENV)/ready  ## change the code in 200 places, one at a time, and pri
 
 zoo: $(VENV)/ready  ## interrupt user code of 245 kinds at random moments (FLAGS="run --help" lists its flags)
 	$(BIN)/python -m tests.zoo $(FLAGS)
+
+projects: $(VENV)/ready  ## interrupt public packages that train by Lightning, at random moments (FLAGS="lightly darts --rounds=3")
+	$(BIN)/python -m tests.real_projects $(FLAGS)
 
 lint: $(VENV)/ready  ## check style and imports, and the shell scripts where shellcheck is installed
 	$(BIN)/ruff check .

@@ -26,6 +26,9 @@ TESTS = {
         "test_gpu.py::test_a_rehearsal_has_every_part_and_the_next_call_does_what_is_missing",
         "test_gpu.py::test_what_travels_is_installed_without_a_network",
     ],
+    "docs/real-projects.md": [
+        "test_real_projects.py::test_the_command_of_the_page"
+    ],  # it installs packages
     "docs/zoo.md": ["test_zoo.py::test_the_commands_of_the_page"],
 }
 """Pages whose blocks need tests of their own; tests/test_readme.py runs the others unchanged."""

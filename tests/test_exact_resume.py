@@ -420,7 +420,8 @@ def test_another_optimizer_is_one_line(tmp_path: Path):
     with pytest.raises(SystemExit):
         short(tmp_path, Presses(1)).fit(Classifier())
     with pytest.raises(
-        UserError, match=r"the optimizer was AdamW, is SGD; .*; ExactResume\(other_settings=True\) goes"
+        UserError,
+        match=r"the optimizer was AdamW, is SGD; .*; ExactResume\(other_settings=True\) goes",
     ):
         short(tmp_path).fit(OtherOptimizer())
 
@@ -434,7 +435,9 @@ def test_a_strategy_that_copies_the_process_is_one_line(tmp_path: Path, monkeypa
         short(tmp_path, devices=2, strategy="ddp_fork").fit(Classifier())
     said = capfd.readouterr().err.splitlines()
     assert ended.value.code == 1 and "Traceback (most recent call last):" not in said
-    assert said[-1].startswith("error: Trainer(strategy=...): found DDPStrategy, which copies this process")
+    assert said[-1].startswith(
+        "error: Trainer(strategy=...): found DDPStrategy, which copies this process"
+    )
 
 
 def test_processes_that_are_copies_of_this_one_are_refused(tmp_path: Path):

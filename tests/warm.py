@@ -51,8 +51,10 @@ SERVER.set_forkserver_preload(list(PRELOADED))
 # The folder in which each process notes its environment: /proc/PID/environ still has the server's.
 notes = os.environ.get("WARM_NOTES")
 OURS = str(ROOT / "app"), str(ROOT / "sagemaker_lightning")
+# An environment of tests/real_projects.py sees the packages of another one, too.
+OTHERS = {path for path in sys.path if Path(path).name == "site-packages"}
 INSTALLED = tuple(
-    {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
+    {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")} | OTHERS
 )
 
 

@@ -1,0 +1,84 @@
+"""The examination of public packages (docs/real-projects.md), with scripts that need none.
+
+It sees what differs.
+"""
+
+import re
+import subprocess
+
+import pytest
+import real_projects
+import torch
+from containers import ROOT
+
+SCRIPT = '''# /// script
+# dependencies = ["torch"]
+# ///
+"""A small one."""
+import pytorch_lightning as pl
+import time
+import torch
+from own_trainer import Classifier
+from sagemaker_lightning import ExactResume
+
+resume = ExactResume("checkpoints", seed=42, every_n_steps=2)
+model = Classifier()
+options = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+trainer = pl.Trainer(max_epochs=6, callbacks=[resume], **options)
+trainer.fit(model)
+kept = {KEPT}
+torch.save(kept, "weights.pt")
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kept", "outcome"),
+    [
+        ("model.state_dict()", "identical"),
+        (
+            "(model.state_dict(), trainer.logged_metrics, time.time())",
+            "two runs that nothing interrupts differ",
+        ),
+    ],
+)
+def test_a_script_is_interrupted_and_compared(tmp_path, monkeypatch, kept, outcome):
+    monkeypatch.setattr(real_projects, "PROJECTS", tmp_path)
+    monkeypatch.setattr(real_projects, "PATHS", [str(ROOT), str(ROOT / "tests")])
+    (tmp_path / "small.py").write_text(SCRIPT.replace("{KEPT}", kept))
+    told = real_projects.examine("small", 1, 4, tmp_path / "jobs")
+    table = real_projects.table([told])
+    assert outcome in table and "| small " in table, told
+    assert "crashed" not in table, told
+
+
+def test_one_bit_is_a_difference():
+    before = {"a": [torch.tensor([1.0, 0.0]), 3], "b": {"c": 1.0}}
+    after = {"a": [torch.tensor([1.0, -0.0]), 3], "b": {"c": 1.0}}
+    one, other = real_projects.flat(before), real_projects.flat(after)
+    assert not real_projects.differences(one, real_projects.flat(before))
+    assert real_projects.differences(one, other) == "1 of 3 differ, such as .a.0"
+
+
+def test_each_script_names_its_package_and_what_it_trains():
+    scripts = sorted(real_projects.PROJECTS.glob("*.py"))
+    assert len(scripts) >= 8
+    for path in scripts:
+        (requirement,) = real_projects.requirements(path.stem)
+        assert re.match(rf"{path.stem}(\[\w+\])?==[\d.]+$", requirement)
+        assert "ExactResume(" in path.read_text() and '\n"""' in path.read_text()
+
+
+def test_the_command_of_the_page():
+    """It installs packages, so that a test does not run it: it is one that the program takes."""
+    (command,) = re.findall(
+        r"^```sh\n(.*?)^```$",
+        (ROOT / "docs/real-projects.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    said = subprocess.run(
+        ["bash", "-c", f"{command.strip()} --dry-run"], cwd=ROOT, text=True, stdout=subprocess.PIPE
+    )
+    (line,) = [line for line in said.stdout.splitlines() if "tests.real_projects" in line]
+    words = line.split("tests.real_projects")[1].split()
+    assert real_projects.parser().parse_args(words).names == ["lightly"]
