@@ -8,6 +8,8 @@ import copy
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from sagemaker_lightning import (
     report_failures,
 )
 from sagemaker_lightning.compat import versions
-from sagemaker_lightning.contract import reporting
+from sagemaker_lightning.contract import reporting, shutdown
 
 PROGRAM = ROOT / "tests/own_trainer.py"
 LIMIT = 90  # seconds; what takes longer hangs
@@ -318,6 +320,21 @@ def test_in_another_thread_no_handler_is_installed(tmp_path: Path, capfd):
     thread.join()
     assert handlers() == before and (tmp_path / "step-000000011.ckpt").exists()
     assert "".join(capfd.readouterr()).count("warning: fit is not called in the main thread") == 1
+
+
+@pytest.mark.parametrize(
+    ("handler", "says"), [("signal.SIG_DFL", True), ("signal.SIG_IGN", True), ("print", False)]
+)
+def test_who_loses_sigterm_is_known(handler: str, says: bool):
+    """Of any process; tests/test_foreign_image.py has what comes of it in a container."""
+    code = f"import signal; signal.signal(signal.SIGTERM, {handler}); print(1, flush=True); input()"
+    line = [sys.executable, "-I", "-S", "-c", code]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline()
+        name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+        assert shutdown.loses_sigterm(process.pid) == (name if says else "")
+        process.stdin.close()
+    assert shutdown.loses_sigterm(process.pid) == ""
 
 
 # One line each ------------------------------------------------------------------------------------

@@ -3,8 +3,7 @@
 The image has the wheel beside torch and Lightning. What stands in for what: it is made of the
 layers of ours, as torch is not installed twice, but has neither our code, nor our entry point,
 variables or start of Python: only Python, torch, Lightning, AWS's toolkit, and the wheel by pip.
-Its entry point is that of AWS's PyTorch images, a shell script that starts the command and waits
-for it.
+Its entry point is a shell script that starts the command and waits for it, as many images have.
 """
 
 import re

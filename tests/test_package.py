@@ -123,11 +123,11 @@ def test_a_wheel_installs_into_an_empty_environment(tmp_path: Path, wheel: Path)
     }
     assert packages == {"sagemaker_lightning", "launcher", "rehearsal"}
     assert "rehearsal/report/report.css" in listed
-    launched = subprocess.run(
-        [python.with_name("sagemaker-lightning-launch")], capture_output=True, text=True
-    )
-    assert (
-        launched.returncode == 1
-        and launched.stderr.startswith("error: ")
-        and "has no boto3" in launched.stderr
-    )
+    missing = {"drill": "psutil", "launch": "boto3", "merge": "numpy", "rehearsal": "botocore"}
+    for command, package in missing.items():
+        line = [python.with_name(f"sagemaker-lightning-{command}")]
+        said = subprocess.run(
+            line, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True
+        )
+        assert said.returncode == 1 and said.stderr.count("\n") == 1, said.stderr
+        assert said.stderr.startswith("error: ") and f"has no {package}; " in said.stderr

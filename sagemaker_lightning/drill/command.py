@@ -41,14 +41,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
-import psutil
+try:
+    import psutil
 
-from sagemaker_lightning.contract import failures
-from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
-from sagemaker_lightning.contract.environment import drilled
-from sagemaker_lightning.contract.shutdown import newest_step
-from sagemaker_lightning.drill import comparison
-from sagemaker_lightning.process.supervisor import adopt_orphans, living
+    from sagemaker_lightning.contract import failures
+    from sagemaker_lightning.contract.deadlines import SAGEMAKER_KILLS
+    from sagemaker_lightning.contract.environment import drilled
+    from sagemaker_lightning.contract.shutdown import newest_step
+    from sagemaker_lightning.drill import comparison
+    from sagemaker_lightning.process.supervisor import adopt_orphans, living
+except ImportError as missing:
+    sys.exit(
+        f"error: {sys.executable} has no {missing.name}; use the python of the training that is to "
+        "be drilled"
+    )
 
 # The folder that holds this package, and entrypoint.sh.
 HOME = Path(__file__).resolve().parents[2]

@@ -19,12 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
+try:
+    import numpy as np
 
-from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
-from sagemaker_lightning.rows.archives import Model, opened
-from sagemaker_lightning.rows.manifests import LARGEST, manifests, ordered, title
-from sagemaker_lightning.rows.parts import HEADER, header
+    from sagemaker_lightning.contract.atomic_files import atomic_write, json_text
+    from sagemaker_lightning.rows.archives import Model, opened
+    from sagemaker_lightning.rows.manifests import LARGEST, manifests, ordered, title
+    from sagemaker_lightning.rows.parts import HEADER, header
+except ImportError as missing:
+    sys.exit(
+        f"error: {sys.executable} has no {missing.name}; "
+        "pip install 'sagemaker-lightning[rows]', or run `make env` and use .venv/bin/python"
+    )
 
 # Bytes that are copied at a time; a multiple of the size of every kind of number.
 PIECE = 2**24
