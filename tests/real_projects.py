@@ -38,6 +38,8 @@ PATHS = [str(ROOT)]
 PINNED = ("torch", "torchvision", "pytorch-lightning", "torchmetrics")
 """The packages of .venv that no project may replace."""
 
+BEGIN, END = "<!-- begin: python -m tests.real_projects -->", "<!-- end -->"
+
 KEPT_ENDS = {signal.SIGTERM: (143, -signal.SIGTERM), signal.SIGKILL: (-signal.SIGKILL,)}
 """The exit statuses after a signal; the second one where no training is going on."""
 
@@ -279,6 +281,12 @@ def table(results: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def with_table(page: str, made: str) -> str:
+    """Return a page with its table replaced; ValueError if it has no place for one."""
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}"
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     names = sorted(path.stem for path in PROJECTS.glob("*.py"))
@@ -334,10 +342,7 @@ def main(arguments: list[str] | None = None) -> int:
                 file.write(json.dumps(results[-1]) + "\n")
     if asked.write:
         lines = [json.loads(line) for line in asked.results.read_text().splitlines()]
-        begin, end = "<!-- begin: python -m tests.real_projects -->\n\n", "\n\n<!-- end -->"
-        page = asked.write.read_text()
-        before, _, rest = page.partition(begin)
-        asked.write.write_text(before + begin + table(lines) + end + rest.partition(end)[2])
+        asked.write.write_text(with_table(asked.write.read_text(), table(lines)))
     if results:
         print(table(results))
     return int(

@@ -82,3 +82,10 @@ def test_the_command_of_the_page():
     (line,) = [line for line in said.stdout.splitlines() if "tests.real_projects" in line]
     words = line.split("tests.real_projects")[1].split()
     assert real_projects.parser().parse_args(words).names == ["lightly"]
+
+
+def test_the_table_is_replaced_and_nothing_else():
+    page = f"before\n{real_projects.BEGIN}\n{real_projects.END}\nafter\n"
+    once = real_projects.with_table(page, "| a |")
+    assert once == f"before\n{real_projects.BEGIN}\n\n| a |\n\n{real_projects.END}\nafter\n"
+    assert real_projects.with_table(once, "| b |") == once.replace("| a |", "| b |")
