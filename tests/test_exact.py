@@ -4,6 +4,7 @@ They do not depend on the number of workers or ranks.
 """
 
 import copy
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,9 +27,10 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from sagemaker_lightning.contract.errors import UserError
-from sagemaker_lightning.data.deterministic import divided, exact
+from sagemaker_lightning.data.deterministic import Exact, divided, exact
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
+from sagemaker_lightning.state import object_graph
 
 
 def batches(loader: DataLoader, epoch: int = 0, start: int = 0, **ranks) -> list[list]:
@@ -250,3 +252,21 @@ def test_several_loaders_begin_where_they_were(mode, done):
 
     assert len(epoch(0)) == {"max_size_cycle": 11, "min_size": 3, "max_size": 11}[mode]
     assert epoch(done) == epoch(0)[done:]
+
+
+class CollatesItself(DataLoader):
+    """As neuralforecast's: its collate_fn is a method of its own."""
+
+    def __init__(self, dataset):
+        super().__init__(dataset, batch_size=2, collate_fn=self.collate)
+
+    def collate(self, samples):
+        return torch.stack(samples)
+
+
+def test_what_a_loader_has_of_ours_is_no_state_of_the_users():
+    loader, _ = exact(CollatesItself(list(torch.zeros(4, 1))), 7, "train")
+    paths = {path for path, _ in object_graph.walk({"collate_fn": loader.collate_fn})}
+    assert "collate_fn.self" in paths and "collate_fn.self.dataset" in paths
+    assert not [path for path in paths if re.search("planned|exactly", path)]
+    assert set(object_graph.OF_LOADERS) == set(Exact.__annotations__)

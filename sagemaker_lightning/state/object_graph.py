@@ -24,6 +24,7 @@ from sagemaker_lightning.compat.lightning_trainer import LINKS
 from sagemaker_lightning.compat.torch_data import ITERATOR
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+OF_LOADERS = ("exactly", "planned")  # what data/deterministic.py gives a DataLoader
 LIMIT = 20_000  # objects that one walk yields, at most
 FEW = 256  # elements of a container that are read; a longer one holds samples
 
@@ -201,7 +202,7 @@ def attributes(value: Any) -> dict[str, Any]:
 @functools.cache
 def _handled_by_libraries(class_: type) -> frozenset[str]:
     """Return the names of attributes that a library's base classes handle."""
-    names: set[str] = {*LINKS, ITERATOR}
+    names: set[str] = {*LINKS, ITERATOR, *OF_LOADERS}
     if issubclass(class_, torch.optim.Optimizer):
         names |= OF_OPTIMIZERS
     for base in class_.__mro__:
