@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -106,6 +108,19 @@ def test_a_program_of_ones_own(tmp_path: Path, case: str):
         for file in ("version_0/metrics.csv", "version_0/hparams.yaml"):
             assert (alone / file).read_text() == (ours / file).read_text()
         assert [path.name for path in ours.iterdir()] == ["version_0"]
+
+
+@pytest.mark.slow
+def test_a_rank_does_not_outlive_the_process_that_started_it(tmp_path: Path):
+    variables = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    process = warm.start(["python", PROGRAM, "two_ranks"], tmp_path, variables)
+    while not list(tmp_path.rglob("step-*.ckpt")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    assert any("LOCAL_RANK" in warm.environ(rank.pid) for rank in ranks)
+    process.kill()
+    assert psutil.wait_procs(ranks, timeout=LIMIT)[1] == []
 
 
 # In somebody else's process -----------------------------------------------------------------------

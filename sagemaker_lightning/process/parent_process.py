@@ -3,7 +3,7 @@
 import ctypes
 import os
 import signal
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,11 +29,18 @@ def bound(variables: MutableMapping[str, str]) -> Iterator[None]:
         finally:
             variables.pop(LAUNCHER, None)
         return
+    end_with_launcher(variables)
+    yield
+
+
+def end_with_launcher(variables: Mapping[str, str]) -> None:
+    """Let the kernel kill this process, if it is a rank, when its launcher ends."""
+    if "LOCAL_RANK" not in variables:
+        return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The kernel sends no signal for a launcher that had ended before this call.
     if _has_ended(variables.get(LAUNCHER, "")):
         os.kill(os.getpid(), signal.SIGKILL)
-    yield
 
 
 def launches(variables: MutableMapping[str, str]) -> None:

@@ -41,6 +41,7 @@ from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop, loses_sigterm
 from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
+from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import best_model, checkpoint_file, fit_loops, run_settings
 from sagemaker_lightning.resume.agreement import UNSURE, Agreement
 from sagemaker_lightning.resume.checkpoint_dir import Folder, Writer
@@ -178,6 +179,8 @@ class ExactResume(EarlyCallback):
             stop.look_in(self.folder.path)
         if environment is None:
             rendezvous.join(self.environment, os.environ)
+        if self.owns_stop:
+            parent_process.end_with_launcher(os.environ)
         self.trainer: Trainer | None = None
         self.exact = exact
         self.enabled = saves and exact
