@@ -68,6 +68,7 @@ class Restart:
         self.limits = model_changes.limits(trainer)  # epochs and steps, as the flags set them
         self.added = [0, 0]  # epochs and steps that a callback had added to the limits
         self.optimizers: list[str] = []  # classes of the optimizers, before hooks change them
+        self.raised = 0  # epochs added to the limit while Lightning loads the checkpoint
         self.beyond = ""  # the limit of this training that the checkpoint is beyond
         self.taken = False  # whether the loaders' saved states were taken, or no longer apply
         # Whether StochasticWeightAveraging was continued; None before `restore` has tried.
@@ -172,16 +173,26 @@ class Restart:
         It refuses that. But a program that trains on, with a higher limit than at first, comes by
         its first training again when it is started again. `keep_limit` undoes this.
         """
-        self.max_epochs = limit = self.trainer.fit_loop.max_epochs
-        within = self.kind != "epoch"
-        if limit not in (None, -1) and epoch + within > limit:
-            self.beyond = f"max_epochs={limit}"
-            self.trainer.fit_loop.max_epochs = max(limit, epoch)
+        limit = self.trainer.fit_loop.max_epochs
+        if limit not in (None, -1) and epoch > limit:
+            self.raised = epoch - limit
+            self.trainer.fit_loop.max_epochs += self.raised
 
     def keep_limit(self) -> None:
-        """Set the limit of epochs to what it was before the checkpoint was loaded."""
-        if self.beyond:
-            self.trainer.fit_loop.max_epochs = self.max_epochs
+        """Set the limit of epochs to what it is without `_pass_limit`.
+
+        Hooks at the start of training may have changed it since, as StochasticWeightAveraging does.
+        """
+        loop = self.trainer.fit_loop
+        if self.raised:
+            loop.max_epochs -= self.raised
+            self.raised = 0
+        if self.meta and loop.max_epochs not in (None, -1):
+            reached = loop.epoch_progress.current.processed + (
+                self.within and not lightning_loops.epoch_is_done(self.trainer)
+            )
+            if reached > loop.max_epochs:
+                self.beyond = f"max_epochs={loop.max_epochs}"
 
     def _refuse_another_run(self, differences: list[str]) -> None:
         """Raise UserError if anything differs between this run and the checkpoint's run."""
