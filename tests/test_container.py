@@ -84,7 +84,10 @@ def test_a_program_that_says_import_lightning(container, tmp_path):
     )
     run = container("train", options=(*given, *mount(tmp_path / "code", "/opt/ml/code", "ro")))
     assert run.returncode == 0 and "TRAINED 20 " in run.stdout, run.stdout
-    code = "import lightning.pytorch as pl; from sagemaker_lightning import ExactResume; print(pl.__name__)"
+    code = (
+        "import lightning.pytorch as pl; from sagemaker_lightning import ExactResume; "
+        "print(pl.__name__)"
+    )
     assert container("python", "-c", code).stdout.strip() == "pytorch_lightning"
 
 
