@@ -57,7 +57,7 @@ def wheel(tmp_path_factory) -> Path:
 
 FOREIGN = """
 {imports}
-for name in set(sagemaker_lightning.PUBLIC) - {{"Application", "CLI"}}:
+for name in set(sagemaker_lightning.PUBLIC) - {{"Application", "SageMakerCLI"}}:
     assert getattr(sagemaker_lightning, name)
 import autoencoder, lightning.pytorch, pytorch_lightning
 assert pytorch_lightning is lightning.pytorch and pytorch_lightning.__name__ == {name!r}

@@ -709,8 +709,8 @@ SDK_3 = {
 
 @pytest.mark.parametrize("sdk", ["sdk2", "sdk3"])
 def test_an_sdk(endpoint, tmp_path, sdk):
-    job = [SDK_2] if sdk == "sdk2" else SDK_3
-    done = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", job)
+    job = SDK_2 if sdk == "sdk2" else SDK_3
+    done = Person(sdk, tmp_path, endpoint).run(f"{sdk}_session.py", [job])
     assert done.returncode == 0 and re.search(
         "model: s3://rehearsal/output/.*/output/model.tar.gz", done.stdout
     ), done.stdout

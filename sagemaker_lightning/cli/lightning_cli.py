@@ -31,6 +31,7 @@ from sagemaker_lightning.cli import (
 )
 from sagemaker_lightning.cli.application import Application, class_path
 from sagemaker_lightning.compat import jsonargparse_types, overhead
+from sagemaker_lightning.compat.lightning_loaders import evaluate_everything_on_each_rank
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.shutdown import Stop
@@ -307,4 +308,6 @@ class CommandLine(LightningCLI):
         )
         self.trainer_defaults["callbacks"] = [self.resume]
         with mistakes.naming("--trainer", vars(self.config.trainer)):
-            return super().instantiate_trainer(**kwargs)
+            new_trainer = super().instantiate_trainer(**kwargs)
+        evaluate_everything_on_each_rank(new_trainer)
+        return new_trainer

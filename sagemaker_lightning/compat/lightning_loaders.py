@@ -112,3 +112,18 @@ def no_distributed_sampler(trainer: Trainer) -> Iterator[None]:
         yield
     finally:
         connector.use_distributed_sampler = shares
+
+
+def evaluate_everything_on_each_rank(trainer: Trainer) -> None:
+    """Have each rank evaluate all samples, without a training before it.
+
+    Then what the ranks log is the same, and no sample counts twice. A training prepares its loaders
+    in another way (data/seeding.py).
+    """
+    prepare = lightnings_preparing(trainer)
+
+    def prepare_whole(dataloader: Any, shuffle: bool, mode: Any) -> Any:
+        with no_distributed_sampler(trainer):
+            return prepare(dataloader, shuffle, mode)
+
+    prepare_by(trainer, prepare_whole)
