@@ -268,7 +268,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Order the files; leave out soaks that are not asked for; skip what cannot run here."""
+    """Order the files; leave out what is not asked for; skip what cannot run here."""
     place = lanes.longest_first([item.nodeid for item in items])
     if (seed := config.option.shuffle) is not None:  # alike on all workers
         random.Random(seed).shuffle(items)
@@ -284,12 +284,13 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="no Docker engine answers"))
         if item.get_closest_marker("root") and os.geteuid():
             item.add_marker(pytest.mark.skip(reason="needs root"))
-    if "soak" not in config.option.markexpr:
-        chosen = [item for item in items if not item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(
-            items=[item for item in items if item.get_closest_marker("soak")]
-        )
-        items[:] = chosen
+    # A test that is named on the command line was asked for.
+    named = any("::" in arg for arg in config.args)
+    for marker in () if named else ("thorough", "soak"):
+        if marker not in config.option.markexpr:
+            marked = [item for item in items if item.get_closest_marker(marker)]
+            config.hook.pytest_deselected(items=marked)
+            items[:] = [item for item in items if item not in set(marked)]
 
 
 def pytest_xdist_make_scheduler(config, log):

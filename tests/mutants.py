@@ -1,7 +1,7 @@
 """Changes one place of app/ or sagemaker_lightning/ at a time; prints what no test finds.
 
     make mutants
-    python tests/mutants.py [--n 200] [--seed 1]
+    python tests/mutants.py [--n 200] [--seed 1] [--jobs 2]
                             [--only sagemaker_lightning/contract/shutdown.py ...]
 
 Each mutant is a copy of the checkout with one operator, constant, condition, return or call
@@ -12,9 +12,12 @@ torch and Lightning, so a mutant costs seconds.
 
 import argparse
 import ast
+import concurrent.futures
+import contextlib
 import copy
 import multiprocessing
 import os
+import queue
 import random
 import re
 import shutil
@@ -98,7 +101,8 @@ def tests_of(module: str) -> list[str]:
     package, _, short = name.rpartition(".")
     for path in files:
         text = path.read_text()
-        if re.search(rf"\b{name}\b|from {package} import [^\n]*\b{short}\b|{module}", text):
+        imports = rf"from {package} import (\([^)]*|[^\n(]*)\b{short}\b"
+        if re.search(rf"\b{name}\b|{imports}|{module}", text):
             found.append(path)
     trains = [
         ROOT / f"tests/test_{end}.py"
@@ -120,6 +124,8 @@ def _run_tests(folder: str, files: list[str], log: str) -> None:
         os.dup2(output, number)
     os.setsid()
     os.chdir(folder)
+    # As in a run of pytest; a child of a fork server would start data workers by one, too.
+    multiprocessing.set_start_method("fork", force=True)
     sys.path[:0] = [folder, f"{folder}/tests"]
     # The environment has imported the checkout's own when Python started (scripts/make_env.sh).
     for name in [name for name in sys.modules if name.partition(".")[0] == "sagemaker_lightning"]:
@@ -174,6 +180,17 @@ def survives(folder: Path, module: str, source: str, limit: float, sound: dict[s
     return True
 
 
+@contextlib.contextmanager
+def checkout() -> Iterator[Path]:
+    """Yield the folder of a copy of the checkout's files, which is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folder = Path(name)
+        for file in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, folder / file)
+        yield folder
+
+
 def main() -> None:
     """Make mutants, and print those that survive."""
     parser = argparse.ArgumentParser(
@@ -181,6 +198,7 @@ def main() -> None:
     )
     parser.add_argument("--n", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
     parser.add_argument(
         "--only", nargs="*", help="files below app/ or sagemaker_lightning/; default: all"
     )
@@ -208,14 +226,24 @@ def main() -> None:
     chosen = random.Random(args.seed).sample(everywhere, min(args.n, len(everywhere)))
     lived = 0
     sound = {}
-    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-        folder = Path(name)
-        for file in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / file, folder / file)
-        for number, (module, source, kind, node, other) in enumerate(chosen, 1):
+    with contextlib.ExitStack() as stack:
+        checkouts = queue.SimpleQueue()
+        for _ in range(args.jobs):
+            checkouts.put(stack.enter_context(checkout()))
+
+        def judge(mutant: tuple) -> tuple[bool, float]:
+            module, source, _, node, other = mutant
+            folder = checkouts.get()
             began = time.monotonic()
             alive = survives(folder, module, mutated(source, node, other), LIMIT, sound)
+            checkouts.put(folder)
+            return alive, time.monotonic() - began
+
+        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(args.jobs))
+        verdicts = zip(chosen, pool.map(judge, chosen), strict=True)
+        for number, ((module, source, kind, node, other), (alive, seconds)) in enumerate(
+            verdicts, 1
+        ):
             lived += alive
             if alive:
                 line = source.splitlines()[node.lineno - 1].strip()
@@ -225,8 +253,7 @@ def main() -> None:
                     flush=True,
                 )
             print(
-                f"{number}/{len(chosen)} {module} {kind} {time.monotonic() - began:.0f} s, "
-                f"{lived} survived",
+                f"{number}/{len(chosen)} {module} {kind} {seconds:.0f} s, {lived} survived",
                 flush=True,
             )
     print(

@@ -1,13 +1,17 @@
 """A rehearsal for the tests: the real server in a process of its own, and clients of it."""
 
+import contextlib
+import fcntl
 import io
 import os
 import re
 import signal
 import subprocess
 import tarfile
+import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import aws_services
@@ -18,6 +22,20 @@ LABEL = "label=sagemaker-lightning.rehearsal"
 ROLE = "arn:aws:iam::123456789012:role/rehearsal"
 ENDED = ("Completed", "Failed", "Stopped")
 LIMIT = 300  # seconds: a job that has not ended by then hangs
+
+
+STARTS = Path(tempfile.gettempdir(), "tests-rehearsal-starts")
+
+
+@contextlib.contextmanager
+def starting(alone: bool = False) -> Iterator[None]:
+    """Hold one's turn to start a rehearsal; `alone`: no other test starts one meanwhile.
+
+    A rehearsal that starts ends the orphans of all that were killed.
+    """
+    with STARTS.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 class Rehearsal:
@@ -37,7 +55,8 @@ class Rehearsal:
         self.log = folder / "rehearsal.log"
 
     def __enter__(self) -> "Rehearsal":
-        self.start()
+        with starting():
+            self.start()
         self.s3.create_bucket(Bucket="rehearsal")
         return self
 

@@ -53,10 +53,13 @@ def cold(line: list[str]) -> subprocess.CompletedProcess:
     )
 
 
-# One here; the others are part of the soak.
+# One in CI; the others are part of the soak.
 @pytest.mark.parametrize(
     "name",
-    [name if name == "step" else pytest.param(name, marks=pytest.mark.soak) for name in ROWS],
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name == "step" else pytest.mark.soak)
+        for name in ROWS
+    ],
 )
 def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
     line = [sys.executable, "-m", f"benchmarks.{name}", "--n=1", *FLAGS.get(name, [])]

@@ -200,7 +200,8 @@ def test_what_the_client_sends_for_a_distribution(client: Client):
     ("distribution", "warns"),
     [
         pytest.param({"torch_distributed": ON}, False, marks=pytest.mark.soak),
-        ({"pytorchddp": ON}, True),
+        # By SDK 3: tests/test_clients_sdk3.py; the toolkit's part: tests/test_toolkit.py.
+        pytest.param({"pytorchddp": ON}, True, marks=pytest.mark.thorough),
     ],
     ids=["torch_distributed", "pytorchddp"],
 )

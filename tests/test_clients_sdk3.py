@@ -71,6 +71,7 @@ def test_two_instances(trained, cifar: Path):
     assert state_in(artifacts)
 
 
+@pytest.mark.thorough  # in somebody else's image: tests/test_foreign_image.py
 def test_a_command_of_ones_own(trained):
     """With source_code the SDK goes round the entry point and the toolkit."""
     command = {
@@ -103,6 +104,7 @@ def test_torchrun_of_a_plain_pytorch_script(trained):
     assert list(state_in(artifacts)) == ["weight"]
 
 
+@pytest.mark.thorough  # a plain script, above
 def test_torchrun_of_our_own(trained):
     """One host of two processes: what Torchrun sets of torch.distributed's variables stays."""
     source = {"entry_script": "train_two.py", "source_dir": SOURCE}

@@ -30,6 +30,7 @@ BETWEEN_THE_LINES = {
     "make build": RUN,
     "make rehearsal": RUN,
     "make test-fast": "test_commands.py::test_what_make_runs_for_developers",
+    "make test-thorough": "test_commands.py::test_what_continuous_integration_runs",
     "make soak": "test_commands.py::test_what_make_runs_for_developers",
     "make mutants": "test_commands.py::test_what_make_runs_for_developers",
     "pip install .": "test_package.py::test_a_wheel_installs_into_an_empty_environment",
@@ -234,7 +235,8 @@ def test_make_prints_its_targets():
 
 def test_what_continuous_integration_runs():
     run = (ROOT / ".ci/run").read_text()
-    assert all(re.search(rf"^run make {target}$", run, re.MULTILINE) for target in ("lint", "test"))
+    targets = ("lint", "test", "test-thorough")
+    assert all(re.search(rf"^run make {target}$", run, re.MULTILINE) for target in targets)
 
 
 @pytest.mark.soak

@@ -406,6 +406,7 @@ def test_a_change_of_the_code_adds_kilobytes(image: str, source: Path, tag: str)
     assert 0 < next(filter(None, sizes)) < 1_000_000
 
 
+@pytest.mark.thorough
 def test_the_program_is_a_build_argument(image: str, tag: str, tmp_path: Path):
     run = build(tag, **build_variables(), SAGEMAKER_PROGRAM="app/train_torchrun.py")
     assert run.returncode == 0, run.stdout[-3000:]
@@ -429,6 +430,7 @@ def test_lightning_bolts_can_be_left_out(tag: str):
     )
 
 
+@pytest.mark.thorough  # outside of it: tests/test_drill.py
 def test_a_job_is_drilled_in_the_image(image: str, tmp_path):
     """docs/drill.md has the command."""
     page = (ROOT / "docs/drill.md").read_text()

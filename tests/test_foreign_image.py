@@ -122,6 +122,7 @@ def stopped_then_killed(
     )
 
 
+@pytest.mark.thorough  # by SDK 3 below
 def test_by_sdk_2(rehearsal, foreign, trained, tmp_path):
     """With our hook by the job's environment and the toolkit as first process; then without."""
     common = {

@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError
 from containers import ROOT, docker
 from environments import python_of
-from rehearsals import LABEL, Rehearsal, run, run_command
+from rehearsals import LABEL, Rehearsal, run, run_command, starting
 
 pytestmark = pytest.mark.docker
 
@@ -580,13 +580,16 @@ def test_a_killed_rehearsal_leaves_orphans_that_the_next_one_ends(tmp_path, imag
                     TrainingJobName=name,
                 )
                 server.wait_for_line(name, "up", "algo-2")
-        finally:
+        except BaseException:
+            first.process.kill()
+            raise
+        with starting(alone=True):
             first.process.kill()
             first.process.wait()
-        assert len(containers(name)) == 4 and "ended what" not in other.said
-        if folder == "its folder is gone":
-            shutil.rmtree(first.cache)
-        following.start()
+            assert len(containers(name)) == 4 and "ended what" not in other.said
+            if folder == "its folder is gone":
+                shutil.rmtree(first.cache)
+            following.start()
         following.process.send_signal(signal.SIGINT)
         assert following.process.wait(timeout=60) == 0
         assert following.said.count("ended what a killed rehearsal had left") == 1

@@ -75,6 +75,7 @@ def same(one: dict, other: dict) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.thorough  # two interrupted hosts: tests/test_rehearsal_processes.py
 def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
     """The tutorial's two parts run by SDK 2.
 
@@ -130,6 +131,7 @@ def test_the_tutorials_examples_by_sdk_2(rehearsal, image, tmp_path):
     assert any("tfevents" in key for key in rehearsal.keys("output/spot/logger-output/"))
 
 
+@pytest.mark.thorough  # without Docker: tests/test_rehearsal_endpoint.py
 def test_a_model_trainer_of_sdk_3(rehearsal, image, tmp_path):
     job = {
         "training_image": image,
@@ -152,6 +154,7 @@ def test_a_model_trainer_of_sdk_3(rehearsal, image, tmp_path):
     assert model(rehearsal, name)
 
 
+@pytest.mark.thorough  # without Docker: tests/test_rehearsal_endpoint.py
 def test_launch(rehearsal, image, tmp_path):
     registry = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
     line = [

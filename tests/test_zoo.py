@@ -74,6 +74,7 @@ def test_other_weights_are_found(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_commands_of_the_page(tmp_path):
     """They run a round that is not in the file yet, and make the table."""
     results = tmp_path / "zoo.jsonl"
