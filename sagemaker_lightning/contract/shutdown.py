@@ -112,7 +112,8 @@ class Stop:
     """While it is entered, SIGTERM and SIGINT end this process in an orderly way.
 
     Before and after training they end it at once. During training all ranks agree on the batch
-    after which they stop. It has to be entered and left in the main thread.
+    after which they stop. Once one of them has come, further ones change nothing, also when it is
+    left: the process is about to end. It has to be entered and left in the main thread.
 
     Args:
         folder: Where the checkpoints are, to name the step to resume from.
@@ -146,8 +147,11 @@ class Stop:
 
     def __exit__(self, *_) -> None:
         for number, handler in self.handlers.items():
-            # Whoever has installed another one since takes care of it.
-            if signal.getsignal(number) == self._handle:
+            if signal.getsignal(number) != self._handle:
+                continue  # whoever has installed another one since takes care of it
+            if self._process_ends():
+                signal.signal(number, signal.SIG_IGN)  # also while Python itself ends
+            else:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
         others = signal.set_wakeup_fd(self.wakeup)
         if others not in (self.pipe[1], -1):
@@ -199,6 +203,10 @@ class Stop:
         """Return whether this process may be ended if no batch comes to its end."""
         return True
 
+    def _process_ends(self) -> bool:
+        """Return whether this process is about to end, and no signal may cut that short."""
+        return self.number is not None
+
     def _watch(self, pipe: int) -> None:
         """Wait for a signal; end this process if the training does not do so in time."""
         while not (self.number and self._may_end_process()):
@@ -247,6 +255,9 @@ class TrainingStop(Stop):
 
     def _may_end_process(self) -> bool:
         return self.number != signal.SIGINT
+
+    def _process_ends(self) -> bool:
+        return False  # whoever catches the SystemExit goes on
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.number = self.number or number  # the thread may come later than the end of a batch
