@@ -361,9 +361,7 @@ def events(content: bytes) -> Iterator[tuple[str, int, Any]]:
 def _records(content: bytes) -> Iterator[tuple[bytes, float]]:
     """Yield each complete record of a file, and when it was written."""
     # Imported here: it takes half a second, which only a resumed run needs.
-    from tensorboard.compat.proto.event_pb2 import (
-        Event,
-    )
+    from tensorboard.compat.proto.event_pb2 import Event
 
     start = 0
     while start + HEAD.size <= len(content):

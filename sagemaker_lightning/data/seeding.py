@@ -39,21 +39,20 @@ class Seeding(Callback):
             torch.initial_seed() if self.seed is None else self.seed
         )
         without_entropy(unseeded.bits)
-        prepare_as_lightning = lightning_loaders.lightnings_preparing(trainer)
 
+        # Lightning names the last two arguments when it calls this.
         def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
             if mode == RunningStage.PREDICTING:
-                return prepare_as_lightning(dataloader, shuffle, mode)
+                return lightning_loaders.prepare_as_lightning(trainer, dataloader, shuffle, mode)
             # data/deterministic.py shares batches out instead, and repeats no sample for it.
-            with lightning_loaders.no_distributed_sampler(trainer):
-                loader = prepare_as_lightning(dataloader, shuffle, mode)
+            loader = lightning_loaders.prepare_without_sampler(trainer, dataloader, shuffle, mode)
             return self._exact(trainer, loader, mode, lightning_loaders.shares_loaders(trainer))
 
-        lightning_loaders.prepare_by(trainer, prepare)
+        lightning_loaders.replace_preparation(trainer, prepare)
 
     def stand_aside(self, trainer: Trainer) -> None:
         """Leave the preparation of the loaders to Lightning."""
-        lightning_loaders.prepare_by_lightning(trainer)
+        lightning_loaders.restore_preparation(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before training."""

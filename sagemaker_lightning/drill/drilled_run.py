@@ -190,7 +190,7 @@ class Drilled(Callback):
 
     def _replace_loader_preparation(self, trainer: Trainer) -> None:
         """Set `self.workers`, unless None, in each DataLoader of training and validation."""
-        prepare_before = lightning_loaders.preparing(trainer)
+        prepare_before = lightning_loaders.preparation(trainer)
 
         def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
             is_plain_loader = isinstance(dataloader, DataLoader) and not has_state(dataloader)
@@ -205,7 +205,7 @@ class Drilled(Callback):
                     self.found_workers = dataloader.num_workers
             return prepare_before(dataloader, shuffle, mode)
 
-        lightning_loaders.prepare_by(trainer, prepare)
+        lightning_loaders.replace_preparation(trainer, prepare)
 
 
 def _user_objects(trainer: Trainer) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def _user_objects(trainer: Trainer) -> dict[str, Any]:
         f"schedule.{k}": vars(component.scheduler)
         for k, component in enumerate(trainer.lr_scheduler_configs)
     }
-    loaders = lightning_loaders.flat(trainer.train_dataloader)
+    loaders = lightning_loaders.flattened(trainer.train_dataloader)
     names = ("sampler", "batch_sampler", "worker_init_fn")
     data_order = {
         f"loader.{k}.{name}": getattr(component, name, None)

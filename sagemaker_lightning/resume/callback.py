@@ -348,7 +348,7 @@ class ExactResume(EarlyCallback):
                 f"its own newest checkpoint in {self.folder.path}",
                 flush=True,
             )
-        self.proof.told = list(self.restart.meta.get("resumes", ()))
+        self.proof.told = list(self.restart.meta["resumes"])
         return True
 
     def _refuse_another_model(self) -> None:

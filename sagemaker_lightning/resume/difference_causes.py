@@ -17,7 +17,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from sagemaker_lightning.compat.lightning_loaders import flat
+from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import was_compiled
 from sagemaker_lightning.contract.job_summary import masked
 from sagemaker_lightning.data.deterministic import divided, has_state
@@ -134,7 +134,7 @@ def likely(trainer: Trainer, kinds: tuple[str, ...], changes: list[str]) -> str:
 
 def _causes_in_data(trainer: Trainer) -> Iterator[str]:
     """Yield causes in the data loaders and in hooks that change a batch."""
-    for number, loader in enumerate(flat(trainer.train_dataloader)):
+    for number, loader in enumerate(flattened(trainer.train_dataloader)):
         names = ("sampler", "batch_sampler", "dataset", "collate_fn", "worker_init_fn")
         objects = (
             {name: getattr(loader, name, None) for name in names}

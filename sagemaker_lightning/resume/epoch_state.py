@@ -119,7 +119,7 @@ def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) ->
             buffer.copy_(saved)
     device = trainer.strategy.root_device
     for path, tracker in _of_kinds(trainer, MetricTracker):
-        size = known.get("tracked", {}).get(path, len(tracker))
+        size = known["tracked"].get(path, len(tracker))
         while len(tracker) < size:
             tracker.increment()
         # Added by a hook at the start of training.

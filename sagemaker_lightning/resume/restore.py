@@ -141,7 +141,7 @@ class Restart:
         self.loaded = checkpoint
         model_changes.settle_searches(self.trainer, self.meta["searched"])
         # Other limits on the command line replace what callbacks had added.
-        if self.meta.get("limits") == self.limits:
+        if self.meta["limits"] == self.limits:
             self.added = self.meta["added"]
             model_changes.add_to_limits(self.trainer, self.added)
         self._pass_limit(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
@@ -161,8 +161,7 @@ class Restart:
                 callback.current_score = (
                     checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
                 )
-        if "files" in self.meta:
-            user_checkpoints.write_again(self.trainer, self.meta["files"])
+        user_checkpoints.write_again(self.trainer, self.meta["files"])
         self.trainer.should_stop = self.meta["should_stop"]
         lightning_checkpoints.give(self.trainer, checkpoint, str(path))
         return True
@@ -239,7 +238,7 @@ class Restart:
             snapshot: The Snapshot of this run.
         """
         epoch = self.trainer.current_epoch
-        data_epoch = self.meta.get("made", -1)
+        data_epoch = self.meta["made"] if self.meta else -1
         every = self.trainer.reload_dataloaders_every_n_epochs
         if loop.loaders is not None:
             if lightning_loops.loaders_are_due(self.trainer):
@@ -249,7 +248,7 @@ class Restart:
         if data_epoch < 0:
             yield
             return
-        objects = self.meta.get("before_data")
+        objects = self.meta["before_data"]
         if (
             epoch_needs_new_data := self.kind == "epoch"
             and bool(every)
@@ -350,11 +349,13 @@ class Restart:
                 state would be loaded, and fail or be misread at the first step.
         """
         self.optimizers = run_settings.optimizers(self.trainer)
-        before = self.meta.get("run", {}).get("optimizers", self.optimizers)
+        if not self.meta:
+            return
+        before = self.meta["run"]["optimizers"]
         if before != self.optimizers:
             words = [", ".join(names) or "none" for names in (before, self.optimizers)]
             self._refuse_another_run([f"the optimizer was {words[0]}, is {words[1]}"])
-        model_changes.add_groups(self.trainer, self.meta.get("groups", []))
+        model_changes.add_groups(self.trainer, self.meta["groups"])
 
     def _undo_hooks(self) -> None:
         """Restore what hooks at the start of training have overwritten.

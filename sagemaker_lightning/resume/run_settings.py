@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from pytorch_lightning import Trainer
 
-from sagemaker_lightning.compat.lightning_loaders import flat
+from sagemaker_lightning.compat.lightning_loaders import flattened
 
 # Flags that may change: where things are, how long to train, what is shown, which machine trains.
 # _allowed_loader_flags allows two more: numbers of workers, and batch sizes with the same total.
@@ -221,7 +221,7 @@ def _loader_numbers(trainer: Trainer) -> dict[str, list]:
 
     An entry is None if it is unknown. The sizes have one entry more, for the data module.
     """
-    loaders = flat(trainer.train_dataloader)
+    loaders = flattened(trainer.train_dataloader)
     sizes = [getattr(loader, "batch_size", None) for loader in [*loaders, trainer.datamodule]]
     return {
         "sizes": [size if type(size) is int else None for size in sizes],

@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from torch import nn
 
-from sagemaker_lightning.compat.lightning_loaders import flat
+from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.state import generators, object_graph
@@ -43,7 +43,7 @@ def roots(trainer: Trainer) -> dict[str, Any]:
     ]
     objects |= {f"optimizers.{position}": object_ for position, object_ in own_optimizers}
     for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
-        for number, loader in enumerate(flat(loaders)):
+        for number, loader in enumerate(flattened(loaders)):
             if not has_state(loader):
                 for name in ("dataset", "collate_fn"):
                     objects[f"{stage}.{number}.{name}"] = getattr(loader, name, None)
