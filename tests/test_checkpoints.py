@@ -19,7 +19,11 @@ import sagemaker_lightning
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import checkpoint_file
 from sagemaker_lightning.resume.best_model import BestModel
-from sagemaker_lightning.resume.checkpoint_dir import Folder, Writer, choose
+from sagemaker_lightning.resume.checkpoint_dir import (
+    BackgroundWriter,
+    CheckpointDir,
+    choose_checkpoint,
+)
 from sagemaker_lightning.resume.checkpoint_file import examine, read, write
 
 
@@ -31,39 +35,39 @@ def state(step: int) -> dict:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> CheckpointDir:
     """A folder with the checkpoints of steps 10, 20 and 30."""
-    made = Folder(tmp_path / "checkpoints", keep=3)
+    made = CheckpointDir(tmp_path / "checkpoints", keep=3)
     for step in (10, 20, 30):
         made.add(state(step), step, number=step * 7)
     return made
 
 
-def chosen(folder: Folder, hosts: int = 1) -> Path | None:
-    return choose(
-        Folder(folder.path, 3), "algo-1", lambda told: [told] * hosts, True, lambda path: ""
+def chosen(folder: CheckpointDir, hosts: int = 1) -> Path | None:
+    return choose_checkpoint(
+        CheckpointDir(folder.path, 3), "algo-1", lambda told: [told] * hosts, True, lambda path: ""
     )
 
 
-def test_what_is_written_is_read(folder: Folder):
+def test_what_is_written_is_read(folder: CheckpointDir):
     path = chosen(folder)
     assert path == folder.file(30) == folder.path / "step-000000030.ckpt"
     assert torch.equal(read(path)["weights"], torch.full((100,), 30.0))
     assert examine(path) == (30, 210)
     # Somebody who knows only torch can read it.
     assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))
-    assert Folder(folder.path, 3).loggers() == [{"version": 3}]
+    assert CheckpointDir(folder.path, 3).loggers() == [{"version": 3}]
     assert (folder.path / "last.ckpt").samefile(path)
 
 
 def test_an_empty_folder_is_a_start(tmp_path: Path):
-    assert chosen(Folder(tmp_path / "none", 3)) is None
+    assert chosen(CheckpointDir(tmp_path / "none", 3)) is None
     (tmp_path / "none").mkdir()
     (tmp_path / "none/notes.txt").write_text("someone else's")
-    assert chosen(Folder(tmp_path / "none", 3)) is None
+    assert chosen(CheckpointDir(tmp_path / "none", 3)) is None
 
 
-def test_only_so_many_are_kept_and_none_that_is_being_uploaded(folder: Folder):
+def test_only_so_many_are_kept_and_none_that_is_being_uploaded(folder: CheckpointDir):
     names = lambda: sorted(int(path.name[5:14]) for path in folder.path.glob("step-*.ckpt"))  # noqa: E731
     (folder.path / "step-000000010.ckpt.sagemaker-uploading").touch()
     (folder.path / "step-000000020.ckpt.sagemaker-uploading").touch()
@@ -178,7 +182,7 @@ MUTATIONS = [
 
 
 @pytest.mark.slow
-def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
+def test_a_thousand_damaged_folders(folder: CheckpointDir, tmp_path: Path, capsys):
     """A chosen file is intact, and a damaged one is named.
 
     If no intact one is left, it is an error, and not a new start.
@@ -186,7 +190,7 @@ def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
     draw = random.Random(4)
     outcomes = {"whole": 0, "error": 0, "start": 0}
     for _ in range(1000):
-        place = Folder(tmp_path / "copy/checkpoints", 3)
+        place = CheckpointDir(tmp_path / "copy/checkpoints", 3)
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
         shutil.copytree(folder.path, place.path)
         if draw.random() < 0.7:
@@ -224,7 +228,7 @@ def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
 
 
 @pytest.mark.parametrize("version", [checkpoint_file.FORMAT - 1, checkpoint_file.FORMAT + 1, 12])
-def test_a_checkpoint_of_another_format_is_refused(folder: Folder, version: int):
+def test_a_checkpoint_of_another_format_is_refused(folder: CheckpointDir, version: int):
     """In one line, before anything of it is read.
 
     It is not skipped in favour of an older one of this format.
@@ -288,7 +292,7 @@ def test_a_checkpoint_names_no_class_of_ours(tmp_path: Path):
     assert not named
 
 
-def test_a_checkpoint_that_is_code_is_refused(folder: Folder, tmp_path: Path):
+def test_a_checkpoint_that_is_code_is_refused(folder: CheckpointDir, tmp_path: Path):
     class Evil:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "ran",))
@@ -297,15 +301,17 @@ def test_a_checkpoint_that_is_code_is_refused(folder: Folder, tmp_path: Path):
     with pytest.raises(Exception, match="Weights only load failed"):
         read(folder.file(40))
     assert not (tmp_path / "ran").exists()
-    assert "PosixPath" in checkpoint_file.unreadable({"hyper_parameters": {"folder": tmp_path}})
+    assert "PosixPath" in checkpoint_file.why_unreadable({"hyper_parameters": {"folder": tmp_path}})
     assert (
-        checkpoint_file.unreadable({"hyper_parameters": {"sizes": [1, (2.0, None)], "name": "x"}})
+        checkpoint_file.why_unreadable(
+            {"hyper_parameters": {"sizes": [1, (2.0, None)], "name": "x"}}
+        )
         == ""
     )
 
 
-def everywhere(folders: list[Folder]) -> list:
-    """Return what `choose` returns or raises on each host, of two ranks each."""
+def everywhere(folders: list[CheckpointDir]) -> list:
+    """Return what `choose_checkpoint` returns or raises on each host, of two ranks each."""
     told: dict[int, list] = {}
     barrier = threading.Barrier(2 * len(folders))
     answers = [None] * (2 * len(folders))
@@ -322,7 +328,7 @@ def everywhere(folders: list[Folder]) -> list:
 
         place = folders[number // 2]
         try:
-            answers[number] = choose(
+            answers[number] = choose_checkpoint(
                 place, f"algo-{number // 2 + 1}", gather, number % 2 == 0, lambda path: ""
             )
         except UserError as error:
@@ -336,15 +342,15 @@ def everywhere(folders: list[Folder]) -> list:
     return answers
 
 
-def copies(folder: Folder, tmp_path: Path, hosts: int) -> list[Folder]:
-    made = [Folder(tmp_path / f"host-{host}", 3) for host in range(hosts)]
+def copies(folder: CheckpointDir, tmp_path: Path, hosts: int) -> list[CheckpointDir]:
+    made = [CheckpointDir(tmp_path / f"host-{host}", 3) for host in range(hosts)]
     for place in made:
         shutil.copytree(folder.path, place.path)
         (place.path / "last.ckpt").unlink()
     return made
 
 
-def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: Folder, tmp_path: Path):
+def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: CheckpointDir, tmp_path: Path):
     hosts = copies(folder, tmp_path, 3)
     assert everywhere(hosts) == [host.file(30) for host in hosts for _ in range(2)]
     hosts[1].file(30).unlink()
@@ -394,16 +400,18 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
         time.sleep(draw.uniform(0.0, 0.3))
         process.kill()
         process.communicate()
-        place = Folder(tmp_path / "checkpoints", 3)
+        place = CheckpointDir(tmp_path / "checkpoints", 3)
         assert all(not isinstance(examine(path), str) for _, path in place.named())
         if path := chosen(place):
             step = read(path)["step"] + 1
     assert step > 1 and len(place.named()) <= 5
 
 
-def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folder: Folder, capsys):
+def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(
+    folder: CheckpointDir, capsys
+):
     """A limit on files' sizes makes this process's writing fail as a full disk does."""
-    writer = Writer(folder)
+    writer = BackgroundWriter(folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
@@ -415,7 +423,7 @@ def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folde
             said := capsys.readouterr().out
         )
         assert "the newest whole one is step-000000030.ckpt" in said
-        nothing = Writer(Folder(folder.path.with_name("new"), 3))
+        nothing = BackgroundWriter(CheckpointDir(folder.path.with_name("new"), 3))
         nothing.write(state(40), 40, 1)
         nothing.wait()
         with pytest.raises(OSError):
@@ -431,9 +439,9 @@ def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folde
     assert chosen(folder) == folder.file(50) and capsys.readouterr().out == ""
 
 
-def test_whatever_a_writer_dies_of_is_said(folder: Folder, capsys):
+def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
     """The next checkpoint is written all the same."""
-    writer = Writer(folder)
+    writer = BackgroundWriter(folder)
     writer.write(state(40) | {"lock": threading.Lock()}, 40, 1)
     writer.wait()
     writer.check("training goes on, but")
@@ -443,7 +451,7 @@ def test_whatever_a_writer_dies_of_is_said(folder: Folder, capsys):
         and "(TypeError: cannot pickle '_thread.lock'" in said.out
     )
     assert "Traceback" in said.err
-    nothing = Writer(Folder(folder.path.with_name("new"), 3))
+    nothing = BackgroundWriter(CheckpointDir(folder.path.with_name("new"), 3))
     nothing.write({"lock": threading.Lock()}, 40, 1)
     nothing.wait()
     with pytest.raises(TypeError):
@@ -464,25 +472,25 @@ def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
         write(Path(name), state(number))
         best.best_k_models[name] = torch.tensor(float(number))
     best.best_model_path = names[0]
-    assert best.readable() == names[0] and capsys.readouterr().out == ""
+    assert best.choose_intact() == names[0] and capsys.readouterr().out == ""
     content = bytearray(Path(names[0]).read_bytes())
     content[300] ^= 1
     Path(names[0]).write_bytes(content)
-    assert best.readable() == names[1]
+    assert best.choose_intact() == names[1]
     damaged = f"warning: {names[0]}, the best model, is damaged: its checksum is another one"
     assert capsys.readouterr().out == f"{damaged}; {names[1]} is written in its place\n"
     Path(names[1]).write_bytes(Path(names[1]).read_bytes()[:-100])  # cut off
     torch.save(state(2), names[2])
-    assert best.readable() == names[2]
+    assert best.choose_intact() == names[2]
     Path(names[2]).unlink()
-    assert best.readable() == ""
+    assert best.choose_intact() == ""
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == (
         f"warning: {names[2]}, the best model, is not there; the last one is written in its place"
     )
 
 
-def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: Folder):
+def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: CheckpointDir):
     """The reason for our checksum: torch loads most files with a flipped bit silently."""
     content = folder.file(30).read_bytes()
     silent = 0

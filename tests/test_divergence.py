@@ -15,7 +15,7 @@ import ranks
 import torch
 from foreign import Model
 
-from sagemaker_lightning.callbacks.divergence import EVERY, Divergence
+from sagemaker_lightning.callbacks.divergence import LOSSES_PER_READ, Divergence
 from sagemaker_lightning.cli import run
 from sagemaker_lightning.contract.atomic_files import json_text
 
@@ -170,10 +170,10 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
     read = []
     monkeypatch.setattr(Divergence, "_read", lambda _, steps, values: read.append(steps))
     watched = Divergence()
-    for step in range(1, 2 * EVERY):
+    for step in range(1, 2 * LOSSES_PER_READ):
         watched.losses.append((step, torch.tensor(1.0).as_subclass(OnGPU)))
-        watched.found()
-    assert read == [list(range(1, EVERY + 1))]
+        watched.poll()
+    assert read == [list(range(1, LOSSES_PER_READ + 1))]
 
 
 def test_what_json_lacks_is_null():

@@ -75,7 +75,7 @@ print(scipy.signal.windows.hamming(3)[1])
 MEANWHILE = """
 import sys, threading
 from sagemaker_lightning.compat import overhead
-overhead.skip_signal()
+overhead.skip_scipy_signal()
 done = []
 def import_others():
     import boto3, botocore.exceptions, scipy.signal.windows
@@ -91,7 +91,7 @@ LEFT_AS_IT_IS = """
 import os, sys
 os.environ["SAGEMAKER_LIGHTNING_TRIM"] = "0"
 from sagemaker_lightning.compat import overhead
-overhead.skip_signal()
+overhead.skip_scipy_signal()
 import torchmetrics
 assert "scipy.signal" in sys.modules
 from lightning_fabric.utilities import cloud_io

@@ -314,9 +314,9 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
 
     import numpy as np
 
-    from sagemaker_lightning.compat.random_generators import without_entropy
+    from sagemaker_lightning.compat.random_generators import replace_entropy
 
-    without_entropy(unseeded.bits)
+    replace_entropy(unseeded.bits)
 
     def made() -> list[float]:
         seed_all("sample", 1)

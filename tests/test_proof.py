@@ -426,7 +426,7 @@ def train(
 
 def twice(odd: bool, strict: bool) -> None:
     """Train to step 8 with a checkpoint at step 5, and resume from there."""
-    journal.SHARE = 1.0
+    journal.MAX_WAITING_SHARE = 1.0
     with suppress(RuntimeError):
         train("run", fails=8, at=5)
     train("run", odd=odd, strict=strict, at=100)
@@ -465,7 +465,7 @@ def test_other_ranks_are_not_compared(tmp_path: Path):
 
 
 def twice_otherwise() -> None:
-    journal.SHARE = 1.0
+    journal.MAX_WAITING_SHARE = 1.0
     with suppress(RuntimeError):
         train("run", fails=8, at=5)
 
@@ -487,9 +487,9 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
     noted.since = 0.0
     import torch
 
-    for number in range(2 * verification.EVERY - 1):
+    for number in range(2 * verification.BATCHES_PER_READ - 1):
         noted.now = verification.Batch(
             number, (0, number), [torch.tensor(7)], [1], [torch.tensor(3)]
         )
         noted.end(None)
-    assert read == [verification.EVERY]
+    assert read == [verification.BATCHES_PER_READ]

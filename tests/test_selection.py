@@ -7,13 +7,15 @@ import pytest
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.checkpoint_file import FORMAT
-from sagemaker_lightning.resume.selection import HostCheckpoints, Save, newest_common
+from sagemaker_lightning.resume.selection import CheckpointId, HostCheckpoints, newest_common
 
-TEN, TWENTY, THIRTY = (Save(step, number=7 * step) for step in (10, 20, 30))
-OTHER_TEN = Save(10, number=8)  # of another run, which came to the same step
+TEN, TWENTY, THIRTY = (CheckpointId(step, number=7 * step) for step in (10, 20, 30))
+OTHER_TEN = CheckpointId(10, number=8)  # of another run, which came to the same step
 
 
-def host(name: str, *saves: Save, incomplete: tuple[Save, ...] = (), **known) -> HostCheckpoints:
+def host(
+    name: str, *saves: CheckpointId, incomplete: tuple[CheckpointId, ...] = (), **known
+) -> HostCheckpoints:
     return HostCheckpoints(name, saves, incomplete=frozenset(incomplete), **known)
 
 

@@ -32,7 +32,7 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
     best = ""
     # Only one rank reads the file, because hosts share no disk.
     if cli.trainer.is_global_zero:
-        best = cli.config_init.checkpoint.readable()
+        best = cli.config_init.checkpoint.choose_intact()
         state = (
             torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if best else None
         )

@@ -14,7 +14,7 @@ from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.combined_loader import _SUPPORTED_MODES, _MaxSizeCycle
 
 
-class PlaceableLoader(CombinedLoader):
+class PositionedLoader(CombinedLoader):
     """A CombinedLoader that can begin at any batch; Lightning saves no state of it.
 
     CombinedLoader always begins at the first batch, and makes the iterator that combines its
@@ -33,7 +33,7 @@ class PlaceableLoader(CombinedLoader):
         """
         self._iterator = _SUPPORTED_MODES[self._mode]["iterator"](iterables, self._limits)
 
-    def go_on(self, batch: int, iterators: list[Iterator], ended: list[bool]) -> None:
+    def continue_with(self, batch: int, iterators: list[Iterator], ended: list[bool]) -> None:
         """Make the iterator that `combine` made continue with `iterators`.
 
         Args:

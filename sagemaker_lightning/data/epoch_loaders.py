@@ -12,8 +12,8 @@ from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 
-from sagemaker_lightning.compat.lightning_loaders import PlaceableLoader
-from sagemaker_lightning.compat.lightning_loops import is_drawn_by_steps
+from sagemaker_lightning.compat.lightning_loaders import PositionedLoader
+from sagemaker_lightning.compat.lightning_loops import steps_draw_batches
 from sagemaker_lightning.compat.torch_data import end_workers, has_iterator
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
@@ -31,16 +31,16 @@ from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.data.seeded_indices import number_of, seed_all
 from sagemaker_lightning.state import batch_digest, generators
-from sagemaker_lightning.state.encoding import NotPlain, decoded, encoded
-from sagemaker_lightning.state.object_state import State
+from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.state.object_state import PlainState
 
 
 def digest_of(batch: Any) -> int:
     """Return a number that tells a batch from another one."""
-    return batch_digest.folded(map(int, batch_digest.parts(batch)))
+    return batch_digest.combine(map(int, batch_digest.leaf_digests(batch)))
 
 
-class Together(PlaceableLoader):
+class Together(PositionedLoader):
     """Several loaders; their data workers end when nobody iterates any more."""
 
     def leave(self, other: CombinedLoader | None = None) -> None:
@@ -139,13 +139,13 @@ class Placed(Together):
             states: What `states` returned; None if there is no checkpoint.
             proves: Whether to find out if the loaders draw the same batches a second time.
         """
-        ahead = decoded(states["ahead"]) if states else []
+        ahead = decode(states["ahead"]) if states else []
         if done and states and states["why"] and rank_zero_only.rank == 0:
             print(
                 f"{states['why']}: the rest of this epoch is not what it would have been",
                 flush=True,
             )
-        if done and states and is_drawn_by_steps(fetcher):  # a step may draw any number of batches
+        if done and states and steps_draw_batches(fetcher):  # a step may draw any number of batches
             done = states["drawn"]
         self.place = (epoch, done + len(ahead))
         self.placed = True
@@ -175,7 +175,7 @@ class Placed(Together):
         """
         if any(turns.stateful for turns in self.turns):
             try:
-                encoded(getattr(fetcher, "batches", []))
+                encode(getattr(fetcher, "batches", []))
             except NotPlain as error:
                 return f"a batch holds a {error.kind}, which no checkpoint can hold"
         return ""
@@ -188,7 +188,7 @@ class Placed(Together):
         self.combine(self.turns)
         for turns in self.turns:
             turns.go_to(self.drawn)
-        self.go_on(
+        self.continue_with(
             self.drawn,
             [turns.iterator for turns in self.turns],
             [turns.turn > 0 for turns in self.turns],
@@ -231,7 +231,7 @@ class Placed(Together):
             else []
         )
         try:
-            ahead = encoded(ahead)
+            ahead = encode(ahead)
         except NotPlain:
             ahead = []
         return {
@@ -263,8 +263,8 @@ class Turns:
         # Whether Lightning may have fetched a batch ahead that could not be drawn a second time.
         self.ahead = self.stateful or (self.must_redraw and not getattr(loader, "num_workers", 0))
         skip = (Dataset,) if isinstance(loader, DataLoader) else ()
-        self.order = State(lambda: order_of(loader, self.own), skip)
-        self.data = State(lambda: data_of(loader, self.own))
+        self.order = PlainState(lambda: order_of(loader, self.own), skip)
+        self.data = PlainState(lambda: data_of(loader, self.own))
         # Whether it is a generator: all epochs together iterate over it once.
         self.single_pass = isinstance(loader, Iterator) and type(loader).__module__ in (
             "builtins",
@@ -273,7 +273,7 @@ class Turns:
         self.batches_given = 0  # number of batches that it has given
         self.order.mark()
         self.data.mark()
-        self.first = self.order.kept(), self.data.kept()
+        self.first = self.order.copies(), self.data.copies()
         # The data's plain state when the iteration began, or when the workers started that still
         # run.
         self.kept: dict = {}
@@ -354,11 +354,11 @@ class Turns:
             # The workers hold copies of the data as it was when they started.
             self.data_now = self.data.all()
             self.data.restore(self.data.all(self.first[1]) | saved["data"], touch=False)
-        self.order_at_start = self.order.kept()
+        self.order_at_start = self.order.copies()
         self.source = self._source_state()
         self.earlier = self.begun
         if self.must_redraw or not self._workers_stay:
-            self.kept = self.data.kept()
+            self.kept = self.data.copies()
 
     def _source_state(self) -> Any:
         """Return the state that the loader or its dataset saves; None if neither does.
@@ -367,11 +367,11 @@ class Turns:
         """
         source = self.loader if self.own else getattr(self.loader, "dataset", None)
         with contextlib.suppress(NotPlain):
-            return encoded(source.state_dict()) if self.must_redraw and has_state(source) else None
+            return encode(source.state_dict()) if self.must_redraw and has_state(source) else None
 
     def _restore_source(self, state: Any) -> None:
         if state is not None:
-            (self.loader if self.own else self.loader.dataset).load_state_dict(decoded(state))
+            (self.loader if self.own else self.loader.dataset).load_state_dict(decode(state))
             # litdata's loader asks its datasets for their lengths as if there were no workers, and
             # leaves them so.
             sized_len(self.loader)
@@ -383,7 +383,7 @@ class Turns:
             self.must_redraw = True
             self.ahead = not getattr(self.loader, "num_workers", 0)
             # Nothing has been drawn since the epoch began.
-            self.first = (self.order.kept(), self.data.kept())
+            self.first = (self.order.copies(), self.data.copies())
             self.order_at_start, self.kept = self.first
 
     @property
@@ -405,7 +405,7 @@ class Turns:
         return {
             "order": self.order.changed(self.order_at_start if within else None),
             "data": self.data.changed(self.kept if within or self._workers_stay else None),
-            "own": encoded(self.loader.state_dict()) if self.stateful else None,
+            "own": encode(self.loader.state_dict()) if self.stateful else None,
             "now": self.data.changed(),
             "source": self.source if within else self._source_state(),
             "given": self.batches_given,
@@ -441,7 +441,7 @@ class Turns:
     def _can_save_state(self) -> bool:
         """Return whether a checkpoint can hold the loader's state."""
         try:
-            encoded(self.loader.state_dict())
+            encode(self.loader.state_dict())
         except NotPlain:
             return False
         return True
@@ -457,7 +457,7 @@ class Turns:
                 f"--data: {self.name} saved its state with {saved['workers']} data workers, now "
                 f"there are {workers}; go on with num_workers={saved['workers']}"
             )
-        self.loader.load_state_dict(decoded(saved["own"]))
+        self.loader.load_state_dict(decode(saved["own"]))
         if saved["within"]:
             self.begun -= 1
             self.begin(0, done, loaded=True)

@@ -9,7 +9,7 @@ from pytorch_lightning.utilities import CombinedLoader
 
 from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.compat.lightning_loops import combined_loader
-from sagemaker_lightning.compat.random_generators import without_entropy
+from sagemaker_lightning.compat.random_generators import replace_entropy
 from sagemaker_lightning.data.deterministic import exact, of_class
 from sagemaker_lightning.data.epoch_loaders import Drawn, Placed
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
@@ -38,7 +38,7 @@ class Seeding(Callback):
         self.seed = trainer.strategy.broadcast(
             torch.initial_seed() if self.seed is None else self.seed
         )
-        without_entropy(unseeded.bits)
+        replace_entropy(unseeded.bits)
 
         # Lightning names the last two arguments when it calls this.
         def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:

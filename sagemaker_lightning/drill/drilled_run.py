@@ -19,7 +19,7 @@ from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import has_state
-from sagemaker_lightning.resume.user_state import roots
+from sagemaker_lightning.resume.user_state import user_objects
 from sagemaker_lightning.state import module_variables
 from sagemaker_lightning.state.object_state import digest
 
@@ -85,14 +85,20 @@ class Drilled(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the step at which this process begins."""
-        self.variables = module_variables.states(_user_objects(trainer), roots(trainer))
+        self.variables = module_variables.variable_digests(
+            _user_objects(trainer), user_objects(trainer)
+        )
         self._record(trainer, "start", step=trainer.global_step, workers=self.found_workers)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record which variables outside of the checkpoint have changed."""
-        variables_now = module_variables.states(_user_objects(trainer), roots(trainer))
+        variables_now = module_variables.variable_digests(
+            _user_objects(trainer), user_objects(trainer)
+        )
         self._record(
-            trainer, "end", changed=module_variables.changed(self.variables, variables_now)
+            trainer,
+            "end",
+            changed=module_variables.changed_variables(self.variables, variables_now),
         )
 
     def on_train_batch_start(
@@ -221,7 +227,7 @@ def _user_objects(trainer: Trainer) -> dict[str, Any]:
         for k, component in enumerate(loaders)
         for name in names
     }
-    return roots(trainer) | schedules | data_order
+    return user_objects(trainer) | schedules | data_order
 
 
 def _set_workers(loader: DataLoader, number: int) -> None:

@@ -35,7 +35,7 @@ from sagemaker_lightning.launch import requirements, torchrun_command, user_prog
 from sagemaker_lightning.nodes.mesh import Verdict
 from sagemaker_lightning.nodes.watchdog import Watch
 from sagemaker_lightning.process import start_notice, threads
-from sagemaker_lightning.process.supervisor import Ended, Stopped, Supervisor
+from sagemaker_lightning.process.supervisor import ProgramEnd, StoppedBeforeStart, Supervisor
 
 # Exit statuses of a program that something other than this process told to stop, each with the
 # signal that it used.
@@ -55,8 +55,8 @@ def main() -> None:
         with supervisor:
             _run(supervisor)
         files.write_success_file()
-    except (Interrupted, Stopped) as error:
-        if isinstance(error, Stopped):
+    except (Interrupted, StoppedBeforeStart) as error:
+        if isinstance(error, StoppedBeforeStart):
             # These variables name the folder of the checkpoints.
             environment.write_env_vars(environment.Environment().to_env_vars())
             error = Interrupted(str(error), supervisor.asked)
@@ -88,7 +88,9 @@ def _run(supervisor: Supervisor) -> None:
             _run_program(job, here, hyperparameters, supervisor, watch)
         except BaseException as error:
             cause = (
-                Interrupted(str(error), supervisor.asked) if isinstance(error, Stopped) else error
+                Interrupted(str(error), supervisor.asked)
+                if isinstance(error, StoppedBeforeStart)
+                else error
             )
             host = (
                 ""
@@ -136,12 +138,12 @@ def _run_program(
     if len(here.hosts) > 1:
         start_notice.begin("waiting for the other hosts")
     verdict = watch.wait_until_all_are_ready()
-    start_notice.done()
+    start_notice.end()
     if verdict:
         raise _error_for(verdict)
     # The image's own programs set their threads themselves. For others we do, because torchrun
     # would leave each rank a single thread.
-    thread_variables = threads.variables(processes) if folder != user_program.HOME else {}
+    thread_variables = threads.thread_variables(processes) if folder != user_program.HOME else {}
     variables = (
         rendezvous.variables(here) | torchrun_command.VARIABLES | thread_variables | os.environ
     )
@@ -267,7 +269,7 @@ class ProgramFailed(Exception):
         lost_a_peer: Whether the error is that a rank lost another one.
     """
 
-    def __init__(self, name: str, ended: Ended) -> None:
+    def __init__(self, name: str, ended: ProgramEnd) -> None:
         why, self.trace = failures.last_error(ended.stderr)
         rank, status = failures.ended_rank(ended.stderr)
         self.killed = rank if status == -signal.SIGKILL else ""

@@ -23,12 +23,13 @@ import psutil
 
 from sagemaker_lightning.contract.deadlines import HOOK_KILLS, REST_IS_KILLED, STDERR_IS_READ
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
-KEPT = 64 * 2**10  # bytes of stderr that are kept: enough for a traceback of each of a few ranks
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STDERR_BYTES_KEPT = 64 * 2**10
+"""Bytes of stderr that are kept: enough for a traceback of each of a few ranks."""
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
-class Stopped(BaseException):
+class StoppedBeforeStart(BaseException):
     """The job was told to stop before its program was started.
 
     It is no Exception: the toolkit would take that for a failure of pip.
@@ -36,7 +37,7 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramEnd:
     """How a program ended."""
 
     status: int
@@ -65,8 +66,8 @@ class Supervisor:
         self.kill_timers = []
 
     def __enter__(self) -> "Supervisor":
-        self.previous = {number: signal.signal(number, self._pass_on) for number in STOPPING}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # entrypoint.sh has blocked them
+        self.previous = {number: signal.signal(number, self._pass_on) for number in STOP_SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # entrypoint.sh has blocked them
         return self
 
     def __exit__(self, *_) -> None:
@@ -75,7 +76,7 @@ class Supervisor:
 
     def run(
         self, command: list[str], cwd: Path, variables: Mapping[str, str] | None = None
-    ) -> Ended:
+    ) -> ProgramEnd:
         """Run a command in its own process group until all that it started has ended.
 
         Args:
@@ -107,7 +108,7 @@ class Supervisor:
         for timer in self.kill_timers:
             timer.cancel()
         reader.join(timeout=STDERR_IS_READ)
-        return Ended(status, self.asked, bytes(stderr_end).decode(errors="replace"))
+        return ProgramEnd(status, self.asked, bytes(stderr_end).decode(errors="replace"))
 
     def end(self, grace: float) -> None:
         """Send the program SIGTERM, and SIGKILL to what is left after `grace` seconds.
@@ -125,7 +126,9 @@ class Supervisor:
         if self.child:
             self._stop(number, HOOK_KILLS)
         elif not self.starting:
-            raise Stopped(f"{signal.Signals(number).name} came before the program was started")
+            raise StoppedBeforeStart(
+                f"{signal.Signals(number).name} came before the program was started"
+            )
 
     def _stop(self, number: int | None, grace: float) -> None:
         """Send a signal to the program's group; kill what is left after `grace` s."""
@@ -143,7 +146,7 @@ class Supervisor:
                 process.kill()
 
     def _living_processes(self) -> list[psutil.Process]:
-        return living(self.child.pid, self.unrelated_pids)
+        return living_processes(self.child.pid, self.unrelated_pids)
 
 
 def adopt_orphans() -> None:
@@ -154,7 +157,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def living(program: int, others: Container[int]) -> list[psutil.Process]:
+def living_processes(program: int, others: Container[int]) -> list[psutil.Process]:
     """Return the living processes that a program started, itself included.
 
     Their process groups do not matter.
@@ -190,4 +193,4 @@ def _copy(source: int, kept: bytearray) -> None:
             sys.stderr.buffer.write(chunk)
             sys.stderr.flush()
         kept += chunk
-        del kept[:-KEPT]
+        del kept[:-STDERR_BYTES_KEPT]

@@ -30,7 +30,7 @@ from torch import Tensor
 from sagemaker_lightning.callbacks import divergence, loggers
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.compat import lightning_checkpoints, torch_compile
-from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, only_searches
+from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, is_search_only
 from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
 from sagemaker_lightning.compat.lightning_trainer import copies_this_process
 from sagemaker_lightning.contract import rendezvous, shutdown
@@ -44,12 +44,13 @@ from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import best_model, checkpoint_file, fit_loops, run_settings
 from sagemaker_lightning.resume.agreement import UNSURE, Agreement
-from sagemaker_lightning.resume.checkpoint_dir import Folder, Writer
+from sagemaker_lightning.resume.checkpoint_dir import BackgroundWriter, CheckpointDir
 from sagemaker_lightning.resume.restore import Restart
 from sagemaker_lightning.resume.snapshot import Snapshot
 from sagemaker_lightning.resume.verification import Proof
 
-SHARE = 0.01  # share of the time, at most, that training waits for checkpoints saved by the clock
+# Share of the time, at most, that training waits for checkpoints saved by the clock.
+MAX_SAVING_SHARE = 0.01
 
 _finished: dict[Path, "weakref.ref[LightningModule]"] = {}
 """The models that this process has trained to their end, by the folder of their checkpoints."""
@@ -162,7 +163,7 @@ class ExactResume(EarlyCallback):
                 f"{self._name('dirpath')}: found {dirpath}, allowed is a folder; SageMaker copies "
                 "it to S3"
             )
-        self.folder = Folder(Path(dirpath), keep, self._name("dirpath"), started=time.time())
+        self.folder = CheckpointDir(Path(dirpath), keep, self._name("dirpath"), started=time.time())
         self.environment = environment or SageMakerEnvironment.read()
         self.every_n_minutes = every_n_minutes
         self.every_n_steps = every_n_steps
@@ -191,7 +192,7 @@ class ExactResume(EarlyCallback):
     def _forget_run(self) -> None:
         """Set what belongs to one run to the values that it begins with."""
         self.folder = self.folder.empty()
-        self.writer = Writer(self.folder)
+        self.writer = BackgroundWriter(self.folder)
         self.loaded = False  # whether the newest checkpoint was looked for
         self.before: dict[str, Any] | None = None  # the state before the current validation
         self.common: int | None = None  # validation batches that every rank has
@@ -253,7 +254,7 @@ class ExactResume(EarlyCallback):
         if trainer is not self.trainer:
             # Once for a trainer: callbacks change some of them while it trains.
             self.settings_of_run = self._settings_of_run(trainer)
-        if only_searches(trainer):
+        if is_search_only(trainer):
             self._continue_logs(trainer, trains=False)
             return
         self.trainer = trainer
@@ -261,11 +262,13 @@ class ExactResume(EarlyCallback):
         self._continue_logs(trainer, trains=True)
 
     def _continue_logs(self, trainer: Trainer, trains: bool) -> None:
-        loggers.prepare(trainer.loggers, self.folder.loggers() if self.enabled else (), trains)
+        loggers.prepare_files(
+            trainer.loggers, self.folder.loggers() if self.enabled else (), trains
+        )
 
     def _settings_of_run(self, trainer: Trainer) -> dict[str, object]:
         """Return the settings that identify the run, by name."""
-        settings = run_settings.of_trainer(trainer)
+        settings = run_settings.trainer_settings(trainer)
         settings["--lr_scaling"] = self.arguments["lr_scaling"]
         if self.arguments["seed"] is not None and "--seed_everything" not in self.settings:
             settings[self._name("seed")] = self.arguments["seed"]
@@ -278,7 +281,7 @@ class ExactResume(EarlyCallback):
             UserError: Runs with the trainer's strategy cannot be resumed, or the folder cannot be
                 written to.
         """
-        if stage != "fit" or only_searches(trainer):
+        if stage != "fit" or is_search_only(trainer):
             return
         strategy = trainer.strategy
         supported = isinstance(strategy, SingleDeviceStrategy) or (
@@ -297,9 +300,9 @@ class ExactResume(EarlyCallback):
             raise self._unsupported(strategy)
         if self.enabled and trainer.local_rank == 0:
             check_writable(self.folder.path, "checkpoints")
-        torch_compile.of_their_own_shapes()
+        torch_compile.compile_each_shape()
         self.agreement = Agreement(trainer)
-        self.divergence = divergence.of(trainer)
+        self.divergence = divergence.divergence_of(trainer)
         self.restart = Restart(
             trainer, self.folder, self.seeding, self.agreement, self.other_settings
         )
@@ -310,8 +313,8 @@ class ExactResume(EarlyCallback):
             # The command line reads its models without running code. In a program of the user's
             # own, the files of its ModelCheckpoints are for the program to read.
             reads = not self.owns_stop or bool(best_model.callbacks(trainer))
-            trainer.strategy.checkpoint_io = checkpoint_file.VerifiedIO(plain_values=reads)
-        lightning_checkpoints.load_first(trainer, self._load_newest)
+            trainer.strategy.checkpoint_io = checkpoint_file.CheckedIO(plain_values=reads)
+        lightning_checkpoints.replace_loading(trainer, self._load_newest)
 
     def _unsupported(self, strategy: Any) -> UserError:
         """Return the error for a strategy whose runs cannot be resumed."""
@@ -423,7 +426,7 @@ class ExactResume(EarlyCallback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare the optimizers for the state that Lightning loads next."""
-        if self.exact and not only_searches(trainer):
+        if self.exact and not is_search_only(trainer):
             self.restart.add_groups()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -440,10 +443,10 @@ class ExactResume(EarlyCallback):
             self.snapshot.run = (
                 self.restart.meta["run"]
                 if self.restart.meta
-                else run_settings.described(trainer, self.settings_of_run)
+                else run_settings.describe(trainer, self.settings_of_run)
                 | {"optimizers": self.restart.optimizers}
             )
-            if problem := checkpoint_file.unreadable(self.snapshot.lightnings()[0]):
+            if problem := checkpoint_file.why_unreadable(self.snapshot.lightnings()[0]):
                 raise UserError(f"a checkpoint of this run could not be read again: {problem}")
             self.proof.start(
                 self.restart.meta, self.settings_of_run, comparable=not self.other_settings
@@ -459,7 +462,7 @@ class ExactResume(EarlyCallback):
             self.proof.finish()
         self.writer.wait()
         self.writer.check("the training is done, and")
-        best_model.age(trainer, keep=0)
+        best_model.remove_outdated(trainer, keep=0)
         self._leave_signals()
         if self.enabled and self.owns_stop:  # the program of the command line trains once
             _finished[self.folder.path.resolve()] = weakref.ref(pl_module)
@@ -591,12 +594,14 @@ class ExactResume(EarlyCallback):
                 last time.
         """
         minutes = (time.monotonic() - self.saved_at) / 60
-        due = self.every_n_minutes and minutes >= max(self.every_n_minutes, self.stall / 60 / SHARE)
+        due = self.every_n_minutes and minutes >= max(
+            self.every_n_minutes, self.stall / 60 / MAX_SAVING_SHARE
+        )
         if self.stop:
             self.stop.batch_ended()
         signal_number = (self.stop and self.stop.number) or 0
         due = bool(due) and not self.writer.busy
-        self.agreement.agree(signal_number, due, self.divergence.found(), now, self.proof.doubt)
+        self.agreement.agree(signal_number, due, self.divergence.poll(), now, self.proof.doubt)
         if self.agreement.diverged:
             self.divergence.check(self.trainer)
         if self.proof.untold and self.proof.trained and self.agreement.doubt != UNSURE:
@@ -655,7 +660,7 @@ class ExactResume(EarlyCallback):
             self.proof.saved(kind)
             if last:
                 self.writer.wait()
-        best_model.age(self.trainer, self.folder.keep)
+        best_model.remove_outdated(self.trainer, self.folder.keep)
         self.saved_at = time.monotonic()
         self.agreement.due = False
         self.saved_step = self.trainer.global_step

@@ -19,12 +19,12 @@ from sagemaker_lightning.contract.shutdown import NAME
 from sagemaker_lightning.resume.checkpoint_file import (
     KEY,
     examine,
-    footer,
+    identify,
     other_format,
-    save_of,
+    read_footer,
     write,
 )
-from sagemaker_lightning.resume.selection import HostCheckpoints, Save, newest_common
+from sagemaker_lightning.resume.selection import CheckpointId, HostCheckpoints, newest_common
 
 # The uploader creates these empty files beside each file that it uploads.
 UPLOADING = ".sagemaker-uploading"
@@ -33,7 +33,7 @@ LAST = "last.ckpt"
 
 
 @dataclass
-class Folder:
+class CheckpointDir:
     """The folder of a job's checkpoints, as one host sees it.
 
     Args:
@@ -65,7 +65,7 @@ class Folder:
             else f"{self.name}={self.path}"
         )
 
-    def empty(self) -> "Folder":
+    def empty(self) -> "CheckpointDir":
         """Return the same folder; nothing is known of its checkpoints."""
         return replace(self, whole=[])
 
@@ -86,7 +86,7 @@ class Folder:
         ]
         for entry in entries:
             if entry.name == LAST:
-                footer_or_problem = footer(entry)
+                footer_or_problem = read_footer(entry)
                 checkpoints.append(
                     (-1 if isinstance(footer_or_problem, str) else footer_or_problem[0], entry)
                 )
@@ -106,7 +106,7 @@ class Folder:
             for path in self.path.glob("*.ckpt")
             if not NAME.fullmatch(path.name) and path.name != LAST
         }
-        footers = [(path, footer(path)) for path in sorted(others)]
+        footers = [(path, read_footer(path)) for path in sorted(others)]
         return [
             (
                 path,
@@ -122,7 +122,8 @@ class Folder:
     def loggers(self) -> list[dict[str, Any]]:
         """Return what the newest checkpoint says of the run's loggers; empty without one."""
         for _, path in self.named():
-            with suppress(Exception):  # a damaged file may raise anything; `choose` reports it
+            # A damaged file may raise anything; `choose_checkpoint` reports it.
+            with suppress(Exception):
                 return torch.load(path, weights_only=True, mmap=True)[KEY]["loggers"]
         return []
 
@@ -164,10 +165,10 @@ class Folder:
         return False
 
 
-class Writer:
+class BackgroundWriter:
     """Writes checkpoints to a folder in the background, one at a time."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: CheckpointDir) -> None:
         self.folder = folder
         self.thread: threading.Thread | None = None
         self.problem: Exception | None = None  # why the last checkpoint could not be written
@@ -240,8 +241,8 @@ class Writer:
             self.problem = error
 
 
-def choose(
-    folder: Folder,
+def choose_checkpoint(
+    folder: CheckpointDir,
     host: str,
     gather: Callable[[Any], list],
     examines: bool,
@@ -292,12 +293,13 @@ class _Survey:
         host: Name of this host.
     """
 
-    def __init__(self, folder: Folder, host: str) -> None:
+    def __init__(self, folder: CheckpointDir, host: str) -> None:
         self.folder = folder
         self.host = host
-        self.files: dict[Save, list[Path]] = {}  # the files of each checkpoint, newest first
-        self.intact: dict[Save, str] = {}  # the name of the file that was found intact
-        self.incomplete: set[Save] = set()
+        # The files of each checkpoint, newest first.
+        self.files: dict[CheckpointId, list[Path]] = {}
+        self.intact: dict[CheckpointId, str] = {}  # the name of the file that was found intact
+        self.incomplete: set[CheckpointId] = set()
         self.problems: list[tuple[float, str]] = []  # each with the step that the file claims
         self.other_formats: list[tuple[str, int]] = []
         for path, problem in folder.foreign():
@@ -305,10 +307,10 @@ class _Survey:
         for step, path in folder.named():
             if version := other_format(path):
                 self.other_formats.append((path.name, version))
-            elif isinstance(save := save_of(path), str):
+            elif isinstance(save := identify(path), str):
                 self._skip(step, path, save)
             else:
-                self.files.setdefault(Save(*save), []).append(path)
+                self.files.setdefault(CheckpointId(*save), []).append(path)
 
     def known(self) -> HostCheckpoints:
         """Return what this host knows now."""
@@ -321,12 +323,12 @@ class _Survey:
             tuple(self.other_formats),
         )
 
-    def check(self, save: Save, lacks: Callable[[Path], str]) -> None:
+    def check(self, save: CheckpointId, lacks: Callable[[Path], str]) -> None:
         """Read the files of a checkpoint until one is intact.
 
         Args:
             save: The checkpoint.
-            lacks: See `choose`.
+            lacks: See `choose_checkpoint`.
         """
         if save in self.intact:
             return

@@ -31,7 +31,7 @@ def install(trainer: Trainer, resume, restart) -> None:
         resume: The ExactResume callback.
         restart: The Restart; it is called where the loops begin.
     """
-    lightning_loops.ignore_signals_of_others(trainer)
+    lightning_loops.disable_signal_broadcast(trainer)
     loop = trainer.fit_loop
     for lightning_loop, loop_class in (
         (loop, FitLoop),
@@ -45,7 +45,7 @@ def install(trainer: Trainer, resume, restart) -> None:
 
 def remove(trainer: Trainer) -> None:
     """Undo `install`."""
-    for loop in lightning_loops.give_back_to_lightning(trainer):
+    for loop in lightning_loops.restore_lightning_classes(trainer):
         vars(loop).pop("resume", None)
         vars(loop).pop("restart", None)
 
@@ -169,7 +169,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         """
         super().reset()
         if self.restart.meta:
-            self.leave_restart()
+            self.unset_restarting()
 
     def on_advance_end(self) -> None:
         """End an epoch."""
@@ -208,7 +208,7 @@ class EpochLoop(lightning_loops.EpochLoop):
         """End a batch and the validation that follows it."""
         super().on_advance_end(data_fetcher)
         if self.resume.trains and not lightning_loops.batches_are_done(self.trainer):
-            self.resume.batch_ended(self.done, lightning_loops.accumulates(self.trainer))
+            self.resume.batch_ended(self.done, lightning_loops.gradients_accumulate(self.trainer))
 
 
 class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
@@ -241,14 +241,14 @@ def next_batch(trainer: Trainer) -> Any:
         StopIteration: There is none.
     """
     fetcher = lightning_loops.fetcher(trainer)
-    if lightning_loops.is_drawn_by_steps(fetcher) or fetcher.done:
+    if lightning_loops.steps_draw_batches(fetcher) or fetcher.done:
         raise StopIteration
     trainer.training = True
     batch, *_ = next(fetcher)
-    return lightning_loops.transferred(trainer, batch)
+    return lightning_loops.transfer_batch(trainer, batch)
 
 
-def begin_anew(loop: dict[str, Any]) -> None:
+def move_counters_past_epoch(loop: dict[str, Any]) -> None:
     """Turn a fit loop's counters saved at an epoch's end into those after it.
 
     Args:
@@ -260,7 +260,7 @@ def begin_anew(loop: dict[str, Any]) -> None:
     current.update(dict.fromkeys(current, 0))
 
 
-def end_as_lightning_does(loop: dict[str, Any]) -> None:
+def move_counters_to_epoch_end(loop: dict[str, Any]) -> None:
     """Turn a fit loop's counters after an epoch into those at its end.
 
     The latter are what Lightning saves and can resume from.

@@ -22,10 +22,10 @@ MARK = b"\0sagemaker-lightning journal 1\0"
 HEADER = struct.Struct(f"<{len(MARK)}s16sII400sI")
 RECORD = struct.Struct("<6QI")
 # Records of a file, 52 bytes each; later ones are dropped until a checkpoint is saved.
-LIMIT = 1 << 16
-SHARE = 0.002  # share of the time, at most, that training waits for the file
-AHEAD = 1  # stands for the loss of a batch that was fetched ahead
-Place = tuple[int, int]
+MAX_RECORDS = 1 << 16
+MAX_WAITING_SHARE = 0.002  # share of the time, at most, that training waits for the file
+FETCHED_AHEAD = 1  # stands for the loss of a batch that was fetched ahead
+Position = tuple[int, int]
 """An epoch and the number of a batch in it, both from 0."""
 
 
@@ -52,7 +52,7 @@ class Step:
     loss: int
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Position:
         """Epoch and number of the batch."""
         return self.epoch, self.batch
 
@@ -73,7 +73,7 @@ class Journal:
     def __init__(self, folder: Path, run: bytes, rank: int, ranks: int, machine: str) -> None:
         self.path = folder / f"journal-{rank}.bin"
         self.head = _packed_with_checksum(HEADER, MARK, run, rank, ranks, machine.encode()[:400])
-        self.records: dict[Place, bytes] = {}
+        self.records: dict[Position, bytes] = {}
         self.descriptor = -1
         self.problem = ""
         self.unwritten = bytearray()
@@ -86,7 +86,7 @@ class Journal:
 
     def add(self, step: Step) -> None:
         """Record a step; the file may get it later."""
-        if len(self.records) < LIMIT or step.place in self.records:
+        if len(self.records) < MAX_RECORDS or step.place in self.records:
             self.records[step.place] = _packed_record(step)
             self.unwritten += self.records[step.place]
             if time.monotonic() >= self.due:
@@ -104,9 +104,9 @@ class Journal:
             self._give_up(error)
         self.unwritten.clear()
         ended = time.monotonic()
-        self.due = ended + (ended - started) / SHARE
+        self.due = ended + (ended - started) / MAX_WAITING_SHARE
 
-    def keep(self, first: Place) -> None:
+    def keep(self, first: Position) -> None:
         """Remove the steps before a position."""
         outdated = [place for place in self.records if place < first]
         for place in outdated:
@@ -114,7 +114,7 @@ class Journal:
         if len(outdated) > len(self.records) and self.descriptor >= 0:
             self._replace_file()
 
-    def forget_after(self, last: Place) -> None:
+    def forget_after(self, last: Position) -> None:
         """Remove the steps after a position: from there on, this run is another one."""
         self.records = {place: record for place, record in self.records.items() if place <= last}
         self._replace_file()
@@ -175,7 +175,7 @@ def read(folder: Path, run: bytes, rank: int, ranks: int) -> tuple[list[Step], s
             return [], "", f"{path} is not a plain file"
         with path.open("rb") as file:
             header = file.read(HEADER.size)
-            content = file.read(2 * LIMIT * RECORD.size)
+            content = file.read(2 * MAX_RECORDS * RECORD.size)
     except FileNotFoundError:
         return [], "", ""
     except OSError as error:
@@ -185,7 +185,7 @@ def read(folder: Path, run: bytes, rank: int, ranks: int) -> tuple[list[Step], s
         return [], "", f"{path} is damaged, or no journal of this program"
     if header_values[1:4] != (run, rank, ranks):
         return [], "", ""
-    steps: dict[Place, Step] = {}
+    steps: dict[Position, Step] = {}
     for start in range(0, len(content) - RECORD.size + 1, RECORD.size):
         record_values = _unpacked_if_intact(RECORD, content[start : start + RECORD.size])
         if not record_values:
@@ -199,7 +199,7 @@ def read(folder: Path, run: bytes, rank: int, ranks: int) -> tuple[list[Step], s
     return _by_place(steps), _printable(header_values[4]), ""
 
 
-def _by_place(steps: dict[Place, Step]) -> list[Step]:
+def _by_place(steps: dict[Position, Step]) -> list[Step]:
     """Return the steps in the order of their positions."""
     return [steps[place] for place in sorted(steps)]
 

@@ -27,9 +27,9 @@ from sagemaker_lightning.resume import (
     user_checkpoints,
 )
 from sagemaker_lightning.resume.agreement import Agreement
-from sagemaker_lightning.resume.checkpoint_dir import Folder, choose
-from sagemaker_lightning.resume.user_state import Held
-from sagemaker_lightning.state.encoding import plain, restored
+from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir, choose_checkpoint
+from sagemaker_lightning.resume.user_state import UserState
+from sagemaker_lightning.state.encoding import from_plain, to_plain
 
 
 class Restart:
@@ -47,7 +47,7 @@ class Restart:
     def __init__(
         self,
         trainer: Trainer,
-        folder: Folder,
+        folder: CheckpointDir,
         seeding: Seeding,
         agreement: Agreement,
         other_settings: bool = False,
@@ -71,8 +71,7 @@ class Restart:
         self.raised = 0  # epochs added to the limit while Lightning loads the checkpoint
         self.beyond = ""  # the limit of this training that the checkpoint is beyond
         self.taken = False  # whether the loaders' saved states were taken, or no longer apply
-        # Whether StochasticWeightAveraging was continued; None before `restore` has tried.
-        self.averaging = None
+        self.has_continued_averaging = False  # whether StochasticWeightAveraging was continued
 
     def load(self, host: str, flags: Mapping[str, object], objects: Mapping[str, Any]) -> bool:
         """Hand Lightning the newest checkpoint, and return whether there is one.
@@ -87,15 +86,15 @@ class Restart:
         """
         # Rank 0 alone writes the best model and reads it.
         callbacks = best_model.callbacks(self.trainer) if self.trainer.is_global_zero else []
-        missing_file = callbacks[0].lacks if callbacks else lambda path: ""
-        path = choose(
+        missing_file = callbacks[0].missing_file if callbacks else lambda path: ""
+        path = choose_checkpoint(
             self.folder, host, self.agreement.gather, self.trainer.local_rank == 0, missing_file
         )
         if path is None:
             return False
         checkpoint = checkpoint_file.read(path)
         self.meta = checkpoint.pop(checkpoint_file.KEY)
-        to_come = model_changes.to_come(self.trainer)
+        to_come = model_changes.names_in_start_hooks(self.trainer)
         self.flags = flags
         self.name = path.name
         self._refuse_another_run(
@@ -128,18 +127,18 @@ class Restart:
             if self._same_ranks
             else {}
         )
-        checkpoint = restored(
+        checkpoint = from_plain(
             checkpoint | rank_overrides,
             self._rank_state["notes"] if rank_overrides else self.meta["notes"],
             objects,
         )
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank saved its own
-        self.later = model_changes.take_out(
+        self.later = model_changes.take_later_weights(
             checkpoint["state_dict"], self.trainer.lightning_module, to_come
         )
-        model_changes.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
+        model_changes.resize_buffers(self.trainer.lightning_module, checkpoint["state_dict"])
         self.loaded = checkpoint
-        model_changes.settle_searches(self.trainer, self.meta["searched"])
+        model_changes.apply_search_results(self.trainer, self.meta["searched"])
         # Other limits on the command line replace what callbacks had added.
         if self.meta["limits"] == self.limits:
             self.added = self.meta["added"]
@@ -154,16 +153,16 @@ class Restart:
         ]
         self.within = self.kind != "epoch"
         if not self.within:
-            fit_loops.begin_anew(checkpoint["loops"]["fit_loop"])
+            fit_loops.move_counters_past_epoch(checkpoint["loops"]["fit_loop"])
         # Lightning saves the score and does not load it.
         for callback in self.trainer.checkpoint_callbacks:
             if hasattr(callback, "current_score"):
                 callback.current_score = (
                     checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
                 )
-        user_checkpoints.write_again(self.trainer, self.meta["files"])
+        user_checkpoints.overwrite_later_files(self.trainer, self.meta["files"])
         self.trainer.should_stop = self.meta["should_stop"]
-        lightning_checkpoints.give(self.trainer, checkpoint, str(path))
+        lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         return True
 
     def _pass_limit(self, epoch: int) -> None:
@@ -304,7 +303,7 @@ class Restart:
         """
         if self.meta:
             self._refuse_another_run(
-                run_settings.loaders_differ(self.trainer, self.flags, self.meta["run"])
+                run_settings.loader_differences(self.trainer, self.flags, self.meta["run"])
             )
         if self.kind in ("", "epoch") or self._same_ranks:
             return
@@ -321,7 +320,7 @@ class Restart:
         progress = loop.epoch_loop.batch_progress.current
         progress.ready = progress.started = progress.processed = progress.completed = done
 
-    def restore(self, held: Held, wholly: bool = True) -> None:
+    def restore(self, held: UserState, wholly: bool = True) -> None:
         """Restore the state of this rank that only the checkpoint has.
 
         Before the hooks that begin training, call it with `wholly` False: then it leaves out the
@@ -329,13 +328,16 @@ class Restart:
         """
         if not self.meta:
             return
-        if self.averaging is None:
-            self.averaging = model_changes.go_on_averaging(self.trainer, self.groups, self.kind)
+        if not self.has_continued_averaging:
+            model_changes.continue_averaging(self.trainer, self.groups, self.kind)
+            self.has_continued_averaging = True
         if wholly and self.loaded:
             self._undo_hooks()
-        epoch_state.restore_job(self.trainer, self.meta["shown"])
+        epoch_state.restore_newest_metrics(self.trainer, self.meta["shown"])
         if self._same_ranks:
-            epoch_state.restore_rank(self.trainer, self._rank_state, mid_epoch=self.kind != "epoch")
+            epoch_state.restore_rank_state(
+                self.trainer, self._rank_state, mid_epoch=self.kind != "epoch"
+            )
         epoch_state.restore_gradients(self.trainer, self.meta["ranks"])
         held.restore(self._rank_state["held"], wholly)
 
@@ -355,7 +357,7 @@ class Restart:
         if before != self.optimizers:
             words = [", ".join(names) or "none" for names in (before, self.optimizers)]
             self._refuse_another_run([f"the optimizer was {words[0]}, is {words[1]}"])
-        model_changes.add_groups(self.trainer, self.meta["groups"])
+        model_changes.add_parameter_groups(self.trainer, self.meta["groups"])
 
     def _undo_hooks(self) -> None:
         """Restore what hooks at the start of training have overwritten.
@@ -374,7 +376,7 @@ class Restart:
         model = self.trainer.lightning_module
         state = saved | self.later
         model_changes.prune_again(model, self.later)
-        model_changes.adapt(model, state)
+        model_changes.resize_buffers(model, state)
         if missing := self.later.keys() - model.state_dict().keys():
             raise UserError(
                 f"{self.folder.label}: step {self.step} is of another run: its "
@@ -382,24 +384,26 @@ class Restart:
                 "checkpoints away to start anew"
             )
         model.load_state_dict(state, strict=False)
-        model_changes.tickets(self.trainer, self.meta["tickets"])
+        model_changes.share_original_weights(self.trainer, self.meta["tickets"])
         if self.same_rates:
-            model_changes.restore_groups(self.trainer, self.groups)
+            model_changes.restore_group_values(self.trainer, self.groups)
         self.loaded = None
         self.later = {}
 
-    def lost(self, held: Held) -> list[str]:
+    def lost(self, held: UserState) -> list[str]:
         """Return the names of saved values that are missing or different in this run.
 
         All ranks call it.
         """
         if not self.saved:
             return []
-        rank_state = epoch_state.of_rank(self.trainer, self.agreement.gather, held, loaders=False)
-        current = restore_check.fingerprint(
-            plain(restore_check.state_of(self.trainer), {}, str, copies=False), rank_state
+        rank_state = epoch_state.rank_state(
+            self.trainer, self.agreement.gather, held, loaders=False
         )
-        return restore_check.lost(self.saved, current)
+        current = restore_check.fingerprint(
+            to_plain(restore_check.state_of(self.trainer), {}, str, copies=False), rank_state
+        )
+        return restore_check.differing(self.saved, current)
 
     def go_on_logging(self) -> None:
         """Remove from the logs what this run is going to log again.
@@ -408,19 +412,19 @@ class Restart:
         """
         trainer = self.trainer
         if not self.meta:
-            loggers.begin(trainer.loggers if trainer.is_global_zero else ())
+            loggers.begin_files(trainer.loggers if trainer.is_global_zero else ())
         elif trainer.local_rank == 0:
-            loggers.go_on(
+            loggers.continue_files(
                 trainer.loggers, self.meta["loggers"], self.meta["saved_at"], trainer.is_global_zero
             )
 
-    def make_again(self, held: Held) -> None:
+    def make_again(self, held: UserState) -> None:
         """Run again the hooks that created objects that no checkpoint can hold.
 
         This is needed only within an epoch, where Lightning does not run these hooks.
         """
         if self.kind in ("batch", "validation"):
-            model_changes.make_again(self.trainer, held.lacking(self._rank_state["held"]))
+            model_changes.run_creating_hooks(self.trainer, held.lacking(self._rank_state["held"]))
 
     def give_back_to_loaders(self, loop) -> None:
         """Restore the loaders' samplers and data to their state at an epoch's end."""

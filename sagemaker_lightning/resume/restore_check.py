@@ -17,8 +17,8 @@ from sagemaker_lightning.state.encoding import without_devices
 
 WEIGHTS = "state_dict", "current_model_state", "averaging_state"
 """Parts of a checkpoint; the model may rightly have more or less of them than was saved."""
-KEPT = "buffers", "metrics"  # parts of a rank's state
-HELD = "plain", "generators", "stateful", "settings"  # parts of the user's objects' state
+RANK_PARTS = "buffers", "metrics"  # parts of a rank's state
+USER_PARTS = "plain", "generators", "stateful", "settings"  # parts of the user's objects' state
 
 
 def fingerprint(state: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, int]:
@@ -52,9 +52,9 @@ def fingerprint(state: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
         re.sub(r"(?<=\.best_k_models\.).*/", "", name): value
         for name, value in float_tensors.items()
     }
-    for part in KEPT:
+    for part in RANK_PARTS:
         values |= dict(_named_values(part, known[part]))
-    for part in HELD:
+    for part in USER_PARTS:
         for path, value in known["held"][part].items():
             values[".".join(path) if isinstance(path, tuple) else f"{part} {path}"] = (
                 without_devices(value)
@@ -62,7 +62,7 @@ def fingerprint(state: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
     for part in ("eval", "frozen"):
         values |= {f"{part} {name or 'model'}": True for name in known["held"][part]}
     return {
-        name: batch_digest.folded(int(part) for part in batch_digest.parts(value))
+        name: batch_digest.combine(int(part) for part in batch_digest.leaf_digests(value))
         for name, value in values.items()
     }
 
@@ -90,7 +90,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     return state
 
 
-def lost(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+def differing(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
     """Return the names of values that differ.
 
     Args:

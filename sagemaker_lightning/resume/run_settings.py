@@ -27,7 +27,7 @@ CURES = re.compile(
 )
 
 
-TRAINER = (
+TRAINER_ATTRIBUTES = (
     "accumulate_grad_batches",
     "check_val_every_n_epoch",
     "gradient_clip_algorithm",
@@ -42,9 +42,9 @@ TRAINER = (
 """What a Trainer was given that changes the results."""
 
 
-def of_trainer(trainer: Trainer) -> dict[str, object]:
+def trainer_settings(trainer: Trainer) -> dict[str, object]:
     """Return the settings of a trainer that change the results, by flag."""
-    return {f"--trainer.{name}": getattr(trainer, name) for name in TRAINER}
+    return {f"--trainer.{name}": getattr(trainer, name) for name in TRAINER_ATTRIBUTES}
 
 
 def optimizers(trainer: Trainer) -> list[str]:
@@ -52,7 +52,7 @@ def optimizers(trainer: Trainer) -> list[str]:
     return [type(optimizer).__name__ for optimizer in trainer.optimizers]
 
 
-def described(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
+def describe(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
     """Return what a checkpoint says of its run, in plain values.
 
     Args:
@@ -80,12 +80,12 @@ def differences(
     Args:
         trainer: Lightning's trainer.
         flags: All settings of this run by flag.
-        before: What `described` returned when the checkpoint's run began.
+        before: What `describe` returned when the checkpoint's run began.
         cures: Whether the flags CURES may differ.
         to_come: Names of parts of the model that a hook creates before training; this run may lack
             them.
     """
-    current = described(trainer, flags)
+    current = describe(trainer, flags)
     changed = _changed_flags(before, flags)
     forbidden = {
         flag for flag in changed if not FREE.match(flag) and not (cures and CURES.match(flag))
@@ -106,7 +106,7 @@ def differences(
     return lines
 
 
-def loaders_differ(
+def loader_differences(
     trainer: Trainer, flags: Mapping[str, object], before: Mapping[str, Any]
 ) -> list[str]:
     """Return forbidden differences that `differences` allowed for lack of loaders.
@@ -116,7 +116,7 @@ def loaders_differ(
     Args:
         trainer: Lightning's trainer.
         flags: All settings of this run by flag.
-        before: What `described` returned when the checkpoint's run began.
+        before: What `describe` returned when the checkpoint's run began.
     """
     changed = _changed_flags(before, flags)
     ranks = trainer.world_size
@@ -142,7 +142,7 @@ def _allowed_loader_flags(
 
     Args:
         changed: The changed flags with their values before and now.
-        before: What `described` returned when the checkpoint's run began.
+        before: What `describe` returned when the checkpoint's run began.
         ranks: Number of ranks of this run.
         now: What `_loader_numbers` returns for this run. Without it, flags are returned that may be
             such flags.
@@ -188,11 +188,13 @@ def _described_change(flag: str, before_value: Any, now_value: Any) -> str:
     return f"{flag} was {before_value}, is {now_value}"
 
 
-def changed(before: Mapping[str, Any], flags: Mapping[str, object]) -> list[tuple[str, str, str]]:
+def changed_settings(
+    before: Mapping[str, Any], flags: Mapping[str, object]
+) -> list[tuple[str, str, str]]:
     """Return changed flags of trainer, model and data, with both values as text.
 
     Args:
-        before: What `described` returned when the earlier run began.
+        before: What `describe` returned when the earlier run began.
         flags: All settings of this run by flag.
     """
     changes = sorted(_changed_flags(before, flags).items())

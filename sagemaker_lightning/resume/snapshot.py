@@ -21,12 +21,12 @@ from sagemaker_lightning.resume import (
     user_checkpoints,
 )
 from sagemaker_lightning.resume.agreement import Agreement
-from sagemaker_lightning.resume.user_state import Held
+from sagemaker_lightning.resume.user_state import UserState
 from sagemaker_lightning.resume.verification import Proof
-from sagemaker_lightning.state.encoding import OWN, NotPlain, plain
+from sagemaker_lightning.state.encoding import RECREATED, NotPlain, to_plain
 from sagemaker_lightning.state.object_state import digest
 
-COMMON = {
+EQUAL_ON_ALL_RANKS = {
     "epoch",
     "global_step",
     "pytorch-lightning_version",
@@ -42,10 +42,15 @@ COMMON = {
     "datamodule_hparams_type",
 }
 """Keys of a Lightning checkpoint that are equal on all ranks, or rank 0's for all."""
-LIGHTNINGS = COMMON | {"callbacks"}
+LIGHTNING_KEYS = EQUAL_ON_ALL_RANKS | {"callbacks"}
 """Keys of a checkpoint that Lightning sets; the others are of on_save_checkpoint."""
-HYPER = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "datamodule_hparams")
-LATER = "optimizer_states"
+HYPERPARAMETERS = (
+    "hyper_parameters",
+    "datamodule_hyper_parameters",
+    "hparams",
+    "datamodule_hparams",
+)
+OPTIMIZER_STATES = "optimizer_states"
 
 
 class Snapshot:
@@ -65,7 +70,7 @@ class Snapshot:
         self.agreement = agreement
         self.seeding = seeding
         self.proof = proof
-        self.held = Held(trainer)
+        self.held = UserState(trainer)
         self.given = model_changes.limits(trainer)  # epochs and steps, as the flags set them
         self.limits = self.given  # the same, with what hooks at the start of training have added
         # The state of the user's objects before the training data was created again.
@@ -90,18 +95,20 @@ class Snapshot:
         is_rank_0 = trainer.is_global_zero
         values_of_rank_0 = (
             time.time_ns(),
-            curves.tell(trainer.loggers) if is_rank_0 else [],
-            user_checkpoints.names(trainer) if is_rank_0 else {},
+            curves.save_states(trainer.loggers) if is_rank_0 else [],
+            user_checkpoints.file_names(trainer) if is_rank_0 else {},
         )
         saved_at_ns, loggers, files = gather(values_of_rank_0)[0]
         state, notes = self.lightnings(kind)
-        rank_values = {name: value for name, value in state.items() if name not in COMMON}
+        rank_values = {
+            name: value for name, value in state.items() if name not in EQUAL_ON_ALL_RANKS
+        }
         digests_and_rates = gather((digest(rank_values), learning_rates(trainer)))
         if digests_and_rates[0][0] == digests_and_rates[trainer.global_rank][0]:
             rank_values = {}
         self._warn_of_different_rates([rates for _, rates in digests_and_rates])
         self.held.within = kind != "epoch"
-        rank_state = epoch_state.of_rank(trainer, gather, self.held) | {
+        rank_state = epoch_state.rank_state(trainer, gather, self.held) | {
             "own": rank_values,
             "notes": notes if rank_values else {},
         }
@@ -115,22 +122,22 @@ class Snapshot:
             "world_size": trainer.world_size,
             "should_stop": bool(trainer.should_stop),
             "ranks": gather(rank_state),
-            "shown": epoch_state.of_job(trainer),
+            "shown": epoch_state.newest_metrics(trainer),
             "run": self.run,
             "loggers": loggers,
             "files": files,
             "reached": reached(trainer) if kind != "epoch" else None,
             "notes": notes,
-            "made": lightning_loops.loaders_made_in(trainer),
-            "searched": model_changes.searched(trainer),
+            "made": lightning_loops.epoch_of_loaders(trainer),
+            "searched": model_changes.search_results(trainer),
             "limits": self.given,
             "added": self._limits_added(),
-            "tickets": model_changes.tickets(trainer),
-            "groups": model_changes.groups(trainer),
+            "tickets": model_changes.shared_original_weights(trainer),
+            "groups": model_changes.parameter_groups(trainer),
             "before_data": self.before_data,
         }
         if kind == "epoch":
-            fit_loops.end_as_lightning_does(state["loops"]["fit_loop"])
+            fit_loops.move_counters_to_epoch_end(state["loops"]["fit_loop"])
         return state | {
             checkpoint_file.KEY: entries
             | {"journal": self.proof.run, "resumes": self.proof.resumes}
@@ -161,11 +168,11 @@ class Snapshot:
     def whole(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a validation with the optimizers' states copied, too."""
         return state | {
-            LATER: plain(
-                state[LATER],
+            OPTIMIZER_STATES: to_plain(
+                state[OPTIMIZER_STATES],
                 notes := state[checkpoint_file.KEY]["notes"],
                 partial(self._replace_or_refuse, notes),
-                (LATER,),
+                (OPTIMIZER_STATES,),
             )
         }
 
@@ -179,10 +186,10 @@ class Snapshot:
             UserError: A part of the state cannot be saved.
         """
         notes: dict[tuple, tuple] = {}
-        with lightning_callbacks.pruned_as_it_is(self.trainer):
+        with lightning_callbacks.saving_pruning_masks(self.trainer):
             state = lightning_checkpoints.state_of(self.trainer)
-        later = {LATER: state.pop(LATER)} if kind == "validation" else {}
-        return plain(state, notes, partial(self._replace_or_refuse, notes)) | later, notes
+        later = {OPTIMIZER_STATES: state.pop(OPTIMIZER_STATES)} if kind == "validation" else {}
+        return to_plain(state, notes, partial(self._replace_or_refuse, notes)) | later, notes
 
     def _warn_of_different_rates(self, rates: Sequence[list[float]]) -> None:
         """Warn, once, if the ranks have different learning rates.
@@ -217,10 +224,10 @@ class Snapshot:
             UserError: It is something else.
         """
         name = str(error.path[0])
-        if name.startswith(HYPER):
+        if name.startswith(HYPERPARAMETERS):
             return f"({error.kind})"
-        if name not in LIGHTNINGS and (own := self.held.name_in_module(error.value)):
-            notes[error.path] = (OWN, own)
+        if name not in LIGHTNING_KEYS and (own := self.held.name_in_module(error.value)):
+            notes[error.path] = (RECREATED, own)
             return f"({error.kind})"
         model_class = type(self.trainer.lightning_module)
         model_name = f"{model_class.__module__}.{model_class.__qualname__}"
@@ -228,7 +235,7 @@ class Snapshot:
             "state_dict": "state_dict() of",
             "callbacks": "a callback of",
             "lr_schedulers": "a scheduler of",
-            LATER: "an optimizer of",
+            OPTIMIZER_STATES: "an optimizer of",
         }
         owner = owners.get(name, "on_save_checkpoint() or state_dict() of")
         raise UserError(

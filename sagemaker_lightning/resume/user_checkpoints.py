@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from sagemaker_lightning.contract.shutdown import NAME
 
 
-def names(trainer: Trainer) -> dict[str, list[str]]:
+def file_names(trainer: Trainer) -> dict[str, list[str]]:
     """Return the file names in the local folder of each ModelCheckpoint.
 
     The keys are the callbacks' state keys.
@@ -25,14 +25,14 @@ def names(trainer: Trainer) -> dict[str, list[str]]:
     }
 
 
-def write_again(trainer: Trainer, known: Mapping[str, Sequence[str]]) -> None:
+def overwrite_later_files(trainer: Trainer, known: Mapping[str, Sequence[str]]) -> None:
     """Let ModelCheckpoints overwrite the files that are newer than the checkpoint.
 
     Rank 0 decides.
 
     Args:
         trainer: Lightning's trainer.
-        known: What `names` returned when the checkpoint was saved.
+        known: What `file_names` returned when the checkpoint was saved.
     """
     for callback, folder in _callbacks_with_folders(trainer):
         later = _model_names(callback, folder).difference(known.get(callback.state_key, ()))

@@ -17,13 +17,14 @@ from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.state import generators, object_graph
-from sagemaker_lightning.state.encoding import NotPlain, decoded, encoded
-from sagemaker_lightning.state.object_state import State
+from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.state.object_state import PlainState
 
-CHANGED = object()  # stands for the start value of a setting that the interrupted run changed
+# Stands for the start value of a setting that the interrupted run changed.
+CHANGED_BEFORE = object()
 
 
-def roots(trainer: Trainer) -> dict[str, Any]:
+def user_objects(trainer: Trainer) -> dict[str, Any]:
     """Return the user's objects that may have state, by name.
 
     Args:
@@ -39,7 +40,7 @@ def roots(trainer: Trainer) -> dict[str, Any]:
     own_optimizers = [
         (position, object_)
         for position, object_ in enumerate(trainer.optimizers)
-        if not object_graph.library(type(object_))
+        if not object_graph.is_library_class(type(object_))
     ]
     objects |= {f"optimizers.{position}": object_ for position, object_ in own_optimizers}
     for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
@@ -50,7 +51,7 @@ def roots(trainer: Trainer) -> dict[str, Any]:
     return objects
 
 
-class Held:
+class UserState:
     """The state of the user's objects.
 
     It consists of plain values, generators of random numbers, metrics, modules and optimizers.
@@ -61,7 +62,7 @@ class Held:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.state = State(partial(roots, trainer))
+        self.state = PlainState(partial(user_objects, trainer))
         self.within = False  # whether an epoch is half done
         self.first: set = set()  # attributes at the start that are no plain values
         self.settings: dict[str, Any] = {}  # the trainer's settings at the start
@@ -82,8 +83,10 @@ class Held:
     def mark(self) -> None:
         """Take the present state as the one at the start."""
         self.state.mark()
-        self.first = self.state.objects()
-        self.boxes = {key: description for key, (_, *description) in self.state.boxes().items()}
+        self.first = self.state.opaque_attributes()
+        self.boxes = {
+            key: description for key, (_, *description) in self.state.opaque_containers().items()
+        }
         self.settings = self._trainer_settings()
 
     def told(self, loaders: bool = True) -> dict[str, Any]:
@@ -105,13 +108,13 @@ class Held:
         self._report_unsaved()
         return {
             "plain": plain,
-            "made": sorted(self.state.objects() - self.first),
+            "made": sorted(self.state.opaque_attributes() - self.first),
             "generators": {
-                path: encoded(generators.state_of(object_))
+                path: encode(generators.state_of(object_))
                 for path, object_ in self._generators().items()
             },
             "stateful": {
-                path: encoded(object_.state_dict()) for path, object_ in self._stateful().items()
+                path: encode(object_.state_dict()) for path, object_ in self._stateful().items()
             },
             "settings": settings,
             "eval": [name for name, module in model.named_modules() if not module.training],
@@ -128,7 +131,7 @@ class Held:
         return {
             "plain": self.state.changed(),
             "generators": {
-                path: encoded(generators.state_of(generator))
+                path: encode(generators.state_of(generator))
                 for path, generator in self._generators().items()
             },
         }
@@ -138,23 +141,23 @@ class Held:
         self.state.restore(told["plain"])
         for path, generator in self._generators().items():
             if path in told["generators"]:
-                generators.restore(generator, decoded(told["generators"][path]))
+                generators.restore(generator, decode(told["generators"][path]))
 
     def _report_unsaved(self) -> None:
         """Print, once, which changed containers hold something that cannot be saved."""
         unsaved = {
             key: reason for key, reason in self.state.unsaved.items() if key not in self.said
         }
-        for key, (value, *description) in self.state.boxes().items():
+        for key, (value, *description) in self.state.opaque_containers().items():
             if key not in self.said and self.boxes.get(key) != description:
                 try:
-                    encoded(value)
+                    encode(value)
                 except NotPlain as error:
                     if error.kind.partition(".")[0] not in object_graph.LIBRARIES:
                         unsaved[key] = f"holds a {error.kind}"
         self.said |= unsaved.keys()
         owners = (
-            dict(object_graph.walk(roots(self.trainer), code=False))
+            dict(object_graph.walk(user_objects(self.trainer), code=False))
             if unsaved and self.trainer.is_global_zero
             else {}
         )
@@ -189,13 +192,13 @@ class Held:
             return
         for path, object_ in self._generators().items():
             if path in told["generators"]:
-                generators.restore(object_, decoded(told["generators"][path]))
+                generators.restore(object_, decode(told["generators"][path]))
         for path, object_ in self._stateful().items():
             if path in told["stateful"]:
-                object_.load_state_dict(decoded(told["stateful"][path]))
+                object_.load_state_dict(decode(told["stateful"][path]))
         for name, value in told["settings"].items():
             setattr(self.trainer, name, value)
-            self.settings[name] = CHANGED
+            self.settings[name] = CHANGED_BEFORE
         evaluating = set(told["eval"])
         frozen = set(told["frozen"])
         for name, module in model.named_modules():
@@ -208,10 +211,10 @@ class Held:
 
         These are a library's iterators other than files.
         """
-        for path, value in object_graph.walk(roots(self.trainer), code=False):
+        for path, value in object_graph.walk(user_objects(self.trainer), code=False):
             is_half_done = (
                 isinstance(value, Iterator)
-                and object_graph.library(type(value))
+                and object_graph.is_library_class(type(value))
                 and not isinstance(value, io.IOBase)
             )
             if (
@@ -234,7 +237,7 @@ class Held:
         Each is (path of its object, name of the attribute). They are those whose values are not
         plain.
         """
-        present = self.state.objects()
+        present = self.state.opaque_attributes()
         return [tuple(entry) for entry in told["made"] if tuple(entry) not in present]
 
     def _data_paths(self) -> set[str]:
@@ -244,7 +247,7 @@ class Held:
         """
         return {
             path
-            for path, value in object_graph.walk(roots(self.trainer), code=False)
+            for path, value in object_graph.walk(user_objects(self.trainer), code=False)
             if not isinstance(value, (LightningModule, LightningDataModule, Callback))
         }
 
@@ -262,7 +265,7 @@ class Held:
         return generators.find(
             {
                 name: value
-                for name, value in roots(self.trainer).items()
+                for name, value in user_objects(self.trainer).items()
                 if "." not in name or name.startswith("callbacks")
             }
         )
@@ -284,9 +287,9 @@ class Held:
         )
         return {
             path: value
-            for path, value in object_graph.walk(roots(self.trainer), code=False)
+            for path, value in object_graph.walk(user_objects(self.trainer), code=False)
             if not isinstance(value, excluded)
             and id(value) not in saved_elsewhere
-            and object_graph.library(type(value))
+            and object_graph.is_library_class(type(value))
             and has_state(value)
         }

@@ -19,18 +19,18 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from sagemaker_lightning.compat.lightning_loops import fetcher, is_drawn_by_steps
+from sagemaker_lightning.compat.lightning_loops import fetcher, steps_draw_batches
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.resume import difference_causes, fit_loops, run_settings
 from sagemaker_lightning.resume.agreement import OTHER, SAME, UNSURE
-from sagemaker_lightning.resume.checkpoint_dir import Folder
-from sagemaker_lightning.resume.journal import AHEAD, Journal, Place, Step, read
+from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir
+from sagemaker_lightning.resume.journal import FETCHED_AHEAD, Journal, Position, Step, read
 from sagemaker_lightning.state import batch_digest
-from sagemaker_lightning.state.batch_digest import Part
+from sagemaker_lightning.state.batch_digest import LeafDigest
 
-EVERY = 50  # batches whose digests stay on a GPU before all of them are read at once
-SECONDS = 1.0  # after which they are read even if there are fewer, where a step takes long
+BATCHES_PER_READ = 50  # batches whose digests stay on a GPU before all of them are read at once
+SECONDS_PER_READ = 1.0  # after which they are read even if there are fewer, where a step takes long
 
 
 @dataclass
@@ -38,13 +38,13 @@ class Batch:
     """A batch whose digests have not been read yet."""
 
     step: int
-    place: Place
-    data: list[Part]
-    rates: list[Part]
-    losses: list[Part] = field(default_factory=list)
+    place: Position
+    data: list[LeafDigest]
+    rates: list[LeafDigest]
+    losses: list[LeafDigest] = field(default_factory=list)
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[LeafDigest]:
         """All digests: of the batch, of the learning rates, of the losses."""
         return [*self.data, *self.rates, *self.losses]
 
@@ -53,7 +53,7 @@ class Batch:
 class Difference:
     """The first thing that a rank did differently from the interrupted run."""
 
-    place: Place
+    place: Position
     rank: int
     step: int
     what: str
@@ -71,7 +71,7 @@ class Proof:
     """
 
     def __init__(
-        self, trainer: Trainer, folder: Folder, gather: Callable[[Any], list], strict: bool
+        self, trainer: Trainer, folder: CheckpointDir, gather: Callable[[Any], list], strict: bool
     ) -> None:
         self.trainer = trainer
         self.folder = folder
@@ -85,21 +85,22 @@ class Proof:
         self.expected: deque[Step] = deque()
         self.begun = False  # whether the first of them was reached
         # Batches that were fetched ahead when the run was stopped.
-        self.ahead: dict[Place, Step] = {}
+        self.ahead: dict[Position, Step] = {}
         self.untold = False  # whether the result of the comparison is still to be printed
         self.trained = False  # whether a batch was trained on
         self.steps = 0  # optimizer steps that were identical so far
         self.last = 0  # the last of these steps
         self.announced = False  # whether the batch that was to come next was identical
-        self.latest: Place = -1, -1  # position of the last batch in the journal
+        self.latest: Position = -1, -1  # position of the last batch in the journal
         self.difference: Difference | None = None
         self.now: Batch | None = None
         self.waiting: list[Batch] = []  # batches whose digests are on a GPU
         self.since = 0.0  # when the first of them was added, in seconds of time.monotonic()
         # Batches whose digests are being copied from the GPU, the digests, the event of the copy.
         self.copied: tuple[list[Batch], Tensor, torch.cuda.Event] | None = None
-        self.rates: tuple[list, list[Part]] = [], []  # the last learning rates and their digest
-        self.saves: deque[Place] = deque(maxlen=folder.keep + 1)
+        # The last learning rates and their digest.
+        self.rates: tuple[list, list[LeafDigest]] = [], []
+        self.saves: deque[Position] = deque(maxlen=folder.keep + 1)
 
     def start(self, meta: Mapping[str, Any], flags: Mapping[str, object], comparable: bool) -> None:
         """Begin the journal and read what is to be compared; all ranks call it.
@@ -113,7 +114,7 @@ class Proof:
         """
         trainer = self.trainer
         run_id = meta.get("journal")
-        machine = difference_causes.machine(trainer)
+        machine = difference_causes.describe_machine(trainer)
         recorded = []
         self.run = (
             run_id
@@ -130,13 +131,13 @@ class Proof:
                 self.folder.path, run_id, trainer.global_rank, trainer.world_size
             )
             self._warn(problem and f"{problem}; what comes after is not compared with it")
-            self.changes = difference_causes.changed(
-                run_settings.changed(meta["run"], flags), machine_before, machine
+            self.changes = difference_causes.describe_changes(
+                run_settings.changed_settings(meta["run"], flags), machine_before, machine
             )
-            if not is_drawn_by_steps(fetcher(trainer)):  # such steps have no batch of their own
+            if not steps_draw_batches(fetcher(trainer)):  # such steps have no batch of their own
                 later = [step for step in recorded if step.place >= (epoch, batch)]
-                self.expected = deque(step for step in later if step.loss != AHEAD)
-                self.ahead = {step.place: step for step in later if step.loss == AHEAD}
+                self.expected = deque(step for step in later if step.loss != FETCHED_AHEAD)
+                self.ahead = {step.place: step for step in later if step.loss == FETCHED_AHEAD}
             self.begun = bool(self.expected) and self.expected[0].place == (epoch, batch)
         self.journal = Journal(
             self.folder.path, self.run, trainer.global_rank, trainer.world_size, machine
@@ -175,7 +176,7 @@ class Proof:
         self.now = Batch(
             self.trainer.global_step + 1,
             (epoch, number),
-            batch_digest.parts(batch),
+            batch_digest.leaf_digests(batch),
             self._rate_digests(),
         )
         if expected := self.ahead.pop((epoch, number + 1), None):
@@ -184,7 +185,7 @@ class Proof:
     def loss(self, loss: Tensor) -> None:
         """Record a loss."""
         if self.now:
-            self.now.losses.append(batch_digest.bits(loss))
+            self.now.losses.append(batch_digest.float_bits(loss))
 
     def end(self, outputs: Any) -> None:
         """Finish the record of a batch.
@@ -197,7 +198,7 @@ class Proof:
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not batch.losses and isinstance(loss, Tensor):
-            batch.losses.append(batch_digest.bits(loss))
+            batch.losses.append(batch_digest.float_bits(loss))
         self.now = None
         self.trained = True
         if not self.waiting and not self.copied:
@@ -210,7 +211,8 @@ class Proof:
         if self.copied and self.copied[-1].query():
             self._receive()
         if not self.copied and (
-            len(self.waiting) >= EVERY or time.monotonic() - self.since > SECONDS
+            len(self.waiting) >= BATCHES_PER_READ
+            or time.monotonic() - self.since > SECONDS_PER_READ
         ):
             self._send()
 
@@ -323,7 +325,7 @@ class Proof:
             upcoming = Batch(
                 self.trainer.global_step + 1,
                 self._position(),
-                batch_digest.parts(fit_loops.next_batch(self.trainer)),
+                batch_digest.leaf_digests(fit_loops.next_batch(self.trainer)),
                 [],
             )
             # The end of a validation may still change the learning rates and the data.
@@ -334,7 +336,9 @@ class Proof:
             )
             if kind != "validation" and (ahead_digest := self._digest_of_fetched_ahead()):
                 epoch, batch = upcoming.place
-                self.journal.add(Step(upcoming.step, epoch, batch + 1, ahead_digest, 0, AHEAD))
+                self.journal.add(
+                    Step(upcoming.step, epoch, batch + 1, ahead_digest, 0, FETCHED_AHEAD)
+                )
 
     def _digest_of_fetched_ahead(self) -> int:
         """Return the digest of the batch that Lightning has fetched ahead.
@@ -342,12 +346,16 @@ class Proof:
         It is of the batch as the loader returned it; 0 if Lightning has fetched none.
         """
         batches = getattr(fetcher(self.trainer), "batches", None)
-        return batch_digest.folded(map(int, batch_digest.parts(batches[0][0]))) if batches else 0
+        return (
+            batch_digest.combine(map(int, batch_digest.leaf_digests(batches[0][0])))
+            if batches
+            else 0
+        )
 
     def _compare_fetched_ahead(self, expected: Step) -> None:
         """Compare the batch that Lightning has fetched ahead with the recorded one."""
         if self.untold and not self.difference and self._digest_of_fetched_ahead() != expected.data:
-            cause = difference_causes.likely(self.trainer, ("batch",), self.changes)
+            cause = difference_causes.likely_causes(self.trainer, ("batch",), self.changes)
             self.difference = Difference(
                 expected.place,
                 self.trainer.global_rank,
@@ -413,7 +421,7 @@ class Proof:
         self.begun = True
         self.expected.popleft()
         if difference := _difference(expected, step):
-            cause = difference_causes.likely(self.trainer, difference[1:], self.changes)
+            cause = difference_causes.likely_causes(self.trainer, difference[1:], self.changes)
             self.difference = Difference(
                 step.place, self.trainer.global_rank, step.step, difference[0], cause
             )
@@ -457,7 +465,7 @@ class Proof:
                 batch, [next(numbers) if isinstance(part, Tensor) else part for part in batch.parts]
             )
 
-    def _rate_digests(self) -> list[Part]:
+    def _rate_digests(self) -> list[LeafDigest]:
         """Return the digests of the learning rates.
 
         It is one digest of all of them. If a learning rate is a tensor, it is one for each.
@@ -468,19 +476,19 @@ class Proof:
             for group in optimizer.param_groups
         ]
         if any(isinstance(rate, Tensor) for rate in rates):
-            return [batch_digest.bits(rate) for rate in rates if rate is not None]
+            return [batch_digest.float_bits(rate) for rate in rates if rate is not None]
         if rates != self.rates[0]:
             self.rates = (
                 rates,
                 [
-                    batch_digest.folded(
-                        batch_digest.bits(rate) for rate in rates if rate is not None
+                    batch_digest.combine(
+                        batch_digest.float_bits(rate) for rate in rates if rate is not None
                     )
                 ],
             )
         return self.rates[1]
 
-    def _position(self) -> Place:
+    def _position(self) -> Position:
         return position(self.trainer)
 
     def _warn(self, text: str) -> None:
@@ -494,12 +502,12 @@ def _journal_step(batch: Batch, numbers: list[int], announced: bool = False) -> 
     data = numbers[: ends[0]]
     rates = numbers[ends[0] : ends[1]]
     losses = numbers[ends[1] :]
-    loss = 0 if announced else batch_digest.folded(losses)
+    loss = 0 if announced else batch_digest.combine(losses)
     return Step(
         batch.step,
         *batch.place,
-        batch_digest.folded(data),
-        batch_digest.folded(rates) if rates else 0,
+        batch_digest.combine(data),
+        batch_digest.combine(rates) if rates else 0,
         loss,
     )
 

@@ -127,7 +127,7 @@ def run(
         make: Gets a device and returns its function, from rows to arrays by name. The function may
             have an attribute `size`: the number of rows of a block that fits into its memory.
     """
-    allocator.keep_freed()
+    allocator.keep_freed_memory()
     sharded = environment.training_is_sharded and not flags.input
     part = range(len(table)) if sharded else _rows_of_host(environment, len(table), flags.weights)
     run = {"source": table.fingerprint, "settings": dict(settings)}
@@ -144,7 +144,7 @@ def run(
     for number in SIGNALS:
         signal.signal(number, partial(_report_and_exit, blocks, part))
     host = environment.current_host
-    start_notice.done()
+    start_notice.end()
     print(
         f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}",
         flush=True,
@@ -152,7 +152,7 @@ def run(
     devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [
         torch.device("cpu")
     ]
-    threads.share(1, devices[0].type)
+    threads.divide_cpus(1, devices[0].type)
     with ThreadPoolExecutor(len(devices)) as pool:
         jobs = []
         for device, piece in zip(devices, partition.devices(part, len(devices)), strict=True):
