@@ -91,12 +91,14 @@ MISTAKES: dict[str, Callable[[], None]] = {
         _CheckpointConnector, "restore_optimizers", nothing
     ),
     "weights are not restored": lambda: setattr(_CheckpointConnector, "restore_model", nothing),
-    "buffers and metrics are not restored": lambda: setattr(epoch_state, "restore_rank", nothing),
+    "buffers and metrics are not restored": lambda: setattr(
+        epoch_state, "restore_rank_state", nothing
+    ),
     "an average is not restored": lambda: setattr(
         StochasticWeightAveraging, "_load_average_model_state", nothing
     ),
-    "an average does not go on": lambda: setattr(model_changes, "go_on_averaging", nothing),
-    "hooks are not run again": lambda: setattr(model_changes, "make_again", nothing),
+    "an average does not go on": lambda: setattr(model_changes, "continue_averaging", nothing),
+    "hooks are not run again": lambda: setattr(model_changes, "run_creating_hooks", nothing),
     "what was seen is not skipped": lambda: setattr(epoch_loaders.Turns, "go_to", not_skipped),
 }
 

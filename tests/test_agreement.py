@@ -30,11 +30,11 @@ def heard(before: int) -> list[int]:
     calls = []
     for signal, due in ((0, rank == 0), (15 if rank == 1 else 0, False)):
         calls.append(0)
-        while not (agreement.asked or agreement.due):
+        while not (agreement.signal_number or agreement.checkpoint_due):
             agreement.agree(signal, due)
             calls[-1] += 1
-        agreement.due = False
-    agreement.settle()
+        agreement.checkpoint_saved()
+    agreement.receive()
     distributed.destroy_process_group()
     return calls
 

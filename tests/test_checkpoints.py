@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> CheckpointDir:
     """A folder with the checkpoints of steps 10, 20 and 30."""
     made = CheckpointDir(tmp_path / "checkpoints", keep=3)
     for step in (10, 20, 30):
-        made.add(state(step), step, number=step * 7)
+        made.save(state(step), step, number=step * 7)
     return made
 
 
@@ -51,12 +51,12 @@ def chosen(folder: CheckpointDir, hosts: int = 1) -> Path | None:
 
 def test_what_is_written_is_read(folder: CheckpointDir):
     path = chosen(folder)
-    assert path == folder.file(30) == folder.path / "step-000000030.ckpt"
+    assert path == folder.path_of(30) == folder.path / "step-000000030.ckpt"
     assert torch.equal(read(path)["weights"], torch.full((100,), 30.0))
     assert examine(path) == (30, 210)
     # Somebody who knows only torch can read it.
     assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))
-    assert CheckpointDir(folder.path, 3).loggers() == [{"version": 3}]
+    assert CheckpointDir(folder.path, 3).logger_states() == [{"version": 3}]
     assert (folder.path / "last.ckpt").samefile(path)
 
 
@@ -72,16 +72,16 @@ def test_only_so_many_are_kept_and_none_that_is_being_uploaded(folder: Checkpoin
     (folder.path / "step-000000010.ckpt.sagemaker-uploading").touch()
     (folder.path / "step-000000020.ckpt.sagemaker-uploading").touch()
     (folder.path / "step-000000020.ckpt.sagemaker-uploaded").touch()
-    folder.add(state(40), 40, 1)
-    folder.add(state(50), 50, 1)
+    folder.save(state(40), 40, 1)
+    folder.save(state(50), 50, 1)
     assert names() == [10, 30, 40, 50]
     (folder.path / "step-000000010.ckpt.sagemaker-uploaded").touch()
-    folder.add(state(60), 60, 1)
+    folder.save(state(60), 60, 1)
     assert names() == [40, 50, 60]
     # A mark that is older than this process belongs to a job that has ended.
     (folder.path / "step-000000040.ckpt.sagemaker-uploading").touch()
     folder.started = time.time() + 60
-    folder.add(state(70), 70, 1)
+    folder.save(state(70), 70, 1)
     assert names() == [50, 60, 70]
 
 
@@ -203,8 +203,8 @@ def test_a_thousand_damaged_folders(folder: CheckpointDir, tmp_path: Path, capsy
             )
             if files:
                 draw.choice(MUTATIONS)(draw.choice(files), draw)
-        whole = {path for _, path in place.named() if not isinstance(examine(path), str)}
-        damaged = [path for _, path in place.named() if path not in whole]
+        whole = {path for _, path in place.checkpoints() if not isinstance(examine(path), str)}
+        damaged = [path for _, path in place.checkpoints() if path not in whole]
         capsys.readouterr()
         try:
             path = chosen(place)
@@ -215,13 +215,15 @@ def test_a_thousand_damaged_folders(folder: CheckpointDir, tmp_path: Path, capsy
             continue
         if path is None:
             outcomes["start"] += 1
-            assert not whole and not damaged and not place.foreign()
+            assert not whole and not damaged and not place.misnamed()
             continue
         outcomes["whole"] += 1
         newest = max(examine(path)[0] for path in whole)
         assert torch.equal(read(path)["weights"], torch.full((100,), float(newest)))
         said = capsys.readouterr().out
-        for _, newer in place.named()[: [other for _, other in place.named()].index(path)]:
+        for _, newer in place.checkpoints()[
+            : [other for _, other in place.checkpoints()].index(path)
+        ]:
             assert f"warning: checkpoint {newer}" in said
         assert not list(place.path.glob("*.sagemaker-ignore"))
     assert outcomes["whole"] > 500 and outcomes["error"] > 20
@@ -234,14 +236,14 @@ def test_a_checkpoint_of_another_format_is_refused(folder: CheckpointDir, versio
     It is not skipped in favour of an older one of this format.
     """
     footer = checkpoint_file.FOOTER.size
-    content = folder.file(30).read_bytes()
+    content = folder.path_of(30).read_bytes()
     mark = f"\0sagemaker-lightning {version}\0".encode()
-    folder.file(30).unlink()  # it is last.ckpt, too
-    folder.file(30).write_bytes(
+    folder.path_of(30).unlink()  # it is last.ckpt, too
+    folder.path_of(30).write_bytes(
         content[:-footer] + mark + content[-footer:][len(checkpoint_file.MARK) :]
     )
-    assert checkpoint_file.other_format(folder.file(30)) == version
-    assert checkpoint_file.other_format(folder.file(20)) is None
+    assert checkpoint_file.other_format(folder.path_of(30)) == version
+    assert checkpoint_file.other_format(folder.path_of(20)) is None
     with pytest.raises(UserError) as raised:
         chosen(folder)
     assert f"step-000000030.ckpt (on algo-1) has checkpoint format {version}, this version" in str(
@@ -297,9 +299,9 @@ def test_a_checkpoint_that_is_code_is_refused(folder: CheckpointDir, tmp_path: P
         def __reduce__(self):
             return (Path.touch, (tmp_path / "ran",))
 
-    write(folder.file(40), {"weights": Evil()}, 40, 1)
+    write(folder.path_of(40), {"weights": Evil()}, 40, 1)
     with pytest.raises(Exception, match="Weights only load failed"):
-        read(folder.file(40))
+        read(folder.path_of(40))
     assert not (tmp_path / "ran").exists()
     assert "PosixPath" in checkpoint_file.why_unreadable({"hyper_parameters": {"folder": tmp_path}})
     assert (
@@ -352,12 +354,12 @@ def copies(folder: CheckpointDir, tmp_path: Path, hosts: int) -> list[Checkpoint
 
 def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: CheckpointDir, tmp_path: Path):
     hosts = copies(folder, tmp_path, 3)
-    assert everywhere(hosts) == [host.file(30) for host in hosts for _ in range(2)]
-    hosts[1].file(30).unlink()
-    assert everywhere(hosts) == [host.file(20) for host in hosts for _ in range(2)]
-    empty(hosts[2].file(20), random.Random())
-    assert everywhere(hosts) == [host.file(10) for host in hosts for _ in range(2)]
-    write(hosts[0].file(10), state(10), 10, number=8)  # of another run of the same steps
+    assert everywhere(hosts) == [host.path_of(30) for host in hosts for _ in range(2)]
+    hosts[1].path_of(30).unlink()
+    assert everywhere(hosts) == [host.path_of(20) for host in hosts for _ in range(2)]
+    empty(hosts[2].path_of(20), random.Random())
+    assert everywhere(hosts) == [host.path_of(10) for host in hosts for _ in range(2)]
+    write(hosts[0].path_of(10), state(10), 10, number=8)  # of another run of the same steps
     for place, said in enumerate(everywhere(hosts)):
         assert said.startswith(
             f"--resume.dirpath={hosts[place // 2].path}: found checkpoints, but none that is whole"
@@ -369,7 +371,7 @@ def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: CheckpointDir, 
     for host in hosts:
         shutil.rmtree(host.path)
     assert everywhere(hosts) == [None] * 6
-    hosts[1].add(state(10), 10, 1)
+    hosts[1].save(state(10), 10, 1)
     assert all(
         "algo-1 has none; algo-2 has step 10; algo-3 has none" in said for said in everywhere(hosts)
     )
@@ -379,13 +381,13 @@ KILLED = """
 import sys
 from pathlib import Path
 import torch
-from sagemaker_lightning.resume.checkpoint_dir import Folder, choose
-folder = Folder(Path(sys.argv[1]), 3)
-choose(folder, "algo-1", lambda told: [told], True, lambda path: '')
+from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir, choose_checkpoint
+folder = CheckpointDir(Path(sys.argv[1]), 3)
+choose_checkpoint(folder, "algo-1", lambda told: [told], True, lambda path: '')
 weights = torch.rand(2_000_000)
 print("writing", flush=True)
 for step in range(int(sys.argv[2]), 10**9):
-    folder.add({"weights": weights + step, "step": step}, step, 1)
+    folder.save({"weights": weights + step, "step": step}, step, 1)
 """
 
 
@@ -401,10 +403,10 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
         process.kill()
         process.communicate()
         place = CheckpointDir(tmp_path / "checkpoints", 3)
-        assert all(not isinstance(examine(path), str) for _, path in place.named())
+        assert all(not isinstance(examine(path), str) for _, path in place.checkpoints())
         if path := chosen(place):
             step = read(path)["step"] + 1
-    assert step > 1 and len(place.named()) <= 5
+    assert step > 1 and len(place.checkpoints()) <= 5
 
 
 def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(
@@ -418,25 +420,25 @@ def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(
     try:
         writer.write(state(40), 40, 1)
         writer.wait()
-        writer.check("training goes on, but")
+        writer.warn_of_problem("training goes on, but")
         assert "training goes on, but no checkpoint could be written" in (
             said := capsys.readouterr().out
         )
-        assert "the newest whole one is step-000000030.ckpt" in said
+        assert "the newest intact one is step-000000030.ckpt" in said
         nothing = BackgroundWriter(CheckpointDir(folder.path.with_name("new"), 3))
         nothing.write(state(40), 40, 1)
         nothing.wait()
         with pytest.raises(OSError):
-            nothing.check("training goes on, but")
+            nothing.warn_of_problem("training goes on, but")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert not list(folder.path.glob("*.sagemaker-ignore")) and not folder.file(40).exists()
+    assert not list(folder.path.glob("*.sagemaker-ignore")) and not folder.path_of(40).exists()
     writer.write(state(50), 50, 1)
     writer.wait()
     capsys.readouterr()
-    writer.check("the training is done, and")
-    assert chosen(folder) == folder.file(50) and capsys.readouterr().out == ""
+    writer.warn_of_problem("the training is done, and")
+    assert chosen(folder) == folder.path_of(50) and capsys.readouterr().out == ""
 
 
 def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
@@ -444,7 +446,7 @@ def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
     writer = BackgroundWriter(folder)
     writer.write(state(40) | {"lock": threading.Lock()}, 40, 1)
     writer.wait()
-    writer.check("training goes on, but")
+    writer.warn_of_problem("training goes on, but")
     said = capsys.readouterr()
     assert (
         "no checkpoint could be written" in said.out
@@ -455,10 +457,10 @@ def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
     nothing.write({"lock": threading.Lock()}, 40, 1)
     nothing.wait()
     with pytest.raises(TypeError):
-        nothing.check("training goes on, but")
+        nothing.warn_of_problem("training goes on, but")
     writer.write(state(50), 50, 1)
     writer.wait()
-    assert not writer.why and chosen(folder) == folder.file(50)
+    assert not writer.problem_text and chosen(folder) == folder.path_of(50)
 
 
 def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
@@ -492,15 +494,15 @@ def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
 
 def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: CheckpointDir):
     """The reason for our checksum: torch loads most files with a flipped bit silently."""
-    content = folder.file(30).read_bytes()
+    content = folder.path_of(30).read_bytes()
     silent = 0
     for place in range(0, len(content) - 100, 41):
         changed = bytearray(content)
         changed[place] ^= 1
-        folder.file(30).write_bytes(changed)
-        assert isinstance(examine(folder.file(30)), str)
+        folder.path_of(30).write_bytes(changed)
+        assert isinstance(examine(folder.path_of(30)), str)
         try:
-            silent += bool(torch.load(folder.file(30), weights_only=True))
+            silent += bool(torch.load(folder.path_of(30), weights_only=True))
         except Exception:
             continue
     assert silent

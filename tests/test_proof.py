@@ -482,14 +482,14 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
         lambda self: (read.append(len(self.waiting)), self.waiting.clear()),
     )
     noted = object.__new__(verification.Proof)
-    noted.waiting = []
-    noted.copied = None
-    noted.since = 0.0
+    noted.on_gpu = []
+    noted.being_copied = None
+    noted.on_gpu_since = 0.0
     import torch
 
     for number in range(2 * verification.BATCHES_PER_READ - 1):
-        noted.now = verification.Batch(
+        noted.current_batch = verification.Batch(
             number, (0, number), [torch.tensor(7)], [1], [torch.tensor(3)]
         )
-        noted.end(None)
+        noted.end_batch(None)
     assert read == [verification.BATCHES_PER_READ]

@@ -105,8 +105,8 @@ def test_a_process_that_had_to_wait_is_on_a_busy_machine(tmp_path, text, busy):
 
 def test_the_first_step_is_the_end(monkeypatch):
     told = []
-    monkeypatch.setattr(start_notice, "doing", told.append)
-    monkeypatch.setattr(start_notice, "done", lambda: told.append(None))
+    monkeypatch.setattr(start_notice, "set_activity", told.append)
+    monkeypatch.setattr(start_notice, "end", lambda: told.append(None))
     callback = StartProgress()
     callback.setup(None, None, "fit")
     callback.on_train_start(None, None)

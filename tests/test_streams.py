@@ -183,7 +183,8 @@ def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path):
     said = "streams.Unsteady draws other batches each time"
     assert (
         run.said.count(
-            f"{said}: checkpoints are saved at epochs' ends only, and a stop goes back there\n"
+            f"{said}: checkpoints are saved only at the end of an epoch, and a stopped run goes "
+            "back to the last one\n"
         )
         == 1
     )

@@ -150,7 +150,7 @@ def test_ranks_of_lightning_share_a_quota(monkeypatch):
     share.
     """
     before = torch.get_num_threads()
-    monkeypatch.setattr(threads, "USERS", {})
+    monkeypatch.setattr(threads, "USER_VARIABLES", {})
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     monkeypatch.setattr(threads, "usable_cpus", lambda: 4)

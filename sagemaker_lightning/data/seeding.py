@@ -50,7 +50,11 @@ class Seeding(Callback):
 
         lightning_loaders.replace_preparation(trainer, prepare)
 
-    def stand_aside(self, trainer: Trainer) -> None:
+    def use_seed(self, seed: int) -> None:
+        """Draw by another seed from now on: that of the run that is resumed."""
+        self.seed = seed
+
+    def leave_loaders_to_lightning(self, trainer: Trainer) -> None:
         """Leave the preparation of the loaders to Lightning."""
         lightning_loaders.restore_preparation(trainer)
 

@@ -161,14 +161,16 @@ class BestModel(BestCheckpoint):
         """
         attributes_before = {name: copy.copy(value) for name, value in vars(self).items()}
         files = trainer.strategy.checkpoint_io
-        files.lost = None
+        is_checked = isinstance(files, checkpoint_file.CheckedIO)
+        if is_checked:
+            files.forget_problem()
         super().keep_if_best(trainer, candidates)
-        if lost := trainer.strategy.broadcast(files.lost):
+        if problem := trainer.strategy.broadcast(files.problem if is_checked else ""):
             vars(self).update(attributes_before)
             if trainer.is_global_zero:
                 best = self.best_model_path or "none"
                 print(
-                    f"warning: training goes on, but {lost}; the best model is still {best}",
+                    f"warning: training goes on, but {problem}; the best model is still {best}",
                     flush=True,
                 )
 

@@ -195,15 +195,16 @@ def why_unreadable(state: dict[str, Any]) -> str:
 class CheckedIO(TorchCheckpointIO):
     """Writes Lightning's own checkpoints, such as ModelCheckpoint's, with a checksum.
 
-    This applies to files in a folder, not at a URL. A full disk does not end the training: `lost`
-    says what could not be written, and the older file stays.
+    This applies to files in a folder, not at a URL. A full disk does not end the training:
+    `problem` says what could not be written, and the older file stays.
 
     Args:
         plain_values: Whether to write what can be read with weights_only=True: text in place of
             objects, and plain values in place of arrays. If not, a file has what Lightning writes.
     """
 
-    lost: str | None = None
+    problem = ""
+    """What could not be written last; "" if all was written."""
 
     def __init__(self, plain_values: bool) -> None:
         super().__init__()
@@ -212,19 +213,23 @@ class CheckedIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint; if that fails, `lost` says why."""
+        """Write a checkpoint; if that fails, `problem` says why."""
         if "://" in str(path):
             return super().save_checkpoint(checkpoint, path, storage_options)
         try:
-            self.lost = None
+            self.problem = ""
             if self.plain_values:
                 checkpoint = to_plain(checkpoint, {}, str, copies=False)
             write(Path(path), checkpoint, checkpoint.get("global_step", 0))
         except OSError as error:
-            self.lost = f"{path} could not be written ({error.strerror})"
+            self.problem = f"{path} could not be written ({error.strerror})"
         return None
+
+    def forget_problem(self) -> None:
+        """Forget what could not be written before."""
+        self.problem = ""
 
     def remove_checkpoint(self, path) -> None:
         """Remove a file, unless a newer one could not be written."""
-        if not self.lost:
+        if not self.problem:
             super().remove_checkpoint(path)

@@ -6,7 +6,8 @@ They are searched for in the user's objects.
 import re
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,16 @@ HARMLESS = (
 )
 
 
+class DifferenceKind(StrEnum):
+    """What differs between a step and the interrupted run's; messages have the value."""
+
+    LENGTH = "length"
+    """The number of batches of an epoch."""
+    BATCH = "batch"
+    RATE = "learning rate"
+    LOSS = "loss"
+
+
 def describe_machine(trainer: Trainer) -> str:
     """Return what the last bits of a run depend on besides its settings.
 
@@ -107,22 +118,22 @@ def describe_changes(flags: list[tuple[str, str, str]], before: str, now: str) -
     ]
 
 
-def likely_causes(trainer: Trainer, kinds: tuple[str, ...], changes: list[str]) -> str:
+def likely_causes(trainer: Trainer, kinds: Collection[DifferenceKind], changes: list[str]) -> str:
     """Return the likely causes of a difference, as a text.
 
     Args:
         trainer: Lightning's trainer.
-        kinds: The kinds of difference: "length", "batch", "learning rate" or "loss".
+        kinds: The kinds of difference.
         changes: What `describe_changes` returned.
     """
     causes = [*changes]
-    if "length" in kinds or "batch" in kinds:
+    if DifferenceKind.LENGTH in kinds or DifferenceKind.BATCH in kinds:
         causes += dict.fromkeys(_causes_in_data(trainer))
         other = (
             "something in the data that no seed decides: time, another library's generator, "
             "files that changed"
         )
-    elif "learning rate" in kinds:
+    elif DifferenceKind.RATE in kinds:
         names = [type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs]
         setters = " or ".join(dict.fromkeys(names)) or "what sets the learning rate"
         other = f"the state of {setters}, which is another one"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricTracker
 
 from sagemaker_lightning.compat import lightning_loops, lightning_metrics, metrics
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.user_state import UserState, user_objects
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import decode, encode
@@ -27,7 +28,10 @@ def copy_to_cpu(data: Any) -> Any:
 
 
 def rank_state(
-    trainer: Trainer, gather: Callable[[Any], list], held: UserState, loaders: bool = True
+    trainer: Trainer,
+    gather: Callable[[Any], list],
+    user_state: UserState,
+    point: ResumePoint | None = None,
 ) -> dict[str, Any]:
     """Return what only this rank knows; all ranks call it.
 
@@ -37,8 +41,8 @@ def rank_state(
     Args:
         trainer: Lightning's trainer.
         gather: Returns the values of all ranks, by rank.
-        held: The user's objects.
-        loaders: Whether to include the state of the data loaders.
+        user_state: The state of the user's objects.
+        point: When it is called; None to leave out the state of the data loaders.
     """
     buffers = dict(_buffers_by_name(trainer))
     digests_by_rank = gather({name: digest(buffer) for name, buffer in buffers.items()})
@@ -61,7 +65,7 @@ def rank_state(
     }
     results = lightning_metrics.epoch_sums(trainer)
     objects = {
-        "held": held.told(loaders),
+        "held": user_state.encode_changes(point),
         "tracked": {
             path: len(value) for path, value in measured.items() if isinstance(value, MetricTracker)
         },
@@ -109,31 +113,31 @@ def restore_newest_metrics(trainer: Trainer, shown: Mapping[str, Any]) -> None:
 
 
 @torch.no_grad()
-def restore_rank_state(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) -> None:
+def restore_rank_state(trainer: Trainer, saved_state: Mapping[str, Any], mid_epoch: bool) -> None:
     """Restore what `rank_state` returned, except for the user's objects.
 
     Args:
         trainer: Lightning's trainer.
-        known: What `rank_state` returned.
+        saved_state: What `rank_state` returned.
         mid_epoch: Whether training resumes within an epoch. Only then the sums of the epoch are
             restored.
     """
     for name, buffer in _buffers_by_name(trainer):
-        if (saved := known["buffers"].get(name)) is not None and saved.shape == buffer.shape:
+        if (saved := saved_state["buffers"].get(name)) is not None and saved.shape == buffer.shape:
             buffer.copy_(saved)
     device = trainer.strategy.root_device
     for path, tracker in _of_kinds(trainer, MetricTracker):
-        size = known["tracked"].get(path, len(tracker))
+        size = saved_state["tracked"].get(path, len(tracker))
         while len(tracker) < size:
             tracker.increment()
         # Added by a hook at the start of training.
         for name, _ in list(tracker.named_children())[size:]:
             delattr(tracker, name)
     for name, metric in _of_kinds(trainer, Metric):
-        if saved := known["metrics"].get(name):
+        if saved := saved_state["metrics"].get(name):
             metrics.restore(metric, saved, metric.device)  # a callback's metric may be on the CPU
     if mid_epoch:
-        lightning_metrics.restore_epoch_sums(trainer, known["results"], device)
+        lightning_metrics.restore_epoch_sums(trainer, saved_state["results"], device)
 
 
 def restore_gradients(trainer: Trainer, ranks: list[Mapping[str, Any]]) -> None:

@@ -52,7 +52,7 @@ class Step:
     loss: int
 
     @property
-    def place(self) -> Position:
+    def position(self) -> Position:
         """Epoch and number of the batch."""
         return self.epoch, self.batch
 
@@ -60,7 +60,7 @@ class Step:
 class Journal:
     """One rank's journal of a run; it writes a file.
 
-    A file that cannot be written is no reason to end a job: `problem` then says why.
+    A file that cannot be written is no reason to end a job: `take_problem` then says why.
 
     Args:
         folder: The folder of the checkpoints.
@@ -72,24 +72,25 @@ class Journal:
 
     def __init__(self, folder: Path, run: bytes, rank: int, ranks: int, machine: str) -> None:
         self.path = folder / f"journal-{rank}.bin"
-        self.head = _packed_with_checksum(HEADER, MARK, run, rank, ranks, machine.encode()[:400])
+        self.header = _packed_with_checksum(HEADER, MARK, run, rank, ranks, machine.encode()[:400])
         self.records: dict[Position, bytes] = {}
         self.descriptor = -1
         self.problem = ""
         self.unwritten = bytearray()
-        self.due = 0.0  # when the file may be written to again, in seconds of time.monotonic()
+        # When the file may be written to again, in seconds of time.monotonic().
+        self.next_write_at = 0.0
 
-    def begin(self, known: Iterable[Step]) -> None:
+    def start_file(self, known: Iterable[Step]) -> None:
         """Create the file, starting with the steps of an interrupted run."""
-        self.records = {step.place: _packed_record(step) for step in known}
+        self.records = {step.position: _packed_record(step) for step in known}
         self._replace_file()
 
     def add(self, step: Step) -> None:
         """Record a step; the file may get it later."""
-        if len(self.records) < MAX_RECORDS or step.place in self.records:
-            self.records[step.place] = _packed_record(step)
-            self.unwritten += self.records[step.place]
-            if time.monotonic() >= self.due:
+        if len(self.records) < MAX_RECORDS or step.position in self.records:
+            self.records[step.position] = _packed_record(step)
+            self.unwritten += self.records[step.position]
+            if time.monotonic() >= self.next_write_at:
                 self.write()
 
     def write(self) -> None:
@@ -104,9 +105,15 @@ class Journal:
             self._give_up(error)
         self.unwritten.clear()
         ended = time.monotonic()
-        self.due = ended + (ended - started) / MAX_WAITING_SHARE
+        self.next_write_at = ended + (ended - started) / MAX_WAITING_SHARE
 
-    def keep(self, first: Position) -> None:
+    def take_problem(self) -> str:
+        """Return why the file could not be written since the last call; "" if it could."""
+        problem = self.problem
+        self.problem = ""
+        return problem
+
+    def remove_before(self, first: Position) -> None:
         """Remove the steps before a position."""
         outdated = [place for place in self.records if place < first]
         for place in outdated:
@@ -114,7 +121,7 @@ class Journal:
         if len(outdated) > len(self.records) and self.descriptor >= 0:
             self._replace_file()
 
-    def forget_after(self, last: Position) -> None:
+    def remove_after(self, last: Position) -> None:
         """Remove the steps after a position: from there on, this run is another one."""
         self.records = {place: record for place, record in self.records.items() if place <= last}
         self._replace_file()
@@ -135,7 +142,7 @@ class Journal:
             # Training does not wait for the disk: a record that a crash of the machine loses is one
             # that is not compared.
             with atomic_write(self.path, sync=False) as file:
-                file.write(self.head + b"".join(self.records.values()))
+                file.write(self.header + b"".join(self.records.values()))
             self.descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             self._give_up(error)
@@ -190,16 +197,16 @@ def read(folder: Path, run: bytes, rank: int, ranks: int) -> tuple[list[Step], s
         record_values = _unpacked_if_intact(RECORD, content[start : start + RECORD.size])
         if not record_values:
             return (
-                _by_place(steps),
+                _by_position(steps),
                 _printable(header_values[4]),
                 f"{path} is damaged after {start // RECORD.size} batches",
             )
         step = Step(*record_values)
-        steps[step.place] = step
-    return _by_place(steps), _printable(header_values[4]), ""
+        steps[step.position] = step
+    return _by_position(steps), _printable(header_values[4]), ""
 
 
-def _by_place(steps: dict[Position, Step]) -> list[Step]:
+def _by_position(steps: dict[Position, Step]) -> list[Step]:
     """Return the steps in the order of their positions."""
     return [steps[place] for place in sorted(steps)]
 

@@ -20,6 +20,7 @@ from torch.nn.utils import prune
 from sagemaker_lightning.compat import lightning_callbacks
 from sagemaker_lightning.compat.torch_modules import buffers, parameters
 from sagemaker_lightning.resume.epoch_state import has_values
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.user_state import user_objects
 from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.encoding import decode, encode
@@ -187,18 +188,18 @@ def apply_search_results(trainer: Trainer, results: Mapping[str, Any]) -> None:
         lightning_setattr(trainer.lightning_module, name, decode(value))
 
 
-def run_creating_hooks(trainer: Trainer, lacking: list[tuple[str, str]]) -> None:
+def run_creating_hooks(trainer: Trainer, missing_attributes: list[tuple[str, str]]) -> None:
     """Run the hooks on_train_epoch_start that create what is missing.
 
     Args:
         trainer: Lightning's trainer.
-        lacking: The missing attributes, each as (path of its object, name of the attribute).
+        missing_attributes: Each is (path of its object, name of the attribute).
     """
     owners = user_objects(trainer)
     for name, owner in owners.items():
         if not isinstance(owner, (Callback, LightningModule)):
             continue
-        missing = {attribute for path, attribute in lacking if path == name}
+        missing = {attribute for path, attribute in missing_attributes if path == name}
         hook = type(owner).on_train_epoch_start
         if missing & set(hook.__code__.co_names):
             if isinstance(owner, Callback):
@@ -263,7 +264,9 @@ def add_parameter_groups(trainer: Trainer, saved: list[list[list[str]]]) -> None
                 optimizer.add_param_group({"params": [parameters[name] for name in group]})
 
 
-def continue_averaging(trainer: Trainer, saved_groups: list[list[dict]], kind: str) -> None:
+def continue_averaging(
+    trainer: Trainer, saved_groups: list[list[dict]], point: ResumePoint
+) -> None:
     """Let StochasticWeightAveraging continue.
 
     It creates its schedule in on_train_epoch_start, which does not run when a run resumes within an
@@ -272,7 +275,7 @@ def continue_averaging(trainer: Trainer, saved_groups: list[list[dict]], kind: s
     Args:
         trainer: Lightning's trainer.
         saved_groups: The saved values of each optimizer's parameter groups.
-        kind: When the checkpoint was saved: "batch", "validation" or "epoch".
+        point: When the checkpoint was saved.
     """
     for callback in trainer.callbacks:
         if not isinstance(callback, StochasticWeightAveraging):
@@ -282,7 +285,7 @@ def continue_averaging(trainer: Trainer, saved_groups: list[list[dict]], kind: s
         if not lightning_callbacks.resumes_averaging(callback):
             continue
         # This epoch only gathers the statistics of batch norm.
-        if kind != "epoch" and trainer.current_epoch == callback.swa_end + 1:
+        if point is not ResumePoint.EPOCH and trainer.current_epoch == callback.swa_end + 1:
             weights = {name: value.clone() for name, value in model.state_dict().items()}
             callback.on_train_epoch_start(trainer, model)
             model.load_state_dict(weights)

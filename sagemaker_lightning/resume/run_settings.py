@@ -10,21 +10,35 @@ from pytorch_lightning import Trainer
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 
-# Flags that may change: where things are, how long to train, what is shown, which machine trains.
-# _allowed_loader_flags allows two more: numbers of workers, and batch sizes with the same total.
-FREE = re.compile(
-    r"--(trainer\.(max_|min_|accelerator|devices|num_nodes|strategy|logger|enable_|log_every|profiler|benchmark"
-    r"|num_sanity|limit_test|limit_predict|detect_anomaly|default_root_dir|use_distributed_sampler|inference_mode"
-    r"|barebones|plugins|model_registry|sync_batchnorm)|(logger|progress|system|resume|config|divergence)\b|lr_scaling"
-    r"|checkpoint(?!\.(monitor|mode|save_top_k)\b)|data\.(data_dir|download)$"
-    r"|(data|model)\.(.*workers|pin_memory|prefetch_factor)$)"
-)
+MAY_CHANGE = {
+    r"trainer\.(max_|min_)": "how long to train",
+    r"trainer\.(accelerator|devices|num_nodes|strategy|plugins|sync_batchnorm)": "which machines",
+    r"trainer\.(benchmark|inference_mode|use_distributed_sampler)": "how they compute the same",
+    r"trainer\.(logger|enable_|log_every|profiler|model_registry|barebones)": "what is shown",
+    r"trainer\.(num_sanity|limit_test|limit_predict|detect_anomaly)": "what trains nothing",
+    r"trainer\.default_root_dir": "where files are",
+    r"(logger|progress|system)\b": "what is shown",
+    r"(resume|config)\b": "how to resume, and where settings come from",
+    r"divergence\b": "when a job ends that learns nothing",
+    r"lr_scaling": "the learning rate is scaled anew for the number of ranks",
+    r"checkpoint(?!\.(monitor|mode|save_top_k)\b)": "all but which model is the best",
+    r"data\.(data_dir|download)$": "where files are",
+    r"(data|model)\.(.*workers|pin_memory|prefetch_factor)$": "how batches are loaded",
+}
+"""Flags that a resumed run may change (patterns of what follows "--"), and what they are about.
 
-# Flags that may also change if the user allows it, such as after a divergence. The learning rate is
-# in the checkpoint's optimizers, where callbacks/rank_consistency.py changes it.
-CURES = re.compile(
-    r"--(optimizer\.lr|model\.(lr|learning_rate)|trainer\.(gradient_clip_(val|algorithm)|precision))$"
-)
+_allowed_loader_flags allows two more: numbers of workers, and batch sizes with the same total.
+"""
+MAY_CHANGE_IF_ALLOWED = {
+    r"optimizer\.lr$": "the learning rate",
+    r"model\.(lr|learning_rate)$": "the learning rate",
+    r"trainer\.gradient_clip_(val|algorithm)$": "gradient clipping",
+    r"trainer\.precision$": "precision",
+}
+"""Flags that may also change if the user allows it, such as after a divergence.
+
+The learning rate is in the checkpoint's optimizers, where callbacks/rank_consistency.py changes it.
+"""
 
 
 TRAINER_ATTRIBUTES = (
@@ -72,7 +86,7 @@ def differences(
     trainer: Trainer,
     flags: Mapping[str, object],
     before: Mapping[str, Any],
-    cures: bool = False,
+    other_settings: bool = False,
     to_come: Collection[str] = (),
 ) -> list[str]:
     """Return what differs between this run and a checkpoint's run, a line for each.
@@ -81,14 +95,15 @@ def differences(
         trainer: Lightning's trainer.
         flags: All settings of this run by flag.
         before: What `describe` returned when the checkpoint's run began.
-        cures: Whether the flags CURES may differ.
+        other_settings: Whether the flags MAY_CHANGE_IF_ALLOWED may differ.
         to_come: Names of parts of the model that a hook creates before training; this run may lack
             them.
     """
     current = describe(trainer, flags)
     changed = _changed_flags(before, flags)
+    allowed = [*MAY_CHANGE, *(MAY_CHANGE_IF_ALLOWED if other_settings else ())]
     forbidden = {
-        flag for flag in changed if not FREE.match(flag) and not (cures and CURES.match(flag))
+        flag for flag in changed if not any(re.match(f"--{pattern}", flag) for pattern in allowed)
     }
     forbidden -= _allowed_loader_flags(changed, before, trainer.world_size)
     lines = [_described_change(flag, *changed[flag]) for flag in sorted(forbidden)]

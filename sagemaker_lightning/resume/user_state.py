@@ -16,6 +16,7 @@ from torch import nn
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
 from sagemaker_lightning.data.sample_seeding import has_state
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators, object_graph
 from sagemaker_lightning.state.encoding import NotPlain, decode, encode
 from sagemaker_lightning.state.object_state import PlainState
@@ -63,12 +64,11 @@ class UserState:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self.state = PlainState(partial(user_objects, trainer))
-        self.within = False  # whether an epoch is half done
-        self.first: set = set()  # attributes at the start that are no plain values
-        self.settings: dict[str, Any] = {}  # the trainer's settings at the start
+        self.attributes_at_start: set = set()  # attributes at the start that are no plain values
+        self.trainer_settings: dict[str, Any] = {}  # the trainer's settings at the start
         # Containers at the start that hold something that is not plain: their lengths and contents.
-        self.boxes: dict[tuple[str, str], list] = {}
-        self.said: set = set()  # what a message was printed for
+        self.containers_at_start: dict[tuple[str, str], list] = {}
+        self.reported: set = set()  # what a message was printed for
 
     def objects_of_module(self) -> dict[str, Any]:
         """Return the objects that the module has, by name."""
@@ -83,18 +83,18 @@ class UserState:
     def mark(self) -> None:
         """Take the present state as the one at the start."""
         self.state.mark()
-        self.first = self.state.opaque_attributes()
-        self.boxes = {
+        self.attributes_at_start = self.state.opaque_attributes()
+        self.containers_at_start = {
             key: description for key, (_, *description) in self.state.opaque_containers().items()
         }
-        self.settings = self._trainer_settings()
+        self.trainer_settings = self._trainer_settings()
 
-    def told(self, loaders: bool = True) -> dict[str, Any]:
-        """Return what has changed since `mark`, encoded.
+    def encode_changes(self, point: ResumePoint | None = None) -> dict[str, Any]:
+        """Return what has changed since `mark`, encoded; print, once, what cannot be saved.
 
         Args:
-            loaders: Whether to ask the data loaders for their state. Without it, this can be called
-                before they begin.
+            point: When it is called, for the state of the data loaders. None to leave them out:
+                then this can be called before they begin.
         """
         self._warn_of_iterators()
         model = self.trainer.lightning_module
@@ -102,13 +102,13 @@ class UserState:
         settings = {
             name: value
             for name, value in self._trainer_settings().items()
-            if self.settings.get(name, value) != value
+            if self.trainer_settings.get(name, value) != value
         }
         plain = self.state.changed()
         self._report_unsaved()
         return {
             "plain": plain,
-            "made": sorted(self.state.opaque_attributes() - self.first),
+            "made": sorted(self.state.opaque_attributes() - self.attributes_at_start),
             "generators": {
                 path: encode(generators.state_of(object_))
                 for path, object_ in self._generators().items()
@@ -121,12 +121,14 @@ class UserState:
             "frozen": [
                 name for name, parameter in model.named_parameters() if not parameter.requires_grad
             ],
-            "loaders": combined_loader(trainer).states(fetcher(trainer), within=self.within)
-            if loaders
+            "loaders": combined_loader(trainer).states(
+                fetcher(trainer), within=point is not ResumePoint.EPOCH
+            )
+            if point
             else None,
         }
 
-    def before_data(self) -> dict[str, Any]:
+    def state_before_data(self) -> dict[str, Any]:
         """Return, encoded, the state that the data created next may depend on."""
         return {
             "plain": self.state.changed(),
@@ -136,26 +138,26 @@ class UserState:
             },
         }
 
-    def restore_before_data(self, told: Mapping[str, Any]) -> None:
-        """Restore what `before_data` returned."""
-        self.state.restore(told["plain"])
+    def restore_state_before_data(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state_before_data` returned."""
+        self.state.restore(saved["plain"])
         for path, generator in self._generators().items():
-            if path in told["generators"]:
-                generators.restore(generator, decode(told["generators"][path]))
+            if path in saved["generators"]:
+                generators.restore(generator, decode(saved["generators"][path]))
 
     def _report_unsaved(self) -> None:
         """Print, once, which changed containers hold something that cannot be saved."""
         unsaved = {
-            key: reason for key, reason in self.state.unsaved.items() if key not in self.said
+            key: reason for key, reason in self.state.unsaved.items() if key not in self.reported
         }
         for key, (value, *description) in self.state.opaque_containers().items():
-            if key not in self.said and self.boxes.get(key) != description:
+            if key not in self.reported and self.containers_at_start.get(key) != description:
                 try:
                     encode(value)
                 except NotPlain as error:
                     if error.kind.partition(".")[0] not in object_graph.LIBRARIES:
                         unsaved[key] = f"holds a {error.kind}"
-        self.said |= unsaved.keys()
+        self.reported |= unsaved.keys()
         owners = (
             dict(object_graph.walk(user_objects(self.trainer), code=False))
             if unsaved and self.trainer.is_global_zero
@@ -171,36 +173,38 @@ class UserState:
                     flush=True,
                 )
 
-    def restore(self, told: Mapping[str, Any], wholly: bool) -> None:
-        """Restore what `told` returned, as far as the objects exist.
+    def restore(self, saved: Mapping[str, Any], only_plain: bool = False) -> None:
+        """Restore what `encode_changes` returned, as far as the objects exist.
 
         Args:
-            told: What `told` returned.
-            wholly: Whether to restore everything. If not, only plain values are restored.
+            saved: What `encode_changes` returned.
+            only_plain: Whether to restore only plain values.
         """
         model = self.trainer.lightning_module
         # A dataset may create something once and set a flag that says so. Where the thing is
         # missing, the flag must not be restored.
-        incomplete = {path for path, _ in self.lacking(told) if path in self._data_paths()}
+        incomplete = {
+            path for path, _ in self.missing_attributes(saved) if path in self._data_paths()
+        }
         plain = {
             key: value
-            for key, value in told["plain"].items()
+            for key, value in saved["plain"].items()
             if key[0] not in incomplete or type(value) is not bool
         }
         self.state.restore(plain)
-        if not wholly:
+        if only_plain:
             return
         for path, object_ in self._generators().items():
-            if path in told["generators"]:
-                generators.restore(object_, decode(told["generators"][path]))
+            if path in saved["generators"]:
+                generators.restore(object_, decode(saved["generators"][path]))
         for path, object_ in self._stateful().items():
-            if path in told["stateful"]:
-                object_.load_state_dict(decode(told["stateful"][path]))
-        for name, value in told["settings"].items():
+            if path in saved["stateful"]:
+                object_.load_state_dict(decode(saved["stateful"][path]))
+        for name, value in saved["settings"].items():
             setattr(self.trainer, name, value)
-            self.settings[name] = CHANGED_BEFORE
-        evaluating = set(told["eval"])
-        frozen = set(told["frozen"])
+            self.trainer_settings[name] = CHANGED_BEFORE
+        evaluating = set(saved["eval"])
+        frozen = set(saved["frozen"])
         for name, module in model.named_modules():
             module.training = name not in evaluating
         for name, parameter in model.named_parameters():
@@ -220,7 +224,7 @@ class UserState:
             if (
                 is_half_done
                 and not has_state(value)
-                and path not in self.said
+                and path not in self.reported
                 and self.trainer.is_global_zero
             ):
                 print(
@@ -229,16 +233,16 @@ class UserState:
                     "with state_dict(), or an index",
                     flush=True,
                 )
-            self.said |= {path} if is_half_done else set()
+            self.reported |= {path} if is_half_done else set()
 
-    def lacking(self, told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def missing_attributes(self, saved: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Return the attributes that were saved as present and are missing now.
 
         Each is (path of its object, name of the attribute). They are those whose values are not
         plain.
         """
         present = self.state.opaque_attributes()
-        return [tuple(entry) for entry in told["made"] if tuple(entry) not in present]
+        return [tuple(entry) for entry in saved["made"] if tuple(entry) not in present]
 
     def _data_paths(self) -> set[str]:
         """Return the paths of the user's datasets, transforms and the like.
