@@ -32,8 +32,8 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.doctor import checks
 from sagemaker_lightning.launch import requirements, torchrun_command, user_program
-from sagemaker_lightning.nodes.mesh import Verdict
-from sagemaker_lightning.nodes.watchdog import Watch
+from sagemaker_lightning.nodes.mesh import StopReason
+from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process import start_notice, threads
 from sagemaker_lightning.process.supervisor import ProgramEnd, StoppedBeforeStart, Supervisor
 
@@ -83,9 +83,9 @@ def _run(supervisor: Supervisor) -> None:
     sys.path.insert(0, str(user_program.CODE))
     environment.write_env_vars(job.to_env_vars())
     here = SageMakerEnvironment.read()
-    with _watch(here, hyperparameters, supervisor) as watch:
+    with _watchdog(here, hyperparameters, supervisor) as watchdog:
         try:
-            _run_program(job, here, hyperparameters, supervisor, watch)
+            _run_program(job, here, hyperparameters, supervisor, watchdog)
         except BaseException as error:
             cause = (
                 Interrupted(str(error), supervisor.asked)
@@ -97,14 +97,18 @@ def _run(supervisor: Supervisor) -> None:
                 if isinstance(cause, (OtherFailed, Interrupted))
                 else f"host {here.current_host}: "
             )
-            watch.fail(f"{host}{_reason(cause)}", stopped=isinstance(cause, Interrupted))
+            watchdog.fail(f"{host}{_reason(cause)}", is_request=isinstance(cause, Interrupted))
             if cause is error:
                 raise
             raise cause from None
 
 
 def _run_program(
-    job, here: SageMakerEnvironment, hyperparameters: dict, supervisor: Supervisor, watch: Watch
+    job,
+    here: SageMakerEnvironment,
+    hyperparameters: dict,
+    supervisor: Supervisor,
+    watchdog: Watchdog,
 ) -> None:
     """Prepare the job's source, print a summary, and run the program.
 
@@ -116,7 +120,7 @@ def _run_program(
         here: Our view of the same variables.
         hyperparameters: The job's hyperparameters, those for the toolkit included.
         supervisor: Runs the program.
-        watch: Watches the other hosts and this host's ranks.
+        watchdog: Watches the other hosts and this host's ranks.
     """
     user_program.unpack(user_program.sent(hyperparameters, "sagemaker_submit_directory"))
     folder, name = user_program.find(
@@ -137,21 +141,21 @@ def _run_program(
         print(line, flush=True)
     if len(here.hosts) > 1:
         start_notice.begin("waiting for the other hosts")
-    verdict = watch.wait_until_all_are_ready()
+    reason = watchdog.wait_until_all_are_ready()
     start_notice.end()
-    if verdict:
-        raise _error_for(verdict)
+    if reason:
+        raise _error_for(reason)
     # The image's own programs set their threads themselves. For others we do, because torchrun
     # would leave each rank a single thread.
     thread_variables = threads.thread_variables(processes) if folder != user_program.HOME else {}
     variables = (
         rendezvous.variables(here) | torchrun_command.VARIABLES | thread_variables | os.environ
     )
-    variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watch.path)
+    variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watchdog.path)
     cwd = user_program.CODE if user_program.CODE.is_dir() else user_program.HOME
     files_before = user_program.written(here.model_dir)
     ended = supervisor.run(command, cwd=cwd, variables=variables)
-    watch.program_ended()
+    watchdog.program_ended()
     if supervisor.grace is None or ended.asked:
         print(f"{name}: {_describe_end(ended.status, ended.asked)}", flush=True)
     else:  # this process ended the program, for a reason that something else has given
@@ -159,32 +163,36 @@ def _run_program(
     failed = ProgramFailed(name, ended) if ended.status else None
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
     is_unexplained = failed and not (failed.killed or ended.asked)
-    is_unexplained = is_unexplained and (failed.lost_a_peer or (watch.bereft and not watch.known))
-    verdict = watch.wait_for_verdict() if is_unexplained else watch.known
-    if failed and verdict and verdict.stopped:
-        raise _error_for(verdict, ended.asked)
+    is_unexplained = is_unexplained and (
+        failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
+    )
+    reason = watchdog.wait_for_reason() if is_unexplained else watchdog.known_reason
+    if failed and reason and reason.is_request:
+        raise _error_for(reason, ended.asked)
     # The signal by which something other than this process has told the program to stop.
     others_signal = STOPPED.get(ended.status) if supervisor.grace is None else None
     if failed and (ended.asked or others_signal):
         raise Interrupted(
             f"{name} {_describe_end(ended.status, ended.asked)}", ended.asked or others_signal
         )
-    if verdict and (is_unexplained or not verdict.here or supervisor.grace is not None):
-        raise _error_for(verdict)
+    if reason and (is_unexplained or not reason.is_local or supervisor.grace is not None):
+        raise _error_for(reason)
     if failed:
         raise failed
     if missing := user_program.missing_model(folder, name, here, files_before):
         if folder == user_program.HOME:
             raise Interrupted(missing, ended.asked) if ended.asked else NoModel(missing)
         print(f"warning: {missing}", flush=True)
-    if verdict := watch.wait_until_all_are_done():
-        raise _error_for(verdict)
+    if reason := watchdog.wait_until_all_are_done():
+        raise _error_for(reason)
 
 
-def _watch(here: SageMakerEnvironment, hyperparameters: dict, supervisor: Supervisor) -> Watch:
-    """Return the watch over the hosts that train and the ranks of this host.
+def _watchdog(
+    here: SageMakerEnvironment, hyperparameters: dict, supervisor: Supervisor
+) -> Watchdog:
+    """Return the watchdog of the hosts that train and of the ranks of this host.
 
-    If this host does not train, the watch is over its own ranks alone.
+    If this host does not train, it watches its own ranks alone.
     """
     settings = {
         "the list of hosts": ", ".join(here.hosts),
@@ -198,29 +206,29 @@ def _watch(here: SageMakerEnvironment, hyperparameters: dict, supervisor: Superv
         for name, value in hyperparameters.items()
     }
 
-    def end_program(verdict: Verdict) -> None:
+    def end_program(reason: StopReason) -> None:
         supervisor.end(
             deadlines.HOOK_KILLS
-            if verdict.stopped
+            if reason.is_request
             else deadlines.ends_after_loss(here.peer_timeout)
         )
 
-    return Watch(
+    return Watchdog(
         here.current_host,
         here.hosts if here.takes_part else (here.current_host,),
         settings,
         port=rendezvous.main_port(os.environ) + 1,
-        appear=here.rendezvous_timeout,
-        silence=deadlines.silence(here.peer_timeout),
-        on_verdict=end_program,
+        connect_timeout=here.rendezvous_timeout,
+        silence_timeout=deadlines.silence(here.peer_timeout),
+        on_reason=end_program,
     )
 
 
 class OtherFailed(Exception):
     """The program ended because of another host, or because of a rank of this one."""
 
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict.why)
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason.why)
 
 
 class NoModel(UserError):
@@ -252,12 +260,12 @@ class Interrupted(Exception):
         )
 
 
-def _error_for(verdict: Verdict, asked: int | None = None) -> Exception:
-    """Return what to raise for a verdict on another host, or on a rank of this one.
+def _error_for(reason: StopReason, asked: int | None = None) -> Exception:
+    """Return what to raise for a reason to end that another host, or a rank of this one, has given.
 
     `asked` is the signal that told the program of this host to stop, if one did.
     """
-    return Interrupted(verdict.why, asked) if verdict.stopped else OtherFailed(verdict)
+    return Interrupted(reason.why, asked) if reason.is_request else OtherFailed(reason)
 
 
 class ProgramFailed(Exception):
