@@ -66,7 +66,7 @@ def test_a_batch_that_takes_long_is_no_rank_that_hangs(tmp_path: Path, took, end
     )
     assert run.returncode == ended, run.stdout
     line = (
-        "interrupted, resume from step 0: SIGTERM; no batch came to its end within 0 s, "
+        "interrupted, resume from step 0: SIGTERM; no batch ended within 0 s, "
         "so there is no newer checkpoint"
     )
     assert ("the batch is done" in run.stdout) is (ended == 0) and (line in run.stdout) is (

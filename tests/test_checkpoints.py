@@ -362,7 +362,8 @@ def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: CheckpointDir, 
     write(hosts[0].path_of(10), state(10), 10, number=8)  # of another run of the same steps
     for place, said in enumerate(everywhere(hosts)):
         assert said.startswith(
-            f"--resume.dirpath={hosts[place // 2].path}: found checkpoints, but none that is whole"
+            f"--resume.dirpath={hosts[place // 2].path}: found checkpoints, but none that every "
+            "host has intact"
         )
         assert (
             "algo-1 has step 30; algo-2 has step 20; algo-3 has step 30" in said
@@ -479,7 +480,7 @@ def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
     content[300] ^= 1
     Path(names[0]).write_bytes(content)
     assert best.choose_intact() == names[1]
-    damaged = f"warning: {names[0]}, the best model, is damaged: its checksum is another one"
+    damaged = f"warning: {names[0]}, the best model, is damaged: its checksum does not match"
     assert capsys.readouterr().out == f"{damaged}; {names[1]} is written in its place\n"
     Path(names[1]).write_bytes(Path(names[1]).read_bytes()[:-100])  # cut off
     torch.save(state(2), names[2])
@@ -488,7 +489,7 @@ def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
     assert best.choose_intact() == ""
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == (
-        f"warning: {names[2]}, the best model, is not there; the last one is written in its place"
+        f"warning: {names[2]}, the best model, is missing; the last one is written in its place"
     )
 
 

@@ -108,7 +108,7 @@ def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: P
     assert status == 1 and "at step 5 the learning rate is 0.1" in said
     said, status = fit(*flags, "--optimizer.lr=0.02")
     assert status == 1 and "--optimizer.lr was 0.1, is 0.02" in said
-    assert "--resume.other_settings=true goes on with another learning rate" in said
+    assert "--resume.other_settings=true allows another learning rate" in said
     said, status = fit(
         *flags, "--optimizer.lr=0.02", "--lr_scheduler.gamma=0.1", "--resume.other_settings=true"
     )

@@ -78,7 +78,7 @@ def check(folder: Path, case: str, *interruptions: dict[str, str]) -> list[str]:
 def test_five_lines_are_enough(tmp_path: Path):
     _, stopped, ended = check(tmp_path, "plain", {"KILL_AT": "0:3"}, {"STOP_AT": "1:4"})
     assert re.search(
-        r"^interrupted, resume from step 16: SIGTERM; .* is whole \[host localhost",
+        r"^interrupted, resume from step 16: SIGTERM; .* is complete \[host localhost",
         stopped,
         re.MULTILINE,
     )

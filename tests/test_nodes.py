@@ -214,7 +214,7 @@ def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
         nodes.kill_last_rank("algo-2")
         assert nodes.end() == {"algo-1": 1, "algo-2": 1}
         killed = (
-            "host algo-2, (local rank 1|rank 3) ended without a word: it was killed by "
+            "host algo-2, (local rank 1|rank 3) ended without giving a reason: it was killed by "
             "SIGKILL|rank 3 was killed"
         )
         for host in nodes.hosts:

@@ -445,7 +445,8 @@ def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
     found = ranks.reasons() if ended else ranks.hosts.reasons(*ALL[:2])
     assert (
         found
-        == ["host algo-2, local rank 1 ended without a word: it was killed, or it crashed"] * 2
+        == ["host algo-2, local rank 1 ended without giving a reason: it was killed, or it crashed"]
+        * 2
     )
 
 
@@ -462,12 +463,12 @@ def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_i
         assert comes(lambda: ranks.hosts.up["algo-1"].suspicions)
         assert (
             ranks.hosts.up["algo-1"].own_suspicion.why
-            == "the victim ended without a word: it was killed by SIGABRT"
+            == "the victim ended without giving a reason: it was killed by SIGABRT"
         )
         going_on.set()
         for why in ranks.reasons():
             assert why.startswith(
-                "the cause ended without a word: it was killed by SIGKILL: most likely"
+                "the cause ended without giving a reason: it was killed by SIGKILL: most likely"
             )
 
 
@@ -485,7 +486,9 @@ def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
             lambda: [peer.writer.transport.abort() for peer in lost.mesh.others.values()]
         )
         for why in ranks.hosts.reasons(*ALL[:2]):
-            assert why.startswith("the dead one ended without a word: it was killed by SIGKILL")
+            assert why.startswith(
+                "the dead one ended without giving a reason: it was killed by SIGKILL"
+            )
 
 
 def test_who_is_told_to_stop_is_so_whatever_is_suspected(ranks):
@@ -501,7 +504,7 @@ def test_of_two_that_may_be_the_reason_the_first_is(ranks):
     ranks.suspected(1)
     ranks.die("1", 0)
     ranks.suspected(2)
-    why = "host algo-2, local rank 0 ended without a word: it was killed, or it crashed"
+    why = "host algo-2, local rank 0 ended without giving a reason: it was killed, or it crashed"
     assert ranks.hosts.reasons(*ALL[:2]) == [why, why]
 
 
@@ -589,7 +592,7 @@ def test_a_name_that_leads_to_another_host_at_first(hosts, caller, reached):
 
 
 def test_a_port_that_is_taken(hosts):
-    says = rf"port {hosts.port}: cannot be listened on .* the one after MASTER_PORT"
+    says = rf"port {hosts.port}: this host cannot listen on it .* the one after MASTER_PORT"
     with (
         socket.create_server((hosts.address("algo-1"), hosts.port)),
         pytest.raises(ValueError, match=says),

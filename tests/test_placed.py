@@ -164,7 +164,7 @@ def test_no_worker_outlives_its_loaders(options):
 @pytest.mark.parametrize("options, begin_anew", [({}, 1), (STATE, 0)])
 def test_workers_that_stay_are_said_to_begin_anew(capsys, options, begin_anew):
     begin(made("resumable", **TWO, **options, persistent=True))
-    said = "persistent_workers: those of streams.Resumable begin anew with each epoch"
+    said = "persistent_workers: the workers of streams.Resumable start anew with each epoch"
     assert capsys.readouterr().out.count(said) == begin_anew
 
 

@@ -461,7 +461,7 @@ def test_other_ranks_are_not_compared(tmp_path: Path):
     assert not ended[0].error and not ended[1].error
     alone = ranks.run(train, "run", folder=tmp_path, nodes=(1,))
     assert not alone[0].error and "resumed at step" not in alone[0].said
-    assert "2 ranks saved it, these are 1" in alone[0].said
+    assert "2 ranks saved it, now there are 1" in alone[0].said
 
 
 def twice_otherwise() -> None:

@@ -66,8 +66,8 @@ def test_none_that_all_have_is_no_start_anew(hosts: list, line: str):
     with pytest.raises(UserError) as raised:
         newest_common(hosts, "--resume.dirpath=/folder")
     assert str(raised.value) == (
-        "--resume.dirpath=/folder: found checkpoints, but none that is whole and the same on "
-        f"all hosts {line}; bring one back, or move them away to start anew"
+        "--resume.dirpath=/folder: found checkpoints, but none that every host has intact "
+        f"{line}; restore one from a copy, or move them away to start anew"
     )
 
 

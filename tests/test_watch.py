@@ -25,9 +25,11 @@ from sagemaker_lightning.nodes.watchdog import Watchdog
 
 RANK = "host algo-2, local rank 1"
 OTHER = "host algo-2, local rank 0"
-WORDLESS = f"{RANK} ended without a word"
+WORDLESS = f"{RANK} ended without giving a reason"
 DEAD = f"{WORDLESS}: it was killed, or it crashed"
-AFTER = f"{WORDLESS} after another process of its host: with it, or it was killed or crashed"
+AFTER = (
+    f"{WORDLESS}, after another process of its host: because of that, or it was killed or crashed"
+)
 LOST = "error: lost a peer, or never reached it: ..."
 ENOUGH = 30.0  # seconds; what is waited for comes within one
 # Seconds after which an event that must not come would have come: more than ENDS_BY_ITSELF in these

@@ -216,9 +216,9 @@ def prepare_files(
 @rank_zero_only
 def _say_that_it_is_another_folder(logger: Any, version: int | str | None) -> None:
     print(
-        f"{type(logger).__name__}: it writes version {logger.version}, and the interrupted run "
-        f"wrote version {version}: what both logged is not in one curve; give it "
-        f"version={version!r}, or use it after fit has begun",
+        f"{type(logger).__name__}: this run logs to version {logger.version}, the interrupted run "
+        f"logged to version {version}, so their values are not in one curve; give the logger "
+        f"version={version!r}, or use it only after fit has begun",
         flush=True,
     )
 

@@ -99,8 +99,8 @@ class RankConsistency(Callback):
                     # It reorders them in any case.
                     print(
                         "warning: DDP with static_graph adds the gradients of "
-                        f"{trainer.world_size} ranks in another order after the first step: once "
-                        "it is interrupted, this run is not exact; leave it out",
+                        f"{trainer.world_size} ranks in another order after the first step: "
+                        "after an interruption this run is not exact; leave it out",
                         flush=True,
                     )
             # It saves a copy of the gradients: two nodes were 1.42 instead of 1.38 times as fast as
@@ -185,8 +185,8 @@ class RankConsistency(Callback):
         ]
         if factors and not math.isclose(min(factors), max(factors)):
             raise UserError(
-                "--resume.other_settings: the learning rates of the optimizers are other ones by "
-                f"several factors ({min(factors):g} to {max(factors):g}), allowed is one for all"
+                "--resume.other_settings: found learning rates that have changed by different "
+                f"factors ({min(factors):g} to {max(factors):g}), allowed is one factor for all"
             )
         if factors and factors[0] != 1.0:
             scale_rates(trainer, factors[0])

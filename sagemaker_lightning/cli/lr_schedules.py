@@ -82,8 +82,8 @@ def configured(
     ) and scheduler.total_steps < trainer.estimated_stepping_batches < float("inf"):
         raise UserError(
             f"--lr_scheduler: OneCycleLR has {scheduler.total_steps} steps, and the run "
-            f"{trainer.estimated_stepping_batches}; allowed is --lr_scheduler.total_steps of as "
-            "many or more"
+            f"{trainer.estimated_stepping_batches}; set --lr_scheduler.total_steps to as many "
+            "or more"
         )
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

@@ -118,8 +118,8 @@ def main(application: Application, args: list[str] | None = None) -> None:
                 cli.trainer.fit(cli.model, cli.datamodule)
                 if not cli.trainer.global_step:
                     raise UserError(
-                        "--trainer: nothing was trained; allowed are limits (max_epochs, "
-                        "max_steps, ...) above 0"
+                        "--trainer: no step was trained; set max_epochs, max_steps and "
+                        "limit_train_batches above 0"
                     )
                 export(cli, environment)
         rank_heartbeat.done()
@@ -160,8 +160,9 @@ def warn_of_lost_folders(config: Mapping, environment: SageMakerEnvironment) -> 
         folder = str(folder or "/")
         if "://" not in folder and not Path(folder).is_absolute():
             print(
-                f"warning: --{flag}={folder} is {Path(folder).absolute()}, of which SageMaker "
-                f"keeps nothing; leave it out, or give a folder below {environment.checkpoint_dir}",
+                f"warning: --{flag}={folder}: SageMaker keeps nothing of "
+                f"{Path(folder).absolute()}; leave the flag out, or give a folder below "
+                f"{environment.checkpoint_dir}",
                 flush=True,
             )
 

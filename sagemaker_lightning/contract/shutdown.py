@@ -219,9 +219,7 @@ class Stop:
             self.left.wait(WAIT_FOR_WRITING - wait)
         if self.pid:
             faulthandler.dump_traceback()
-            self.leave(
-                f"no batch came to its end within {wait:.0f} s, so there is no newer checkpoint"
-            )
+            self.leave(f"no batch ended within {wait:.0f} s, so there is no newer checkpoint")
 
     def leave(self, why: str) -> None:
         """End this process now, after it has told `why` and from which step to resume."""

@@ -142,7 +142,8 @@ class Placed(Together):
         ahead = decode(states["ahead"]) if states else []
         if done and states and states["why"] and rank_zero_only.rank == 0:
             print(
-                f"{states['why']}: the rest of this epoch is not what it would have been",
+                f"{states['why']}: the rest of this epoch differs from that of an uninterrupted "
+                "run",
                 flush=True,
             )
         if done and states and steps_draw_batches(fetcher):  # a step may draw any number of batches
@@ -285,9 +286,9 @@ class Turns:
         stay = self.must_redraw and not self.own and getattr(loader, "persistent_workers", False)
         if stay and rank_zero_only.rank == 0:
             print(
-                f"persistent_workers: those of {self.name} begin anew with each epoch, so that one "
-                "can be resumed; so does what it counts in them; both stay in torchdata's "
-                "StatefulDataLoader, with a state_dict() of the dataset's",
+                f"persistent_workers: the workers of {self.name} start anew with each epoch, so "
+                "that an epoch can be resumed, and so does what it counts in them; to keep both, "
+                "use torchdata's StatefulDataLoader, and give the dataset a state_dict()",
                 flush=True,
             )
         self.over = self.must_prove = False
@@ -482,8 +483,8 @@ class Turns:
                 next(self.iterator, None)
         if done and rank_zero_only.rank == 0:
             print(
-                f"the training data has no positions ({self.name}): the {done} batches before this "
-                f"one were drawn again, in {time.monotonic() - began:.1f} s",
+                f"the training data cannot start at a batch ({self.name}): the {done} batches "
+                f"before this one were drawn again, in {time.monotonic() - began:.1f} s",
                 flush=True,
             )
 

@@ -235,8 +235,8 @@ class Watch:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             print(
                 f"{', '.join(names[:3])}{more} changes in the data workers, where no checkpoint "
-                "sees it: a run that goes on has it as at a worker's start; if samples depend on "
-                "it, give num_workers=0",
+                "saves it: a resumed run has its value at a worker's start; if samples depend on "
+                "it, set num_workers=0",
                 flush=True,
             )
 

@@ -159,7 +159,7 @@ def _run_program(
     if supervisor.grace is None or ended.asked:
         print(f"{name}: {_describe_end(ended.status, ended.asked)}", flush=True)
     else:  # this process ended the program, for a reason that something else has given
-        print(f"{name}: was ended, as a rank or another host has failed", flush=True)
+        print(f"{name}: was ended because a rank or another host failed", flush=True)
     failed = ProgramFailed(name, ended) if ended.status else None
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
     is_unexplained = failed and not (failed.killed or ended.asked)

@@ -97,8 +97,9 @@ class Watchdog:
             self._run_in_loop(self._open())
         except OSError as error:
             raise UserError(
-                f"port {self.mesh.port}: cannot be listened on ({error.strerror}); it is the one "
-                "after MASTER_PORT: set that to a port with a free one after it, alike on all hosts"
+                f"port {self.mesh.port}: this host cannot listen on it ({error.strerror}); it is "
+                "the one after MASTER_PORT: set MASTER_PORT to a port with a free one after it, "
+                "the same on all hosts"
             ) from None
         return self
 
@@ -249,12 +250,12 @@ class Watchdog:
         if is_first and not (known and known.doubt < Doubt.OWN_HOST):
             has_own_reason = status in [-number for number in OF_ITS_OWN]
             doubt = Doubt.NONE if has_own_reason else Doubt.OTHER_HOST
-            why = f"{name} ended without a word: {_describe_end(status)}"
+            why = f"{name} ended without giving a reason: {_describe_end(status)}"
         else:
             doubt = Doubt.OWN_HOST
             why = (
-                f"{name} ended without a word after another process of its host: with it, or it "
-                "was killed or crashed"
+                f"{name} ended without giving a reason, after another process of its host: because "
+                "of that, or it was killed or crashed"
             )
         if known and known.doubt <= doubt:
             return

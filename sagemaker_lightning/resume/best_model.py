@@ -182,7 +182,7 @@ def _file_problem(model: str) -> str:
     """
     if not model or "://" in model:
         return ""
-    return checkpoint_file.damage(Path(model)) if Path(model).is_file() else "is not there"
+    return checkpoint_file.damage(Path(model)) if Path(model).is_file() else "is missing"
 
 
 def callbacks(trainer: Trainer) -> list[BestModel]:

@@ -293,7 +293,8 @@ class ExactResume(EarlyCallback):
             self.seeding.leave_loaders_to_lightning(trainer)
             if trainer.is_global_zero:
                 print(
-                    "this run is trained and saved as Lightning does; interrupted, it begins anew",
+                    "this run is trained and saved as Lightning does; an interruption makes it "
+                    "start anew",
                     flush=True,
                 )
             return
@@ -650,13 +651,13 @@ class ExactResume(EarlyCallback):
             (self.folder.intact_steps[-1:], self.writer.problem_text)
         )[0]
         step = steps[0] if steps else 0
-        saved = f"{self.folder.path_of(step)} is whole" if steps else "there is no checkpoint"
+        saved = f"{self.folder.path_of(step)} is complete" if steps else "there is no checkpoint"
         if problem:
             saved += (
                 f", as that of step {self.trainer.global_step} could not be written ({problem})"
             )
         if self.why_only_epochs and step < self.trainer.global_step:
-            saved += f"; {self.why_only_epochs}, so that it goes back to an epoch's end"
+            saved += f"; {self.why_only_epochs}, so the run goes back to the end of an epoch"
         is_child = self.trainer.local_rank > 0
         why = shutdown.words(step, f"{Signals(number).name}; {saved}")
         (self.stop.tell if self.stop else report_stop)(why, not is_child)

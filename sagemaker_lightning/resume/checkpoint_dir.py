@@ -112,7 +112,7 @@ class CheckpointDir:
                 path,
                 footer_or_problem
                 if isinstance(footer_or_problem, str)
-                else f"has not its own name, which is {self.path_of(footer_or_problem[0]).name}",
+                else f"has a wrong name; its own is {self.path_of(footer_or_problem[0]).name}",
             )
             for path, footer_or_problem in footers
             # Lightning's own checkpoints have no number of the save.
@@ -350,7 +350,7 @@ class _Survey:
             self.intact[save] = path.name
             if problem := missing_file(path):
                 self.incomplete.add(save)
-                self._skip(save.step, path, f"goes with {problem}")
+                self._skip(save.step, path, f"refers to {problem}")
             return
         del self.files[save]
 

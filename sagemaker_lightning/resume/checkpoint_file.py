@@ -36,7 +36,7 @@ MARK = f"\0sagemaker-lightning {FORMAT}\0".encode()
 FOOTER = struct.Struct(f"<{len(MARK)}sQQ32s")
 # The end of a file of any format. All that follows the mark has the same length in all of them.
 ANY_MARK = re.compile(rb"\0sagemaker-lightning (\d+)\0.{48}\Z", re.DOTALL)
-NOT_OURS = "is cut off, or no checkpoint of this program"
+NOT_OURS = "is cut off, or not a checkpoint of this program"
 
 
 class _HashingFile:
@@ -132,9 +132,9 @@ def identify(path: Path) -> tuple[int, int] | str:
     step, number, _ = footer_or_problem
     name_match = NAME.fullmatch(path.name)
     if not number:
-        return "is none to resume from: Lightning's ModelCheckpoint wrote it"
+        return "is not one to resume from: Lightning's ModelCheckpoint wrote it"
     if name_match and int(name_match[1]) != step:
-        return f"has another one's name: it is of step {step}"
+        return f"has the name of another checkpoint: it is of step {step}"
     return step, number
 
 
@@ -173,7 +173,7 @@ def _checksum_problem(path: Path, digest: bytes) -> str:
                 bytes_left -= len(block)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return "" if sha.digest() == digest else "is damaged: its checksum is another one"
+    return "" if sha.digest() == digest else "is damaged: its checksum does not match"
 
 
 def why_unreadable(state: dict[str, Any]) -> str:

@@ -113,7 +113,7 @@ class Restart:
                 ""
                 if self._same_ranks
                 else (
-                    f"; {self.entries['world_size']} ranks saved it, these are "
+                    f"; {self.entries['world_size']} ranks saved it, now there are "
                     f"{self.trainer.world_size}: no sample is left out or taken twice, but the run "
                     "is no longer bit-identical to one without an interruption"
                 )
@@ -209,9 +209,9 @@ class Restart:
         rest = f" (and {len(differences) - 4} more)" if len(differences) > 4 else ""
         raise UserError(
             f"{self.folder.label}: {self.file_name} is of another run: "
-            f"{'; '.join(differences[:4])}{rest}; go on with the same settings, or give another "
-            f"folder, or move the checkpoints away to start anew; {allows} "
-            "goes on with another learning rate, gradient clipping or precision"
+            f"{'; '.join(differences[:4])}{rest}; continue with the same settings, or give "
+            f"another folder, or move the checkpoints away to start anew; {allows} "
+            "allows another learning rate, gradient clipping or precision"
         )
 
     @property

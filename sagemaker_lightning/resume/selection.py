@@ -75,7 +75,7 @@ def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> CheckpointI
         for host in hosts
     ]
     raise UserError(
-        f"{setting}: found checkpoints, but none that is whole and the same on all "
-        f"hosts ({'; '.join([*found, *problems[:3]])}); bring one back, or move them away to start "
-        "anew"
+        f"{setting}: found checkpoints, but none that every host has intact "
+        f"({'; '.join([*found, *problems[:3]])}); restore one from a copy, or move them away to "
+        "start anew"
     )

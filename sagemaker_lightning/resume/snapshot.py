@@ -226,9 +226,9 @@ class Snapshot:
         if other_rank and not self.has_warned_of_rates and self.trainer.is_global_zero:
             print(
                 f"warning: the learning rates are {_formatted(rates[0])} on rank 0 and "
-                f"{_formatted(rates[other_rank])} on rank {other_rank}, so that the ranks have "
-                "other weights, too: once it is interrupted, this run is not exact; set them by "
-                "what all ranks know, such as self.log(..., sync_dist=True)",
+                f"{_formatted(rates[other_rank])} on rank {other_rank}, so their weights "
+                "differ, too: after an interruption this run is not exact; set learning rates "
+                "from values that all ranks have, such as self.log(..., sync_dist=True)",
                 flush=True,
             )
         self.has_warned_of_rates = self.has_warned_of_rates or bool(other_rank)

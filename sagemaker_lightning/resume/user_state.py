@@ -168,8 +168,8 @@ class UserState:
                 owner_class = type(owners[path])
                 print(
                     f"{owner_class.__module__}.{owner_class.__qualname__}.{name} {reason}, which "
-                    "no checkpoint can hold: a run that goes on begins without it; keep numbers, "
-                    "text, arrays, tensors, tuples and dataclasses there",
+                    "no checkpoint can hold: a resumed run starts without it; keep numbers, text, "
+                    "arrays, tensors, tuples and dataclasses there",
                     flush=True,
                 )
 
@@ -228,9 +228,9 @@ class UserState:
                 and self.trainer.is_global_zero
             ):
                 print(
-                    f"warning: {path} is a {type(value).__name__}, and no checkpoint can hold how "
-                    "far it is: once it is interrupted, this run is not exact; keep a loader "
-                    "with state_dict(), or an index",
+                    f"warning: {path} is a {type(value).__name__}, and no checkpoint can hold its "
+                    "position: after an interruption this run is not exact; keep a loader with "
+                    "state_dict(), or an index",
                     flush=True,
                 )
             self.reported |= {path} if is_half_done else set()

@@ -137,7 +137,7 @@ class Proof:
                 self.folder.path, run_id, trainer.global_rank, trainer.world_size
             )
             if problem:
-                self._warn(f"{problem}; what comes after is not compared with it")
+                self._warn(f"{problem}; later steps are not compared with it")
             self.changes = difference_causes.describe_changes(
                 run_settings.changed_settings(entries["run"], flags), machine_before, machine
             )
