@@ -20,7 +20,7 @@ SHARED = {
     "image": {"test_container", "test_launch", "test_nodes", "test_scripts"},
     "rehearsal": {
         "test_foreign_image",
-        "test_killed_run",
+        "test_sweeper",
         "test_rehearsal",
         "test_rehearsal_clients",
         "test_rehearsal_processes",

@@ -1,4 +1,4 @@
-"""The seam to other packages: which of their private names have moved.
+"""compat/: says which private names of other packages have moved.
 
 All uses of private names must go through the seam.
 """

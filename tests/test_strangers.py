@@ -170,8 +170,8 @@ CODE = {
 }
 
 
-# The soak runs these. Other tests have their mechanism alone: tests/test_state.py, test_streams.py
-# and test_placed.py.
+# The soak runs these. Other tests have their mechanism alone: tests/test_object_state.py,
+# test_own_loaders.py and test_epoch_loaders.py.
 SOAK = [
     "a RandomState",
     "a random.Random",

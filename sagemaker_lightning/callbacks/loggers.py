@@ -1,4 +1,4 @@
-"""Resumed curves: what an interrupted run logged is neither lost nor doubled.
+"""Loggers in a resumed run: what the interrupted run logged is neither lost nor doubled.
 
 This is for Lightning's loggers that write files. What was logged after a checkpoint will be logged
 again by the resumed run, and what hooks log before training resumes was logged by the interrupted

@@ -1,4 +1,4 @@
-"""What a strategy and a model keep that no argument, property or hook reaches."""
+"""Private attributes of Lightning's strategies and modules that have no public way."""
 
 from typing import Any
 

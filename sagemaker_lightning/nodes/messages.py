@@ -1,4 +1,4 @@
-"""What hosts tell each other, and what a rank tells its host, as lines of JSON.
+"""The messages between hosts, and from a rank to its host, as lines of JSON.
 
 A message is one JSON object on one line. It has only the fields that say something.
 """

@@ -1,4 +1,4 @@
-"""The best model so far; it survives a full disk."""
+"""Writes the best model so far: a ModelCheckpoint that survives a full disk."""
 
 import copy
 from collections.abc import Mapping

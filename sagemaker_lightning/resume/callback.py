@@ -1,4 +1,4 @@
-"""Training that ends with the same weights even if it is interrupted.
+"""ExactResume: an interrupted training ends with the weights of an uninterrupted one.
 
 States are saved where nothing is half done (resume/fit_loops.py). resume/epoch_state.py has what a
 Lightning checkpoint leaves out. Random draws need no saved state (data/seeding.py). All ranks agree

@@ -1,4 +1,4 @@
-"""What an epoch has gathered and Lightning does not save: metrics and buffers.
+"""Saves what Lightning does not: metrics, buffers and gradients within an epoch.
 
 Epoch-level metrics of training are sums over the batches that were seen. DDP makes buffers (batch
 norm's statistics) equal on all ranks at the start of a forward pass only, and validation uses each

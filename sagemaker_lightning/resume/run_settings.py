@@ -1,4 +1,4 @@
-"""Whether a checkpoint is of this run: compares settings that change the results."""
+"""Decides whether a checkpoint is of this run: compares settings that change results."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The decision which checkpoint a job resumes from: the newest that every host has intact."""
+"""Decides which checkpoint a job resumes from: the newest that every host has intact."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The state of a job where nothing is half done: all that is needed to resume."""
+"""Takes the state of a job, all that is needed to resume, as one checkpoint."""
 
 import time
 from collections.abc import Mapping, Sequence

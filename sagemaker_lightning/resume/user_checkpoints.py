@@ -1,4 +1,4 @@
-"""Files of the user's own ModelCheckpoints, which repeated steps write again.
+"""Lets a resumed run write the files of the user's own ModelCheckpoints again.
 
 Lightning gives a model another name (`-v1`) if there is a file of its own already (ModelCheckpoint,
 `enable_version_counter`). Without this module, what an interrupted run wrote after its last

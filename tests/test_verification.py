@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ranks
 from containers import ROOT
-from test_interrupted_together import Own
+from test_rank_states import Own
 from test_strangers import CODE, STAY, WORKERS, Run
 
 from sagemaker_lightning.resume import journal, verification

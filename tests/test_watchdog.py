@@ -1,7 +1,7 @@
 """nodes/watchdog.py and callbacks/heartbeat.py on one node.
 
 What a rank says, and what its silence means. Ranks are connections of this process. When a rank
-dies the kernel closes its connection; here the test does. tests/test_peers.py has several hosts.
+dies the kernel closes its connection; here the test does. tests/test_mesh.py has several hosts.
 """
 
 import os

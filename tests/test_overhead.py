@@ -1,4 +1,4 @@
-"""A process leaves out what most jobs do not need and would pay for at the start."""
+"""compat/overhead.py and imports: a process leaves out what most jobs do not need."""
 
 import os
 import re

@@ -283,7 +283,7 @@ def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():
     both, fetcher = begin(make)
     both.begin(fetcher, 0, 0)
     assert both.why.endswith("Thing, which no checkpoint can hold") and both.why.startswith(
-        "a batch holds a test_placed."
+        "a batch holds a test_epoch_loaders."
     )
 
 

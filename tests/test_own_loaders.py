@@ -1,4 +1,4 @@
-"""Loaders that go their own way, and what datasets hold.
+"""Users' own loaders, streams and stateful datasets, interrupted and resumed.
 
 A stopped run ends with the weights of an uninterrupted one.
 """

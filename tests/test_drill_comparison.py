@@ -225,7 +225,10 @@ def test_variables_that_change_are_named():
     counted([1, 2])
     for name in ("count", "endless", "long"):
         objects[name]()
-    named = ["test_compare.SEEN", "test_compare.made_of.<locals>.<lambda>.iterator"]
+    named = [
+        "test_drill_comparison.SEEN",
+        "test_drill_comparison.made_of.<locals>.<lambda>.iterator",
+    ]
     assert (
         module_variables.changed_variables(
             before, module_variables.variable_digests(objects, objects)
@@ -247,7 +250,7 @@ def test_what_a_function_has_closed_over_is_named_where_no_checkpoint_has_it():
     add()
     after = [module_variables.variable_digests({"add": add}, saved) for saved in ({}, {"add": add})]
     assert module_variables.changed_variables(before[0], after[0]) == [
-        f"test_compare.{add.__qualname__}.total"
+        f"test_drill_comparison.{add.__qualname__}.total"
     ]
     assert module_variables.changed_variables(before[1], after[1]) == []
 

@@ -1,4 +1,4 @@
-"""Plain values, as they are and as a checkpoint holds them.
+"""state/: plain values of users' objects are encoded, compared and restored.
 
 And what of them has changed, for long values, too.
 """

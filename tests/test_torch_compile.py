@@ -1,4 +1,4 @@
-"""torch.compile's choice for an input's shape does not depend on earlier shapes."""
+"""compat/torch_compile.py: the kernel for a shape does not depend on earlier shapes."""
 
 import json
 import os
