@@ -51,7 +51,7 @@ from sagemaker_lightning.contract import shutdown
 shutdown.WAIT = 0.2
 with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as heard:
     heard.begin()
-    heard.took = float(sys.argv[1])
+    heard.batch_seconds = float(sys.argv[1])
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(3)
     print("the batch is done", flush=True)

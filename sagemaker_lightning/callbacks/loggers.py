@@ -66,8 +66,12 @@ class Logger(TensorBoardLogger):
         object, and training waits for that.
         """
         if time.monotonic() >= self.due:
-            super().save()
-            self.due = time.monotonic() + self.every
+            self.save_now()
+
+    def save_now(self) -> None:
+        """Write the logged values."""
+        super().save()
+        self.due = time.monotonic() + self.every
 
 
 class ContinuedWriter(lightning_loggers.Writer):
@@ -231,8 +235,9 @@ def save_states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
     states = []
     for logger in loggers:
         if isinstance(logger, Logger):
-            logger.due = 0.0
-        logger.save()
+            logger.save_now()
+        else:
+            logger.save()
         state = {
             "kind": type(logger).__name__,
             "name": _plain_or_none(logger.name),

@@ -52,6 +52,10 @@ class Triangle(LambdaLR):
             0.0, (self.steps - step) / decay_steps if decay_steps else 0.0
         )
 
+    def set_steps(self, steps: int) -> None:
+        """Set the number of steps of the run."""
+        self.steps = steps
+
     def state_dict(self) -> dict:
         """Return the state for a checkpoint, without the number of steps.
 
@@ -76,7 +80,7 @@ def configured(
                 "--lr_scheduler=Triangle: the run has no end; allowed is one with "
                 "--trainer.max_epochs or max_steps"
             )
-        scheduler.steps = int(steps)
+        scheduler.set_steps(int(steps))
     if isinstance(
         scheduler, OneCycleLR
     ) and scheduler.total_steps < trainer.estimated_stepping_batches < float("inf"):

@@ -138,9 +138,9 @@ def _make_exact(loader: DataLoader, seed: tuple, rank: int, world_size: int) -> 
         rank = 0
         world_size = 1
     vars(loader)["exactly"] = Batches(loader, seed, rank, world_size)
-    vars(loader)["planned"] = Plan(())
-    if loader.num_workers and rank_zero_only.rank == 0:
-        vars(loader)["planned"].warned = torch.zeros(1, dtype=torch.uint8).share_memory_()
+    warns = loader.num_workers and rank_zero_only.rank == 0
+    warned = torch.zeros(1, dtype=torch.uint8).share_memory_() if warns else None
+    vars(loader)["planned"] = Plan((), warned=warned)
 
 
 def _is_of_library(loader: Any, library: str) -> bool:
@@ -235,8 +235,7 @@ def plan(loader: Any, turn: int, done: int) -> None:
     """
     if (loader_plan := getattr(loader, "planned", None)) is None:
         return
-    loader_plan.turn = turn
-    loader_plan.first = ()
+    loader_plan.begin(turn)
     if not _is_of_library(loader, "litdata"):
         return
     # Otherwise it would resume an epoch that was left before its end.
@@ -245,8 +244,9 @@ def plan(loader: Any, turn: int, done: int) -> None:
     if done:
         workers = max(1, loader.num_workers)
         size = loader.batch_size or 1
-        loader_plan.first = tuple(
-            (done - worker + workers - 1) // workers * size for worker in range(workers)
+        loader_plan.begin(
+            turn,
+            tuple((done - worker + workers - 1) // workers * size for worker in range(workers)),
         )
 
 
@@ -302,7 +302,7 @@ class Streamed(CustomIteratorLoader):
         """Return an iterator whose samples are drawn as planned."""
         with drawing(self, self.planned):
             iterator = make()
-        self.planned.turn += 1
+        self.planned.next_turn()
         return iterator
 
 

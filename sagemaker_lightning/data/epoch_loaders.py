@@ -65,6 +65,10 @@ class Drawn(Together):
     key: Callable[[], tuple]
     """Returns the values that decide what this validation draws."""
 
+    def seed_by(self, key: Callable[[], tuple]) -> None:
+        """Set what returns the values that decide what a validation draws."""
+        self.key = key
+
     def __iter__(self) -> "Drawn":
         for loader in self.flattened:
             if divided(loader) is None:  # every validation draws the same, in new workers
@@ -96,8 +100,15 @@ class Placed(Together):
     why = ""
     """Why no run can be resumed within the epoch; "" if one can."""
 
-    def prepare(self) -> None:
-        """Record what the loaders hold before anything is drawn from them."""
+    def prepare(self, seed: tuple, rank: int) -> None:
+        """Record what the loaders hold before anything is drawn from them.
+
+        Args:
+            seed: Decides what is drawn.
+            rank: This rank.
+        """
+        self.seed = seed
+        self.rank = rank
         mode = self.mode if len(self.flattened) > 1 else ""
         self.turns = [
             Turns(loader, (*self.seed, number) if number else self.seed, mode)
@@ -215,7 +226,7 @@ class Placed(Together):
     def leave(self, other: CombinedLoader | None = None) -> None:
         """End the workers of all loaders except those that `other` goes on with."""
         for turns in self.turns:
-            turns.iterator = iter(())
+            turns.stop()
         super().leave(other)
 
     def states(self, fetcher: Any, within: bool) -> dict[str, Any]:
@@ -310,6 +321,10 @@ class Turns:
     def __iter__(self) -> Iterator:
         self.begin(self.turn + 1, 0)
         return self.iterator
+
+    def stop(self) -> None:
+        """Drop the iterator, and what it holds."""
+        self.iterator = iter(())
 
     def epoch_begins(self, epoch: int) -> None:
         """Seed an iteration by somebody else as if the loader had not been used before."""

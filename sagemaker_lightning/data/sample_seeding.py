@@ -63,6 +63,20 @@ class Plan:
     warned: Tensor | None = None
     """uint8 [1], shared by all workers: 1 once the user was told that a dataset changes there."""
 
+    def begin(self, turn: int, first: tuple[int, ...] = ()) -> None:
+        """Plan the next iteration.
+
+        Args:
+            turn: Its number.
+            first: Number of samples each worker has drawn before, if the loader does not know it.
+        """
+        self.turn = turn
+        self.first = first
+
+    def next_turn(self) -> None:
+        """Note that the fetchers of an iteration are made."""
+        self.turn += 1
+
 
 class Drawn:
     """The samples of an iterable dataset, each drawn with a seed of its own.

@@ -110,12 +110,11 @@ class Seeding(Callback):
             kind: "train" for the training loaders, else the name of the stage that uses them.
         """
         loader.__class__ = of_class(Placed if kind == "train" else Drawn, type(loader))
-        loader.seed = (self.seed, kind)
-        loader.rank = trainer.global_rank
-        loader.key = lambda: (self.seed, kind, trainer.global_step, trainer.global_rank)
         self.loaders[kind] = []
         if kind == "train":
-            loader.prepare()
+            loader.prepare((self.seed, kind), trainer.global_rank)
+        else:
+            loader.seed_by(lambda: (self.seed, kind, trainer.global_step, trainer.global_rank))
 
     def _exact(self, trainer: Trainer, loader: Any, stage: RunningStage, share: bool = True) -> Any:
         """Return the loader made exact; with `share`, the ranks share its batches."""

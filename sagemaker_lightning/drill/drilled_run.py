@@ -155,7 +155,7 @@ class Drilled(Callback):
         self.resume.writer.wait()
         self.reached.touch()
         end = time.monotonic() + LONGEST
-        while not self.resume.stop.number and time.monotonic() < end:
+        while not self.resume.stop.signal_number and time.monotonic() < end:
             # The drill removes the file when it has sent the signal.
             if not self.reached.exists():
                 end = min(end, time.monotonic() + HEARD)

@@ -59,7 +59,7 @@ def main() -> None:
         if isinstance(error, StoppedBeforeStart):
             # These variables name the folder of the checkpoints.
             environment.write_env_vars(environment.Environment().to_env_vars())
-            error = Interrupted(str(error), supervisor.asked)
+            error = Interrupted(str(error), supervisor.stop_signal)
         print(_report(error), file=sys.stderr, flush=True)
         # The toolkit itself can only end with a success or a failure; this is neither.
         os._exit(shutdown.status(error.number))
@@ -88,7 +88,7 @@ def _run(supervisor: Supervisor) -> None:
             _run_program(job, here, hyperparameters, supervisor, watchdog)
         except BaseException as error:
             cause = (
-                Interrupted(str(error), supervisor.asked)
+                Interrupted(str(error), supervisor.stop_signal)
                 if isinstance(error, StoppedBeforeStart)
                 else error
             )
@@ -156,24 +156,25 @@ def _run_program(
     files_before = user_program.written(here.model_dir)
     ended = supervisor.run(command, cwd=cwd, variables=variables)
     watchdog.program_ended()
-    if supervisor.grace is None or ended.asked:
-        print(f"{name}: {_describe_end(ended.status, ended.asked)}", flush=True)
+    if supervisor.grace is None or ended.stop_signal:
+        print(f"{name}: {_describe_end(ended.status, ended.stop_signal)}", flush=True)
     else:  # this process ended the program, for a reason that something else has given
         print(f"{name}: was ended because a rank or another host failed", flush=True)
     failed = ProgramFailed(name, ended) if ended.status else None
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
-    is_unexplained = failed and not (failed.killed or ended.asked)
+    is_unexplained = failed and not (failed.killed or ended.stop_signal)
     is_unexplained = is_unexplained and (
         failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
     )
     reason = watchdog.wait_for_reason() if is_unexplained else watchdog.known_reason
     if failed and reason and reason.is_request:
-        raise _error_for(reason, ended.asked)
+        raise _error_for(reason, ended.stop_signal)
     # The signal by which something other than this process has told the program to stop.
     others_signal = STOPPED.get(ended.status) if supervisor.grace is None else None
-    if failed and (ended.asked or others_signal):
+    if failed and (ended.stop_signal or others_signal):
         raise Interrupted(
-            f"{name} {_describe_end(ended.status, ended.asked)}", ended.asked or others_signal
+            f"{name} {_describe_end(ended.status, ended.stop_signal)}",
+            ended.stop_signal or others_signal,
         )
     if reason and (is_unexplained or not reason.is_local or supervisor.grace is not None):
         raise _error_for(reason)
@@ -181,7 +182,7 @@ def _run_program(
         raise failed
     if missing := user_program.missing_model(folder, name, here, files_before):
         if folder == user_program.HOME:
-            raise Interrupted(missing, ended.asked) if ended.asked else NoModel(missing)
+            raise Interrupted(missing, ended.stop_signal) if ended.stop_signal else NoModel(missing)
         print(f"warning: {missing}", flush=True)
     if reason := watchdog.wait_until_all_are_done():
         raise _error_for(reason)
@@ -207,7 +208,7 @@ def _watchdog(
     }
 
     def end_program(reason: StopReason) -> None:
-        supervisor.end(
+        supervisor.terminate(
             deadlines.HOOK_KILLS
             if reason.is_request
             else deadlines.ends_after_loss(here.peer_timeout)
@@ -245,7 +246,7 @@ class Interrupted(Exception):
     """The job was told to stop; the text says from which step to resume.
 
     Args:
-        reason: What stopped it, or a line that `shutdown.words` has made already.
+        reason: What stopped it, or a line that `shutdown.interruption_message` has made already.
         number: The signal that told it to stop; SIGTERM if None.
     """
 
@@ -254,7 +255,7 @@ class Interrupted(Exception):
         super().__init__(
             reason
             if reason.startswith("interrupted")
-            else shutdown.words(
+            else shutdown.interruption_message(
                 shutdown.newest_step(SageMakerEnvironment.read().checkpoint_dir), reason
             )
         )
@@ -289,7 +290,7 @@ class ProgramFailed(Exception):
         elif ended.status in (-9, 128 + 9) and not (rank or self.trace):
             why = failures.OUT_OF_MEMORY
         super().__init__(
-            f"{name} {_describe_end(ended.status, ended.asked)}: "
+            f"{name} {_describe_end(ended.status, ended.stop_signal)}: "
             f"{why or 'nothing on its stderr says why'}"
         )
 

@@ -42,7 +42,7 @@ class ProgramEnd:
 
     status: int
     """Exit status; -N if signal N killed it."""
-    asked: int | None
+    stop_signal: int | None
     """The signal that told it to stop; None if it got none."""
     stderr: str
     """The last KEPT bytes of its stderr."""
@@ -55,11 +55,11 @@ class Supervisor:
 
     Attributes:
         asked: The last signal that told the job to stop; None before.
-        grace: Seconds that `end` left the program; None if `end` was not called.
+        grace: Seconds that `terminate` left the program; None if `terminate` was not called.
     """
 
     def __init__(self) -> None:
-        self.asked: int | None = None
+        self.stop_signal: int | None = None
         self.starting = False  # whether `run` was called
         self.child = None
         self.grace = None
@@ -95,10 +95,10 @@ class Supervisor:
             target=_copy, args=(self.child.stderr.fileno(), stderr_end), daemon=True
         )
         reader.start()
-        if self.asked:  # the signal came before there was a program to pass it on to
-            self._stop(self.asked, HOOK_KILLS)
+        if self.stop_signal:  # the signal came before there was a program to pass it on to
+            self._stop(self.stop_signal, HOOK_KILLS)
         elif self.grace is not None:
-            self.end(self.grace)
+            self.terminate(self.grace)
         status = self.child.wait()
         if not self.kill_timers and self._living_processes():
             self._stop(signal.SIGTERM, REST_IS_KILLED)
@@ -108,9 +108,9 @@ class Supervisor:
         for timer in self.kill_timers:
             timer.cancel()
         reader.join(timeout=STDERR_IS_READ)
-        return ProgramEnd(status, self.asked, bytes(stderr_end).decode(errors="replace"))
+        return ProgramEnd(status, self.stop_signal, bytes(stderr_end).decode(errors="replace"))
 
-    def end(self, grace: float) -> None:
+    def terminate(self, grace: float) -> None:
         """Send the program SIGTERM, and SIGKILL to what is left after `grace` seconds.
 
         It can be called from any thread. If the program is not started yet, `run` ends it after
@@ -119,10 +119,10 @@ class Supervisor:
         self.grace = grace
         if self.child:
             # A program that was told to stop may be saving, so it gets no second signal.
-            self._stop(None if self.asked else signal.SIGTERM, grace)
+            self._stop(None if self.stop_signal else signal.SIGTERM, grace)
 
     def _pass_on(self, number: int, frame) -> None:
-        self.asked = number
+        self.stop_signal = number
         if self.child:
             self._stop(number, HOOK_KILLS)
         elif not self.starting:

@@ -178,7 +178,7 @@ class ExactResume(EarlyCallback):
         self.owns_stop = stop is None
         self.has_warned_of_signals = False  # whether a warning said that no signal comes here
         if stop:
-            stop.look_in(self.folder.path)
+            stop.name_checkpoints_in(self.folder.path)
         if environment is None:
             rendezvous.join(self.environment, os.environ)
         if self.owns_stop:
@@ -399,7 +399,7 @@ class ExactResume(EarlyCallback):
         if not self.exact:
             return
         if self.stop:
-            self.stop.hear()
+            self.stop.install_handlers()
         elif threading.current_thread() is threading.main_thread():
             self.stop = TrainingStop(self.folder.path, report_stop)
             self.stop.__enter__()
@@ -625,7 +625,7 @@ class ExactResume(EarlyCallback):
         )
         if self.stop:
             self.stop.batch_ended()
-        signal_number = (self.stop and self.stop.number) or 0
+        signal_number = (self.stop and self.stop.signal_number) or 0
         due = bool(due) and not self.writer.is_writing
         self.agreement.agree(signal_number, due, self.divergence.poll(), now, self.proof.comparison)
         if self.agreement.diverged:
@@ -659,7 +659,7 @@ class ExactResume(EarlyCallback):
         if self.why_only_epochs and step < self.trainer.global_step:
             saved += f"; {self.why_only_epochs}, so the run goes back to the end of an epoch"
         is_child = self.trainer.local_rank > 0
-        why = shutdown.words(step, f"{Signals(number).name}; {saved}")
+        why = shutdown.interruption_message(step, f"{Signals(number).name}; {saved}")
         (self.stop.tell if self.stop else report_stop)(why, not is_child)
         # Lightning started the other ranks of this node. If one of them exits with a status other
         # than 0, Lightning takes that for a crash and kills all of them.

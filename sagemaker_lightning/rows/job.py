@@ -30,7 +30,7 @@ from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported, write
-from sagemaker_lightning.contract.shutdown import SIGNALS, status, words
+from sagemaker_lightning.contract.shutdown import SIGNALS, interruption_message, status
 from sagemaker_lightning.process import allocator, start_notice, threads
 from sagemaker_lightning.rows import partition, parts
 from sagemaker_lightning.rows.blocks import Blocks, compute
@@ -184,8 +184,9 @@ def _print_progress(worker: str, line: str) -> None:
 def _report_and_exit(blocks: Blocks, part: range, number: int, frame: Any) -> None:
     """Report what is left and exit at once; committed blocks are safe."""
     missing_rows = sum(map(len, partition.missing(part, blocks.named())))
+    done = len(part) - missing_rows
     line = (
-        f"{words(len(part) - missing_rows, signal.Signals(number).name)}; {missing_rows} of "
+        f"{interruption_message(done, signal.Signals(number).name)}; {missing_rows} of "
         f"{len(part)} rows are left [{place()}]"
     )
     print(line, file=sys.stderr, flush=True)
