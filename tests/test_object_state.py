@@ -130,9 +130,9 @@ def test_a_long_value_is_kept_when_it_changes(make, change):
     owner.value = make()
     state = PlainState(lambda: {"mine": owner})
     state.mark()
-    assert state.changed() == {}
+    assert state.encode_changes() == {}
     change(owner.value)
-    kept = state.changed()
+    kept = state.encode_changes()
     assert list(kept) == [("mine", "value")]
     expected = str(owner.value)
     owner.value = make()
@@ -146,9 +146,11 @@ def test_what_is_too_long_is_told(monkeypatch):
     owner.value = np.zeros(COMPARED_IN_FULL + 2)
     state = PlainState(lambda: {"mine": owner})
     state.mark()
-    assert state.changed() == {} and state.unsaved == {}
+    assert state.encode_changes() == {} and state.unsaved == {}
     owner.value[5] = 1
-    assert state.changed() == {} and state.unsaved == {("mine", "value"): "holds 65,538 elements"}
+    assert state.encode_changes() == {} and state.unsaved == {
+        ("mine", "value"): "holds 65,538 elements"
+    }
 
 
 def on_two_devices() -> dict:
@@ -203,7 +205,7 @@ def test_what_a_hook_has_gathered_elsewhere_is_there_again(meta):
     state.mark()
     owner.seen.append(Elsewhere(torch.ones(2)))
     owner.last = owner.weight = Elsewhere(torch.ones(2))
-    kept = state.changed()
+    kept = state.encode_changes()
     owner = made()
     state.restore(kept)
     assert [one.device.type for one in (*owner.seen, owner.last, owner.weight)] == ["meta"] * 3

@@ -56,8 +56,8 @@ class Logger(TensorBoardLogger):
         super().__init__(
             save_dir, name=name, version=version, flush_secs=min(flush_secs, 24 * 3600)
         )
-        self.every = flush_secs
-        self.due = 0.0
+        self.seconds_between_saves = flush_secs
+        self.next_save_at = 0.0
 
     def save(self) -> None:
         """Write the logged values, every `flush_secs` seconds.
@@ -65,13 +65,13 @@ class Logger(TensorBoardLogger):
         Lightning calls it at every logged step. On S3, all values ever logged are written as a new
         object, and training waits for that.
         """
-        if time.monotonic() >= self.due:
+        if time.monotonic() >= self.next_save_at:
             self.save_now()
 
     def save_now(self) -> None:
         """Write the logged values."""
         super().save()
-        self.due = time.monotonic() + self.every
+        self.next_save_at = time.monotonic() + self.seconds_between_saves
 
 
 class ContinuedWriter(lightning_loggers.Writer):

@@ -340,9 +340,9 @@ class Turns:
         is the state when the iteration began.
         """
         self._treat_as_stateless(self.stateful and saved["own"] is None)
-        self.order.restore(self.order.all(self.first[0]) | saved["order"], touch=False)
+        self.order.restore(self.order.encode_all(self.first[0]) | saved["order"], touch=False)
         if self.must_redraw or getattr(self.loader, "num_workers", 0):
-            self.data.restore(self.data.all(self.first[1]) | saved[data], touch=False)
+            self.data.restore(self.data.encode_all(self.first[1]) | saved[data], touch=False)
         self._restore_source(saved["source"])
         # For a hook that iterates over the loader before the next epoch does.
         plan(self.loader, saved["begun"], 0)
@@ -365,11 +365,11 @@ class Turns:
         if saved and saved["within"]:
             self.give_back(saved, "data")
             if self.must_redraw or getattr(self.loader, "num_workers", 0):
-                self.data_now = self.data.all(self.first[1]) | saved["now"]
+                self.data_now = self.data.encode_all(self.first[1]) | saved["now"]
         elif saved and not self.must_redraw and keeps_workers(self.loader):
             # The workers hold copies of the data as it was when they started.
-            self.data_now = self.data.all()
-            self.data.restore(self.data.all(self.first[1]) | saved["data"], touch=False)
+            self.data_now = self.data.encode_all()
+            self.data.restore(self.data.encode_all(self.first[1]) | saved["data"], touch=False)
         self.order_at_start = self.order.copies()
         self.source = self._source_state()
         self.earlier = self.begun
@@ -419,10 +419,10 @@ class Turns:
     def states(self, within: bool) -> dict[str, Any]:
         """Return what `prepare` takes as `saved`."""
         return {
-            "order": self.order.changed(self.order_at_start if within else None),
-            "data": self.data.changed(self.kept if within or self._workers_stay else None),
+            "order": self.order.encode_changes(self.order_at_start if within else None),
+            "data": self.data.encode_changes(self.kept if within or self._workers_stay else None),
             "own": encode(self.loader.state_dict()) if self.stateful else None,
-            "now": self.data.changed(),
+            "now": self.data.encode_changes(),
             "source": self.source if within else self._source_state(),
             "given": self.batches_given,
             "begun": self.earlier if self.must_redraw and within else self.begun,
@@ -513,8 +513,8 @@ class Turns:
         if done and getattr(self.loader, "num_workers", 0):
             self.begin(0, 0)
             return
-        order = self.order.all()
-        data = self.data.all()
+        order = self.order.encode_all()
+        data = self.data.encode_all()
         self.begin(0, 0)
         first_digest = digest_of(next(self.iterator, self.name))
         self.order.restore(order, touch=False)

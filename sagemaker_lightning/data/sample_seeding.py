@@ -242,7 +242,7 @@ class Watch:
             return
         if batches == 1:
             self.state.mark()
-        elif changed := sorted(self.state.changed()):
+        elif changed := sorted(self.state.encode_changes()):
             self.warned[0] = 1
             owners = dict(walk(self.roots, code=False))
             names = [f"{type(owners[path]).__qualname__}.{name}" for path, name in changed]

@@ -45,13 +45,13 @@ class ProgramEnd:
     stop_signal: int | None
     """The signal that told it to stop; None if it got none."""
     stderr: str
-    """The last KEPT bytes of its stderr."""
+    """The last STDERR_BYTES_KEPT bytes of its stderr."""
 
 
 class Supervisor:
     """While it is entered, passes SIGTERM and SIGINT on to the program.
 
-    Before `run`, these signals raise Stopped.
+    Before `run`, these signals raise StoppedBeforeStart.
 
     Attributes:
         asked: The last signal that told the job to stop; None before.

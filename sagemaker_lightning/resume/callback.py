@@ -433,7 +433,7 @@ class ExactResume(EarlyCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare the optimizers for the state that Lightning loads next."""
         if self.exact and not is_search_only(trainer):
-            self.restart.add_groups()
+            self.restart.add_parameter_groups()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let signals request a stop at a batch boundary from now on.

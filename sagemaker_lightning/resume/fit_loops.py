@@ -245,7 +245,7 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
             self.resume.before_validation()
             return super().run()
         objects = self.resume.snapshot.user_state
-        objects.mark()
+        objects.mark_start()
         results = super().run()
         objects.state.touch()
         return results

@@ -40,8 +40,8 @@ class Step:
         data: Digest of the batch as training_step got it. Of a batch that was fetched ahead: as the
             loader returned it.
         rates: Digest of the learning rates.
-        loss: Digest of the losses. 0 for the batch that was to come when the run was stopped, AHEAD
-            for the one after it.
+        loss: Digest of the losses. 0 for the batch that was to come when the run was stopped,
+            FETCHED_AHEAD for the one after it.
     """
 
     step: int

@@ -350,7 +350,7 @@ class Restart:
         epoch_state.restore_gradients(self.trainer, self.entries["ranks"])
         user_state.restore(self._rank_state["held"], only_plain)
 
-    def add_groups(self) -> None:
+    def add_parameter_groups(self) -> None:
         """Add the parameter groups that a hook had added to the optimizers.
 
         Lightning loads the state of the optimizers afterwards, which needs these groups.
@@ -408,7 +408,7 @@ class Restart:
             return []
         rank_state = epoch_state.rank_state(self.trainer, self.agreement.gather, user_state)
         current = restore_check.fingerprint(
-            to_plain(restore_check.state_of(self.trainer), {}, str, copies=False), rank_state
+            to_plain(restore_check.present_state(self.trainer), {}, str, copies=False), rank_state
         )
         return restore_check.differing(self.saved_digests, current)
 

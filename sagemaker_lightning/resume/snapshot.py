@@ -170,7 +170,7 @@ class Snapshot:
             added: Epochs and steps that callbacks of the interrupted run had added to the limits.
                 They do not count as present at the start.
         """
-        self.user_state.mark()
+        self.user_state.mark_start()
         self.limits = [
             limit - already_added
             for limit, already_added in zip(model_changes.limits(self.trainer), added, strict=True)

@@ -25,17 +25,17 @@ def file_names(trainer: Trainer) -> dict[str, list[str]]:
     }
 
 
-def overwrite_later_files(trainer: Trainer, known: Mapping[str, Sequence[str]]) -> None:
+def overwrite_later_files(trainer: Trainer, saved_names: Mapping[str, Sequence[str]]) -> None:
     """Let ModelCheckpoints overwrite the files that are newer than the checkpoint.
 
     Rank 0 decides.
 
     Args:
         trainer: Lightning's trainer.
-        known: What `file_names` returned when the checkpoint was saved.
+        saved_names: What `file_names` returned when the checkpoint was saved.
     """
     for callback, folder in _callbacks_with_folders(trainer):
-        later = _model_names(callback, folder).difference(known.get(callback.state_key, ()))
+        later = _model_names(callback, folder).difference(saved_names.get(callback.state_key, ()))
         if later and trainer.is_global_zero:
             callback.file_exists = _FilesToRewrite(callback, later).exists
 

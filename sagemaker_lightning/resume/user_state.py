@@ -80,7 +80,7 @@ class UserState:
         objects = self.objects_of_module().items()
         return next((name for name, object_ in objects if object_ is value), "")
 
-    def mark(self) -> None:
+    def mark_start(self) -> None:
         """Take the present state as the one at the start."""
         self.state.mark()
         self.attributes_at_start = self.state.opaque_attributes()
@@ -90,7 +90,7 @@ class UserState:
         self.trainer_settings = self._trainer_settings()
 
     def encode_changes(self, point: ResumePoint | None = None) -> dict[str, Any]:
-        """Return what has changed since `mark`, encoded; print, once, what cannot be saved.
+        """Return what has changed since `mark_start`, encoded; print, once, what cannot be saved.
 
         Args:
             point: When it is called, for the state of the data loaders. None to leave them out:
@@ -104,7 +104,7 @@ class UserState:
             for name, value in self._trainer_settings().items()
             if self.trainer_settings.get(name, value) != value
         }
-        plain = self.state.changed()
+        plain = self.state.encode_changes()
         self._report_unsaved()
         return {
             "plain": plain,
@@ -131,7 +131,7 @@ class UserState:
     def state_before_data(self) -> dict[str, Any]:
         """Return, encoded, the state that the data created next may depend on."""
         return {
-            "plain": self.state.changed(),
+            "plain": self.state.encode_changes(),
             "generators": {
                 path: encode(generators.state_of(generator))
                 for path, generator in self._generators().items()

@@ -147,7 +147,7 @@ def _words(value: Tensor) -> Tensor | None:
 
 
 def _sample(words: Any) -> Any:
-    """Return WORDS of the words at equal distances, or all if there are fewer."""
+    """Return MAX_WORDS of the words at equal distances, or all if there are fewer."""
     return words[:: len(words) // MAX_WORDS][:MAX_WORDS] if len(words) > MAX_WORDS else words
 
 
@@ -192,5 +192,5 @@ def _text_digest(text: str) -> int:
 
 @functools.cache
 def _weights_on(device: torch.device) -> Tensor:
-    """Return the weights on a device, int64 of shape (WORDS,)."""
+    """Return the weights on a device, int64 of shape (MAX_WORDS,)."""
     return torch.from_numpy(WEIGHTS.copy()).to(device)

@@ -34,7 +34,7 @@ HYPERPARAMETERS = "_hparams"
 # Values with up to so many elements are compared in full. Of longer ones, which are mostly data,
 # some elements are compared.
 COMPARED_IN_FULL = 1 << 16
-MAX_COPIED = 1 << 20  # elements, at most, of a value that `kept` returns
+MAX_COPIED = 1 << 20  # elements, at most, of a value that `copies` returns
 MAX_SAVED = 1 << 26  # elements, at most, of a value that is saved
 MAX_CHECKSUMMED_BYTES = 1 << 28  # bytes, at most, of an array whose checksum is taken
 
@@ -76,9 +76,9 @@ class PlainState:
         }
 
     def copies(self) -> dict[tuple[str, str], Any]:
-        """Return copies of the present plain values, for `changed` and `all`.
+        """Return copies of the present plain values, for `encode_changes` and `encode_all`.
 
-        Values with more than LONG elements are left out. Of other long containers, the elements are
+        Values with more than MAX_COPIED elements are left out. Of other long containers, the elements are
         not copied.
         """
         return {
@@ -87,7 +87,9 @@ class PlainState:
             if _size(value) <= MAX_COPIED
         }
 
-    def all(self, kept: Mapping[tuple[str, str], Any] | None = None) -> dict[tuple[str, str], Any]:
+    def encode_all(
+        self, kept: Mapping[tuple[str, str], Any] | None = None
+    ) -> dict[tuple[str, str], Any]:
         """Return all plain values, encoded.
 
         Args:
@@ -99,7 +101,7 @@ class PlainState:
                 values[key] = encode(value)
         return values
 
-    def changed(
+    def encode_changes(
         self, kept: Mapping[tuple[str, str], Any] | None = None
     ) -> dict[tuple[str, str], Any]:
         """Return the plain values that have changed since `mark`, encoded.
@@ -151,10 +153,10 @@ class PlainState:
         return containers
 
     def restore(self, saved: Mapping[tuple[str, str], Any], touch: bool = True) -> None:
-        """Restore what `changed` returned.
+        """Restore what `encode_changes` returned.
 
         Args:
-            saved: What `changed` returned.
+            saved: What `encode_changes` returned.
             touch: Whether these values count as changed from now on, whatever a later `mark` finds.
         """
         owners = dict(walk(self.roots(), self.skip, code=False))
@@ -308,8 +310,8 @@ def _sampled_hash(value: Any) -> bytes:
     """Return bytes that tell whether a large value changes.
 
     They depend on its length and some of its elements. For a list they also depend on which objects
-    its elements are, and for an array on a checksum of all of it, up to WHOLE bytes (a second for
-    two gigabytes).
+    its elements are, and for an array on a checksum of all of it, up to MAX_CHECKSUMMED_BYTES (a
+    second for two gigabytes).
     """
     step = 1 + _size(value) // MAX_ELEMENTS
     checksum: Any = 0
