@@ -54,7 +54,7 @@ class Supervisor:
     Before `run`, these signals raise StoppedBeforeStart.
 
     Attributes:
-        asked: The last signal that told the job to stop; None before.
+        stop_signal: The last signal that told the job to stop; None before.
         grace: Seconds that `terminate` left the program; None if `terminate` was not called.
     """
 

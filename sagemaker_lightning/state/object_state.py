@@ -78,8 +78,8 @@ class PlainState:
     def copies(self) -> dict[tuple[str, str], Any]:
         """Return copies of the present plain values, for `encode_changes` and `encode_all`.
 
-        Values with more than MAX_COPIED elements are left out. Of other long containers, the elements are
-        not copied.
+        Values with more than MAX_COPIED elements are left out. Of other long containers, the
+        elements are not copied.
         """
         return {
             key: _snapshot(value)
