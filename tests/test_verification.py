@@ -479,7 +479,7 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
     monkeypatch.setattr(
         verification.Proof,
         "_send",
-        lambda self: (read.append(len(self.waiting)), self.waiting.clear()),
+        lambda self: (read.append(len(self.on_gpu)), self.on_gpu.clear()),
     )
     noted = object.__new__(verification.Proof)
     noted.on_gpu = []
