@@ -306,7 +306,7 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
     )
     graces: list[float] = []
     given = {"data.batch_size": "4", "api_token": "a"}
-    watch = toolkit_hook._watchdog(here, given, SimpleNamespace(end=graces.append))
+    watch = toolkit_hook._watchdog(here, given, SimpleNamespace(terminate=graces.append))
     watch.loop.close()
     assert watch.mesh.settings == {
         "the list of hosts": "algo-1, algo-2",
@@ -329,7 +329,7 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
         watch.on_reason(StopReason("why", is_local=False, is_request=stopped))
     assert graces == [2.0, deadlines.HOOK_KILLS]
     alone = toolkit_hook._watchdog(
-        replace(here, current_host="algo-9"), given, SimpleNamespace(end=graces.append)
+        replace(here, current_host="algo-9"), given, SimpleNamespace(terminate=graces.append)
     )
     alone.loop.close()
     assert alone.mesh.others == {}  # it takes no part in the training
