@@ -405,7 +405,7 @@ def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
         "--data.times=1": "--data.times was 4, is 1",
     }.items():
         run.flags.append(flag)
-        assert run.start() == 1 and f"is of another run: {says}; go on" in run.said
+        assert run.start() == 1 and f"is of another run: {says}; continue" in run.said
         run.flags.pop()
     run.flags += ["--data.samples=8", "--data.processes=2"]
     run.finish()
