@@ -18,7 +18,7 @@ FAULTS = """
 import resource, sys, torch
 from sagemaker_lightning.process import allocator
 if sys.argv[1:]:
-    allocator.keep_freed()
+    allocator.keep_freed_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 torch.ones(10_000_000)
@@ -42,14 +42,14 @@ import torch
 import re
 from pathlib import Path
 from sagemaker_lightning.process import allocator
-allocator.keep_freed()
+allocator.keep_freed_memory()
 def resident():  # without the files' pages, which the kernel takes back when it likes
     return int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 before = resident()
 some = [torch.ones(10_000_000) for _ in range(4)]
 del some[:3]  # in the middle of the heap
 kept = resident()
-allocator.give_back()
+allocator.return_freed_memory()
 print(kept - before, resident() - before)
 """
 
