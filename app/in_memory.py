@@ -23,7 +23,7 @@ from sagemaker_lightning.data import host_shards
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.data.host_shards import Shard
 from sagemaker_lightning.data.partition import Course, Division, PartitionedLoader
-from sagemaker_lightning.process.allocator import give_back
+from sagemaker_lightning.process.allocator import return_freed_memory
 
 from app.augmentation import Augmentation, Normalize, generator
 
@@ -308,13 +308,13 @@ class ResidentDataModule(LightningDataModule, ABC):
         # same split.
         index = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.seed))
         all_images = ResidentSet(images, labels)
-        give_back()
+        return_freed_memory()
         self.sets |= {
             "train": all_images.subset(index[:length]),
             "val": all_images.subset(index[length:]),
         }
         del all_images, images, labels
-        give_back()
+        return_freed_memory()
         return length, held_out
 
     def train_dataloader(self) -> ResidentLoader:

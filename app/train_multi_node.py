@@ -30,7 +30,7 @@ def main(args: list[str] | None = None) -> None:
     with reported(failure_file(), place()):
         environment = SageMakerEnvironment.read()
         if len(environment.hosts) > 1:
-            start_notice.doing("waiting for the other hosts")
+            start_notice.set_activity("waiting for the other hosts")
         rendezvous.join(environment, os.environ)
     train.main(args)
 

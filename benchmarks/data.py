@@ -22,7 +22,7 @@ from torchvision.datasets import CIFAR10
 
 from benchmarks import report, training
 from benchmarks.original import Images
-from sagemaker_lightning.process.allocator import give_back
+from sagemaker_lightning.process.allocator import return_freed_memory
 
 from app import cifar10_files
 from app.data import CIFAR10DataModule
@@ -76,7 +76,7 @@ def measure(read, folder: Path) -> tuple[float, float]:
 def _measured(read, folder: Path) -> tuple[float, float]:
     # A virtual machine has memory at hand that was just in use, else it asks its host.
     np.ones(4 * SIZE, dtype=np.uint8)
-    give_back()
+    return_freed_memory()
     seconds, added = report.peak(partial(read, folder))
     return seconds, added / SIZE
 

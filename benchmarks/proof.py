@@ -101,7 +101,7 @@ def without() -> Iterator[None]:
         (ExactResume, hook)
         for hook in ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
     ]
-    left_out += [(Proof, step) for step in ("start", "look_at", "saved")]
+    left_out += [(Proof, step) for step in ("start", "check_restored", "checkpoint_saved")]
     left_out += [
         (module, "walk")
         for module in (object_graph, generators, object_state, sample_seeding, seeded_indices)

@@ -42,7 +42,7 @@ def contenders(
 
     Work that is done once for all blocks is done already.
     """
-    allocator.keep_freed()  # as app/split.py does; the others have it, too
+    allocator.keep_freed_memory()  # as app/split.py does; the others have it, too
     np.save(folder / "rows.npy", table)
     settings = Similarity(top_k=k, memory=4, precision=precision)
     ours = Compared(settings, Table.read(folder, "rows"), device)

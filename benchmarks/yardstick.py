@@ -65,7 +65,7 @@ def _used() -> dict[str, float]:
 
 def kept(clock: Clock) -> None:
     """Train by the original's recipe with freed memory kept."""
-    allocator.keep_freed()
+    allocator.keep_freed_memory()
     original.recipe(clock, None)
 
 

@@ -79,7 +79,7 @@ def _serve_endpoint(
     ended, hurry = events
     addresses = ["127.0.0.1"] + ([engine.bridge] if engine.bridge else [])
     keys = Keys()
-    service = Service(settings, lambda region, job: place(region, job))
+    service = Service(settings, lambda region, job, name: place(region, job, name))
 
     def make_endpoint(port: int) -> server.Endpoint:
         own_clients = cloud.Clients(f"http://{addresses[0]}:{port}", keys.person)
@@ -92,13 +92,14 @@ def _serve_endpoint(
         clients = cloud.Clients(address_here, keys.person)
         owner.keep(keys.person, [f"{address}:{port}" for address in addresses])
 
-        def place(region: str, job: str) -> Place:
+        def place(region: str, job: str, name: str) -> Place:
             return Place(
                 engine=engine,
                 clients=partial(clients, region),
                 work=owner.folder,
                 variables=keys.of_job(job).variables
-                | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region},
+                | {"AWS_ENDPOINT_URL": for_jobs, "AWS_REGION": region}
+                | {"TRAINING_JOB_NAME": name, "TRAINING_JOB_ARN": job},
                 report=partial(write, settings),
             )
 

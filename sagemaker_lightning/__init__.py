@@ -1,4 +1,4 @@
-"""Runs a PyTorch Lightning application on SageMaker to its end, whatever interrupts it.
+"""The runtime's public names: SageMaker jobs by Lightning that survive interruptions.
 
 The names below are imported when they are first used: `import sagemaker_lightning` imports neither
 torch nor Lightning. From then on, `lightning.pytorch` and `pytorch_lightning` are two names of the

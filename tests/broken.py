@@ -18,14 +18,14 @@ from sagemaker_lightning.data.deterministic import Batches
 from sagemaker_lightning.data.epoch_loaders import Placed
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.resume import epoch_state, journal, model_changes, restore_check
-from sagemaker_lightning.resume.user_state import Held
+from sagemaker_lightning.resume.user_state import UserState
 from sagemaker_lightning.state import generators
-from sagemaker_lightning.state.object_state import State
+from sagemaker_lightning.state.object_state import PlainState
 
 begin = Placed.begin
 next_batch = Placed.__next__
 order = Batches._order
-of_rank = epoch_state.of_rank
+of_rank = epoch_state.rank_state
 
 
 def nothing(*_, **__) -> None:
@@ -73,7 +73,7 @@ def of_modes(self, told, wholly=True) -> None:
         one.requires_grad_(gradient)
 
 
-restore = Held.restore
+restore = UserState.restore
 MISTAKES: dict[str, Callable[[], None]] = {
     "the loaders begin at the first batch": lambda: setattr(Placed, "begin", from_the_first),
     "the order is that of another epoch": lambda: setattr(Batches, "_order", another_order),
@@ -81,9 +81,9 @@ MISTAKES: dict[str, Callable[[], None]] = {
     "generators are not restored": lambda: setattr(generators, "restore", nothing),
     "what is drawn on the way is not seeded": lambda: setattr(Placed, "__next__", as_it_was),
     "a step is not seeded": lambda: setattr(Seeding, "on_train_batch_start", nothing),
-    "what objects hold is not restored": lambda: setattr(State, "restore", nothing),
+    "what objects hold is not restored": lambda: setattr(PlainState, "restore", nothing),
     "what samplers hold is not restored": lambda: setattr(Placed, "begin", without_states),
-    "modes are not restored": lambda: setattr(Held, "restore", of_modes),
+    "modes are not restored": lambda: setattr(UserState, "restore", of_modes),
     "schedulers are not restored": lambda: setattr(
         _CheckpointConnector, "restore_lr_schedulers", nothing
     ),
@@ -91,23 +91,25 @@ MISTAKES: dict[str, Callable[[], None]] = {
         _CheckpointConnector, "restore_optimizers", nothing
     ),
     "weights are not restored": lambda: setattr(_CheckpointConnector, "restore_model", nothing),
-    "buffers and metrics are not restored": lambda: setattr(epoch_state, "restore_rank", nothing),
+    "buffers and metrics are not restored": lambda: setattr(
+        epoch_state, "restore_rank_state", nothing
+    ),
     "an average is not restored": lambda: setattr(
         StochasticWeightAveraging, "_load_average_model_state", nothing
     ),
-    "an average does not go on": lambda: setattr(model_changes, "go_on_averaging", nothing),
-    "hooks are not run again": lambda: setattr(model_changes, "make_again", nothing),
+    "an average does not go on": lambda: setattr(model_changes, "continue_averaging", nothing),
+    "hooks are not run again": lambda: setattr(model_changes, "run_creating_hooks", nothing),
     "what was seen is not skipped": lambda: setattr(epoch_loaders.Turns, "go_to", not_skipped),
 }
 
 
 def main() -> None:
     """Train with the mistake."""
-    journal.SHARE = 1.0  # the tests' steps are short, and are killed after a few
+    journal.MAX_WAITING_SHARE = 1.0  # the tests' steps are short, and are killed after a few
     with contextlib.suppress(KeyError):
         MISTAKES[os.environ["BREAK"]]()
     if os.environ.get("BLIND"):
-        restore_check.lost = lambda *_: []
+        restore_check.differing = lambda *_: []
     interruptible.main()
 
 

@@ -18,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 SHARED = {
     "local mode": {"test_clients_docker", "test_clients_sdk2", "test_clients_sdk3", "test_readme"},
     "image": {"test_container", "test_launch", "test_nodes", "test_scripts"},
-    "rehearsal": {"test_killed_run", "test_rehearsal", "test_rehearsal_processes"},
+    "rehearsal": {"test_rehearsal", "test_rehearsal_processes", "test_sweeper"},
 }
 TABLE = Path(__file__).with_name("durations.json")
 LOCKS = Path(tempfile.gettempdir())

@@ -30,11 +30,11 @@ def heard(before: int) -> list[int]:
     calls = []
     for signal, due in ((0, rank == 0), (15 if rank == 1 else 0, False)):
         calls.append(0)
-        while not (agreement.asked or agreement.due):
+        while not (agreement.signal_number or agreement.checkpoint_due):
             agreement.agree(signal, due)
             calls[-1] += 1
-        agreement.due = False
-    agreement.settle()
+        agreement.checkpoint_saved()
+    agreement.receive()
     distributed.destroy_process_group()
     return calls
 
@@ -51,7 +51,7 @@ from sagemaker_lightning.contract import shutdown
 shutdown.WAIT = 0.2
 with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as heard:
     heard.begin()
-    heard.took = float(sys.argv[1])
+    heard.batch_seconds = float(sys.argv[1])
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(3)
     print("the batch is done", flush=True)
@@ -66,7 +66,7 @@ def test_a_batch_that_takes_long_is_no_rank_that_hangs(tmp_path: Path, took, end
     )
     assert run.returncode == ended, run.stdout
     line = (
-        "interrupted, resume from step 0: SIGTERM; no batch came to its end within 0 s, "
+        "interrupted, resume from step 0: SIGTERM; no batch ended within 0 s, "
         "so there is no newer checkpoint"
     )
     assert ("the batch is done" in run.stdout) is (ended == 0) and (line in run.stdout) is (

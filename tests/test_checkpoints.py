@@ -19,7 +19,11 @@ import sagemaker_lightning
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume import checkpoint_file
 from sagemaker_lightning.resume.best_model import BestModel
-from sagemaker_lightning.resume.checkpoint_dir import Folder, Writer, choose
+from sagemaker_lightning.resume.checkpoint_dir import (
+    BackgroundWriter,
+    CheckpointDir,
+    choose_checkpoint,
+)
 from sagemaker_lightning.resume.checkpoint_file import examine, read, write
 
 
@@ -31,53 +35,53 @@ def state(step: int) -> dict:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> CheckpointDir:
     """A folder with the checkpoints of steps 10, 20 and 30."""
-    made = Folder(tmp_path / "checkpoints", keep=3)
+    made = CheckpointDir(tmp_path / "checkpoints", keep=3)
     for step in (10, 20, 30):
-        made.add(state(step), step, number=step * 7)
+        made.save(state(step), step, number=step * 7)
     return made
 
 
-def chosen(folder: Folder, hosts: int = 1) -> Path | None:
-    return choose(
-        Folder(folder.path, 3), "algo-1", lambda told: [told] * hosts, True, lambda path: ""
+def chosen(folder: CheckpointDir, hosts: int = 1) -> Path | None:
+    return choose_checkpoint(
+        CheckpointDir(folder.path, 3), "algo-1", lambda told: [told] * hosts, True, lambda path: ""
     )
 
 
-def test_what_is_written_is_read(folder: Folder):
+def test_what_is_written_is_read(folder: CheckpointDir):
     path = chosen(folder)
-    assert path == folder.file(30) == folder.path / "step-000000030.ckpt"
+    assert path == folder.path_of(30) == folder.path / "step-000000030.ckpt"
     assert torch.equal(read(path)["weights"], torch.full((100,), 30.0))
     assert examine(path) == (30, 210)
     # Somebody who knows only torch can read it.
     assert torch.equal(torch.load(path)["weights"], torch.full((100,), 30.0))
-    assert Folder(folder.path, 3).loggers() == [{"version": 3}]
+    assert CheckpointDir(folder.path, 3).logger_states() == [{"version": 3}]
     assert (folder.path / "last.ckpt").samefile(path)
 
 
 def test_an_empty_folder_is_a_start(tmp_path: Path):
-    assert chosen(Folder(tmp_path / "none", 3)) is None
+    assert chosen(CheckpointDir(tmp_path / "none", 3)) is None
     (tmp_path / "none").mkdir()
     (tmp_path / "none/notes.txt").write_text("someone else's")
-    assert chosen(Folder(tmp_path / "none", 3)) is None
+    assert chosen(CheckpointDir(tmp_path / "none", 3)) is None
 
 
-def test_only_so_many_are_kept_and_none_that_is_being_uploaded(folder: Folder):
+def test_only_so_many_are_kept_and_none_that_is_being_uploaded(folder: CheckpointDir):
     names = lambda: sorted(int(path.name[5:14]) for path in folder.path.glob("step-*.ckpt"))  # noqa: E731
     (folder.path / "step-000000010.ckpt.sagemaker-uploading").touch()
     (folder.path / "step-000000020.ckpt.sagemaker-uploading").touch()
     (folder.path / "step-000000020.ckpt.sagemaker-uploaded").touch()
-    folder.add(state(40), 40, 1)
-    folder.add(state(50), 50, 1)
+    folder.save(state(40), 40, 1)
+    folder.save(state(50), 50, 1)
     assert names() == [10, 30, 40, 50]
     (folder.path / "step-000000010.ckpt.sagemaker-uploaded").touch()
-    folder.add(state(60), 60, 1)
+    folder.save(state(60), 60, 1)
     assert names() == [40, 50, 60]
     # A mark that is older than this process belongs to a job that has ended.
     (folder.path / "step-000000040.ckpt.sagemaker-uploading").touch()
     folder.started = time.time() + 60
-    folder.add(state(70), 70, 1)
+    folder.save(state(70), 70, 1)
     assert names() == [50, 60, 70]
 
 
@@ -178,7 +182,7 @@ MUTATIONS = [
 
 
 @pytest.mark.slow
-def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
+def test_a_thousand_damaged_folders(folder: CheckpointDir, tmp_path: Path, capsys):
     """A chosen file is intact, and a damaged one is named.
 
     If no intact one is left, it is an error, and not a new start.
@@ -186,7 +190,7 @@ def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
     draw = random.Random(4)
     outcomes = {"whole": 0, "error": 0, "start": 0}
     for _ in range(1000):
-        place = Folder(tmp_path / "copy/checkpoints", 3)
+        place = CheckpointDir(tmp_path / "copy/checkpoints", 3)
         shutil.rmtree(tmp_path / "copy", ignore_errors=True)
         shutil.copytree(folder.path, place.path)
         if draw.random() < 0.7:
@@ -199,8 +203,8 @@ def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
             )
             if files:
                 draw.choice(MUTATIONS)(draw.choice(files), draw)
-        whole = {path for _, path in place.named() if not isinstance(examine(path), str)}
-        damaged = [path for _, path in place.named() if path not in whole]
+        whole = {path for _, path in place.checkpoints() if not isinstance(examine(path), str)}
+        damaged = [path for _, path in place.checkpoints() if path not in whole]
         capsys.readouterr()
         try:
             path = chosen(place)
@@ -211,33 +215,35 @@ def test_a_thousand_damaged_folders(folder: Folder, tmp_path: Path, capsys):
             continue
         if path is None:
             outcomes["start"] += 1
-            assert not whole and not damaged and not place.foreign()
+            assert not whole and not damaged and not place.misnamed()
             continue
         outcomes["whole"] += 1
         newest = max(examine(path)[0] for path in whole)
         assert torch.equal(read(path)["weights"], torch.full((100,), float(newest)))
         said = capsys.readouterr().out
-        for _, newer in place.named()[: [other for _, other in place.named()].index(path)]:
+        for _, newer in place.checkpoints()[
+            : [other for _, other in place.checkpoints()].index(path)
+        ]:
             assert f"warning: checkpoint {newer}" in said
         assert not list(place.path.glob("*.sagemaker-ignore"))
     assert outcomes["whole"] > 500 and outcomes["error"] > 20
 
 
 @pytest.mark.parametrize("version", [checkpoint_file.FORMAT - 1, checkpoint_file.FORMAT + 1, 12])
-def test_a_checkpoint_of_another_format_is_refused(folder: Folder, version: int):
+def test_a_checkpoint_of_another_format_is_refused(folder: CheckpointDir, version: int):
     """In one line, before anything of it is read.
 
     It is not skipped in favour of an older one of this format.
     """
     footer = checkpoint_file.FOOTER.size
-    content = folder.file(30).read_bytes()
+    content = folder.path_of(30).read_bytes()
     mark = f"\0sagemaker-lightning {version}\0".encode()
-    folder.file(30).unlink()  # it is last.ckpt, too
-    folder.file(30).write_bytes(
+    folder.path_of(30).unlink()  # it is last.ckpt, too
+    folder.path_of(30).write_bytes(
         content[:-footer] + mark + content[-footer:][len(checkpoint_file.MARK) :]
     )
-    assert checkpoint_file.other_format(folder.file(30)) == version
-    assert checkpoint_file.other_format(folder.file(20)) is None
+    assert checkpoint_file.other_format(folder.path_of(30)) == version
+    assert checkpoint_file.other_format(folder.path_of(20)) is None
     with pytest.raises(UserError) as raised:
         chosen(folder)
     assert f"step-000000030.ckpt (on algo-1) has checkpoint format {version}, this version" in str(
@@ -288,24 +294,26 @@ def test_a_checkpoint_names_no_class_of_ours(tmp_path: Path):
     assert not named
 
 
-def test_a_checkpoint_that_is_code_is_refused(folder: Folder, tmp_path: Path):
+def test_a_checkpoint_that_is_code_is_refused(folder: CheckpointDir, tmp_path: Path):
     class Evil:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "ran",))
 
-    write(folder.file(40), {"weights": Evil()}, 40, 1)
+    write(folder.path_of(40), {"weights": Evil()}, 40, 1)
     with pytest.raises(Exception, match="Weights only load failed"):
-        read(folder.file(40))
+        read(folder.path_of(40))
     assert not (tmp_path / "ran").exists()
-    assert "PosixPath" in checkpoint_file.unreadable({"hyper_parameters": {"folder": tmp_path}})
+    assert "PosixPath" in checkpoint_file.why_unreadable({"hyper_parameters": {"folder": tmp_path}})
     assert (
-        checkpoint_file.unreadable({"hyper_parameters": {"sizes": [1, (2.0, None)], "name": "x"}})
+        checkpoint_file.why_unreadable(
+            {"hyper_parameters": {"sizes": [1, (2.0, None)], "name": "x"}}
+        )
         == ""
     )
 
 
-def everywhere(folders: list[Folder]) -> list:
-    """Return what `choose` returns or raises on each host, of two ranks each."""
+def everywhere(folders: list[CheckpointDir]) -> list:
+    """Return what `choose_checkpoint` returns or raises on each host, of two ranks each."""
     told: dict[int, list] = {}
     barrier = threading.Barrier(2 * len(folders))
     answers = [None] * (2 * len(folders))
@@ -322,7 +330,7 @@ def everywhere(folders: list[Folder]) -> list:
 
         place = folders[number // 2]
         try:
-            answers[number] = choose(
+            answers[number] = choose_checkpoint(
                 place, f"algo-{number // 2 + 1}", gather, number % 2 == 0, lambda path: ""
             )
         except UserError as error:
@@ -336,25 +344,26 @@ def everywhere(folders: list[Folder]) -> list:
     return answers
 
 
-def copies(folder: Folder, tmp_path: Path, hosts: int) -> list[Folder]:
-    made = [Folder(tmp_path / f"host-{host}", 3) for host in range(hosts)]
+def copies(folder: CheckpointDir, tmp_path: Path, hosts: int) -> list[CheckpointDir]:
+    made = [CheckpointDir(tmp_path / f"host-{host}", 3) for host in range(hosts)]
     for place in made:
         shutil.copytree(folder.path, place.path)
         (place.path / "last.ckpt").unlink()
     return made
 
 
-def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: Folder, tmp_path: Path):
+def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: CheckpointDir, tmp_path: Path):
     hosts = copies(folder, tmp_path, 3)
-    assert everywhere(hosts) == [host.file(30) for host in hosts for _ in range(2)]
-    hosts[1].file(30).unlink()
-    assert everywhere(hosts) == [host.file(20) for host in hosts for _ in range(2)]
-    empty(hosts[2].file(20), random.Random())
-    assert everywhere(hosts) == [host.file(10) for host in hosts for _ in range(2)]
-    write(hosts[0].file(10), state(10), 10, number=8)  # of another run of the same steps
+    assert everywhere(hosts) == [host.path_of(30) for host in hosts for _ in range(2)]
+    hosts[1].path_of(30).unlink()
+    assert everywhere(hosts) == [host.path_of(20) for host in hosts for _ in range(2)]
+    empty(hosts[2].path_of(20), random.Random())
+    assert everywhere(hosts) == [host.path_of(10) for host in hosts for _ in range(2)]
+    write(hosts[0].path_of(10), state(10), 10, number=8)  # of another run of the same steps
     for place, said in enumerate(everywhere(hosts)):
         assert said.startswith(
-            f"--resume.dirpath={hosts[place // 2].path}: found checkpoints, but none that is whole"
+            f"--resume.dirpath={hosts[place // 2].path}: found checkpoints, but none that every "
+            "host has intact"
         )
         assert (
             "algo-1 has step 30; algo-2 has step 20; algo-3 has step 30" in said
@@ -363,7 +372,7 @@ def test_hosts_go_on_from_the_newest_that_all_have_alike(folder: Folder, tmp_pat
     for host in hosts:
         shutil.rmtree(host.path)
     assert everywhere(hosts) == [None] * 6
-    hosts[1].add(state(10), 10, 1)
+    hosts[1].save(state(10), 10, 1)
     assert all(
         "algo-1 has none; algo-2 has step 10; algo-3 has none" in said for said in everywhere(hosts)
     )
@@ -373,13 +382,13 @@ KILLED = """
 import sys
 from pathlib import Path
 import torch
-from sagemaker_lightning.resume.checkpoint_dir import Folder, choose
-folder = Folder(Path(sys.argv[1]), 3)
-choose(folder, "algo-1", lambda told: [told], True, lambda path: '')
+from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir, choose_checkpoint
+folder = CheckpointDir(Path(sys.argv[1]), 3)
+choose_checkpoint(folder, "algo-1", lambda told: [told], True, lambda path: '')
 weights = torch.rand(2_000_000)
 print("writing", flush=True)
 for step in range(int(sys.argv[2]), 10**9):
-    folder.add({"weights": weights + step, "step": step}, step, 1)
+    folder.save({"weights": weights + step, "step": step}, step, 1)
 """
 
 
@@ -394,63 +403,65 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(tmp_path: Path):
         time.sleep(draw.uniform(0.0, 0.3))
         process.kill()
         process.communicate()
-        place = Folder(tmp_path / "checkpoints", 3)
-        assert all(not isinstance(examine(path), str) for _, path in place.named())
+        place = CheckpointDir(tmp_path / "checkpoints", 3)
+        assert all(not isinstance(examine(path), str) for _, path in place.checkpoints())
         if path := chosen(place):
             step = read(path)["step"] + 1
-    assert step > 1 and len(place.named()) <= 5
+    assert step > 1 and len(place.checkpoints()) <= 5
 
 
-def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(folder: Folder, capsys):
+def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(
+    folder: CheckpointDir, capsys
+):
     """A limit on files' sizes makes this process's writing fail as a full disk does."""
-    writer = Writer(folder)
+    writer = BackgroundWriter(folder)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
     try:
         writer.write(state(40), 40, 1)
         writer.wait()
-        writer.check("training goes on, but")
+        writer.warn_of_problem("training goes on, but")
         assert "training goes on, but no checkpoint could be written" in (
             said := capsys.readouterr().out
         )
-        assert "the newest whole one is step-000000030.ckpt" in said
-        nothing = Writer(Folder(folder.path.with_name("new"), 3))
+        assert "the newest intact one is step-000000030.ckpt" in said
+        nothing = BackgroundWriter(CheckpointDir(folder.path.with_name("new"), 3))
         nothing.write(state(40), 40, 1)
         nothing.wait()
         with pytest.raises(OSError):
-            nothing.check("training goes on, but")
+            nothing.warn_of_problem("training goes on, but")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert not list(folder.path.glob("*.sagemaker-ignore")) and not folder.file(40).exists()
+    assert not list(folder.path.glob("*.sagemaker-ignore")) and not folder.path_of(40).exists()
     writer.write(state(50), 50, 1)
     writer.wait()
     capsys.readouterr()
-    writer.check("the training is done, and")
-    assert chosen(folder) == folder.file(50) and capsys.readouterr().out == ""
+    writer.warn_of_problem("the training is done, and")
+    assert chosen(folder) == folder.path_of(50) and capsys.readouterr().out == ""
 
 
-def test_whatever_a_writer_dies_of_is_said(folder: Folder, capsys):
+def test_whatever_a_writer_dies_of_is_said(folder: CheckpointDir, capsys):
     """The next checkpoint is written all the same."""
-    writer = Writer(folder)
+    writer = BackgroundWriter(folder)
     writer.write(state(40) | {"lock": threading.Lock()}, 40, 1)
     writer.wait()
-    writer.check("training goes on, but")
+    writer.warn_of_problem("training goes on, but")
     said = capsys.readouterr()
     assert (
         "no checkpoint could be written" in said.out
         and "(TypeError: cannot pickle '_thread.lock'" in said.out
     )
     assert "Traceback" in said.err
-    nothing = Writer(Folder(folder.path.with_name("new"), 3))
+    nothing = BackgroundWriter(CheckpointDir(folder.path.with_name("new"), 3))
     nothing.write({"lock": threading.Lock()}, 40, 1)
     nothing.wait()
     with pytest.raises(TypeError):
-        nothing.check("training goes on, but")
+        nothing.warn_of_problem("training goes on, but")
     writer.write(state(50), 50, 1)
     writer.wait()
-    assert not writer.why and chosen(folder) == folder.file(50)
+    assert not writer.problem_text and chosen(folder) == folder.path_of(50)
 
 
 def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
@@ -464,35 +475,35 @@ def test_a_best_model_is_read_only_if_it_is_whole(tmp_path: Path, capsys):
         write(Path(name), state(number))
         best.best_k_models[name] = torch.tensor(float(number))
     best.best_model_path = names[0]
-    assert best.readable() == names[0] and capsys.readouterr().out == ""
+    assert best.choose_intact() == names[0] and capsys.readouterr().out == ""
     content = bytearray(Path(names[0]).read_bytes())
     content[300] ^= 1
     Path(names[0]).write_bytes(content)
-    assert best.readable() == names[1]
-    damaged = f"warning: {names[0]}, the best model, is damaged: its checksum is another one"
+    assert best.choose_intact() == names[1]
+    damaged = f"warning: {names[0]}, the best model, is damaged: its checksum does not match"
     assert capsys.readouterr().out == f"{damaged}; {names[1]} is written in its place\n"
     Path(names[1]).write_bytes(Path(names[1]).read_bytes()[:-100])  # cut off
     torch.save(state(2), names[2])
-    assert best.readable() == names[2]
+    assert best.choose_intact() == names[2]
     Path(names[2]).unlink()
-    assert best.readable() == ""
+    assert best.choose_intact() == ""
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == (
-        f"warning: {names[2]}, the best model, is not there; the last one is written in its place"
+        f"warning: {names[2]}, the best model, is missing; the last one is written in its place"
     )
 
 
-def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: Folder):
+def test_the_stamps_of_torch_say_nothing_of_a_flipped_bit(folder: CheckpointDir):
     """The reason for our checksum: torch loads most files with a flipped bit silently."""
-    content = folder.file(30).read_bytes()
+    content = folder.path_of(30).read_bytes()
     silent = 0
     for place in range(0, len(content) - 100, 41):
         changed = bytearray(content)
         changed[place] ^= 1
-        folder.file(30).write_bytes(changed)
-        assert isinstance(examine(folder.file(30)), str)
+        folder.path_of(30).write_bytes(changed)
+        assert isinstance(examine(folder.path_of(30)), str)
         try:
-            silent += bool(torch.load(folder.file(30), weights_only=True))
+            silent += bool(torch.load(folder.path_of(30), weights_only=True))
         except Exception:
             continue
     assert silent

@@ -423,7 +423,7 @@ MISTAKES = [
     (["--data.num_workers=-1"], "--data.num_workers: found -1, allowed is 0 or more"),
     (
         ["--data.num_workers=1000000"],
-        "--data.num_workers: found 1000000, allowed here are [0-9]+: each is a process",
+        "--data.num_workers: found 1000000, allowed are at most [0-9]+ on this machine",
     ),
     (["--logger.flush_secs=often"], "--logger.flush_secs: found 'often', allowed is int"),
     (["--logger.flush_secs=0"], "--logger.flush_secs: found 0, allowed is 1 or more"),

@@ -70,7 +70,7 @@ BETWEEN_THE_LINES = {
     ),
     "scripts/launch.py --drill": LAUNCH,
     "tensorboard --logdir s3://my-bucket/logs": (
-        "test_watching.py::test_tensorboard_on_s3_while_the_job_runs"
+        "test_live_outputs.py::test_tensorboard_on_s3_while_the_job_runs"
     ),
     "python -m benchmarks.scaling sagemaker --instances 1 2 4 8 -- FLAGS": (
         "test_scaling.py::test_the_jobs_of_a_table"
@@ -244,7 +244,7 @@ def test_what_continuous_integration_runs():
 @pytest.mark.parametrize(
     ("target", "flags", "says"),
     [
-        ("test-fast", "tests/test_files.py", r"\d+ passed"),
+        ("test-fast", "tests/test_atomic_files.py", r"\d+ passed"),
         ("soak", "tests/test_commands.py -k mutants", r"no tests ran|\d+ deselected"),
         ("compat", "-k test_no_private_name_has_moved", r"1 passed"),
         (

@@ -1,4 +1,4 @@
-"""The seam to other packages: which of their private names have moved.
+"""compat/: says which private names of other packages have moved.
 
 All uses of private names must go through the seam.
 """
@@ -317,7 +317,7 @@ def test_a_job_that_has_installed_another_version_ends_with_that_line(tmp_path: 
 def test_an_average_counts_again_even_after_an_error():
     callback = StochasticWeightAveraging(swa_lrs=0.1)
     before = callback._latest_update_epoch
-    with pytest.raises(ZeroDivisionError), lightning_callbacks.average_counts(callback, 7):
+    with pytest.raises(ZeroDivisionError), lightning_callbacks.weights_averaged_in(callback, 7):
         assert callback._latest_update_epoch == 7
         raise ZeroDivisionError
     assert callback._latest_update_epoch == before != 7

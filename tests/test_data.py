@@ -155,7 +155,7 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(before, after, drop_last)
         assert sum(seen, []) == order[:reached]
         rest = [loader(rank=rank, world_size=after, **options) for rank in range(after)]
         for one in rest:
-            one.course.begun = 1, reached
+            one.course.continue_from(1, reached)
             start = one.course.of_epoch(1)[1]
             one.position = lambda start=start: (1, start)
         others = [sum(parts, []) for parts in zip(*map(labels_of, rest), strict=True)]

@@ -15,7 +15,7 @@ import ranks
 import torch
 from foreign import Model
 
-from sagemaker_lightning.callbacks.divergence import EVERY, Divergence
+from sagemaker_lightning.callbacks.divergence import LOSSES_PER_READ, Divergence
 from sagemaker_lightning.cli import run
 from sagemaker_lightning.contract.atomic_files import json_text
 
@@ -108,7 +108,7 @@ def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: P
     assert status == 1 and "at step 5 the learning rate is 0.1" in said
     said, status = fit(*flags, "--optimizer.lr=0.02")
     assert status == 1 and "--optimizer.lr was 0.1, is 0.02" in said
-    assert "--resume.other_settings=true goes on with another learning rate" in said
+    assert "--resume.other_settings=true allows another learning rate" in said
     said, status = fit(
         *flags, "--optimizer.lr=0.02", "--lr_scheduler.gamma=0.1", "--resume.other_settings=true"
     )
@@ -170,10 +170,10 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
     read = []
     monkeypatch.setattr(Divergence, "_read", lambda _, steps, values: read.append(steps))
     watched = Divergence()
-    for step in range(1, 2 * EVERY):
+    for step in range(1, 2 * LOSSES_PER_READ):
         watched.losses.append((step, torch.tensor(1.0).as_subclass(OnGPU)))
-        watched.found()
-    assert read == [list(range(1, EVERY + 1))]
+        watched.poll()
+    assert read == [list(range(1, LOSSES_PER_READ + 1))]
 
 
 def test_what_json_lacks_is_null():

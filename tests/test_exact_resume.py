@@ -78,7 +78,7 @@ def check(folder: Path, case: str, *interruptions: dict[str, str]) -> list[str]:
 def test_five_lines_are_enough(tmp_path: Path):
     _, stopped, ended = check(tmp_path, "plain", {"KILL_AT": "0:3"}, {"STOP_AT": "1:4"})
     assert re.search(
-        r"^interrupted, resume from step 16: SIGTERM; .* is whole \[host localhost",
+        r"^interrupted, resume from step 16: SIGTERM; .* is complete \[host localhost",
         stopped,
         re.MULTILINE,
     )
@@ -246,7 +246,7 @@ def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):
         short(tmp_path / "run", logger=logger, log_every_n_steps=1).fit(model)
     assert "mine" in rows_of(tmp_path / "logs").splitlines()[0]
     assert (
-        "CSVLogger: it writes version 1, and the interrupted run wrote version 0"
+        "CSVLogger: this run logs to version 1, the interrupted run logged to version 0"
         in capfd.readouterr().out
     )
 
@@ -453,7 +453,7 @@ def test_another_optimizer_is_one_line(tmp_path: Path):
         short(tmp_path, Presses(1)).fit(Classifier())
     with pytest.raises(
         UserError,
-        match=r"the optimizer was AdamW, is SGD; .*; ExactResume\(other_settings=True\) goes",
+        match=r"the optimizer was AdamW, is SGD; .*; ExactResume\(other_settings=True\) allows",
     ):
         short(tmp_path).fit(OtherOptimizer())
 

@@ -54,7 +54,7 @@ def foreign(image, wheel, tmp_path_factory):  # noqa: F811
 @pytest.fixture(scope="module")
 def trained(foreign) -> str:
     """What the script says at the end of a training that nothing interrupts."""
-    run = docker("run", "--rm", f"--volume={SOURCE}:/work", foreign, "python", "/work/train.py")
+    run = docker("run", "--rm", f"--volume={SOURCE}:/script", foreign, "python", "/script/train.py")
     assert "resuming" not in run.stdout
     return re.search(r"TRAINED \w{64}", run.stdout)[0]
 

@@ -168,9 +168,8 @@ def test_folders_that_sagemaker_does_not_keep_are_warned_of(tmp_path, capsys):
     ]
     warn_of_lost_folders(Parsed(environment, flags, APPLICATION).config, environment)
     assert [line for line in capsys.readouterr().out.splitlines() if "warning" in line] == [
-        f"warning: --{flag} is {tmp_path}/{flag.partition('=')[2]}, "
-        "of which SageMaker keeps nothing; leave it out, "
-        "or give a folder below /opt/ml/checkpoints"
+        f"warning: --{flag}: SageMaker keeps nothing of {tmp_path}/{flag.partition('=')[2]}; "
+        "leave the flag out, or give a folder below /opt/ml/checkpoints"
         for flag in ("resume.dirpath=checkpoints", "trainer.logger.save_dir=logs")
     ]
     assert os.environ.get("SM_OUTPUT_DIR") is None

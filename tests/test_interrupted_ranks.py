@@ -143,7 +143,7 @@ def test_two_ranks_began_and_one_goes_on(tmp_path: Path):
     ]
     rest = interruptible.events(job.base / "code")
     assert (
-        "2 ranks saved it, these are 1: no sample is left out or taken twice"
+        "2 ranks saved it, now there are 1: no sample is left out or taken twice"
         in (job.base / "log").read_text()
     )
     for epoch in range(3):
@@ -170,9 +170,7 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
         for rank in ranks:
             if rank.is_running():
                 rank.kill()
-    assert re.match(
-        r"interrupted, resume from step 12: SIGTERM; no batch came to its end", job.failure
-    )
+    assert re.match(r"interrupted, resume from step 12: SIGTERM; no batch ended", job.failure)
 
 
 @pytest.mark.soak  # two ranks above, two hosts in tests/test_rehearsal_processes.py

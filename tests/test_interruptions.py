@@ -167,7 +167,8 @@ def test_a_signal_loses_no_step(tmp_path: Path, number):
     line = f"interrupted, resume from step {steps}: {number.name}; "
     assert (
         line in run.said
-        and f"checkpoints/step-{steps:09d}.ckpt is whole [host localhost, local rank 0]" in run.said
+        and f"checkpoints/step-{steps:09d}.ckpt is complete [host localhost, local rank 0]"
+        in run.said
     )
     assert not (tmp_path / "run/output/model/model.pt").exists()
     assert (
@@ -327,9 +328,9 @@ def flip(file: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "lose", "problem"),
     [
-        ("max", Path.unlink, "is not there"),  # of the first epoch
-        ("min", Path.unlink, "is not there"),  # of the last epoch before
-        ("min", flip, "is damaged: its checksum is another one"),
+        ("max", Path.unlink, "is missing"),  # of the first epoch
+        ("min", Path.unlink, "is missing"),  # of the last epoch before
+        ("min", flip, "is damaged: its checksum does not match"),
     ],
 )
 def test_a_best_model_that_was_not_copied_yet_or_is_damaged(tmp_path: Path, mode, lose, problem):
@@ -350,7 +351,7 @@ def test_a_best_model_that_was_not_copied_yet_or_is_damaged(tmp_path: Path, mode
     assert newest.startswith("best-epoch=0" if mode == "max" else "best-epoch=1")
     said = run.finish()
     assert (
-        f"goes with {newest}, the best model, which {problem}; it is skipped" in said
+        f"refers to {newest}, the best model, which {problem}; it is skipped" in said
         and "resuming from" in said
     )
     assert run.result == whole.result
@@ -370,7 +371,7 @@ def test_a_damaged_best_model_that_cannot_be_made_again_is_no_model(tmp_path: Pa
     flip(best)
     said = run.finish()
     assert (
-        f"warning: {best}, the best model, is damaged: its checksum is another one; "
+        f"warning: {best}, the best model, is damaged: its checksum does not match; "
         "the last one is written"
     ) in said
     assert json.loads((tmp_path / "run/output/model/model.json").read_text())["best_model"] is None
@@ -436,7 +437,7 @@ def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
     (files[-1].parent / "last.ckpt").unlink()
     flip(files[-1])
     said = run.finish()
-    assert f"{files[-1].name} is damaged: its checksum is another one; it is skipped" in said
+    assert f"{files[-1].name} is damaged: its checksum does not match; it is skipped" in said
     assert f"resuming from step {int(files[-2].name[5:14])}" in said
     assert run.result == whole.result
     for path in (tmp_path / "run/output/data/checkpoints").glob("*.ckpt"):
@@ -445,8 +446,8 @@ def test_damaged_checkpoints_are_skipped_or_an_error(tmp_path: Path):
     process.wait(LIMIT)
     assert process.returncode == 1
     assert (
-        "error: --resume.dirpath=output/data/checkpoints: found checkpoints, but none that is whole"
-        in run.said
+        "error: --resume.dirpath=output/data/checkpoints: found checkpoints, but none that every "
+        "host has intact" in run.said
     )
 
 

@@ -17,7 +17,7 @@ RUN = b"0123456789abcdef"
 @pytest.fixture(autouse=True)
 def each_at_once(monkeypatch):
     """Write each record as soon as it comes."""
-    monkeypatch.setattr(journal, "SHARE", float("inf"))
+    monkeypatch.setattr(journal, "MAX_WAITING_SHARE", float("inf"))
 
 
 def step(number: int) -> Step:
@@ -26,7 +26,7 @@ def step(number: int) -> Step:
 
 def begun(folder: Path, known=(), rank: int = 0) -> Journal:
     made = Journal(folder, RUN, rank, 2, "torch=2; device=cpu")
-    made.begin(known)
+    made.start_file(known)
     return made
 
 
@@ -53,23 +53,23 @@ def test_it_goes_on_with_what_was_known_and_forgets_what_is_old(tmp_path: Path):
     made = begun(tmp_path, [step(number) for number in range(20)])
     other = Step(12, 1, 2, 5, 5, 5)
     made.add(other)  # another one at the same place
-    made.keep((1, 1))
+    made.remove_before((1, 1))
     kept = [step(11), other, *(step(number) for number in range(13, 20))]
     assert read(tmp_path, RUN, 0, 2)[0] == kept
     assert files(tmp_path)[0].stat().st_size == HEADER.size + 9 * RECORD.size
-    made.forget_after((1, 2))
+    made.remove_after((1, 2))
     made.add(step(30))
     assert read(tmp_path, RUN, 0, 2)[0] == [step(11), other, step(30)]
     made.close()
 
 
 def test_it_has_a_bound(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(journal, "LIMIT", 10)
+    monkeypatch.setattr(journal, "MAX_RECORDS", 10)
     made = begun(tmp_path)
     for number in range(30):
         made.add(step(number))
     assert len(read(tmp_path, RUN, 0, 2)[0]) == 10
-    made.keep((1, 0))
+    made.remove_before((1, 0))
     made.add(step(30))
     assert read(tmp_path, RUN, 0, 2)[0] == [step(30)]
     made.close()
@@ -77,7 +77,7 @@ def test_it_has_a_bound(tmp_path: Path, monkeypatch):
 
 def test_it_is_written_no_more_often_than_it_may_take_time(tmp_path: Path, monkeypatch):
     written = []
-    monkeypatch.setattr(journal, "SHARE", 1e-9)
+    monkeypatch.setattr(journal, "MAX_WAITING_SHARE", 1e-9)
     made = begun(tmp_path)
     monkeypatch.setattr(
         os, "write", lambda file, content: written.append(len(content)) or len(content)
@@ -140,7 +140,7 @@ def test_no_file_does_harm(tmp_path: Path):
 
 def test_text_in_it_is_harmless_to_print(tmp_path: Path):
     made = Journal(tmp_path, RUN, 0, 1, "\x1b[31mred\n" + "é" * 500)
-    made.begin([])
+    made.start_file([])
     made.close()
     text = read(tmp_path, RUN, 0, 1)[1]
     assert text.startswith("[31mredé") and text.isprintable() and len(text) < 410
@@ -155,6 +155,6 @@ def test_a_full_disk_ends_it_and_not_the_job(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(os, "write", full)
     made.add(step(1))
     made.add(step(2))
-    made.keep((9, 9))
+    made.remove_before((9, 9))
     made.close()
     assert made.problem == "No space left on device"

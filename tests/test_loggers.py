@@ -11,7 +11,7 @@ import pytest
 from test_interruptions import points
 from test_strangers import Run
 
-from sagemaker_lightning.callbacks.loggers import Rows
+from sagemaker_lightning.callbacks.loggers import ContinuedWriter
 
 LOGGERS = [
     {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}},
@@ -85,8 +85,8 @@ def test_a_log_that_is_lost_is_said(tmp_path: Path):
     assert "later" in file.read_text().splitlines()[0]
 
 
-def rows(folder: Path, waits: bool) -> Rows:
-    return Rows(str(folder), waits)
+def rows(folder: Path, waits: bool) -> ContinuedWriter:
+    return ContinuedWriter(str(folder), waits)
 
 
 def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path):
@@ -104,7 +104,7 @@ def test_a_file_goes_on_where_the_checkpoint_was(tmp_path: Path):
     second = rows(tmp_path, waits=True)
     second.log_metrics({"loss": 9.0}, 0)
     second.save()
-    second.go_on(**state)
+    second.continue_from(**state)
     assert (tmp_path / "metrics.csv").read_bytes() == content
     second.log_metrics({"loss": 1.0, "more": 2.0}, 3)
     second.save()
@@ -120,7 +120,7 @@ def test_a_file_that_nobody_goes_on_with_is_removed_as_lightning_does(tmp_path: 
     second.log_metrics({"loss": 2.0}, 0)
     second.save()
     assert "1.0" in (tmp_path / "metrics.csv").read_text()
-    second.begin()
+    second.start_file()
     second.save()
     assert (tmp_path / "metrics.csv").read_text().split() == ["loss,step", "2.0,0"]
 

@@ -79,7 +79,7 @@ def test_our_checkpoints_may_name_either(package: str):
     """A job may continue in an environment with the other distribution."""
     stage = pytorch_lightning.trainer.states.RunningStage
     assert (
-        encoding.raised(("enum", f"{package}.trainer.states", "RunningStage"), "VALIDATING")
+        encoding.from_plainer(("enum", f"{package}.trainer.states", "RunningStage"), "VALIDATING")
         is stage.VALIDATING
     )
 

@@ -1,6 +1,6 @@
 """Several nodes, each a container that the real toolkit starts.
 
-They find each other, and none hangs. tests/test_peers.py tests what the nodes say to one another;
+They find each other, and none hangs. tests/test_mesh.py tests what the nodes say to one another;
 here is what it does to real programs.
 """
 
@@ -193,7 +193,7 @@ def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
     assert (tmp_path / "algo-1/model/model.pt").is_file()
 
 
-@pytest.mark.soak  # beside tests/test_peers.py and a local rank that is killed
+@pytest.mark.soak  # beside tests/test_mesh.py and a local rank that is killed
 def test_the_main_node_is_killed(image: str, tmp_path: Path):
     with job(image, tmp_path, 2, LONG) as nodes:
         nodes.start()
@@ -215,7 +215,7 @@ def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
         nodes.kill_last_rank("algo-2")
         assert nodes.end() == {"algo-1": 1, "algo-2": 1}
         killed = (
-            "host algo-2, (local rank 1|rank 3) ended without a word: it was killed by "
+            "host algo-2, (local rank 1|rank 3) ended without giving a reason: it was killed by "
             "SIGKILL|rank 3 was killed"
         )
         for host in nodes.hosts:
@@ -238,7 +238,7 @@ def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
         assert "the network of this one (algo-3) is most likely cut" in nodes.failure("algo-3")
 
 
-@pytest.mark.soak  # beside tests/test_peers.py
+@pytest.mark.soak  # beside tests/test_mesh.py
 def test_a_rank_that_raises_tells_the_others_why(image: str, tmp_path: Path):
     given = LONG | {"model.fail_at": 3, "model.fail_rank": 1}
     with job(image, tmp_path, 2, given) as nodes:

@@ -96,7 +96,7 @@ def test_a_cycle_that_is_shorter_than_the_run_is_refused_at_its_start(tmp_path):
     flags = ["--lr_scheduler=OneCycleLR", "--lr_scheduler.max_lr=2", "--lr_scheduler.total_steps=9"]
     with pytest.raises(
         UserError,
-        match=r"^--lr_scheduler: OneCycleLR has 9 steps, and the run 10; allowed is .* more$",
+        match=r"^--lr_scheduler: OneCycleLR has 9 steps, and the run 10; set .* more$",
     ):
         rates(tmp_path, *flags)
 

@@ -7,13 +7,15 @@ import pytest
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.checkpoint_file import FORMAT
-from sagemaker_lightning.resume.selection import HostCheckpoints, Save, newest_common
+from sagemaker_lightning.resume.selection import CheckpointId, HostCheckpoints, newest_common
 
-TEN, TWENTY, THIRTY = (Save(step, number=7 * step) for step in (10, 20, 30))
-OTHER_TEN = Save(10, number=8)  # of another run, which came to the same step
+TEN, TWENTY, THIRTY = (CheckpointId(step, number=7 * step) for step in (10, 20, 30))
+OTHER_TEN = CheckpointId(10, number=8)  # of another run, which came to the same step
 
 
-def host(name: str, *saves: Save, incomplete: tuple[Save, ...] = (), **known) -> HostCheckpoints:
+def host(
+    name: str, *saves: CheckpointId, incomplete: tuple[CheckpointId, ...] = (), **known
+) -> HostCheckpoints:
     return HostCheckpoints(name, saves, incomplete=frozenset(incomplete), **known)
 
 
@@ -64,8 +66,8 @@ def test_none_that_all_have_is_no_start_anew(hosts: list, line: str):
     with pytest.raises(UserError) as raised:
         newest_common(hosts, "--resume.dirpath=/folder")
     assert str(raised.value) == (
-        "--resume.dirpath=/folder: found checkpoints, but none that is whole and the same on "
-        f"all hosts {line}; bring one back, or move them away to start anew"
+        "--resume.dirpath=/folder: found checkpoints, but none that every host has intact "
+        f"{line}; restore one from a copy, or move them away to start anew"
     )
 
 

@@ -170,8 +170,8 @@ CODE = {
 }
 
 
-# The soak runs these. Other tests have their mechanism alone: tests/test_state.py, test_streams.py
-# and test_placed.py.
+# The soak runs these. Other tests have their mechanism alone: tests/test_object_state.py,
+# test_own_loaders.py and test_epoch_loaders.py.
 SOAK = [
     "a RandomState",
     "a random.Random",
@@ -313,7 +313,7 @@ def test_before_the_first_step(tmp_path: Path):
         assert run.start(STOP_AT="0:1") == 143
         assert (
             "interrupted, resume from step 0: SIGTERM; "
-            "output/data/checkpoints/step-000000000.ckpt is whole" in run.said
+            "output/data/checkpoints/step-000000000.ckpt is complete" in run.said
         )
         assert not same(alone.finish(), run.finish()) and "resuming from step 0: " in run.said
 
@@ -383,8 +383,8 @@ def test_ranks_that_do_not_train_one_model_are_told_so(tmp_path: Path):
     )
     run.finish()
     said = (
-        "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so that the ranks "
-        "have other weights, too"
+        "warning: the learning rates are 0.01 on rank 0 and 0.02 on rank 1, so their weights "
+        "differ, too"
     )
     assert run.said.count(said) == 1
 
@@ -405,11 +405,11 @@ def test_sizes_and_workers_by_any_name_follow_the_machine(tmp_path: Path):
         "--data.times=1": "--data.times was 4, is 1",
     }.items():
         run.flags.append(flag)
-        assert run.start() == 1 and f"is of another run: {says}; go on" in run.said
+        assert run.start() == 1 and f"is of another run: {says}; continue" in run.said
         run.flags.pop()
     run.flags += ["--data.samples=8", "--data.processes=2"]
     run.finish()
-    assert "resuming from step" in run.said and "2 ranks saved it, these are 1" in run.said
+    assert "resuming from step" in run.said and "2 ranks saved it, now there are 1" in run.said
 
 
 def test_not_exact_is_as_lightning_does(tmp_path: Path):
@@ -418,7 +418,7 @@ def test_not_exact_is_as_lightning_does(tmp_path: Path):
     run.finish()
     assert (
         run.said.count(
-            "this run is trained and saved as Lightning does; interrupted, it begins anew\n"
+            "this run is trained and saved as Lightning does; an interruption makes it start anew\n"
         )
         == 1
     )

@@ -112,17 +112,17 @@ def test_the_affinity_counts():
 def test_ranks_share_what_there_is(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(MANY)))
     monkeypatch.setattr(threads, "usable_cpus", lambda: 6)
-    assert [threads.variables(ranks, {}) for ranks in (1, 2, 4, 9)] == [
+    assert [threads.thread_variables(ranks, {}) for ranks in (1, 2, 4, 9)] == [
         {"OMP_NUM_THREADS": text} for text in ("6", "3", "1", "1")
     ]
     monkeypatch.setattr(threads, "usable_cpus", lambda: MANY)
-    assert threads.variables(1, {}) == {}  # OpenMP itself starts one for each core
+    assert threads.thread_variables(1, {}) == {}  # OpenMP itself starts one for each core
 
 
-@pytest.mark.parametrize("name", threads.COUNT)
+@pytest.mark.parametrize("name", threads.COUNT_VARIABLES)
 def test_what_the_user_has_set_stays(monkeypatch, name):
     monkeypatch.setattr(threads, "usable_cpus", lambda: 1)
-    assert threads.variables(2, {name: "7"}) == {}
+    assert threads.thread_variables(2, {name: "7"}) == {}
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_ranks_of_lightning_share_a_quota(monkeypatch):
     share.
     """
     before = torch.get_num_threads()
-    monkeypatch.setattr(threads, "USERS", {})
+    monkeypatch.setattr(threads, "USER_VARIABLES", {})
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     monkeypatch.setattr(threads, "usable_cpus", lambda: 4)
     monkeypatch.setattr(threads, "spin_only_alone", lambda threads: None)
     try:
-        threads.share(2)
+        threads.divide_cpus(2)
         assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (2, "2")
     finally:
         torch.set_num_threads(before)
@@ -168,22 +168,24 @@ def test_what_the_toolkit_has_set_is_not_the_users(monkeypatch):
     The job's own program may call ours with several ranks, which share the quota.
     """
     monkeypatch.setattr(threads, "usable_cpus", lambda: 64)
-    assert threads.users(threads.variables(given={})) == {}
-    assert threads.users({"OMP_NUM_THREADS": "7", "PATH": ""}) == {"OMP_NUM_THREADS": "7"}
+    assert threads.variables_of_user(threads.thread_variables(given={})) == {}
+    assert threads.variables_of_user({"OMP_NUM_THREADS": "7", "PATH": ""}) == {
+        "OMP_NUM_THREADS": "7"
+    }
 
 
 def test_too_many_processes_are_refused(monkeypatch):
     monkeypatch.setattr(threads, "usable_cpus", lambda: 2)
     says = r"^--trainer.devices: found 64, expected at most 8 processes on 2 CPUs; give 2 or fewer"
     with pytest.raises(UserError, match=says):
-        threads.share(64)
+        threads.divide_cpus(64)
     with pytest.raises(UserError, match=says):
         torchrun_command.command(
             SageMakerEnvironment(), ["--trainer.devices=64"], 0, Path("train.py")
         )
-    threads.check(8)
+    threads.check_process_count(8)
     monkeypatch.setattr(threads, "usable_cpus", lambda: 16)
-    threads.check(64)
+    threads.check_process_count(64)
 
 
 def test_a_training_with_too_many_processes_never_starts(monkeypatch, tmp_path, capsys):
@@ -250,7 +252,7 @@ def test_waiting_threads_spin_only_while_nobody_else_wants_the_cpu():
     assert shared < alone / 4 and shared < again / 4, (alone, shared, again)
 
 
-@pytest.mark.parametrize("name", threads.WAITING)
+@pytest.mark.parametrize("name", threads.WAITING_VARIABLES)
 def test_how_the_user_has_threads_wait_stays(name):
     code = "import threading\nfrom sagemaker_lightning.process import threads\n"
     code += "import ctypes, importlib.util\nfrom pathlib import Path\n"

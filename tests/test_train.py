@@ -207,7 +207,7 @@ MISTAKES = {
         {"input/data/training/data_batch_1": "<html>"},
         "data_batch_1 is not a CIFAR-10 batch",
     ),
-    "two channels": ({}, {"input/data/a": None, "input/data/b": None}, "channels found are a, b"),
+    "two channels": ({}, {"input/data/a": None, "input/data/b": None}, "found the channels a, b"),
     "another number of classes": ({"model.num_classes": "5"}, {}, "--model.num_classes: found 5"),
     "a GPU": (
         {"trainer.accelerator": "gpu"},
@@ -217,7 +217,7 @@ MISTAKES = {
     "nothing to train": (
         {"trainer.limit_train_batches": "0"},
         {},
-        "--trainer: nothing was trained",
+        "--trainer: no step was trained",
     ),
     "checkpoints": (
         {"checkpoint.dirpath": "/proc/nope"},

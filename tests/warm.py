@@ -357,63 +357,38 @@ def _is_ours(argv: Sequence[str], folder: str | bytes | None = None) -> bool:
 _real_fork_exec = subprocess._fork_exec
 
 
-def _fork_exec(
-    args,
-    executables,
-    close_fds,
-    kept,
-    cwd,
-    variables,
-    p2cread,
-    p2cwrite,
-    c2pread,
-    c2pwrite,
-    errread,
-    errwrite,
-    errpipe_read,
-    errpipe_write,
-    restore_signals,
-    new_session,
-    *rest,
-) -> int:
-    """Fork this process where subprocess would start the same interpreter (Python 3.11)."""
-    argv = [os.fsdecode(word) for word in args]
-    if not _is_ours(argv, cwd):
-        return _real_fork_exec(
-            args,
-            executables,
-            close_fds,
-            kept,
-            cwd,
-            variables,
-            p2cread,
-            p2cwrite,
-            c2pread,
-            c2pwrite,
-            errread,
-            errwrite,
-            errpipe_read,
-            errpipe_write,
-            restore_signals,
-            new_session,
-            *rest,
-        )
+def _fork_exec(*arguments) -> int:
+    """Fork this process where subprocess would start the same interpreter.
+
+    Args:
+        *arguments: What `Popen._execute_child` passes (Lib/subprocess.py of Python 3.11).
+    """
+    words = arguments[0]
+    folder = arguments[4]
+    variables = arguments[5]
+    stdin = arguments[6]
+    stdout = arguments[9]
+    stderr = arguments[11]
+    new_session = arguments[15]
+    argv = [os.fsdecode(word) for word in words]
+    if not _is_ours(argv, folder):
+        return _real_fork_exec(*arguments)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pid = os.fork()
     if pid == 0:
         if new_session:
             os.setsid()
-        for number, source in ((0, p2cread), (1, c2pwrite), (2, errwrite)):
+        for number, source in ((0, stdin), (1, stdout), (2, stderr)):
             if source not in (-1, number):
                 os.dup2(source, number)
         _sever()
-        given = (
+        environment = (
             dict(os.environ)
             if variables is None
-            else dict(os.fsdecode(one).split("=", 1) for one in variables)
+            else dict(os.fsdecode(entry).split("=", 1) for entry in variables)
         )
-        _become(argv, cwd and os.fsdecode(cwd), given)
+        _become(argv, folder and os.fsdecode(folder), environment)
     return pid
 
 

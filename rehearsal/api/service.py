@@ -55,12 +55,11 @@ class Service:
             raise invalid(problem)
         name = request["TrainingJobName"]
         arn = arn_of(name, region)
-        place = self.place(region, arn)
+        place = self.place(region, arn, name)
         if place.engine.name == "processes":
             notes += place.engine.refuse(len(layout.hosts(request)), request)
         record = Record(name, copy.deepcopy(request), time.time(), notes=notes)
         metrics = Metrics(request["AlgorithmSpecification"].get("MetricDefinitions") or [])
-        place.variables |= {"TRAINING_JOB_NAME": name, "TRAINING_JOB_ARN": arn}
         with self.lock:
             if any(
                 job.record.name == name

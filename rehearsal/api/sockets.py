@@ -48,6 +48,10 @@ class Patience(io.RawIOBase):
         self.until = time.monotonic() + GUESTS
         self.connection.settimeout(GUESTS)
 
+    def expect_no_more(self) -> None:
+        """Wait only shortly from now on: the client need not send more."""
+        self.pause = REST
+
     def _seconds_left(self) -> float:
         left = self.until - time.monotonic()
         if left <= 0:
@@ -70,7 +74,7 @@ class Handler(WSGIRequestHandler):
 
     def send_response(self, code: int, message: str | None = None) -> None:
         """Begin to answer; from now on the client need not send more."""
-        self.patience.pause = REST
+        self.patience.expect_no_more()
         super().send_response(code, message)
 
     def version_string(self) -> str:

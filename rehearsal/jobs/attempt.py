@@ -54,6 +54,13 @@ class Running:
     # The exit status; None while the host runs.
     status: int | None = None
 
+    def end(self, status: int) -> None:
+        """Note that the host has ended, and upload what is left."""
+        self.status = status
+        self.instance.end(status)
+        if self.uploader:
+            self.uploader.finish()
+
 
 class Attempt:
     """The folders, the network and the containers of an attempt; `close` removes them."""
@@ -100,7 +107,7 @@ class Attempt:
             ):
                 job.check()
                 folders.copy(self.work / "checkpoints", host_layout.folder / "checkpoints")
-                instance.restored_files, instance.restored_bytes = restored
+                instance.note_restored(*restored)
             folders.remove(self.work / "checkpoints")
         job.changed(Secondary.DOWNLOADING, "Downloading the training image")
         image = self.engine.image(self.request["AlgorithmSpecification"]["TrainingImage"])
@@ -207,7 +214,7 @@ class Attempt:
         container = self.network.start(
             host.name, number, image, command, host_layout, read_only, variables
         )
-        instance.training = time.time()
+        instance.begin_training()
         if uploader:
             uploader.start()
         self.running[host.name] = Running(container, instance, uploader)
@@ -225,10 +232,7 @@ class Attempt:
         job = self.job
         try:
             for text in container.lines():
-                if resumed := record.RESUMED.search(text):
-                    self.kept.resumed = int(resumed[1])
-                if proved := record.PROVED.search(text):
-                    self.kept.proved = proved[1]
+                self.kept.note_resume(text)
                 if point := job.logs.line(host, text):
                     self.kept.points.append(point)
                     job.wishes.messages.put(None)
@@ -245,11 +249,7 @@ class Attempt:
         """Note the end of a host; `watch` or `_end_hosts` acts on it."""
         if isinstance(message, Exited):
             running_host = self.running[message.host]
-            running_host.status = message.status
-            running_host.instance.exit_status = message.status
-            running_host.instance.ended = time.time()
-            if running_host.uploader:
-                running_host.uploader.finish()
+            running_host.end(message.status)
 
     def _end_hosts(self, hosts: list[str], warned: bool) -> None:
         """End hosts with SIGKILL; if warned, SIGTERM and some time come before it."""
@@ -277,7 +277,7 @@ class Attempt:
         """
         self.job.interrupted(due)
         for host in due.hosts:
-            self.running[host].instance.reclaimed = True
+            self.running[host].instance.reclaim()
         self._end_hosts(due.hosts, due.warned)
         self._end_hosts([*self.running], warned=True)
         return Outcome(again=due)

@@ -9,7 +9,7 @@ import stat
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -123,7 +123,7 @@ class Uploader(threading.Thread):
                 moment - seen.changed >= self.sync.lag and moment - seen.since >= self.sync.settle
             )
             if not seen.uploaded and (is_ready or flush) and not self.ended.is_set():
-                seen.uploaded = self._upload(name)
+                self.seen[name] = replace(seen, uploaded=self._upload(name))
         for name in [name for name in self.seen if name not in files]:
             del self.seen[name]
             if self.sync.deletions and not self.ended.is_set():

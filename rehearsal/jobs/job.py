@@ -20,7 +20,7 @@ from rehearsal.jobs.attempt import Attempt, Ended, Outcome
 from rehearsal.jobs.channels import JobFailed
 from rehearsal.jobs.logs import Logs, set_aside
 from rehearsal.jobs.metrics import Metrics
-from rehearsal.jobs.record import ENDED, Interruption, Record, Secondary, Status, Transition
+from rehearsal.jobs.record import ENDED, Interruption, Record, Secondary, Status
 from rehearsal.jobs.schedule import Due, Rule, Schedule, named
 from rehearsal.settings import Settings
 
@@ -124,8 +124,7 @@ class Job(threading.Thread):
 
     def _finish(self, status: Secondary, failure: str | None) -> None:
         """Write the record and the report, and remove everything else."""
-        self.record.training_end = time.time() if self.record.training_start else None
-        self.record.failure = failure and failure[:1024]
+        self.record.end_training(failure)
         for instance in (
             host_instance for attempt in self.record.attempts for host_instance in attempt.instances
         ):
@@ -141,7 +140,7 @@ class Job(threading.Thread):
             self.folder,
         )
         # Last: whoever sees this status finds the log and the report complete.
-        self.record.status = FINAL[status][0]
+        self.record.finish(FINAL[status][0])
 
     def last(self, failed: str, step: Callable, *arguments) -> None:
         """Do one of the last steps; an error in it becomes a note and stops nothing."""
@@ -179,15 +178,7 @@ class Job(threading.Thread):
 
     def changed(self, status: str, message: str) -> None:
         """Change the job to a secondary status."""
-        moment = time.time()
-        if self.record.transitions:
-            self.record.transitions[-1].end = moment
-        self.record.transitions.append(
-            Transition(status, message, moment, moment if status in FINAL else None)
-        )
-        self.record.modified = moment
-        if status == Secondary.STOPPING:
-            self.record.status = Status.STOPPING
+        self.record.change(status, message, is_final=status in FINAL)
 
     def _run_attempts(self) -> tuple[Secondary, str | None]:
         """Run attempts until the job ends; return its final status and the failure."""
@@ -224,7 +215,7 @@ class Job(threading.Thread):
             self.changed(
                 Secondary.TRAINING, "Training image download completed. Training in progress."
             )
-            self.record.training_start = self.record.training_start or time.time()
+            self.record.begin_training()
             began = time.time()
             outcome = attempt.watch(until=began + self.longest - self.trained)
             self.trained += time.time() - began
@@ -270,8 +261,10 @@ class Job(threading.Thread):
         """Upload the artifacts; if that fails, a completed job has failed."""
         self.changed(Secondary.UPLOADING, UPLOADING)
         try:
-            self.record.artifacts = artifacts.upload(
-                self.place.clients("s3"), self.request, attempt.folders, self.work, self.note
+            self.record.set_artifacts(
+                artifacts.upload(
+                    self.place.clients("s3"), self.request, attempt.folders, self.work, self.note
+                )
             )
         except (ClientError, BotoCoreError, Boto3Error, OSError) as error:
             if outcome.status == Secondary.COMPLETED:

@@ -33,6 +33,14 @@ class Metric:
     pattern: re.Pattern
     left: float = BURST
 
+    def earn(self, seconds: float) -> None:
+        """Let it compute for some more seconds, up to BURST."""
+        self.left = min(BURST, self.left + seconds)
+
+    def spend(self, seconds: float) -> None:
+        """Count seconds that it has computed; it always keeps TICK."""
+        self.left = max(TICK, self.left - seconds)
+
 
 def main() -> None:
     """Answer each line of the input until it ends."""
@@ -47,12 +55,12 @@ def main() -> None:
         looked_before = looked_at
         looked_at = time.monotonic()
         for metric in list(metrics):
-            metric.left = min(BURST, metric.left + share * (looked_at - looked_before))
+            metric.earn(share * (looked_at - looked_before))
             start = time.process_time()
             try:
                 if (value := _value_in_time(metric.pattern, text, metric.left)) is not None:
                     values[metric.name] = value
-                metric.left = max(TICK, metric.left - (time.process_time() - start))
+                metric.spend(time.process_time() - start)
             except Slow:
                 metrics.remove(metric)
                 dropped.append(metric.name)

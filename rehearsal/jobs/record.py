@@ -78,6 +78,24 @@ class Instance:
     restored_files: int = 0
     restored_bytes: int = 0
 
+    def note_restored(self, files: int, size: int) -> None:
+        """Note which checkpoints were restored: how many files, and how many bytes."""
+        self.restored_files = files
+        self.restored_bytes = size
+
+    def begin_training(self) -> None:
+        """Note that its container runs from now on."""
+        self.training = time.time()
+
+    def end(self, exit_status: int) -> None:
+        """Note that its container has ended."""
+        self.exit_status = exit_status
+        self.ended = time.time()
+
+    def reclaim(self) -> None:
+        """Note that the service takes the instance away."""
+        self.reclaimed = True
+
     def release(self) -> None:
         """Give the instance back now, unless it was given back before."""
         self.released = self.released or time.time()
@@ -98,6 +116,13 @@ class Attempt:
     resumed: int | None = None
     # What the log says about whether the run resumed exactly.
     proved: str = ""
+
+    def note_resume(self, line: str) -> None:
+        """Note what a log line says of the run's resume, if it says anything."""
+        if resumed := RESUMED.search(line):
+            self.resumed = int(resumed[1])
+        if proved := PROVED.search(line):
+            self.proved = proved[1]
 
 
 @dataclass
@@ -163,6 +188,33 @@ class Record:
         """The last step in the log of the latest attempt."""
         points = self.attempts[-1].points if self.attempts else []
         return points[-1].step if points else None
+
+    def change(self, status: Secondary, message: str, is_final: bool) -> None:
+        """Begin a secondary status; a final one ends at once."""
+        moment = time.time()
+        if self.transitions:
+            self.transitions[-1].end = moment
+        self.transitions.append(Transition(status, message, moment, moment if is_final else None))
+        self.modified = moment
+        if status == Secondary.STOPPING:
+            self.status = Status.STOPPING
+
+    def begin_training(self) -> None:
+        """Note that the training begins now, unless it has begun before."""
+        self.training_start = self.training_start or time.time()
+
+    def end_training(self, failure: str | None) -> None:
+        """Note that the training, if it has begun, ends now, and why it failed, if it did."""
+        self.training_end = time.time() if self.training_start else None
+        self.failure = failure and failure[:1024]
+
+    def set_artifacts(self, address: str | None) -> None:
+        """Set the address of model.tar.gz."""
+        self.artifacts = address
+
+    def finish(self, status: Status) -> None:
+        """Set the status that the job ends with."""
+        self.status = status
 
     def billable(self, now: float) -> float:
         """Return the billed seconds: in each attempt, those of the longest-lived instance."""

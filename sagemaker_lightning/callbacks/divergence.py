@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.gather import gather
 
-EVERY = 50  # number of losses kept on a GPU before they are read, all at once
+LOSSES_PER_READ = 50  # number of losses kept on a GPU before they are read, all at once
 
 
 class Divergence(Callback):
@@ -34,22 +34,20 @@ class Divergence(Callback):
 
     def __init__(self, fail: bool = True) -> None:
         self.fail = fail
-        self.step = 0  # the step that is being computed
+        self.current_step = 0  # the step that is being computed
         self.losses: list[tuple[int, Tensor]] = []  # not read yet, with the step of each
-        self.copied: tuple[list[int], Tensor, torch.cuda.Event] | None = (
-            None  # on their way from a GPU
-        )
-        self.last: tuple[int, float] | None = None  # step and value of the last finite loss
-        self.first: tuple[int, float] | None = (
-            None  # step and value of the first loss that is not finite
-        )
+        # Losses on their way from a GPU: steps, values, the event of the copy.
+        self.being_copied: tuple[list[int], Tensor, torch.cuda.Event] | None = None
+        # Step and value of the last finite loss, and of the first that is not finite.
+        self.last_finite: tuple[int, float] | None = None
+        self.first_not_finite: tuple[int, float] | None = None
         self.warned: set[str] = set()  # metrics
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Record the number of the step."""
-        self.step = trainer.global_step + 1
+        self.current_step = trainer.global_step + 1
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
@@ -64,7 +62,10 @@ class Divergence(Callback):
             # The scaler has multiplied the loss. Scaling 1 gives its factor; get_scale() would wait
             # for the GPU.
             self.losses.append(
-                (self.step, loss if scaler is None else loss / scaler.scale(torch.ones_like(loss)))
+                (
+                    self.current_step,
+                    loss if scaler is None else loss / scaler.scale(torch.ones_like(loss)),
+                )
             )
 
     def on_train_batch_end(
@@ -73,8 +74,8 @@ class Divergence(Callback):
         """Record the loss; check the losses that are there without waiting."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if self.fail and isinstance(loss, Tensor):
-            self.losses.append((self.step, loss.detach()))
-        if self.found() and trainer.world_size == 1:
+            self.losses.append((self.current_step, loss.detach()))
+        if self.poll() and trainer.world_size == 1:
             self.check(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -94,24 +95,24 @@ class Divergence(Callback):
                 f"warning: {', '.join(f'{name}={value}' for name, value in not_finite.items())} in "
                 f"the validation of epoch {trainer.current_epoch + 1}, step {trainer.global_step}; "
                 "no model becomes the best one by such a value; look for NaN in the validation "
-                "data and for what divides by zero; this is said once a metric",
+                "data and for what divides by zero; this warning comes once for each metric",
                 flush=True,
             )
 
-    def found(self) -> bool:
-        """Return whether a loss that is not finite is known.
+    def poll(self) -> bool:
+        """Read the losses that a GPU has finished; return whether one of them is not finite.
 
         It does not wait for a GPU.
         """
-        if self.copied and self.copied[-1].query():
+        if self.being_copied and self.being_copied[-1].query():
             self._finish_copy()
         if (
             self.losses
-            and not self.copied
-            and (self.losses[-1][1].is_cpu or len(self.losses) >= EVERY)
+            and not self.being_copied
+            and (self.losses[-1][1].is_cpu or len(self.losses) >= LOSSES_PER_READ)
         ):
             self._start_copy()
-        return self.first is not None
+        return self.first_not_finite is not None
 
     def check(self, trainer: Trainer) -> None:
         """Raise UserError if a rank's loss or weights are not finite.
@@ -120,11 +121,11 @@ class Divergence(Callback):
         """
         if not self.fail:
             return
-        while self.copied or self.losses:
-            if not self.copied:
+        while self.being_copied or self.losses:
+            if not self.being_copied:
                 self._start_copy()
-            if self.copied:
-                self.copied[-1].synchronize()
+            if self.being_copied:
+                self.being_copied[-1].synchronize()
                 self._finish_copy()
         if problems := [problem for problem in gather(self._problem(trainer)) if problem]:
             raise UserError(min(problems)[1])
@@ -138,23 +139,23 @@ class Divergence(Callback):
             event = torch.cuda.Event()
             values = values.to("cpu", non_blocking=True)  # torch pins the memory for it
             event.record()
-            self.copied = steps, values, event
+            self.being_copied = steps, values, event
         else:
             self._read(steps, values)
 
     def _finish_copy(self) -> None:
-        steps, values, _ = self.copied
-        self.copied = None
+        steps, values, _ = self.being_copied
+        self.being_copied = None
         self._read(steps, values)
 
     def _read(self, steps: list[int], values: Tensor) -> None:
         for step, value in zip(steps, values.tolist(), strict=True):
-            if self.first:
+            if self.first_not_finite:
                 return
             if math.isfinite(value):
-                self.last = step, value
+                self.last_finite = step, value
             else:
-                self.first = step, value
+                self.first_not_finite = step, value
 
     def _problem(self, trainer: Trainer) -> tuple[int, str] | None:
         """Return the step at which loss or weights are not finite, and a message.
@@ -162,19 +163,20 @@ class Divergence(Callback):
         It is None if they are finite.
         """
         module = trainer.lightning_module
-        if self.first:
-            step = self.first[0]
-            finding = f"the loss is {self.first[1]} at step {self.first[0]}"
+        if self.first_not_finite:
+            step, loss = self.first_not_finite
+            finding = f"the loss is {loss} at step {step}"
         else:
             if _are_finite(module):
                 return None
             step = trainer.global_step
             finding = f"weights are NaN or infinite after step {trainer.global_step}"
         last = "there was no finite loss before"
-        if self.last:
+        if self.last_finite:
             # Lightning divides the loss by it.
             factor = trainer.accumulate_grad_batches if module.automatic_optimization else 1
-            last = f"the last finite loss was {self.last[1] * factor:.4g}, at step {self.last[0]}"
+            last_step, loss = self.last_finite
+            last = f"the last finite loss was {loss * factor:.4g}, at step {last_step}"
         half = str(trainer.precision).startswith("16")
         return step, (
             f"{finding}; {last}; try a lower learning rate, --trainer.gradient_clip_val=1, "
@@ -200,7 +202,7 @@ def _are_finite(module: nn.Module) -> bool:
     return not bounds or bool(torch.stack(bounds).isfinite().all())
 
 
-def of(trainer: Trainer) -> Divergence:
+def divergence_of(trainer: Trainer) -> Divergence:
     """Return the trainer's Divergence callback; if it has none, one that never fails."""
     return next(
         (callback for callback in trainer.callbacks if isinstance(callback, Divergence)),

@@ -4,7 +4,6 @@ Over it, the rank says what it does and why it failed. If the connection breaks,
 that the rank died.
 """
 
-import json
 import os
 import socket
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+
+from sagemaker_lightning.nodes.messages import RankMessage
 
 
 class Heartbeat(Callback):
@@ -32,29 +33,30 @@ class Heartbeat(Callback):
             # A data worker is a copy of this process: it would keep the connection open after the
             # rank has died.
             os.register_at_fork(after_in_child=self.socket.close)
-            self._say(rank=name)
+            self._send(RankMessage(rank=name))
 
     def failed(self, line: str) -> None:
         """Say why this rank fails; ranks everywhere would wait for it in vain."""
-        self._say(failed=line)
+        self._send(RankMessage(failed=line))
 
     def stopped(self, line: str) -> None:
         """Say that this rank ends because it was asked to."""
-        self._say(stopped=line)
+        self._send(RankMessage(stopped=line))
 
     def done(self) -> None:
         """Say that this rank is complete, and that its end is no failure."""
-        self._say(done=True)
+        self._send(RankMessage(done=True))
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Send the epoch and the step, once a second."""
         if time.monotonic() >= self.last_status_at + 1:
-            self._say(status=f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}")
+            status = f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}"
+            self._send(RankMessage(status=status))
             self.last_status_at = time.monotonic()
 
-    def _say(self, **message) -> None:
+    def _send(self, message: RankMessage) -> None:
         if self.socket:
             with suppress(OSError):  # the watchdog is gone, and this process will be ended, too
-                self.socket.sendall(json.dumps(message).encode() + b"\n")
+                self.socket.sendall(message.line())

@@ -1,4 +1,4 @@
-"""Resumed curves: what an interrupted run logged is neither lost nor doubled.
+"""Loggers in a resumed run: what the interrupted run logged is neither lost nor doubled.
 
 This is for Lightning's loggers that write files. What was logged after a checkpoint will be logged
 again by the resumed run, and what hooks log before training resumes was logged by the interrupted
@@ -56,8 +56,8 @@ class Logger(TensorBoardLogger):
         super().__init__(
             save_dir, name=name, version=version, flush_secs=min(flush_secs, 24 * 3600)
         )
-        self.every = flush_secs
-        self.due = 0.0
+        self.seconds_between_saves = flush_secs
+        self.next_save_at = 0.0
 
     def save(self) -> None:
         """Write the logged values, every `flush_secs` seconds.
@@ -65,12 +65,16 @@ class Logger(TensorBoardLogger):
         Lightning calls it at every logged step. On S3, all values ever logged are written as a new
         object, and training waits for that.
         """
-        if time.monotonic() >= self.due:
-            super().save()
-            self.due = time.monotonic() + self.every
+        if time.monotonic() >= self.next_save_at:
+            self.save_now()
+
+    def save_now(self) -> None:
+        """Write the logged values."""
+        super().save()
+        self.next_save_at = time.monotonic() + self.seconds_between_saves
 
 
-class Rows(lightning_loggers.Writer):
+class ContinuedWriter(lightning_loggers.Writer):
     """The writer of CSVLogger's file; it keeps a file that is there already.
 
     Lightning's own writer begins by removing it.
@@ -104,13 +108,13 @@ class Rows(lightning_loggers.Writer):
         if not self.waits:
             super().save()
 
-    def begin(self) -> None:
+    def start_file(self) -> None:
         """Start a new file, if it was not known yet whether to continue one."""
         if self.waits:
             self.waits = self.adds = False
             self.begin_file()
 
-    def go_on(self, columns: Sequence[str], size: int) -> None:
+    def continue_from(self, columns: Sequence[str], size: int) -> None:
         """Continue a file as it was when the checkpoint was taken.
 
         It had these columns and `size` bytes. Rows after that are removed. If the file has fewer
@@ -137,7 +141,7 @@ class Rows(lightning_loggers.Writer):
             self.files.rm_file(path)
 
     def state(self) -> dict[str, Any]:
-        """Return what `go_on` takes: the columns, and the file's size in bytes."""
+        """Return what `continue_from` takes: the columns, and the file's size in bytes."""
         exists = self.files.isfile(self.metrics_file_path)
         return {
             "columns": list(self.metrics_keys),
@@ -155,15 +159,15 @@ class Rows(lightning_loggers.Writer):
         return self.files.cat_file(path).decode(errors="replace") if self.files.isfile(path) else ""
 
 
-class OfRows(lightning_loggers.WriterLogger):
-    """The base that a CSVLogger gets before its own class, so that `Rows` writes."""
+class ContinuedCSVLogger(lightning_loggers.WriterLogger):
+    """The base that a CSVLogger gets before its own class, so that `ContinuedWriter` writes."""
 
     waits = False
     adds = False
 
-    def make_writer(self) -> Rows:
+    def make_writer(self) -> ContinuedWriter:
         """Return the writer."""
-        return Rows(self.log_dir, self.waits, self.adds)
+        return ContinuedWriter(self.log_dir, self.waits, self.adds)
 
     def continue_file(self, trains: bool) -> None:
         """Keep the file that is there.
@@ -178,7 +182,7 @@ class OfRows(lightning_loggers.WriterLogger):
             writer.wait()
 
 
-def prepare(
+def prepare_files(
     loggers: Iterable[Any], states: Sequence[Mapping[str, Any]], trains: bool = True
 ) -> None:
     """Make loggers write to the files that the interrupted run wrote to.
@@ -188,7 +192,7 @@ def prepare(
 
     Args:
         loggers: The loggers of this run.
-        states: What `tell` returned in the interrupted run.
+        states: What `save_states` returned in the interrupted run.
         trains: Whether the training begins, and not another run of the trainer, such as a
             validation or a search.
     """
@@ -199,15 +203,15 @@ def prepare(
         if isinstance(logger, CSVLogger) and logger_class.experiment is CSVLogger.experiment:
             logger.__class__ = type(
                 logger_class.__name__,
-                (OfRows, logger_class),
+                (ContinuedCSVLogger, logger_class),
                 {"__module__": logger_class.__module__},
             )
             if writer := lightning_loggers.writer(logger):
-                writer.__class__ = Rows
+                writer.__class__ = ContinuedWriter
     for logger, state in _with_states(loggers, states):
-        lightning_loggers.take_version(logger, state["version"])
+        lightning_loggers.set_version_if_none(logger, state["version"])
         if logger.version == state["version"]:
-            if isinstance(logger, OfRows):
+            if isinstance(logger, ContinuedCSVLogger):
                 logger.continue_file(trains)
         elif trains and isinstance(logger, (CSVLogger, TensorBoardLogger)):
             _say_that_it_is_another_folder(logger, state["version"])
@@ -216,14 +220,14 @@ def prepare(
 @rank_zero_only
 def _say_that_it_is_another_folder(logger: Any, version: int | str | None) -> None:
     print(
-        f"{type(logger).__name__}: it writes version {logger.version}, and the interrupted run "
-        f"wrote version {version}: what both logged is not in one curve; give it "
-        f"version={version!r}, or use it after fit has begun",
+        f"{type(logger).__name__}: this run logs to version {logger.version}, the interrupted run "
+        f"logged to version {version}, so their values are not in one curve; give the logger "
+        f"version={version!r}, or use it only after fit has begun",
         flush=True,
     )
 
 
-def tell(loggers: Iterable[Any]) -> list[dict[str, Any]]:
+def save_states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
     """Return what a resumed run has to know about the loggers.
 
     All that was logged is written when this returns.
@@ -231,18 +235,21 @@ def tell(loggers: Iterable[Any]) -> list[dict[str, Any]]:
     states = []
     for logger in loggers:
         if isinstance(logger, Logger):
-            logger.due = 0.0
-        logger.save()
+            logger.save_now()
+        else:
+            logger.save()
         state = {
             "kind": type(logger).__name__,
             "name": _plain_or_none(logger.name),
             "version": _plain_or_none(logger.version),
         }
-        states.append(state | (logger.experiment.state() if isinstance(logger, OfRows) else {}))
+        states.append(
+            state | (logger.experiment.state() if isinstance(logger, ContinuedCSVLogger) else {})
+        )
     return states
 
 
-def go_on(
+def continue_files(
     loggers: Iterable[Any], states: Sequence[Mapping[str, Any]], moment: float, first: bool
 ) -> None:
     """Remove what was logged after a checkpoint was taken, and continue the files.
@@ -251,7 +258,7 @@ def go_on(
 
     Args:
         loggers: The loggers of this run.
-        states: What `tell` returned when the checkpoint was taken.
+        states: What `save_states` returned when the checkpoint was taken.
         moment: When the checkpoint was taken, in seconds since the epoch.
         first: Whether this is the first host.
     """
@@ -262,17 +269,17 @@ def go_on(
         if isinstance(logger, TensorBoardLogger) and (first or "://" not in logger.log_dir):
             if first:
                 logger.experiment.close()  # later events go to a new file
-            cut(logger.log_dir, moment)
-        elif isinstance(logger, OfRows) and first:
-            logger.experiment.go_on(state["columns"], state["size"])
-    begin(loggers if first else ())
+            remove_later_events(logger.log_dir, moment)
+        elif isinstance(logger, ContinuedCSVLogger) and first:
+            logger.experiment.continue_from(state["columns"], state["size"])
+    begin_files(loggers if first else ())
 
 
-def begin(loggers: Iterable[Any]) -> None:
+def begin_files(loggers: Iterable[Any]) -> None:
     """Make the loggers that still wait start new files."""
     for logger in loggers:
-        if isinstance(logger, OfRows):
-            logger.experiment.begin()
+        if isinstance(logger, ContinuedCSVLogger):
+            logger.experiment.start_file()
 
 
 def _with_states(
@@ -311,7 +318,7 @@ def _with_columns(content: str, columns: Sequence[str]) -> str:
     return output.getvalue()
 
 
-def cut(folder: str, moment: float) -> None:
+def remove_later_events(folder: str, moment: float) -> None:
     """Remove from TensorBoard's files what was written after a moment.
 
     Args:
@@ -339,7 +346,7 @@ def _replace_file(files: AbstractFileSystem, path: str, content: bytes) -> None:
         file.write(content)
 
 
-def events(content: bytes) -> Iterator[tuple[str, int, Any]]:
+def read_events(content: bytes) -> Iterator[tuple[str, int, Any]]:
     """Yield tag, step and value of all curves in a file's content.
 
     A value that is not a number is yielded as bytes.
@@ -361,9 +368,7 @@ def events(content: bytes) -> Iterator[tuple[str, int, Any]]:
 def _records(content: bytes) -> Iterator[tuple[bytes, float]]:
     """Yield each complete record of a file, and when it was written."""
     # Imported here: it takes half a second, which only a resumed run needs.
-    from tensorboard.compat.proto.event_pb2 import (
-        Event,
-    )
+    from tensorboard.compat.proto.event_pb2 import Event
 
     start = 0
     while start + HEAD.size <= len(content):

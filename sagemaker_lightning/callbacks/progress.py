@@ -16,27 +16,27 @@ class StartProgress(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Say that the training is being prepared: the data and all ranks are there."""
-        start_notice.doing("preparing the training")
+        start_notice.set_activity("preparing the training")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say that only the first step is missing."""
-        start_notice.doing("the first step")
+        start_notice.set_activity("the first step")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Say that the start is done."""
-        start_notice.done()
+        start_notice.end()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Say that the start is over."""
-        start_notice.done()
+        start_notice.end()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Say that the start is over, if the run had nothing to train."""
-        start_notice.done()
+        start_notice.end()
 
 
 class LogProgress(Callback):

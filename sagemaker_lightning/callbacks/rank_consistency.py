@@ -14,7 +14,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
 from sagemaker_lightning.compat.lightning_trainer import ddp_arguments
-from sagemaker_lightning.compat.torch_modules import LAST_RATES, inner_schedulers
+from sagemaker_lightning.compat.torch_modules import LAST_RATES_ATTRIBUTE, inner_schedulers
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.job_summary import masked
@@ -24,8 +24,15 @@ from sagemaker_lightning.data.gather import gather
 
 # Every learning rate that an optimizer's group or a scheduler of torch.optim keeps, CyclicLR and
 # SWALR included.
-GROUP = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
-SCHEDULER = ("base_lrs", LAST_RATES, "max_lrs", "min_lrs", "default_min_lr", "eta_min")
+GROUP_KEYS = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
+SCHEDULER_ATTRIBUTES = (
+    "base_lrs",
+    LAST_RATES_ATTRIBUTE,
+    "max_lrs",
+    "min_lrs",
+    "default_min_lr",
+    "eta_min",
+)
 
 REMEDY = {
     "world size": "give all hosts the same --trainer.num_nodes and --trainer.devices",
@@ -92,8 +99,8 @@ class RankConsistency(Callback):
                     # It reorders them in any case.
                     print(
                         "warning: DDP with static_graph adds the gradients of "
-                        f"{trainer.world_size} ranks in another order after the first step: once "
-                        "it is interrupted, this run is not exact; leave it out",
+                        f"{trainer.world_size} ranks in another order after the first step: "
+                        "after an interruption this run is not exact; leave it out",
                         flush=True,
                     )
             # It saves a copy of the gradients: two nodes were 1.42 instead of 1.38 times as fast as
@@ -130,7 +137,7 @@ class RankConsistency(Callback):
         rates_before = _rates(trainer, 1 / self.lr_factor)
         # If they are equal, the rates come from a checkpoint, and stay the same to the last bit.
         if factor != self.lr_factor:
-            scale(trainer, factor / self.lr_factor)
+            scale_rates(trainer, factor / self.lr_factor)
             self.lr_factor = factor
         if ranks > 1 and trainer.is_global_zero:
             loader = trainer.train_dataloader
@@ -178,11 +185,11 @@ class RankConsistency(Callback):
         ]
         if factors and not math.isclose(min(factors), max(factors)):
             raise UserError(
-                "--resume.other_settings: the learning rates of the optimizers are other ones by "
-                f"several factors ({min(factors):g} to {max(factors):g}), allowed is one for all"
+                "--resume.other_settings: found learning rates that have changed by different "
+                f"factors ({min(factors):g} to {max(factors):g}), allowed is one factor for all"
             )
         if factors and factors[0] != 1.0:
-            scale(trainer, factors[0])
+            scale_rates(trainer, factors[0])
 
     def _agree(self, settings: dict[str, object]) -> None:
         """Compare settings over all ranks; raise UserError if two contradict."""
@@ -192,7 +199,7 @@ class RankConsistency(Callback):
             _places(self.environment),
             {key: str(settings[key]) for key in settings},
         )
-        compare(gather(own_answer))
+        refuse_contradictions(gather(own_answer))
 
     def _settings_to_compare(self, trainer: Trainer) -> dict[str, object]:
         """Return all that the ranks must agree on, by the user's name for it."""
@@ -219,7 +226,7 @@ def _warn_of_a_batch_larger_than_the_data(trainer: Trainer) -> None:
         )
 
 
-def compare(answers: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
+def refuse_contradictions(answers: list[tuple[str, dict[str, str], dict[str, str]]]) -> None:
     """Raise UserError if two ranks contradict each other.
 
     A difference that comes from a host's name, or from a folder that SageMaker gave the host, is no
@@ -257,17 +264,17 @@ def _without_places(places: Mapping[str, str], value: str) -> str:
     return value
 
 
-def scale(trainer: Trainer, factor: float) -> None:
+def scale_rates(trainer: Trainer, factor: float) -> None:
     """Multiply every learning rate of the trainer by `factor`.
 
     These are the rates that optimizers and schedulers keep, nested schedulers included.
     """
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:
-            group.update({key: group[key] * factor for key in GROUP if key in group})
+            group.update({key: group[key] * factor for key in GROUP_KEYS if key in group})
     for scheduler in _schedulers(config.scheduler for config in trainer.lr_scheduler_configs):
         for name, value in vars(scheduler).items():
-            if name in SCHEDULER and value is not None:
+            if name in SCHEDULER_ATTRIBUTES and value is not None:
                 scaled = (
                     [rate * factor for rate in value] if isinstance(value, list) else value * factor
                 )

@@ -32,7 +32,7 @@ def export(cli: CommandLine, environment: SageMakerEnvironment) -> None:
     best = ""
     # Only one rank reads the file, because hosts share no disk.
     if cli.trainer.is_global_zero:
-        best = cli.config_init.checkpoint.readable()
+        best = cli.config_init.checkpoint.choose_intact()
         state = (
             torch.load(best, map_location="cpu", weights_only=True)["state_dict"] if best else None
         )
@@ -90,7 +90,9 @@ def uploaded_checkpoints(cli: CommandLine, environment: SageMakerEnvironment) ->
     output = environment.output_data_dir
     if output == SageMakerEnvironment.output_data_dir or folder != output / "checkpoints":
         return []
-    files = [path for _, path in cli.resume.folder.named()] + cli.config_init.checkpoint.files()
+    files = [
+        path for _, path in cli.resume.folder.checkpoints()
+    ] + cli.config_init.checkpoint.files()
     return [
         path for path in files + journal.files(folder) if path.parent.resolve() == folder.resolve()
     ]

@@ -102,7 +102,7 @@ class CommandLine(LightningCLI):
         _silence_warnings()
         overhead.trim_lightning()
         jsonargparse_types.keep_whole_numbers()
-        allocator.keep_freed()
+        allocator.keep_freed_memory()
         super().__init__(
             LightningModule,
             subclass_mode_model=True,

@@ -52,6 +52,10 @@ class Triangle(LambdaLR):
             0.0, (self.steps - step) / decay_steps if decay_steps else 0.0
         )
 
+    def set_steps(self, steps: int) -> None:
+        """Set the number of steps of the run."""
+        self.steps = steps
+
     def state_dict(self) -> dict:
         """Return the state for a checkpoint, without the number of steps.
 
@@ -76,14 +80,14 @@ def configured(
                 "--lr_scheduler=Triangle: the run has no end; allowed is one with "
                 "--trainer.max_epochs or max_steps"
             )
-        scheduler.steps = int(steps)
+        scheduler.set_steps(int(steps))
     if isinstance(
         scheduler, OneCycleLR
     ) and scheduler.total_steps < trainer.estimated_stepping_batches < float("inf"):
         raise UserError(
             f"--lr_scheduler: OneCycleLR has {scheduler.total_steps} steps, and the run "
-            f"{trainer.estimated_stepping_batches}; allowed is --lr_scheduler.total_steps of as "
-            "many or more"
+            f"{trainer.estimated_stepping_batches}; set --lr_scheduler.total_steps to as many "
+            "or more"
         )
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

@@ -79,14 +79,14 @@ def main(application: Application, args: list[str] | None = None) -> None:
 
     Exits with a status above 0 if the model was not written.
     """
-    start_notice.doing("reading flags and data")
+    start_notice.set_activity("reading flags and data")
     rank_heartbeat = heartbeat.Heartbeat(watch(), place())
     # Empty until the flags are read, then the run's one ExactResume callback.
     resumes: list[ExactResume] = []
     reporting = reported(
         failure_file(), place(), tell=rank_heartbeat.failed, also=partial(went_otherwise, resumes)
     )
-    with parent_process.bound(os.environ), reporting:
+    with parent_process.bound_to_launcher(os.environ), reporting:
         environment = SageMakerEnvironment.read()
         with Stop(environment.checkpoint_dir, partial(stopped, rank_heartbeat)) as stop:
             rendezvous.forget_absent_interface(environment, os.environ)
@@ -98,7 +98,7 @@ def main(application: Application, args: list[str] | None = None) -> None:
             logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(say_once)
             with wrong_if_it_leaves(printed_only if failure_file() else None):
                 cli = CommandLine(environment, args, application, stop)
-            threads.share(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
+            threads.divide_cpus(cli.trainer.num_devices, cli.trainer.strategy.root_device.type)
             cli.trainer.callbacks += [rank_heartbeat, StartProgress()]
             resumes.append(cli.resume)
             if environment.drill:
@@ -118,8 +118,8 @@ def main(application: Application, args: list[str] | None = None) -> None:
                 cli.trainer.fit(cli.model, cli.datamodule)
                 if not cli.trainer.global_step:
                     raise UserError(
-                        "--trainer: nothing was trained; allowed are limits (max_epochs, "
-                        "max_steps, ...) above 0"
+                        "--trainer: no step was trained; set max_epochs, max_steps and "
+                        "limit_train_batches above 0"
                     )
                 export(cli, environment)
         rank_heartbeat.done()
@@ -160,8 +160,9 @@ def warn_of_lost_folders(config: Mapping, environment: SageMakerEnvironment) -> 
         folder = str(folder or "/")
         if "://" not in folder and not Path(folder).is_absolute():
             print(
-                f"warning: --{flag}={folder} is {Path(folder).absolute()}, of which SageMaker "
-                f"keeps nothing; leave it out, or give a folder below {environment.checkpoint_dir}",
+                f"warning: --{flag}={folder}: SageMaker keeps nothing of "
+                f"{Path(folder).absolute()}; leave the flag out, or give a folder below "
+                f"{environment.checkpoint_dir}",
                 flush=True,
             )
 

@@ -39,8 +39,8 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
     largest = max(WORKERS, WORKERS_PER_CPU * usable_cpus())
     if isinstance(workers, int) and workers > largest:
         raise UserError(
-            f"--data.num_workers: found {workers}, allowed here are {largest}: each is a process "
-            "of its own"
+            f"--data.num_workers: found {workers}, allowed are at most {largest} on this machine: "
+            "each is a process of its own"
         )
     if config.trainer.val_check_interval == 0:
         raise UserError(
@@ -64,8 +64,8 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
         and not chosen.init_args.get("data_dir", "unknown")
     ):
         raise UserError(
-            f"--data.data_dir: channels found are {', '.join(channels)}; call the one with the "
-            "training data `training`, or give its folder"
+            f"--data.data_dir: found the channels {', '.join(channels)}; name the one with the "
+            "training data `training`, or set this flag to its folder"
         )
     nodes = config.trainer.num_nodes
     nodes_of_job = environment.num_nodes

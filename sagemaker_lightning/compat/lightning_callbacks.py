@@ -49,15 +49,15 @@ class EarlyCallback(Callback):
         self.run_begins(modules_log.__self__.trainer)
 
 
-def only_searches(trainer: Trainer) -> bool:
+def is_search_only(trainer: Trainer) -> bool:
     """Return whether this is the run of a Tuner.
 
     It ends after the search, and nothing is trained.
     """
-    return any(searches(callback) and callback._early_exit for callback in trainer.callbacks)
+    return any(is_search(callback) and callback._early_exit for callback in trainer.callbacks)
 
 
-def searches(callback: Callback) -> bool:
+def is_search(callback: Callback) -> bool:
     """Return whether a callback searches for a setting of the model before training."""
     return isinstance(callback, (LearningRateFinder, BatchSizeFinder))
 
@@ -74,7 +74,7 @@ def searched_attribute(callback: LearningRateFinder | BatchSizeFinder) -> str:
     ) or ""
 
 
-def pruned(callback: Callback) -> Iterator[tuple[int, nn.Module, nn.Module, str]]:
+def original_weights(callback: Callback) -> Iterator[tuple[int, nn.Module, nn.Module, str]]:
     """Yield the weights that a ModelPruning resets (the lottery ticket hypothesis).
 
     For each: its number among all pruned weights, the layer that is trained, the copy of that layer
@@ -92,7 +92,7 @@ def pruned(callback: Callback) -> Iterator[tuple[int, nn.Module, nn.Module, str]
 
 
 @contextmanager
-def pruned_as_it_is(trainer: Trainer) -> Iterator[None]:
+def saving_pruning_masks(trainer: Trainer) -> Iterator[None]:
     """Make ModelPruning save its masks, which permanent pruning leaves out.
 
     `make_pruning_permanent` is public as an argument only; `on_save_checkpoint` reads this
@@ -112,12 +112,12 @@ def pruned_as_it_is(trainer: Trainer) -> Iterator[None]:
             callback._make_pruning_permanent = True
 
 
-def averages(callback: StochasticWeightAveraging) -> bool:
+def resumes_averaging(callback: StochasticWeightAveraging) -> bool:
     """Return whether the callback was loaded from a checkpoint within its averaging."""
     return callback._scheduler_state is not None
 
 
-def accumulate_as(callback: StochasticWeightAveraging, batches: int) -> None:
+def set_accumulation(callback: StochasticWeightAveraging, batches: int) -> None:
     """Set the accumulation that the trainer gets after batch norm's epoch.
 
     That is the epoch in which the statistics of batch norm are updated.
@@ -129,7 +129,7 @@ def accumulate_as(callback: StochasticWeightAveraging, batches: int) -> None:
 
 
 @contextmanager
-def average_counts(callback: StochasticWeightAveraging, epoch: int) -> Iterator[None]:
+def weights_averaged_in(callback: StochasticWeightAveraging, epoch: int) -> Iterator[None]:
     """Keep `on_train_epoch_start` from averaging the weights of an epoch again."""
     epoch_before = callback._latest_update_epoch
     callback._latest_update_epoch = epoch

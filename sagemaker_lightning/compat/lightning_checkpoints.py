@@ -24,7 +24,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     return trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
 
 
-def load_first(trainer: Trainer, load: Callable[[Any], bool]) -> None:
+def replace_loading(trainer: Trainer, load: Callable[[Any], bool]) -> None:
     """Have `load` called, with the path that Lightning was given, when it loads a checkpoint.
 
     That is before the model is restored. If it returns False, Lightning loads the file that it was
@@ -46,10 +46,10 @@ def load_first(trainer: Trainer, load: Callable[[Any], bool]) -> None:
     connector.resume_start = resume_start
 
 
-def give(trainer: Trainer, checkpoint: dict[str, Any], path: str) -> None:
+def set_loaded_checkpoint(trainer: Trainer, checkpoint: dict[str, Any], path: str) -> None:
     """Give Lightning a checkpoint as if it had read it from `path`.
 
-    It is for the `load` of `load_first`.
+    It is for the `load` of `replace_loading`.
     """
     trainer._checkpoint_connector._ckpt_path = path
     trainer._checkpoint_connector._loaded_checkpoint = checkpoint
@@ -67,7 +67,7 @@ class BestCheckpoint(ModelCheckpoint):
         """Write a file if the newest model is one of the best, by `candidates`."""
         super()._save_topk_checkpoint(trainer, candidates)
 
-    def rank(self, value: Tensor, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
+    def write_ranked(self, value: Tensor, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
         """Write a model whose metric is `value`, and discard the one that it replaces."""
         super()._update_best_and_save(value, trainer, candidates)
 
@@ -87,7 +87,7 @@ class BestCheckpoint(ModelCheckpoint):
     def _update_best_and_save(
         self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Tensor]
     ) -> None:
-        self.rank(current, trainer, monitor_candidates)
+        self.write_ranked(current, trainer, monitor_candidates)
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         self.write(trainer, filepath)

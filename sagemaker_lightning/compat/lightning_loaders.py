@@ -7,7 +7,6 @@ trainer/connectors/data_connector.py.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -15,7 +14,7 @@ from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.combined_loader import _SUPPORTED_MODES, _MaxSizeCycle
 
 
-class PlaceableLoader(CombinedLoader):
+class PositionedLoader(CombinedLoader):
     """A CombinedLoader that can begin at any batch; Lightning saves no state of it.
 
     CombinedLoader always begins at the first batch, and makes the iterator that combines its
@@ -34,7 +33,7 @@ class PlaceableLoader(CombinedLoader):
         """
         self._iterator = _SUPPORTED_MODES[self._mode]["iterator"](iterables, self._limits)
 
-    def go_on(self, batch: int, iterators: list[Iterator], ended: list[bool]) -> None:
+    def continue_with(self, batch: int, iterators: list[Iterator], ended: list[bool]) -> None:
         """Make the iterator that `combine` made continue with `iterators`.
 
         Args:
@@ -57,29 +56,29 @@ class PlaceableLoader(CombinedLoader):
         return []  # Lightning would save the first rank's states for all ranks
 
 
-def flat(loaders: Any) -> list[Any]:
+def flattened(loaders: Any) -> list[Any]:
     """Return each loader in `trainer.train_dataloader` or `trainer.val_dataloaders`."""
     return [] if loaders is None else CombinedLoader(loaders).flattened
 
 
-def preparing(trainer: Trainer) -> Callable[..., Any]:
+def preparation(trainer: Trainer) -> Callable[..., Any]:
     """Return the function that prepares each loader now.
 
-    It takes (loader, shuffle, stage), and returns the loader that is used.
+    It takes (dataloader, shuffle, mode), and returns the loader that is used.
     """
     return trainer._data_connector._prepare_dataloader
 
 
-def lightnings_preparing(trainer: Trainer) -> Callable[..., Any]:
-    """Return Lightning's own function that prepares loaders.
+def prepare_as_lightning(trainer: Trainer, dataloader: Any, shuffle: bool, mode: Any) -> Any:
+    """Prepare a loader by Lightning's own function, whatever has replaced it.
 
     It adds a DistributedSampler where one is needed.
     """
     connector = trainer._data_connector
-    return functools.partial(type(connector)._prepare_dataloader, connector)
+    return type(connector)._prepare_dataloader(connector, dataloader, shuffle, mode)
 
 
-def prepare_by(trainer: Trainer, prepare: Callable[..., Any]) -> None:
+def replace_preparation(trainer: Trainer, prepare: Callable[..., Any]) -> None:
     """Have `prepare` called for each loader instead of the function before it.
 
     Strategy.process_dataloader, which is public, is not told for which stage the loader is. The
@@ -89,8 +88,8 @@ def prepare_by(trainer: Trainer, prepare: Callable[..., Any]) -> None:
     trainer._data_connector._prepare_dataloader = prepare
 
 
-def prepare_by_lightning(trainer: Trainer) -> None:
-    """Undo `prepare_by`."""
+def restore_preparation(trainer: Trainer) -> None:
+    """Undo `replace_preparation`."""
     vars(trainer._data_connector).pop("_prepare_dataloader", None)
 
 
@@ -102,14 +101,20 @@ def shares_loaders(trainer: Trainer) -> bool:
     return trainer._accelerator_connector.use_distributed_sampler
 
 
-@contextmanager
-def no_distributed_sampler(trainer: Trainer) -> Iterator[None]:
-    """Keep Lightning from adding a DistributedSampler to a loader while it prepares it."""
+def prepare_without_sampler(trainer: Trainer, dataloader: Any, shuffle: bool, mode: Any) -> Any:
+    """Prepare a loader as Lightning does, but add no DistributedSampler to it.
+
+    Args:
+        trainer: Lightning's trainer.
+        dataloader: The loader.
+        shuffle: Whether a sampler that Lightning adds would shuffle.
+        mode: The RunningStage that uses the loader.
+    """
     connector = trainer._accelerator_connector
     shares = connector.use_distributed_sampler
     connector.use_distributed_sampler = False
     try:
-        yield
+        return prepare_as_lightning(trainer, dataloader, shuffle, mode)
     finally:
         connector.use_distributed_sampler = shares
 
@@ -120,10 +125,4 @@ def evaluate_everything_on_each_rank(trainer: Trainer) -> None:
     Then what the ranks log is the same, and no sample counts twice. A training prepares its loaders
     in another way (data/seeding.py).
     """
-    prepare = lightnings_preparing(trainer)
-
-    def prepare_whole(dataloader: Any, shuffle: bool, mode: Any) -> Any:
-        with no_distributed_sampler(trainer):
-            return prepare(dataloader, shuffle, mode)
-
-    prepare_by(trainer, prepare_whole)
+    replace_preparation(trainer, functools.partial(prepare_without_sampler, trainer))

@@ -68,7 +68,7 @@ def writer(logger: CSVLogger) -> ExperimentWriter | None:
     return logger._experiment
 
 
-def take_version(logger: Any, version: int | str) -> None:
+def set_version_if_none(logger: Any, version: int | str) -> None:
     """Give a logger a version if it has none.
 
     By itself it would take the next free one.

@@ -51,7 +51,7 @@ class _TakesLoaders:
 class FitLoop(_TakesLoaders, _FitLoop):
     """Lightning's loop over the epochs."""
 
-    def leave_restart(self) -> None:
+    def unset_restarting(self) -> None:
         """Make Lightning treat this run as one that was not restarted.
 
         The setter of _FitLoop makes `restarting` True for any run with max_steps, so the setter of
@@ -73,7 +73,7 @@ class ValidationLoop(_TakesLoaders, _EvaluationLoop):
     """Lightning's loop over the batches of a validation."""
 
 
-def ignore_signals_of_others(trainer: Trainer) -> None:
+def disable_signal_broadcast(trainer: Trainer) -> None:
     """Stop ranks from telling each other about SIGTERM before each batch.
 
     Lightning broadcasts a tensor for that, and waits for it (added by #20825; its cost: #21487).
@@ -82,7 +82,7 @@ def ignore_signals_of_others(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
-def give_back_to_lightning(trainer: Trainer) -> tuple[_Loop, ...]:
+def restore_lightning_classes(trainer: Trainer) -> tuple[_Loop, ...]:
     """Make a trainer's loops Lightning's own again, and return them."""
     loop = trainer.fit_loop
     loops = loop, loop.epoch_loop, loop.epoch_loop.val_loop
@@ -108,7 +108,7 @@ def fetcher(trainer: Trainer) -> Any:
     return trainer.fit_loop._data_fetcher
 
 
-def is_drawn_by_steps(fetcher: Any) -> bool:
+def steps_draw_batches(fetcher: Any) -> bool:
     """Return whether `training_step` takes an iterator (`dataloader_iter`).
 
     It then draws the batches itself.
@@ -126,7 +126,7 @@ def epoch_is_done(trainer: Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._is_training_done
 
 
-def accumulates(trainer: Trainer) -> bool:
+def gradients_accumulate(trainer: Trainer) -> bool:
     """Return whether more gradients are to be added before the optimizer's next step."""
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
@@ -139,7 +139,7 @@ def loaders_are_due(trainer: Trainer) -> bool:
     return bool(trainer.fit_loop._should_reload_train_dl)
 
 
-def loaders_made_in(trainer: Trainer) -> int | float:
+def epoch_of_loaders(trainer: Trainer) -> int | float:
     """Return the epoch in which the training loaders were made; -inf if none were.
 
     Trainer(reload_dataloaders_every_n_epochs=...) counts from it; no property has it.
@@ -155,7 +155,7 @@ def end_evaluation_mode(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop.val_loop._on_evaluation_model_train()
 
 
-def transferred(trainer: Trainer, batch: Any) -> Any:
+def transfer_batch(trainer: Trainer, batch: Any) -> Any:
     """Return a batch as `training_step` gets it: on the device.
 
     `advance` does the same.

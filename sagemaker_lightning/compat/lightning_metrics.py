@@ -35,22 +35,22 @@ METADATA = (
     "metric_attribute",
 )
 """The fields of _Metadata that are plain values."""
-SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+NEWEST_VALUES = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 """Attributes that have the newest values. A checkpoint contains them by these names."""
 
 
-def shown(trainer: Trainer) -> dict[str, dict[str, Any]]:
+def newest_values(trainer: Trainer) -> dict[str, dict[str, Any]]:
     """Return the newest value of each metric, by where Lightning shows it."""
-    return {name: dict(getattr(trainer._logger_connector, name)) for name in SHOWN}
+    return {name: dict(getattr(trainer._logger_connector, name)) for name in NEWEST_VALUES}
 
 
-def show(trainer: Trainer, values: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give Lightning back what `shown` returned."""
-    for name in SHOWN:
+def set_newest_values(trainer: Trainer, values: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give Lightning back what `newest_values` returned."""
+    for name in NEWEST_VALUES:
         setattr(trainer._logger_connector, name, dict(values[name]))
 
 
-def gathered(trainer: Trainer) -> dict[str, dict[str, Any]]:
+def epoch_sums(trainer: Trainer) -> dict[str, dict[str, Any]]:
     """Return the settings and the state of each value that the training epoch has logged."""
     return {
         key: _settings_and_state(metric)
@@ -58,10 +58,10 @@ def gathered(trainer: Trainer) -> dict[str, dict[str, Any]]:
     }
 
 
-def go_on_gathering(
+def restore_epoch_sums(
     trainer: Trainer, saved: Mapping[str, Mapping[str, Any]], device: torch.device
 ) -> None:
-    """Give the training epoch back what `gathered` returned.
+    """Give the training epoch back what `epoch_sums` returned.
 
     Lightning decides by `_first_loop_iter` whether a batch is an epoch's first one, and then resets
     its sums.

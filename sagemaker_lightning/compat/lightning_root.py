@@ -1,4 +1,4 @@
-"""The package `lightning` where pytorch-lightning is what is installed (namespaces.py).
+"""Stands for the package `lightning` where only pytorch-lightning is installed.
 
 It has the names that lightning's own __init__.py has. The packages are imported under the names
 that they really have, so that no two threads wait for each other's import.

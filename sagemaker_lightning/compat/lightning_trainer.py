@@ -1,11 +1,11 @@
-"""What a strategy and a model keep that no argument, property or hook reaches."""
+"""Private attributes of Lightning's strategies and modules that have no public way."""
 
 from typing import Any
 
 from pytorch_lightning import LightningModule
 from pytorch_lightning.strategies import DDPStrategy
 
-LINKS = {"trainer", "_trainer"}
+TRAINER_ATTRIBUTES = {"trainer", "_trainer"}
 """Attributes by which modules, data modules and callbacks know their trainer.
 
 They are no state of theirs. On an upgrade: see LightningModule.__init__ in core/module.py.

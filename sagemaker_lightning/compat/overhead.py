@@ -4,7 +4,7 @@ They import or do these things in vain. Nothing is imported here before it is ne
 the functions runs before torch is imported. Each saves 0.2 s or more of a start, or half of the
 time of `log` in a step. SAGEMAKER_LIGHTNING_TRIM=0 leaves all of it as the libraries have it.
 
-On an upgrade: if torchmetrics #3459 is merged, `skip_signal` can go. For the rest see
+On an upgrade: if torchmetrics #3459 is merged, `skip_scipy_signal` can go. For the rest see
 lightning_fabric's utilities/cloud_io.py and `_ResultMetric.to` in
 trainer/connectors/logger_connector/result.py.
 """
@@ -19,7 +19,7 @@ from typing import Any
 from sagemaker_lightning.contract.environment import trims
 
 
-def skip_signal() -> None:
+def skip_scipy_signal() -> None:
     """Let torchmetrics be imported without scipy.signal: saves 0.6 s.
 
     Three modules of torchmetrics (1.9) import it only to give it an old name that SRMRpy asks for

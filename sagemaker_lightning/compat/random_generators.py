@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-OF_THE_PROCESS = random.random.__self__, np.random.random.__self__
+PROCESS_GENERATORS = random.random.__self__, np.random.random.__self__
 """The Random and the RandomState whose methods are the functions of the two modules."""
 
 
-def without_entropy(bits: Callable[[int], int]) -> None:
+def replace_entropy(bits: Callable[[int], int]) -> None:
     """Seed every generator made without a seed with `bits(number of bits)`, for good.
 
     numpy calls `randbits` for the operating system's entropy, for every generator it makes.
@@ -29,4 +29,4 @@ def without_entropy(bits: Callable[[int], int]) -> None:
         original_seed(self, bits(128) if a is None else a, version)
 
     random.Random.seed = seed
-    random.seed = OF_THE_PROCESS[0].seed
+    random.seed = PROCESS_GENERATORS[0].seed

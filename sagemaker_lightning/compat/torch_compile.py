@@ -12,10 +12,10 @@ from torch._inductor import config as inductor
 
 # A function is compiled for at most this many shapes. After that it is not compiled, and torch says
 # so.
-SHAPES = 64
+MAX_SHAPES = 64
 
 
-def of_their_own_shapes() -> None:
+def compile_each_shape() -> None:
     """Have each shape of an input compiled by itself, for the rest of this process.
 
     When a size changes, as in an epoch's last batch, torch compiles one kernel for all sizes, with
@@ -26,5 +26,5 @@ def of_their_own_shapes() -> None:
     """
     FrameStateSizeEntry.is_size_dynamic = lambda self, dim: False
     FrameStateSizeEntry.is_stride_dynamic = lambda self, dim: False
-    dynamo.recompile_limit = max(SHAPES, dynamo.recompile_limit)
+    dynamo.recompile_limit = max(MAX_SHAPES, dynamo.recompile_limit)
     inductor.deterministic = True

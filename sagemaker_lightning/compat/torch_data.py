@@ -14,11 +14,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader, _DatasetKind
 
-ITERATOR = "_iterator"
+ITERATOR_ATTRIBUTE = "_iterator"
 """Where a DataLoader keeps an iterator whose workers stay from epoch to epoch."""
 
 
-class MadeIterators(DataLoader):
+class CustomIteratorLoader(DataLoader):
     """A DataLoader whose iterators `make_iterator` makes; a base before its class."""
 
     def make_iterator(self, make: Callable[[], Any]) -> Any:
@@ -29,7 +29,7 @@ class MadeIterators(DataLoader):
         return self.make_iterator(super()._get_iterator)
 
 
-class GivenIndices(MadeIterators):
+class CustomIndexLoader(CustomIteratorLoader):
     """A DataLoader that iterates over `indices_to_draw`, as torch's own class does.
 
     The user's class may have attributes of its own, such as `indices`.
@@ -49,7 +49,7 @@ class GivenIndices(MadeIterators):
 
 def has_iterator(loader: Any) -> bool:
     """Return whether a loader keeps an iterator, with its data workers."""
-    return getattr(loader, ITERATOR, None) is not None
+    return getattr(loader, ITERATOR_ATTRIBUTE, None) is not None
 
 
 def end_workers(loader: Any) -> None:
@@ -59,13 +59,13 @@ def end_workers(loader: Any) -> None:
     Python's garbage collector ends them, they are not told, and the process waits 5 s for each, in
     the middle of a step.
     """
-    if hasattr(loader, ITERATOR):
+    if hasattr(loader, ITERATOR_ATTRIBUTE):
         if hasattr(loader._iterator, "_shutdown_workers"):
             loader._iterator._shutdown_workers()
         loader._iterator = None
 
 
-def fetcher_maker() -> Callable[..., Any]:
+def fetcher_function() -> Callable[..., Any]:
     """Return the function that makes an iteration's fetcher, in the drawing process.
 
     It is called with (kind, dataset, auto_collation, collate_fn, drop_last).
@@ -73,12 +73,12 @@ def fetcher_maker() -> Callable[..., Any]:
     return _DatasetKind.create_fetcher
 
 
-def make_fetchers_by(make: Callable[..., Any]) -> None:
+def replace_fetcher_function(make: Callable[..., Any]) -> None:
     """Have `make` make the fetchers from now on, in this process."""
     _DatasetKind.create_fetcher = staticmethod(make)
 
 
-def has_map(kind: int) -> bool:
+def is_map_style(kind: int) -> bool:
     """Return whether a fetcher of this kind is for a dataset with indices.
 
     Such a fetcher has `fetch`; the fetcher of an IterableDataset has `dataset_iter`.
@@ -86,7 +86,7 @@ def has_map(kind: int) -> bool:
     return kind == _DatasetKind.Map
 
 
-def of_several_datasets(dataset: Any) -> bool:
+def combines_datasets(dataset: Any) -> bool:
     """Return whether a dataset of litdata (0.2) is made of several others.
 
     CombinedStreamingDataset and ParallelStreamingDataset have no public name for them. litdata is

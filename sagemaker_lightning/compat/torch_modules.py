@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-LAST_RATES = "_last_lr"
+LAST_RATES_ATTRIBUTE = "_last_lr"
 """Attribute of a scheduler that has what `get_last_lr` returns; nothing public sets it.
 
 On an upgrade: see torch/optim/lr_scheduler.py.

@@ -35,7 +35,7 @@ def check() -> None:
     if not (name := namespaces.distribution()):
         raise UserError(
             f"Lightning: not installed in {sys.prefix}; pip install "
-            f'"pytorch-lightning>={OLDEST},<{BELOW}", or lightning in these versions'
+            f'"pytorch-lightning>={OLDEST},<{BELOW}", or the same versions of lightning'
         )
     if problem := unsupported(name, _installed(name)):
         raise UserError(problem)

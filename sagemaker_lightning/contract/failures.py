@@ -1,4 +1,4 @@
-"""Explains a failure in one line for a person, in the log and as FailureReason."""
+"""Writes the failure file: one line for a person, in the log and as FailureReason, too."""
 
 import re
 import sys

@@ -67,7 +67,7 @@ def newest_step(folder: Path) -> int:
     return max((int(match[1]) for name in names if (match := NAME.fullmatch(name))), default=0)
 
 
-def words(step: int, how: str) -> str:
+def interruption_message(step: int, how: str) -> str:
     """Return the line that tells a stop from a failure.
 
     The whole project recognizes a stop by the beginning of this line.
@@ -123,11 +123,11 @@ class Stop:
     def __init__(self, folder: Path, tell: Callable[..., None]) -> None:
         self.folder = folder
         self.tell = tell
-        self.number: int | None = None
+        self.signal_number: int | None = None
         """The first signal that came; None before."""
         self.phase = Phase.IDLE
-        self.ended = 0.0  # time.monotonic() when the last batch ended
-        self.took = 0.0  # seconds between the ends of the last two batches
+        self.batch_ended_at = 0.0  # time.monotonic() when the last batch ended
+        self.batch_seconds = 0.0  # seconds between the ends of the last two batches
         self.pid = 0  # of the process in which it is entered
         self.left = threading.Event()
 
@@ -135,9 +135,9 @@ class Stop:
         self.pid = os.getpid()
         self.pipe = os.pipe()
         os.set_blocking(self.pipe[1], False)
-        self.wakeup = signal.set_wakeup_fd(self.pipe[1], warn_on_full_buffer=False)
-        self.handlers = {number: signal.getsignal(number) for number in SIGNALS}
-        self.hear()
+        self.previous_wakeup = signal.set_wakeup_fd(self.pipe[1], warn_on_full_buffer=False)
+        self.previous_handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self.install_handlers()
         _entered.append(self)
         self.thread = threading.Thread(
             target=self._watch, args=(self.pipe[0],), daemon=True, name="stop"
@@ -146,14 +146,14 @@ class Stop:
         return self
 
     def __exit__(self, *_) -> None:
-        for number, handler in self.handlers.items():
+        for number, handler in self.previous_handlers.items():
             if signal.getsignal(number) != self._handle:
                 continue  # whoever has installed another one since takes care of it
             if self._process_ends():
                 signal.signal(number, signal.SIG_IGN)  # also while Python itself ends
             else:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        others = signal.set_wakeup_fd(self.wakeup)
+        others = signal.set_wakeup_fd(self.previous_wakeup)
         if others not in (self.pipe[1], -1):
             signal.set_wakeup_fd(others)
         _entered.remove(self)
@@ -166,7 +166,7 @@ class Stop:
         for end in self.pipe:
             os.close(end)
 
-    def hear(self) -> None:
+    def install_handlers(self) -> None:
         """Install our signal handlers again, in place of Lightning's.
 
         Lightning installs one for SIGTERM at the start of each of its stages, to end this process.
@@ -174,7 +174,7 @@ class Stop:
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
-    def look_in(self, folder: Path) -> None:
+    def name_checkpoints_in(self, folder: Path) -> None:
         """From now on, name the newest checkpoint of another folder."""
         self.folder = folder
 
@@ -193,8 +193,8 @@ class Stop:
     def batch_ended(self) -> None:
         """Note that a batch has ended, and how long it took."""
         now = time.monotonic()
-        self.took = now - self.ended if self.ended else 0.0
-        self.ended = now
+        self.batch_seconds = now - self.batch_ended_at if self.batch_ended_at else 0.0
+        self.batch_ended_at = now
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Do nothing: the thread learns of the signal, even if the main thread hangs."""
@@ -205,38 +205,40 @@ class Stop:
 
     def _process_ends(self) -> bool:
         """Return whether this process is about to end, and no signal may cut that short."""
-        return self.number is not None
+        return self.signal_number is not None
 
     def _watch(self, pipe: int) -> None:
         """Wait for a signal; end this process if the training does not do so in time."""
-        while not (self.number and self._may_end_process()):
+        while not (self.signal_number and self._may_end_process()):
             data = os.read(pipe, 1)
             if self.left.is_set():
                 return
-            if self.wakeup != -1:
+            if self.previous_wakeup != -1:
                 with suppress(OSError):  # somebody else waits for signals, too, such as asyncio
-                    os.write(self.wakeup, data)
+                    os.write(self.previous_wakeup, data)
             if data[0] in SIGNALS:
-                self.number = data[0]
+                self.signal_number = data[0]
         if self.phase is Phase.IDLE:
-            self.leave("it came while nothing was being trained")
-        wait = min(max(WAIT, 2 * self.took), WAIT_FOR_WRITING)
+            self.end_process("it came while nothing was being trained")
+        wait = min(max(WAIT, 2 * self.batch_seconds), WAIT_FOR_WRITING)
         # First the time for a batch to end; then, if a checkpoint is being written, the rest of
         # the time for that.
         if not self.left.wait(wait) and self.phase is Phase.SAVING:
             self.left.wait(WAIT_FOR_WRITING - wait)
         if self.pid:
             faulthandler.dump_traceback()
-            self.leave(
-                f"no batch came to its end within {wait:.0f} s, so there is no newer checkpoint"
-            )
+            self.end_process(f"no batch ended within {wait:.0f} s, so there is no newer checkpoint")
 
-    def leave(self, why: str) -> None:
+    def end_process(self, why: str) -> None:
         """End this process now, after it has told `why` and from which step to resume."""
-        self.tell(words(newest_step(self.folder), f"{signal.Signals(self.number).name}; {why}"))
+        self.tell(
+            interruption_message(
+                newest_step(self.folder), f"{signal.Signals(self.signal_number).name}; {why}"
+            )
+        )
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(status(self.number))
+        os._exit(status(self.signal_number))
 
 
 class TrainingStop(Stop):
@@ -254,20 +256,21 @@ class TrainingStop(Stop):
         return super().__enter__()
 
     def _may_end_process(self) -> bool:
-        return self.number != signal.SIGINT
+        return self.signal_number != signal.SIGINT
 
     def _process_ends(self) -> bool:
         return False  # whoever catches the SystemExit goes on
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.number = self.number or number  # the thread may come later than the end of a batch
+        # The thread may come later than the end of a batch.
+        self.signal_number = self.signal_number or number
         if number != signal.SIGINT:
             return
         self.interrupts += 1
         if self.interrupts == 1:
             # Not by print: this may run within another print.
             os.write(2, b"stopping at the end of this batch; Ctrl-C again stops at once\n")
-        elif callable(handler := self.handlers[number]):
+        elif callable(handler := self.previous_handlers[number]):
             handler(number, frame)
 
 

@@ -18,8 +18,12 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher, is_drawn_by_steps
-from sagemaker_lightning.compat.torch_data import GivenIndices, MadeIterators, of_several_datasets
+from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher, steps_draw_batches
+from sagemaker_lightning.compat.torch_data import (
+    CustomIndexLoader,
+    CustomIteratorLoader,
+    combines_datasets,
+)
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.partition import PartitionedLoader
@@ -32,7 +36,7 @@ def position(trainer: Trainer) -> tuple[int, int]:
     For training steps that draw batches themselves, it is the number of batches drawn.
     """
     loop = trainer.fit_loop
-    drawn_by_steps = is_drawn_by_steps(fetcher(trainer))
+    drawn_by_steps = steps_draw_batches(fetcher(trainer))
     done = (
         combined_loader(trainer).drawn
         if drawn_by_steps
@@ -134,9 +138,9 @@ def _make_exact(loader: DataLoader, seed: tuple, rank: int, world_size: int) -> 
         rank = 0
         world_size = 1
     vars(loader)["exactly"] = Batches(loader, seed, rank, world_size)
-    vars(loader)["planned"] = Plan(())
-    if loader.num_workers and rank_zero_only.rank == 0:
-        vars(loader)["planned"].warned = torch.zeros(1, dtype=torch.uint8).share_memory_()
+    warns = loader.num_workers and rank_zero_only.rank == 0
+    warned = torch.zeros(1, dtype=torch.uint8).share_memory_() if warns else None
+    vars(loader)["planned"] = Plan((), warned=warned)
 
 
 def _is_of_library(loader: Any, library: str) -> bool:
@@ -191,7 +195,7 @@ def draws_again(loader: Any) -> bool:
     state is right between epochs only: within an epoch, it assumes that each dataset's samples are
     shared out evenly among the workers.
     """
-    is_of_several = _is_of_library(loader, "litdata") and of_several_datasets(loader.dataset)
+    is_of_several = _is_of_library(loader, "litdata") and combines_datasets(loader.dataset)
     return divided(loader) is None and (is_of_several or not has_state(loader))
 
 
@@ -231,8 +235,7 @@ def plan(loader: Any, turn: int, done: int) -> None:
     """
     if (loader_plan := getattr(loader, "planned", None)) is None:
         return
-    loader_plan.turn = turn
-    loader_plan.first = ()
+    loader_plan.begin(turn)
     if not _is_of_library(loader, "litdata"):
         return
     # Otherwise it would resume an epoch that was left before its end.
@@ -241,8 +244,9 @@ def plan(loader: Any, turn: int, done: int) -> None:
     if done:
         workers = max(1, loader.num_workers)
         size = loader.batch_size or 1
-        loader_plan.first = tuple(
-            (done - worker + workers - 1) // workers * size for worker in range(workers)
+        loader_plan.begin(
+            turn,
+            tuple((done - worker + workers - 1) // workers * size for worker in range(workers)),
         )
 
 
@@ -257,7 +261,7 @@ def _of_users_class(cls: type, *arguments: Any, **options: Any) -> Any:
     return cls.users_class(*arguments, **options)
 
 
-class Exact(GivenIndices):
+class Exact(CustomIndexLoader):
     """The base that an exact DataLoader has before its own class. See `exact`."""
 
     exactly: Batches
@@ -285,7 +289,7 @@ class ExactInPlaces(Exact):
     state_dict = load_state_dict = None
 
 
-class Streamed(MadeIterators):
+class Streamed(CustomIteratorLoader):
     """The base that a DataLoader without positions has before its own class.
 
     What it draws is seeded. See `exact`.
@@ -298,7 +302,7 @@ class Streamed(MadeIterators):
         """Return an iterator whose samples are drawn as planned."""
         with drawing(self, self.planned):
             iterator = make()
-        self.planned.turn += 1
+        self.planned.next_turn()
         return iterator
 
 

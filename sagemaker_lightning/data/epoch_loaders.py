@@ -12,8 +12,8 @@ from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, Dataset
 
-from sagemaker_lightning.compat.lightning_loaders import PlaceableLoader
-from sagemaker_lightning.compat.lightning_loops import is_drawn_by_steps
+from sagemaker_lightning.compat.lightning_loaders import PositionedLoader
+from sagemaker_lightning.compat.lightning_loops import steps_draw_batches
 from sagemaker_lightning.compat.torch_data import end_workers, has_iterator
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
@@ -31,16 +31,16 @@ from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import has_state
 from sagemaker_lightning.data.seeded_indices import number_of, seed_all
 from sagemaker_lightning.state import batch_digest, generators
-from sagemaker_lightning.state.encoding import NotPlain, decoded, encoded
-from sagemaker_lightning.state.object_state import State
+from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.state.object_state import PlainState
 
 
 def digest_of(batch: Any) -> int:
     """Return a number that tells a batch from another one."""
-    return batch_digest.folded(map(int, batch_digest.parts(batch)))
+    return batch_digest.combine(map(int, batch_digest.leaf_digests(batch)))
 
 
-class Together(PlaceableLoader):
+class Together(PositionedLoader):
     """Several loaders; their data workers end when nobody iterates any more."""
 
     def leave(self, other: CombinedLoader | None = None) -> None:
@@ -64,6 +64,10 @@ class Drawn(Together):
 
     key: Callable[[], tuple]
     """Returns the values that decide what this validation draws."""
+
+    def seed_by(self, key: Callable[[], tuple]) -> None:
+        """Set what returns the values that decide what a validation draws."""
+        self.key = key
 
     def __iter__(self) -> "Drawn":
         for loader in self.flattened:
@@ -96,8 +100,15 @@ class Placed(Together):
     why = ""
     """Why no run can be resumed within the epoch; "" if one can."""
 
-    def prepare(self) -> None:
-        """Record what the loaders hold before anything is drawn from them."""
+    def prepare(self, seed: tuple, rank: int) -> None:
+        """Record what the loaders hold before anything is drawn from them.
+
+        Args:
+            seed: Decides what is drawn.
+            rank: This rank.
+        """
+        self.seed = seed
+        self.rank = rank
         mode = self.mode if len(self.flattened) > 1 else ""
         self.turns = [
             Turns(loader, (*self.seed, number) if number else self.seed, mode)
@@ -139,13 +150,14 @@ class Placed(Together):
             states: What `states` returned; None if there is no checkpoint.
             proves: Whether to find out if the loaders draw the same batches a second time.
         """
-        ahead = decoded(states["ahead"]) if states else []
+        ahead = decode(states["ahead"]) if states else []
         if done and states and states["why"] and rank_zero_only.rank == 0:
             print(
-                f"{states['why']}: the rest of this epoch is not what it would have been",
+                f"{states['why']}: the rest of this epoch differs from that of an uninterrupted "
+                "run",
                 flush=True,
             )
-        if done and states and is_drawn_by_steps(fetcher):  # a step may draw any number of batches
+        if done and states and steps_draw_batches(fetcher):  # a step may draw any number of batches
             done = states["drawn"]
         self.place = (epoch, done + len(ahead))
         self.placed = True
@@ -175,7 +187,7 @@ class Placed(Together):
         """
         if any(turns.stateful for turns in self.turns):
             try:
-                encoded(getattr(fetcher, "batches", []))
+                encode(getattr(fetcher, "batches", []))
             except NotPlain as error:
                 return f"a batch holds a {error.kind}, which no checkpoint can hold"
         return ""
@@ -188,7 +200,7 @@ class Placed(Together):
         self.combine(self.turns)
         for turns in self.turns:
             turns.go_to(self.drawn)
-        self.go_on(
+        self.continue_with(
             self.drawn,
             [turns.iterator for turns in self.turns],
             [turns.turn > 0 for turns in self.turns],
@@ -214,7 +226,7 @@ class Placed(Together):
     def leave(self, other: CombinedLoader | None = None) -> None:
         """End the workers of all loaders except those that `other` goes on with."""
         for turns in self.turns:
-            turns.iterator = iter(())
+            turns.stop()
         super().leave(other)
 
     def states(self, fetcher: Any, within: bool) -> dict[str, Any]:
@@ -231,7 +243,7 @@ class Placed(Together):
             else []
         )
         try:
-            ahead = encoded(ahead)
+            ahead = encode(ahead)
         except NotPlain:
             ahead = []
         return {
@@ -263,8 +275,8 @@ class Turns:
         # Whether Lightning may have fetched a batch ahead that could not be drawn a second time.
         self.ahead = self.stateful or (self.must_redraw and not getattr(loader, "num_workers", 0))
         skip = (Dataset,) if isinstance(loader, DataLoader) else ()
-        self.order = State(lambda: order_of(loader, self.own), skip)
-        self.data = State(lambda: data_of(loader, self.own))
+        self.order = PlainState(lambda: order_of(loader, self.own), skip)
+        self.data = PlainState(lambda: data_of(loader, self.own))
         # Whether it is a generator: all epochs together iterate over it once.
         self.single_pass = isinstance(loader, Iterator) and type(loader).__module__ in (
             "builtins",
@@ -273,7 +285,7 @@ class Turns:
         self.batches_given = 0  # number of batches that it has given
         self.order.mark()
         self.data.mark()
-        self.first = self.order.kept(), self.data.kept()
+        self.first = self.order.copies(), self.data.copies()
         # The data's plain state when the iteration began, or when the workers started that still
         # run.
         self.kept: dict = {}
@@ -285,9 +297,9 @@ class Turns:
         stay = self.must_redraw and not self.own and getattr(loader, "persistent_workers", False)
         if stay and rank_zero_only.rank == 0:
             print(
-                f"persistent_workers: those of {self.name} begin anew with each epoch, so that one "
-                "can be resumed; so does what it counts in them; both stay in torchdata's "
-                "StatefulDataLoader, with a state_dict() of the dataset's",
+                f"persistent_workers: the workers of {self.name} start anew with each epoch, so "
+                "that an epoch can be resumed, and so does what it counts in them; to keep both, "
+                "use torchdata's StatefulDataLoader, and give the dataset a state_dict()",
                 flush=True,
             )
         self.over = self.must_prove = False
@@ -310,6 +322,10 @@ class Turns:
         self.begin(self.turn + 1, 0)
         return self.iterator
 
+    def stop(self) -> None:
+        """Drop the iterator, and what it holds."""
+        self.iterator = iter(())
+
     def epoch_begins(self, epoch: int) -> None:
         """Seed an iteration by somebody else as if the loader had not been used before."""
         if isinstance(batches := divided(self.loader), Batches):
@@ -324,9 +340,9 @@ class Turns:
         is the state when the iteration began.
         """
         self._treat_as_stateless(self.stateful and saved["own"] is None)
-        self.order.restore(self.order.all(self.first[0]) | saved["order"], touch=False)
+        self.order.restore(self.order.encode_all(self.first[0]) | saved["order"], touch=False)
         if self.must_redraw or getattr(self.loader, "num_workers", 0):
-            self.data.restore(self.data.all(self.first[1]) | saved[data], touch=False)
+            self.data.restore(self.data.encode_all(self.first[1]) | saved[data], touch=False)
         self._restore_source(saved["source"])
         # For a hook that iterates over the loader before the next epoch does.
         plan(self.loader, saved["begun"], 0)
@@ -349,16 +365,16 @@ class Turns:
         if saved and saved["within"]:
             self.give_back(saved, "data")
             if self.must_redraw or getattr(self.loader, "num_workers", 0):
-                self.data_now = self.data.all(self.first[1]) | saved["now"]
+                self.data_now = self.data.encode_all(self.first[1]) | saved["now"]
         elif saved and not self.must_redraw and keeps_workers(self.loader):
             # The workers hold copies of the data as it was when they started.
-            self.data_now = self.data.all()
-            self.data.restore(self.data.all(self.first[1]) | saved["data"], touch=False)
-        self.order_at_start = self.order.kept()
+            self.data_now = self.data.encode_all()
+            self.data.restore(self.data.encode_all(self.first[1]) | saved["data"], touch=False)
+        self.order_at_start = self.order.copies()
         self.source = self._source_state()
         self.earlier = self.begun
         if self.must_redraw or not self._workers_stay:
-            self.kept = self.data.kept()
+            self.kept = self.data.copies()
 
     def _source_state(self) -> Any:
         """Return the state that the loader or its dataset saves; None if neither does.
@@ -367,11 +383,11 @@ class Turns:
         """
         source = self.loader if self.own else getattr(self.loader, "dataset", None)
         with contextlib.suppress(NotPlain):
-            return encoded(source.state_dict()) if self.must_redraw and has_state(source) else None
+            return encode(source.state_dict()) if self.must_redraw and has_state(source) else None
 
     def _restore_source(self, state: Any) -> None:
         if state is not None:
-            (self.loader if self.own else self.loader.dataset).load_state_dict(decoded(state))
+            (self.loader if self.own else self.loader.dataset).load_state_dict(decode(state))
             # litdata's loader asks its datasets for their lengths as if there were no workers, and
             # leaves them so.
             sized_len(self.loader)
@@ -383,7 +399,7 @@ class Turns:
             self.must_redraw = True
             self.ahead = not getattr(self.loader, "num_workers", 0)
             # Nothing has been drawn since the epoch began.
-            self.first = (self.order.kept(), self.data.kept())
+            self.first = (self.order.copies(), self.data.copies())
             self.order_at_start, self.kept = self.first
 
     @property
@@ -403,10 +419,10 @@ class Turns:
     def states(self, within: bool) -> dict[str, Any]:
         """Return what `prepare` takes as `saved`."""
         return {
-            "order": self.order.changed(self.order_at_start if within else None),
-            "data": self.data.changed(self.kept if within or self._workers_stay else None),
-            "own": encoded(self.loader.state_dict()) if self.stateful else None,
-            "now": self.data.changed(),
+            "order": self.order.encode_changes(self.order_at_start if within else None),
+            "data": self.data.encode_changes(self.kept if within or self._workers_stay else None),
+            "own": encode(self.loader.state_dict()) if self.stateful else None,
+            "now": self.data.encode_changes(),
             "source": self.source if within else self._source_state(),
             "given": self.batches_given,
             "begun": self.earlier if self.must_redraw and within else self.begun,
@@ -441,7 +457,7 @@ class Turns:
     def _can_save_state(self) -> bool:
         """Return whether a checkpoint can hold the loader's state."""
         try:
-            encoded(self.loader.state_dict())
+            encode(self.loader.state_dict())
         except NotPlain:
             return False
         return True
@@ -457,7 +473,7 @@ class Turns:
                 f"--data: {self.name} saved its state with {saved['workers']} data workers, now "
                 f"there are {workers}; go on with num_workers={saved['workers']}"
             )
-        self.loader.load_state_dict(decoded(saved["own"]))
+        self.loader.load_state_dict(decode(saved["own"]))
         if saved["within"]:
             self.begun -= 1
             self.begin(0, done, loaded=True)
@@ -482,8 +498,8 @@ class Turns:
                 next(self.iterator, None)
         if done and rank_zero_only.rank == 0:
             print(
-                f"the training data has no positions ({self.name}): the {done} batches before this "
-                f"one were drawn again, in {time.monotonic() - began:.1f} s",
+                f"the training data cannot start at a batch ({self.name}): the {done} batches "
+                f"before this one were drawn again, in {time.monotonic() - began:.1f} s",
                 flush=True,
             )
 
@@ -497,8 +513,8 @@ class Turns:
         if done and getattr(self.loader, "num_workers", 0):
             self.begin(0, 0)
             return
-        order = self.order.all()
-        data = self.data.all()
+        order = self.order.encode_all()
+        data = self.data.encode_all()
         self.begin(0, 0)
         first_digest = digest_of(next(self.iterator, self.name))
         self.order.restore(order, touch=False)

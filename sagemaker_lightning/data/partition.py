@@ -70,6 +70,10 @@ class Course:
     begun: tuple[int, int] = (-1, 0)
     """The epoch that another number of ranks began, and the position that it reached."""
 
+    def continue_from(self, epoch: int, position: int) -> None:
+        """Continue an epoch that another number of ranks began, at the position it reached."""
+        self.begun = epoch, position
+
     def of_epoch(self, epoch: int) -> tuple[Division, int]:
         """Return an epoch's division, and the number of the division's first batch."""
         if epoch != self.begun[0]:

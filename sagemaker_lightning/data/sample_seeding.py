@@ -16,14 +16,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterDataPipe
 
-from sagemaker_lightning.compat.random_generators import without_entropy
-from sagemaker_lightning.compat.torch_data import fetcher_maker, has_map, make_fetchers_by
+from sagemaker_lightning.compat.random_generators import replace_entropy
+from sagemaker_lightning.compat.torch_data import (
+    fetcher_function,
+    is_map_style,
+    replace_fetcher_function,
+)
 from sagemaker_lightning.data.seeded_indices import Found, Key, Keys, number_of, seed_all, unseeded
 from sagemaker_lightning.data.worker_signals import end_with_the_loader, held_back
 from sagemaker_lightning.state import generators
-from sagemaker_lightning.state.encoding import decoded, encoded
+from sagemaker_lightning.state.encoding import decode, encode
 from sagemaker_lightning.state.object_graph import walk
-from sagemaker_lightning.state.object_state import State
+from sagemaker_lightning.state.object_state import PlainState
 
 
 def has_state(owner: Any) -> bool:
@@ -58,6 +62,20 @@ class Plan:
     """Number of samples each worker has drawn before, if the loader does not know it itself."""
     warned: Tensor | None = None
     """uint8 [1], shared by all workers: 1 once the user was told that a dataset changes there."""
+
+    def begin(self, turn: int, first: tuple[int, ...] = ()) -> None:
+        """Plan the next iteration.
+
+        Args:
+            turn: Its number.
+            first: Number of samples each worker has drawn before, if the loader does not know it.
+        """
+        self.turn = turn
+        self.first = first
+
+    def next_turn(self) -> None:
+        """Note that the fetchers of an iteration are made."""
+        self.turn += 1
 
 
 class Drawn:
@@ -104,7 +122,7 @@ class DrawnWithState(Drawn):
         """Return the samples' state, how many were drawn, and the generators' states."""
         self.user_generators.more()
         generator_states = {
-            path: encoded(generators.state_of(generator))
+            path: encode(generators.state_of(generator))
             for path, generator in self.user_generators.generators.items()
         }
         return {
@@ -125,7 +143,7 @@ class DrawnWithState(Drawn):
         self.seed = tuple(seed)
         for path, generator in generators.find(self.user_generators.roots).items():
             if path in state["generators"]:
-                generators.restore(generator, decoded(state["generators"][path]))
+                generators.restore(generator, decode(state["generators"][path]))
 
 
 class Fetchers:
@@ -144,18 +162,18 @@ class Fetchers:
         self.turn = plan.turn
         self.user_generators = Found(roots)
         self.watch = Watch(roots, plan.warned if worker == 0 else None)
-        maker = fetcher_maker()
+        maker = fetcher_function()
         self.make_fetcher = getattr(maker, "__wrapped__", maker)
 
     def install(self) -> Callable:
         """Replace torch's maker of fetchers, and return the one that was there."""
-        maker_before = fetcher_maker()
+        maker_before = fetcher_function()
 
         @functools.wraps(self.make_fetcher)
         def create(kind: int, dataset: Any, *rest: Any) -> Any:
             return self.create(kind, dataset, *rest)
 
-        make_fetchers_by(create)
+        replace_fetcher_function(create)
         return maker_before
 
     def create(self, kind: int, dataset: Any, *rest: Any) -> Any:
@@ -164,7 +182,7 @@ class Fetchers:
         self.turn = self.turn + 1
         if self.plan.seed is None or isinstance(dataset, IterDataPipe):
             fetcher = self.make_fetcher(kind, dataset, *rest)
-        elif has_map(kind):
+        elif is_map_style(kind):
             fetcher = self.make_fetcher(kind, dataset, *rest)
             fetcher.fetch = functools.partial(
                 self._fetch_seeded, fetcher.fetch, (*self.plan.seed, turn)
@@ -212,7 +230,7 @@ class Watch:
     def __init__(self, roots: dict[str, Any], warned: Tensor | None) -> None:
         self.roots = roots
         self.warned = warned
-        self.state = State(lambda: roots)
+        self.state = PlainState(lambda: roots)
 
     def look(self, batches: int) -> None:
         """Look whether the objects have changed, and print which attributes if so.
@@ -224,15 +242,15 @@ class Watch:
             return
         if batches == 1:
             self.state.mark()
-        elif changed := sorted(self.state.changed()):
+        elif changed := sorted(self.state.encode_changes()):
             self.warned[0] = 1
             owners = dict(walk(self.roots, code=False))
             names = [f"{type(owners[path]).__qualname__}.{name}" for path, name in changed]
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             print(
                 f"{', '.join(names[:3])}{more} changes in the data workers, where no checkpoint "
-                "sees it: a run that goes on has it as at a worker's start; if samples depend on "
-                "it, give num_workers=0",
+                "saves it: a resumed run has its value at a worker's start; if samples depend on "
+                "it, set num_workers=0",
                 flush=True,
             )
 
@@ -257,7 +275,7 @@ def drawing(loader: DataLoader, plan: Plan) -> Iterator[None]:
     finally:
         vars(loader).update(worker_init_fn=worker_init_fn, in_order=in_order)
         if maker_before:
-            make_fetchers_by(maker_before)
+            replace_fetcher_function(maker_before)
 
 
 def start_worker(
@@ -266,7 +284,7 @@ def start_worker(
     """Prepare a data worker: its signals, its seeds and its fetchers."""
     end_with_the_loader()
     unseeded.begin(torch.initial_seed())
-    without_entropy(unseeded.bits)
+    replace_entropy(unseeded.bits)
     if worker_init_fn:
         worker_init_fn(worker)
     roots = {

@@ -9,7 +9,7 @@ from pytorch_lightning.utilities import CombinedLoader
 
 from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.compat.lightning_loops import combined_loader
-from sagemaker_lightning.compat.random_generators import without_entropy
+from sagemaker_lightning.compat.random_generators import replace_entropy
 from sagemaker_lightning.data.deterministic import exact, of_class
 from sagemaker_lightning.data.epoch_loaders import Drawn, Placed
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
@@ -38,22 +38,25 @@ class Seeding(Callback):
         self.seed = trainer.strategy.broadcast(
             torch.initial_seed() if self.seed is None else self.seed
         )
-        without_entropy(unseeded.bits)
-        prepare_as_lightning = lightning_loaders.lightnings_preparing(trainer)
+        replace_entropy(unseeded.bits)
 
+        # Lightning names the last two arguments when it calls this.
         def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
             if mode == RunningStage.PREDICTING:
-                return prepare_as_lightning(dataloader, shuffle, mode)
+                return lightning_loaders.prepare_as_lightning(trainer, dataloader, shuffle, mode)
             # data/deterministic.py shares batches out instead, and repeats no sample for it.
-            with lightning_loaders.no_distributed_sampler(trainer):
-                loader = prepare_as_lightning(dataloader, shuffle, mode)
+            loader = lightning_loaders.prepare_without_sampler(trainer, dataloader, shuffle, mode)
             return self._exact(trainer, loader, mode, lightning_loaders.shares_loaders(trainer))
 
-        lightning_loaders.prepare_by(trainer, prepare)
+        lightning_loaders.replace_preparation(trainer, prepare)
 
-    def stand_aside(self, trainer: Trainer) -> None:
+    def use_seed(self, seed: int) -> None:
+        """Draw by another seed from now on: that of the run that is resumed."""
+        self.seed = seed
+
+    def leave_loaders_to_lightning(self, trainer: Trainer) -> None:
         """Leave the preparation of the loaders to Lightning."""
-        lightning_loaders.prepare_by_lightning(trainer)
+        lightning_loaders.restore_preparation(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Seed what is drawn before training."""
@@ -107,12 +110,11 @@ class Seeding(Callback):
             kind: "train" for the training loaders, else the name of the stage that uses them.
         """
         loader.__class__ = of_class(Placed if kind == "train" else Drawn, type(loader))
-        loader.seed = (self.seed, kind)
-        loader.rank = trainer.global_rank
-        loader.key = lambda: (self.seed, kind, trainer.global_step, trainer.global_rank)
         self.loaders[kind] = []
         if kind == "train":
-            loader.prepare()
+            loader.prepare((self.seed, kind), trainer.global_rank)
+        else:
+            loader.seed_by(lambda: (self.seed, kind, trainer.global_step, trainer.global_rank))
 
     def _exact(self, trainer: Trainer, loader: Any, stage: RunningStage, share: bool = True) -> Any:
         """Return the loader made exact; with `share`, the ranks share its batches."""

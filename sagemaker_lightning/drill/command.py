@@ -49,7 +49,7 @@ try:
     from sagemaker_lightning.contract.environment import drilled
     from sagemaker_lightning.contract.shutdown import newest_step
     from sagemaker_lightning.drill import comparison
-    from sagemaker_lightning.process.supervisor import adopt_orphans, living
+    from sagemaker_lightning.process.supervisor import adopt_orphans, living_processes
 except ImportError as missing:
     sys.exit(
         f"error: {sys.executable} has no {missing.name}; use the python of the training that is to "
@@ -275,7 +275,7 @@ class Bench:
 
     def _kill_all(self, process: subprocess.Popen) -> None:
         """Kill what is left of the process and of all that it started."""
-        while left := living(process.pid, self.others):
+        while left := living_processes(process.pid, self.others):
             for process_left in left:
                 with suppress(psutil.NoSuchProcess):
                     process_left.kill()

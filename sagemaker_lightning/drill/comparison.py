@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sagemaker_lightning.callbacks.loggers import events
+from sagemaker_lightning.callbacks.loggers import read_events
 from sagemaker_lightning.contract.shutdown import newest_step
 from sagemaker_lightning.resume.checkpoint_file import KEY, read
 from sagemaker_lightning.state.object_state import digest
@@ -264,7 +264,7 @@ def _read_tensorboard(folder: Path) -> dict[str, list]:
     for path in sorted(folder.rglob("*.tfevents.*")):
         where = path.parent.relative_to(folder)
         if path.is_file() and MACHINES not in where.parts:
-            for tag, step, value in events(path.read_bytes()):
+            for tag, step, value in read_events(path.read_bytes()):
                 curves.setdefault(f"{where.as_posix()}: {tag}", []).append((step, value))
     return curves
 

@@ -19,7 +19,7 @@ from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import has_state
-from sagemaker_lightning.resume.user_state import roots
+from sagemaker_lightning.resume.user_state import user_objects
 from sagemaker_lightning.state import module_variables
 from sagemaker_lightning.state.object_state import digest
 
@@ -85,14 +85,20 @@ class Drilled(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the step at which this process begins."""
-        self.variables = module_variables.states(_user_objects(trainer), roots(trainer))
+        self.variables = module_variables.variable_digests(
+            _user_objects(trainer), user_objects(trainer)
+        )
         self._record(trainer, "start", step=trainer.global_step, workers=self.found_workers)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record which variables outside of the checkpoint have changed."""
-        variables_now = module_variables.states(_user_objects(trainer), roots(trainer))
+        variables_now = module_variables.variable_digests(
+            _user_objects(trainer), user_objects(trainer)
+        )
         self._record(
-            trainer, "end", changed=module_variables.changed(self.variables, variables_now)
+            trainer,
+            "end",
+            changed=module_variables.changed_variables(self.variables, variables_now),
         )
 
     def on_train_batch_start(
@@ -149,7 +155,7 @@ class Drilled(Callback):
         self.resume.writer.wait()
         self.reached.touch()
         end = time.monotonic() + LONGEST
-        while not self.resume.stop.number and time.monotonic() < end:
+        while not self.resume.stop.signal_number and time.monotonic() < end:
             # The drill removes the file when it has sent the signal.
             if not self.reached.exists():
                 end = min(end, time.monotonic() + HEARD)
@@ -190,7 +196,7 @@ class Drilled(Callback):
 
     def _replace_loader_preparation(self, trainer: Trainer) -> None:
         """Set `self.workers`, unless None, in each DataLoader of training and validation."""
-        prepare_before = lightning_loaders.preparing(trainer)
+        prepare_before = lightning_loaders.preparation(trainer)
 
         def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
             is_plain_loader = isinstance(dataloader, DataLoader) and not has_state(dataloader)
@@ -205,7 +211,7 @@ class Drilled(Callback):
                     self.found_workers = dataloader.num_workers
             return prepare_before(dataloader, shuffle, mode)
 
-        lightning_loaders.prepare_by(trainer, prepare)
+        lightning_loaders.replace_preparation(trainer, prepare)
 
 
 def _user_objects(trainer: Trainer) -> dict[str, Any]:
@@ -214,14 +220,14 @@ def _user_objects(trainer: Trainer) -> dict[str, Any]:
         f"schedule.{k}": vars(component.scheduler)
         for k, component in enumerate(trainer.lr_scheduler_configs)
     }
-    loaders = lightning_loaders.flat(trainer.train_dataloader)
+    loaders = lightning_loaders.flattened(trainer.train_dataloader)
     names = ("sampler", "batch_sampler", "worker_init_fn")
     data_order = {
         f"loader.{k}.{name}": getattr(component, name, None)
         for k, component in enumerate(loaders)
         for name in names
     }
-    return roots(trainer) | schedules | data_order
+    return user_objects(trainer) | schedules | data_order
 
 
 def _set_workers(loader: DataLoader, number: int) -> None:

@@ -32,10 +32,10 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.doctor import checks
 from sagemaker_lightning.launch import requirements, torchrun_command, user_program
-from sagemaker_lightning.nodes.mesh import Verdict
-from sagemaker_lightning.nodes.watchdog import Watch
+from sagemaker_lightning.nodes.mesh import StopReason
+from sagemaker_lightning.nodes.watchdog import Watchdog
 from sagemaker_lightning.process import start_notice, threads
-from sagemaker_lightning.process.supervisor import Ended, Stopped, Supervisor
+from sagemaker_lightning.process.supervisor import ProgramEnd, StoppedBeforeStart, Supervisor
 
 # Exit statuses of a program that something other than this process told to stop, each with the
 # signal that it used.
@@ -55,11 +55,11 @@ def main() -> None:
         with supervisor:
             _run(supervisor)
         files.write_success_file()
-    except (Interrupted, Stopped) as error:
-        if isinstance(error, Stopped):
+    except (Interrupted, StoppedBeforeStart) as error:
+        if isinstance(error, StoppedBeforeStart):
             # These variables name the folder of the checkpoints.
             environment.write_env_vars(environment.Environment().to_env_vars())
-            error = Interrupted(str(error), supervisor.asked)
+            error = Interrupted(str(error), supervisor.stop_signal)
         print(_report(error), file=sys.stderr, flush=True)
         # The toolkit itself can only end with a success or a failure; this is neither.
         os._exit(shutdown.status(error.number))
@@ -83,26 +83,32 @@ def _run(supervisor: Supervisor) -> None:
     sys.path.insert(0, str(user_program.CODE))
     environment.write_env_vars(job.to_env_vars())
     here = SageMakerEnvironment.read()
-    with _watch(here, hyperparameters, supervisor) as watch:
+    with _watchdog(here, hyperparameters, supervisor) as watchdog:
         try:
-            _run_program(job, here, hyperparameters, supervisor, watch)
+            _run_program(job, here, hyperparameters, supervisor, watchdog)
         except BaseException as error:
             cause = (
-                Interrupted(str(error), supervisor.asked) if isinstance(error, Stopped) else error
+                Interrupted(str(error), supervisor.stop_signal)
+                if isinstance(error, StoppedBeforeStart)
+                else error
             )
             host = (
                 ""
                 if isinstance(cause, (OtherFailed, Interrupted))
                 else f"host {here.current_host}: "
             )
-            watch.fail(f"{host}{_reason(cause)}", stopped=isinstance(cause, Interrupted))
+            watchdog.fail(f"{host}{_reason(cause)}", is_request=isinstance(cause, Interrupted))
             if cause is error:
                 raise
             raise cause from None
 
 
 def _run_program(
-    job, here: SageMakerEnvironment, hyperparameters: dict, supervisor: Supervisor, watch: Watch
+    job,
+    here: SageMakerEnvironment,
+    hyperparameters: dict,
+    supervisor: Supervisor,
+    watchdog: Watchdog,
 ) -> None:
     """Prepare the job's source, print a summary, and run the program.
 
@@ -114,7 +120,7 @@ def _run_program(
         here: Our view of the same variables.
         hyperparameters: The job's hyperparameters, those for the toolkit included.
         supervisor: Runs the program.
-        watch: Watches the other hosts and this host's ranks.
+        watchdog: Watches the other hosts and this host's ranks.
     """
     user_program.unpack(user_program.sent(hyperparameters, "sagemaker_submit_directory"))
     folder, name = user_program.find(
@@ -135,54 +141,59 @@ def _run_program(
         print(line, flush=True)
     if len(here.hosts) > 1:
         start_notice.begin("waiting for the other hosts")
-    verdict = watch.wait_until_all_are_ready()
-    start_notice.done()
-    if verdict:
-        raise _error_for(verdict)
+    reason = watchdog.wait_until_all_are_ready()
+    start_notice.end()
+    if reason:
+        raise _error_for(reason)
     # The image's own programs set their threads themselves. For others we do, because torchrun
     # would leave each rank a single thread.
-    thread_variables = threads.variables(processes) if folder != user_program.HOME else {}
+    thread_variables = threads.thread_variables(processes) if folder != user_program.HOME else {}
     variables = (
         rendezvous.variables(here) | torchrun_command.VARIABLES | thread_variables | os.environ
     )
-    variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watch.path)
+    variables["SAGEMAKER_LIGHTNING_WATCH"] = str(watchdog.path)
     cwd = user_program.CODE if user_program.CODE.is_dir() else user_program.HOME
     files_before = user_program.written(here.model_dir)
     ended = supervisor.run(command, cwd=cwd, variables=variables)
-    watch.program_ended()
-    if supervisor.grace is None or ended.asked:
-        print(f"{name}: {_describe_end(ended.status, ended.asked)}", flush=True)
+    watchdog.program_ended()
+    if supervisor.grace is None or ended.stop_signal:
+        print(f"{name}: {_describe_end(ended.status, ended.stop_signal)}", flush=True)
     else:  # this process ended the program, for a reason that something else has given
-        print(f"{name}: was ended, as a rank or another host has failed", flush=True)
+        print(f"{name}: was ended because a rank or another host failed", flush=True)
     failed = ProgramFailed(name, ended) if ended.status else None
     # The program's own log may mislead: if a rank has lost a peer, the cause is elsewhere.
-    is_unexplained = failed and not (failed.killed or ended.asked)
-    is_unexplained = is_unexplained and (failed.lost_a_peer or (watch.bereft and not watch.known))
-    verdict = watch.wait_for_verdict() if is_unexplained else watch.known
-    if failed and verdict and verdict.stopped:
-        raise _error_for(verdict, ended.asked)
+    is_unexplained = failed and not (failed.killed or ended.stop_signal)
+    is_unexplained = is_unexplained and (
+        failed.lost_a_peer or (watchdog.lost_peer and not watchdog.known_reason)
+    )
+    reason = watchdog.wait_for_reason() if is_unexplained else watchdog.known_reason
+    if failed and reason and reason.is_request:
+        raise _error_for(reason, ended.stop_signal)
     # The signal by which something other than this process has told the program to stop.
     others_signal = STOPPED.get(ended.status) if supervisor.grace is None else None
-    if failed and (ended.asked or others_signal):
+    if failed and (ended.stop_signal or others_signal):
         raise Interrupted(
-            f"{name} {_describe_end(ended.status, ended.asked)}", ended.asked or others_signal
+            f"{name} {_describe_end(ended.status, ended.stop_signal)}",
+            ended.stop_signal or others_signal,
         )
-    if verdict and (is_unexplained or not verdict.here or supervisor.grace is not None):
-        raise _error_for(verdict)
+    if reason and (is_unexplained or not reason.is_local or supervisor.grace is not None):
+        raise _error_for(reason)
     if failed:
         raise failed
     if missing := user_program.missing_model(folder, name, here, files_before):
         if folder == user_program.HOME:
-            raise Interrupted(missing, ended.asked) if ended.asked else NoModel(missing)
+            raise Interrupted(missing, ended.stop_signal) if ended.stop_signal else NoModel(missing)
         print(f"warning: {missing}", flush=True)
-    if verdict := watch.wait_until_all_are_done():
-        raise _error_for(verdict)
+    if reason := watchdog.wait_until_all_are_done():
+        raise _error_for(reason)
 
 
-def _watch(here: SageMakerEnvironment, hyperparameters: dict, supervisor: Supervisor) -> Watch:
-    """Return the watch over the hosts that train and the ranks of this host.
+def _watchdog(
+    here: SageMakerEnvironment, hyperparameters: dict, supervisor: Supervisor
+) -> Watchdog:
+    """Return the watchdog of the hosts that train and of the ranks of this host.
 
-    If this host does not train, the watch is over its own ranks alone.
+    If this host does not train, it watches its own ranks alone.
     """
     settings = {
         "the list of hosts": ", ".join(here.hosts),
@@ -196,29 +207,29 @@ def _watch(here: SageMakerEnvironment, hyperparameters: dict, supervisor: Superv
         for name, value in hyperparameters.items()
     }
 
-    def end_program(verdict: Verdict) -> None:
-        supervisor.end(
+    def end_program(reason: StopReason) -> None:
+        supervisor.terminate(
             deadlines.HOOK_KILLS
-            if verdict.stopped
+            if reason.is_request
             else deadlines.ends_after_loss(here.peer_timeout)
         )
 
-    return Watch(
+    return Watchdog(
         here.current_host,
         here.hosts if here.takes_part else (here.current_host,),
         settings,
         port=rendezvous.main_port(os.environ) + 1,
-        appear=here.rendezvous_timeout,
-        silence=deadlines.silence(here.peer_timeout),
-        on_verdict=end_program,
+        connect_timeout=here.rendezvous_timeout,
+        silence_timeout=deadlines.silence(here.peer_timeout),
+        on_reason=end_program,
     )
 
 
 class OtherFailed(Exception):
     """The program ended because of another host, or because of a rank of this one."""
 
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict.why)
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason.why)
 
 
 class NoModel(UserError):
@@ -235,7 +246,7 @@ class Interrupted(Exception):
     """The job was told to stop; the text says from which step to resume.
 
     Args:
-        reason: What stopped it, or a line that `shutdown.words` has made already.
+        reason: What stopped it, or a line that `shutdown.interruption_message` has made already.
         number: The signal that told it to stop; SIGTERM if None.
     """
 
@@ -244,18 +255,18 @@ class Interrupted(Exception):
         super().__init__(
             reason
             if reason.startswith("interrupted")
-            else shutdown.words(
+            else shutdown.interruption_message(
                 shutdown.newest_step(SageMakerEnvironment.read().checkpoint_dir), reason
             )
         )
 
 
-def _error_for(verdict: Verdict, asked: int | None = None) -> Exception:
-    """Return what to raise for a verdict on another host, or on a rank of this one.
+def _error_for(reason: StopReason, asked: int | None = None) -> Exception:
+    """Return what to raise for a reason to end that another host, or a rank of this one, has given.
 
     `asked` is the signal that told the program of this host to stop, if one did.
     """
-    return Interrupted(verdict.why, asked) if verdict.stopped else OtherFailed(verdict)
+    return Interrupted(reason.why, asked) if reason.is_request else OtherFailed(reason)
 
 
 class ProgramFailed(Exception):
@@ -267,7 +278,7 @@ class ProgramFailed(Exception):
         lost_a_peer: Whether the error is that a rank lost another one.
     """
 
-    def __init__(self, name: str, ended: Ended) -> None:
+    def __init__(self, name: str, ended: ProgramEnd) -> None:
         why, self.trace = failures.last_error(ended.stderr)
         rank, status = failures.ended_rank(ended.stderr)
         self.killed = rank if status == -signal.SIGKILL else ""
@@ -279,7 +290,7 @@ class ProgramFailed(Exception):
         elif ended.status in (-9, 128 + 9) and not (rank or self.trace):
             why = failures.OUT_OF_MEMORY
         super().__init__(
-            f"{name} {_describe_end(ended.status, ended.asked)}: "
+            f"{name} {_describe_end(ended.status, ended.stop_signal)}: "
             f"{why or 'nothing on its stderr says why'}"
         )
 

@@ -20,10 +20,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main
 
 from sagemaker_lightning.contract.shutdown import SIGNALS, status
-from sagemaker_lightning.process.parent_process import launches
+from sagemaker_lightning.process.parent_process import become_launcher
 
 if __name__ == "__main__":
-    launches(os.environ)
+    become_launcher(os.environ)
     try:
         main()
     except SignalException as error:

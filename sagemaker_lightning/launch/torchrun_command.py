@@ -58,7 +58,7 @@ def command(
         flags = ["--standalone"]
     ranks = processes(args, gpus)
     if not gpus:
-        threads.check(ranks)
+        threads.check_process_count(ranks)
     flags += [f"--nproc-per-node={ranks}", f"--max-restarts={max_restarts}"]
     torchrun = str(Path(__file__).with_name("torchrun.py"))
     return [sys.executable, torchrun, *flags, str(program), *args]
@@ -112,13 +112,13 @@ def main(program: Path, args: list[str] | None = None) -> None:
         restarts, program_args = _restarts(sys.argv[1:] if args is None else args)
         command_line = command(environment, program_args, gpus, program, restarts)
         if len(environment.hosts) > 1:
-            start_notice.doing("waiting for the other hosts")
+            start_notice.set_activity("waiting for the other hosts")
         # torchrun itself would give each rank one thread.
-        thread_variables = threads.variables(processes(program_args, gpus))
+        thread_variables = threads.thread_variables(processes(program_args, gpus))
         variables = rendezvous.prepared(environment) | VARIABLES | thread_variables | os.environ
         # With restarts, the death of a rank is no reason to end the job: torchrun's end is. So the
         # ranks do not connect to the watch.
         if restarts:
             variables.pop("SAGEMAKER_LIGHTNING_WATCH", None)
-    start_notice.doing("torchrun, which starts the ranks")
+    start_notice.set_activity("torchrun, which starts the ranks")
     os.execve(command_line[0], command_line, variables)

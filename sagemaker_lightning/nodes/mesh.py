@@ -1,21 +1,9 @@
 """Connects all hosts of a job, to see which live and whether settings agree.
 
-A message is one JSON object on one line:
-
-    {"host": NAME, "told": {...}}   sent once by each end: the sender's name and its settings; the
-                                    end that called adds "calls": NAME, the host it wants to reach
-    {"ready": true}                 the sender is ready for the programs to start
-    {"status": TEXT}                sent every few seconds: the sender lives, and what it does
-    {"done": true}                  the sender's program has ended well
-    {"dead": WHY, "doubt": N}       a rank of the sender died, which may be the reason to end
-                                    (see Verdict.doubt)
-    {"failed": WHY}                 the sender's program failed, or the sender knows of a host whose
-                                    program failed
-    {"stopped": WHY}                the same, where the cause is a request to stop
+Each end of a connection first sends a Greeting, and from then on HostMessages (nodes/messages.py).
 """
 
 import asyncio
-import json
 import socket
 import threading
 import time
@@ -26,45 +14,67 @@ from dataclasses import dataclass, field
 from sagemaker_lightning.contract.deadlines import ENDS_BY_ITSELF, status_interval
 from sagemaker_lightning.contract.rendezvous import pauses
 from sagemaker_lightning.contract.settings import differences
+from sagemaker_lightning.nodes.messages import Doubt, Greeting, HostMessage
 
 # Most bytes of a message. 100 hyperparameters of 2,500 characters need a quarter of it.
 LINE = 2**20
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StopReason:
     """Why this node's program has to end."""
 
     why: str
-    here: bool
+    is_local: bool
     """Whether the cause is on this node."""
-    stopped: bool = False
+    is_request: bool = False
     """Whether the cause is that a node was told to stop.
 
     Its ranks may then be saving a checkpoint, and so may the ranks of this node.
     """
-    doubt: int = 0
-    """How uncertain it is that a rank which ended without a reason is the cause.
-
-    0: nothing else explains its end. 1: a rank of another host may have caused it. 2: another
-    process of its own host most likely caused it.
-    """
+    doubt: Doubt = Doubt.NONE
+    """How uncertain it is, for a rank that ended without a reason."""
 
 
 @dataclass
 class Peer:
     """What this host knows of another host."""
 
-    heard: float | None = None
+    last_heard: float | None = None
+    """When its last message came, in seconds of time.monotonic(); None before the first one."""
     status: str = "it had just started"
     ready: bool = False
     done: bool = False
     problem: str = "it never called"
+    """Why it cannot be reached, as long as it is not connected."""
     writer: asyncio.StreamWriter | None = None
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether messages can be sent to it."""
+        return self.writer is not None and not self.closed.is_set()
+
+    def connect(self, writer: asyncio.StreamWriter) -> None:
+        """Note that it is connected now."""
+        self.last_heard = time.monotonic()
+        self.writer = writer
+
+    def cannot_be_reached(self, problem: str) -> None:
+        """Note why the last call failed."""
+        self.problem = problem
+
+    def says(self, message: HostMessage) -> None:
+        """Note what it says."""
+        self.last_heard = time.monotonic()
+        self.status = self.status if message.status is None else message.status
+        self.ready = self.ready or message.ready
+        # A host that knows why the job ends is not lost when its connection ends.
+        knows_the_end = message.failed is not None or message.stopped is not None
+        self.done = self.done or message.done or knows_the_end
 
 
-class Peers:
+class Mesh:
     """The connections from one host to all other hosts of the job.
 
     All of its code runs in one event loop.
@@ -72,38 +82,38 @@ class Peers:
     Args:
         host: Name of this host.
         hosts: Names of all hosts, this one included, in the same order on all of them.
-        told: Settings of this host: a value for each description. They must be the same on all
+        settings: Settings of this host: a value for each description. They must be the same on all
             hosts.
         port: TCP port, the same on all hosts.
-        appear: Seconds that a host may take to connect.
-        silence: Seconds without a message after which a host counts as lost.
-        decide: Called with each Verdict that is a reason to end.
-        suspect: Called with each Verdict on another host that may be a reason to end.
+        connect_timeout: Seconds that a host may take to connect.
+        silence_timeout: Seconds without a message after which a host counts as lost.
+        on_reason: Called with each StopReason.
+        on_suspicion: Called with each StopReason of another host that is uncertain.
     """
 
     def __init__(
         self,
         host: str,
         hosts: tuple[str, ...],
-        told: Mapping,
+        settings: Mapping,
         *,
         port: int,
-        appear: float,
-        silence: float,
-        decide: Callable[[Verdict], None],
-        suspect: Callable[[Verdict], None],
+        connect_timeout: float,
+        silence_timeout: float,
+        on_reason: Callable[[StopReason], None],
+        on_suspicion: Callable[[StopReason], None],
     ) -> None:
         self.host = host
-        self.told = dict(told)
+        self.settings = dict(settings)
         self.port = port
-        self.appear = appear
-        self.silence = silence
-        self.before = hosts[: hosts.index(host)]  # this host calls these; the others call it
+        self.connect_timeout = connect_timeout
+        self.silence_timeout = silence_timeout
+        self.called_hosts = hosts[: hosts.index(host)]  # the others call this host
         self.others = {name: Peer() for name in hosts if name != host}
-        self.decide = decide
-        self.suspect = suspect
+        self.on_reason = on_reason
+        self.on_suspicion = on_suspicion
         self.status = "it was preparing its program"
-        self.last = {}
+        self.sent = HostMessage()  # all that was sent so far
         self.tasks: list[asyncio.Task] = []  # asyncio itself keeps no reference
 
     async def open(self) -> None:
@@ -112,41 +122,43 @@ class Peers:
         Raises OSError if this host cannot listen on the port.
         """
         self.server = await asyncio.start_server(self._accept, port=self.port, limit=LINE)
-        calls = map(self._call, self.before)
+        calls = map(self._call, self.called_hosts)
         for coroutine in (self._report_missing_hosts(), self._send_status_repeatedly(), *calls):
             self.tasks.append(asyncio.create_task(coroutine))
 
-    def tell(self, message: Mapping) -> None:
+    def set_status(self, status: str) -> None:
+        """Set what this host does, for the other hosts."""
+        self.status = status
+
+    def send(self, message: HostMessage) -> None:
         """Send a message to all hosts.
 
         A host that connects later gets all that was sent so far, merged into one message.
         """
-        self.last |= message
+        self.sent = self.sent.merged_with(message)
         for peer in self.others.values():
-            if peer.writer and not peer.gone.is_set():
+            if peer.is_connected:
                 _send(peer.writer, message)
 
-    async def leave(self) -> None:
+    async def close(self) -> None:
         """Close the connections, and wait until the others have read everything.
 
         It waits for at most ENDS_BY_ITSELF seconds. A container's network disappears with the
         container.
         """
         self.server.close()
-        connected = [
-            peer for peer in self.others.values() if peer.writer and not peer.gone.is_set()
-        ]
+        connected = [peer for peer in self.others.values() if peer.is_connected]
         for peer in connected:
             with suppress(OSError, RuntimeError):
                 peer.writer.write_eof()
-        waits = [peer.gone.wait() for peer in connected]
+        waits = [peer.closed.wait() for peer in connected]
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.gather(*waits), ENDS_BY_ITSELF)
 
     async def _report_missing_hosts(self) -> None:
-        """After `appear` seconds, decide that the job ends if a host has not connected."""
-        await asyncio.sleep(self.appear)
-        missing = [name for name, peer in self.others.items() if peer.heard is None]
+        """After `connect_timeout` seconds, end the job if a host has not connected."""
+        await asyncio.sleep(self.connect_timeout)
+        missing = [name for name, peer in self.others.items() if peer.last_heard is None]
         for name in missing[:1]:
             try:
                 reason = (
@@ -160,15 +172,15 @@ class Peers:
                 "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT (seconds)"
             )
             why = (
-                f"host {name} did not appear within {self.appear:.0f} s: {reason}{also_missing}; "
-                f"{advice}"
+                f"host {name} did not appear within {self.connect_timeout:.0f} s: "
+                f"{reason}{also_missing}; {advice}"
             )
-            self.decide(Verdict(why, here=False))
+            self.on_reason(StopReason(why, is_local=False))
 
     async def _send_status_repeatedly(self) -> None:
         while True:
-            self.tell({"status": self.status})
-            await asyncio.sleep(status_interval(self.silence))
+            self.send(HostMessage(status=self.status))
+            await asyncio.sleep(status_interval(self.silence_timeout))
 
     async def _call(self, name: str) -> None:
         """Call a host until it answers; resolve its name again for each call."""
@@ -176,13 +188,14 @@ class Peers:
             try:
                 opening = asyncio.open_connection(await _resolve(name), self.port, limit=LINE)
                 reader, writer = await asyncio.wait_for(opening, ENDS_BY_ITSELF)
-                _send(writer, {"host": self.host, "told": self.told, "calls": name})
+                _send(writer, Greeting(self.host, self.settings, calls=name))
                 if await self._converse(name, reader, writer):
                     return
             except OSError as error:
                 answer = str(error) or "no answer"
-                problem = f"it does not answer on port {self.port} ({answer})"
-                self.others[name].problem = problem
+                self.others[name].cannot_be_reached(
+                    f"it does not answer on port {self.port} ({answer})"
+                )
             await asyncio.sleep(pause)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -200,75 +213,69 @@ class Peers:
             reader: The messages of the other end.
             writer: Sends messages to the other end.
         """
-        greeting = await self._read_message(reader) or {}
-        caller = greeting.get("host")
-        their_settings = greeting.get("told")
+        greeting = Greeting.parse(await self._read_line(reader) or b"")
         # If the caller wants another host, this host now has the address that the other one had.
-        is_meant = name or greeting.get("calls") == self.host
-        if not is_meant or not isinstance(caller, str) or not isinstance(their_settings, dict):
+        if not greeting or not (name or greeting.calls == self.host):
             writer.close()
             return False
+        caller = greeting.host
         if name is None:
-            _send(writer, {"host": self.host, "told": self.told})
-        self._compare_settings(caller, their_settings)
+            _send(writer, Greeting(self.host, self.settings))
+        self._compare_settings(caller, greeting.settings)
         peer = self.others.get(caller)
         # Not a host of this job, one that is connected already, or not the one that we called.
-        if not peer or peer.heard or caller != (name or caller):
+        if not peer or peer.last_heard or caller != (name or caller):
             writer.close()
             return False
-        peer.heard = time.monotonic()
-        peer.writer = writer
-        _send(writer, self.last)
-        while message := await self._read_message(reader):
-            peer.heard = time.monotonic()
-            peer.status = message.get("status", peer.status)
-            peer.ready = "ready" in message or peer.ready
-            peer.done = "done" in message or peer.done
-            if "dead" in message:
-                self.suspect(Verdict(message["dead"], here=False, doubt=message["doubt"]))
-            for key in {"failed", "stopped"} & message.keys():
-                peer.done = True
-                self.decide(Verdict(message[key], here=False, stopped=key == "stopped"))
+        peer.connect(writer)
+        _send(writer, self.sent)
+        while line := await self._read_line(reader):
+            if not (message := HostMessage.parse(line)):
+                break
+            peer.says(message)
+            if message.dead:
+                self.on_suspicion(
+                    StopReason(message.dead.why, is_local=False, doubt=message.dead.doubt)
+                )
+            if message.failed is not None:
+                self.on_reason(StopReason(message.failed, is_local=False))
+            if message.stopped is not None:
+                self.on_reason(StopReason(message.stopped, is_local=False, is_request=True))
         if not peer.done:
             self._lost(
                 caller,
-                "nothing was heard of it any more"
-                if message is None
-                else "its connection broke off",
+                "nothing was heard of it any more" if line is None else "its connection broke off",
             )
         writer.close()
-        peer.gone.set()
+        peer.closed.set()
         return True
 
-    async def _read_message(self, reader: asyncio.StreamReader) -> dict | None:
-        """Return the next message; {} at the end; None after too long a silence."""
+    async def _read_line(self, reader: asyncio.StreamReader) -> bytes | None:
+        """Return the next line; b"" at the end; None after too long a silence."""
         try:
-            line = await asyncio.wait_for(reader.readline(), self.silence)
-            message = json.loads(line or "{}")
-            return message if isinstance(message, dict) else {}
+            return await asyncio.wait_for(reader.readline(), self.silence_timeout)
         except TimeoutError:
             return None
         # The connection was reset, or the other end speaks another protocol.
-        except (OSError, ValueError, RecursionError):
-            return {}
+        except (OSError, ValueError):
+            return b""
 
     def _compare_settings(self, name: str, their_settings: Mapping[str, str]) -> None:
         """End the job if the settings of host `name` differ from this host's."""
         # In the order of their names, so that both hosts write the same line.
-        settings = {self.host: self.told, name: their_settings}
+        settings = {self.host: self.settings, name: their_settings}
         hosts = sorted(settings)
         parts = [
-            f"{key} is {str(first)[:80]} and {str(second)[:80]}"
+            f"{key} is {str(first)[:80]} on {hosts[0]}, {str(second)[:80]} on {hosts[1]}"
             for key, first, second in sorted(
                 differences(*(settings[host] for host in hosts), missing="(none)")
             )
         ]
         if parts:
             why = (
-                f"hosts {' and '.join(hosts)} were told different things: {'; '.join(parts)}; "
-                "start all with the same"
+                f"hosts have different settings: {'; '.join(parts)}; start all hosts with the same"
             )
-            self.decide(Verdict(why, here=False))
+            self.on_reason(StopReason(why, is_local=False))
 
     def _lost(self, name: str, symptom: str) -> None:
         """End the job because host `name` is lost; `symptom` says why.
@@ -279,15 +286,15 @@ class Peers:
         silent = [
             peer
             for peer in self.others.values()
-            if peer.heard and now - peer.heard > self.silence / 2
+            if peer.last_heard and now - peer.last_heard > self.silence_timeout / 2
         ]
         peer = self.others[name]
         if len(silent) == len(self.others) > 1:
             name = "every other host"
             symptom = f"{symptom}: the network of this one ({self.host}) is most likely cut"
-            peer = max(silent, key=lambda peer: peer.heard)
-        why = f"lost {name}: {symptom}; last heard {now - peer.heard:.0f} s ago: {peer.status}"
-        self.decide(Verdict(why, here=False))
+            peer = max(silent, key=lambda peer: peer.last_heard)
+        why = f"lost {name}: {symptom}; last heard {now - peer.last_heard:.0f} s ago: {peer.status}"
+        self.on_reason(StopReason(why, is_local=False))
 
 
 async def _resolve(name: str) -> str:
@@ -317,6 +324,6 @@ async def _resolve(name: str) -> str:
     return result
 
 
-def _send(writer: asyncio.StreamWriter, message: Mapping) -> None:
+def _send(writer: asyncio.StreamWriter, message: Greeting | HostMessage) -> None:
     with suppress(OSError, RuntimeError):  # RuntimeError: this end is closed for writing already
-        writer.write(json.dumps(message).encode() + b"\n")
+        writer.write(message.line())

@@ -4,18 +4,17 @@ torch.distributed alone waits half an hour for a rank that is gone, and then doe
 it was (init_process_group, `timeout`). Here, the toolkit's process on each node keeps a connection
 to the same process on every other node (nodes/mesh.py), and each rank of the application keeps one
 to the toolkit's process of its own node (callbacks/heartbeat.py). The toolkit's process computes
-nothing, so it always answers in time. The first reason to end that a node hears of is its verdict:
-the node tells it to all others and ends its own program.
+nothing, so it always answers in time. The first reason to end that a node hears of counts: the
+node tells it to all others and ends its own program.
 
 A rank that ends without giving a reason may have ended because another rank ended: NCCL aborts a
 process whose peer is gone, and a launcher kills its ranks when one has failed. So such an end is
 only a suspicion at first. The node tells it to all others, with a degree of doubt. It then waits
-for a while for a better reason. If none comes, the suspicion with the least doubt is the verdict;
+for a while for a better reason. If none comes, the suspicion with the least doubt counts;
 of several with the same doubt, it is the first.
 """
 
 import asyncio
-import json
 import signal
 import socket
 import struct
@@ -28,7 +27,8 @@ from pathlib import Path
 from sagemaker_lightning.contract import deadlines, shutdown
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import LOST, OUT_OF_MEMORY
-from sagemaker_lightning.nodes.mesh import LINE, Peers, Verdict
+from sagemaker_lightning.nodes.mesh import LINE, Mesh, StopReason
+from sagemaker_lightning.nodes.messages import Doubt, HostMessage, RankMessage, Suspicion
 from sagemaker_lightning.process.parent_process import process_stat
 
 # Signals that end a rank for a reason of its own, whatever happened to other ranks. SIGABRT is not
@@ -39,17 +39,19 @@ PF_EXITING = 0x4  # flag of a process that ends, or has ended (Linux, include/li
 MOMENT = 0.02  # seconds in which the event loop handles all that had arrived before
 
 
-class Watch:
+class Watchdog:
     """Watches the other hosts and this host's ranks, in a thread.
 
-    The thread runs while the watch is entered.
+    The thread runs while the watchdog is entered.
 
     Args:
         host: Name of this host.
         hosts: Names of all hosts to watch, this one included.
-        told: Settings of this host, which must be the same on all hosts (see `Peers`).
-        on_verdict: Called from the thread, with the verdict, when the program has to end.
-        settings: The other arguments of `Peers`: port, appear, silence.
+        settings: Settings of this host, which must be the same on all hosts (see `Mesh`).
+        on_reason: Called from the thread, with the StopReason, when the program has to end.
+        port: As in `Mesh`.
+        connect_timeout: As in `Mesh`.
+        silence_timeout: As in `Mesh`.
 
     Entering it raises UserError if this host cannot listen on the port.
     """
@@ -58,26 +60,35 @@ class Watch:
         self,
         host: str,
         hosts: tuple[str, ...],
-        told: Mapping[str, str],
+        settings: Mapping[str, str],
         *,
-        on_verdict: Callable,
-        **settings,
+        on_reason: Callable[[StopReason], None],
+        port: int,
+        connect_timeout: float,
+        silence_timeout: float,
     ) -> None:
-        self.verdict: Verdict | None = None
+        self.reason: StopReason | None = None  # why the program has to end
         # The suspicions of all hosts, in the order in which this host heard of them.
-        self.suspected: list[Verdict] = []
-        self.dead: Verdict | None = None  # the suspicion on a rank of this host
-        self.due = False  # whether the time for a better reason than `dead` is over
-        self.bereft = False  # whether a rank of this host has said that it lost a peer
-        self.ended = False  # whether this host's program has ended
-        self.peers = Peers(
-            host, hosts, told, decide=self._decide, suspect=self.suspected.append, **settings
+        self.suspicions: list[StopReason] = []
+        self.own_suspicion: StopReason | None = None  # the one on a rank of this host
+        self.has_waited = False  # whether the time for a better reason than that is over
+        self.lost_peer = False  # whether a rank of this host has said that it lost a peer
+        self.program_has_ended = False  # whether this host's program has ended
+        self.mesh = Mesh(
+            host,
+            hosts,
+            settings,
+            port=port,
+            connect_timeout=connect_timeout,
+            silence_timeout=silence_timeout,
+            on_reason=self._decide,
+            on_suspicion=self.suspicions.append,
         )
-        self.on_verdict = on_verdict
-        self.silence = settings["silence"]
+        self.on_reason = on_reason
+        self.silence_timeout = silence_timeout
         self.loop = asyncio.new_event_loop()
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "Watchdog":
         self.folder = tempfile.TemporaryDirectory(prefix="watch-")
         self.path = Path(self.folder.name, "ranks")
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -86,8 +97,9 @@ class Watch:
             self._run_in_loop(self._open())
         except OSError as error:
             raise UserError(
-                f"port {self.peers.port}: cannot be listened on ({error.strerror}); it is the one "
-                "after MASTER_PORT: set that to a port with a free one after it, alike on all hosts"
+                f"port {self.mesh.port}: this host cannot listen on it ({error.strerror}); it is "
+                "the one after MASTER_PORT: set MASTER_PORT to a port with a free one after it, "
+                "the same on all hosts"
             ) from None
         return self
 
@@ -98,70 +110,70 @@ class Watch:
         self.loop.close()
         self.folder.cleanup()
 
-    def wait_until_all_are_ready(self) -> Verdict | None:
-        """Wait until every host is ready to start its program, or for a verdict.
+    def wait_until_all_are_ready(self) -> StopReason | None:
+        """Wait until every host is ready to start its program, or one has a reason to end.
 
-        Return the verdict; None if there is none.
+        Return the reason; None if there is none.
         """
-        self._tell_hosts({"ready": True})
-        self._wait_until(lambda: all(peer.ready for peer in self.peers.others.values()))
-        self.peers.status = "its program had just started"
-        return self.verdict
+        self._send_to_hosts(HostMessage(ready=True))
+        self._wait_until(lambda: all(peer.ready for peer in self.mesh.others.values()))
+        self.mesh.set_status("its program had just started")
+        return self.reason
 
-    def wait_until_all_are_done(self) -> Verdict | None:
-        """Wait until all programs have ended well, or for a verdict.
+    def wait_until_all_are_done(self) -> StopReason | None:
+        """Wait until all programs have ended well, or one host has a reason to end.
 
-        Return the verdict; None if there is none. The program of this host must have ended well
+        Return the reason; None if there is none. The program of this host must have ended well
         before.
         """
-        self.peers.status = "its program had ended well"
-        self._tell_hosts({"done": True})
-        self._wait_until(lambda: all(peer.done for peer in self.peers.others.values()))
-        return self.verdict
+        self.mesh.set_status("its program had ended well")
+        self._send_to_hosts(HostMessage(done=True))
+        self._wait_until(lambda: all(peer.done for peer in self.mesh.others.values()))
+        return self.reason
 
-    def wait_for_verdict(self) -> Verdict | None:
-        """Wait for the verdict, for as long as it takes to notice that a host is lost.
+    def wait_for_reason(self) -> StopReason | None:
+        """Wait for the reason to end, for as long as it takes to notice that a host is lost.
 
-        Return the likeliest suspicion if no verdict comes; None if there is no suspicion either.
+        Return the likeliest suspicion if no reason comes; None if there is no suspicion either.
         """
         self._wait_until(
-            lambda: self.due or self._certain_suspicion() or not self.peers.others,
-            limit=deadlines.any_reason(self.silence),
+            lambda: self.has_waited or self._certain_suspicion() or not self.mesh.others,
+            limit=deadlines.any_reason(self.silence_timeout),
         )
-        return self.verdict or self._likeliest_suspicion()
+        return self.reason or self._likeliest_suspicion()
 
     @property
-    def known(self) -> Verdict | None:
-        """The verdict, or the suspicion without doubt, which will become the verdict."""
-        return self.verdict or self._certain_suspicion()
+    def known_reason(self) -> StopReason | None:
+        """The reason to end, or the suspicion without doubt, which will become the reason."""
+        return self.reason or self._certain_suspicion()
 
     def program_ended(self) -> None:
         """Note that this host's program has ended: its ranks' ends are no reason any more."""
-        self.ended = True
+        self.program_has_ended = True
 
-    def fail(self, why: str, stopped: bool) -> None:
-        """Tell the other hosts why this one fails, unless there is a verdict.
+    def fail(self, why: str, is_request: bool) -> None:
+        """Tell the other hosts why this one fails, unless there is a reason already.
 
         Args:
             why: The reason, in one line.
-            stopped: Whether the cause is that this host was told to stop.
+            is_request: Whether the cause is that this host was told to stop.
         """
-        self.on_verdict = lambda verdict: None
-        verdict = Verdict(why, here=True, stopped=stopped)
-        self.loop.call_soon_threadsafe(self._decide, verdict)
+        self.on_reason = lambda reason: None
+        reason = StopReason(why, is_local=True, is_request=is_request)
+        self.loop.call_soon_threadsafe(self._decide, reason)
 
     def _run_in_loop(self, coroutine: Coroutine) -> None:
-        """Run a coroutine in the watch's thread and wait for its end."""
+        """Run a coroutine in the watchdog's thread and wait for its end."""
         asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
-    def _tell_hosts(self, message: dict) -> None:
-        self.loop.call_soon_threadsafe(self.peers.tell, message)
+    def _send_to_hosts(self, message: HostMessage) -> None:
+        self.loop.call_soon_threadsafe(self.mesh.send, message)
 
     def _wait_until(self, condition: Callable[[], bool], limit: float | None = None) -> None:
-        """Wait for a condition or a verdict, for at most `limit` seconds."""
+        """Wait for a condition or a reason to end, for at most `limit` seconds."""
 
         async def poll() -> None:
-            while not condition() and not self.verdict:
+            while not condition() and not self.reason:
                 await asyncio.sleep(0.05)
 
         with suppress(TimeoutError):
@@ -169,13 +181,13 @@ class Watch:
 
     async def _open(self) -> None:
         self.server = await asyncio.start_unix_server(self._accept_rank, self.path, limit=LINE)
-        if self.peers.others:
-            await self.peers.open()
+        if self.mesh.others:
+            await self.mesh.open()
 
     async def _leave(self) -> None:
         self.server.close()
-        if self.peers.others:
-            await self.peers.leave()
+        if self.mesh.others:
+            await self.mesh.close()
         remaining = asyncio.all_tasks() - {asyncio.current_task()}
         for task in remaining:
             task.cancel()
@@ -195,93 +207,100 @@ class Watch:
         explained = False
         with suppress(OSError):
             while line := await reader.readline():
-                message = json.loads(line)
-                name = message.get("rank", name)
-                self.peers.status = message.get("status", self.peers.status)
-                explained = explained or bool({"done", "failed", "stopped"} & message.keys())
+                message = RankMessage.parse(line)
+                name = message.rank or name
+                if message.status is not None:
+                    self.mesh.set_status(message.status)
+                explained = explained or message.explains_end
                 await self._handle_message(message)
         status = _exit_status(rank_pid)
         writer.close()
         if not explained and status not in TOLD_TO_STOP:
-            await self._suspect(name, status, alone=_is_running(launcher_pid) and not self.bereft)
+            is_first = _is_running(launcher_pid) and not self.lost_peer
+            await self._suspect(name, status, is_first)
 
-    async def _handle_message(self, message: Mapping[str, str]) -> None:
+    async def _handle_message(self, message: RankMessage) -> None:
         """Act on what a rank of this node says."""
-        failed = message.get("failed", "")
+        failed = message.failed or ""
         if failed.startswith(f"error: {LOST}"):
             # This rank does not know why its peer is gone; whoever knows will tell. A process of
             # this node that ends after this may have ended for the same reason. The peer that the
             # rank misses has died before, so the loop first gets time to notice its death.
             await asyncio.sleep(MOMENT)
-            self.bereft = True
+            self.lost_peer = True
         elif failed:
-            self._decide(Verdict(f"a rank failed: {failed.removeprefix('error: ')}", here=True))
+            why = f"a rank failed: {failed.removeprefix('error: ')}"
+            self._decide(StopReason(why, is_local=True))
         # When a rank has died, the launcher stops the others: the reason is the death, not the
         # stop.
-        elif "stopped" in message and not (self.bereft or self.dead):
-            self._decide(Verdict(message["stopped"], here=True, stopped=True))
+        elif message.stopped is not None and not (self.lost_peer or self.own_suspicion):
+            self._decide(StopReason(message.stopped, is_local=True, is_request=True))
 
-    async def _suspect(self, name: str, ended: int | None, alone: bool) -> None:
+    async def _suspect(self, name: str, status: int | None, is_first: bool) -> None:
         """Suspect a rank of this node, and decide after a while.
 
         Another, better reason may come in that time.
 
         Args:
             name: What to call the rank.
-            ended: Its exit status, -N for signal N; None if it is unknown.
-            alone: Whether no other process of this host had ended before it.
+            status: Its exit status, -N for signal N; None if it is unknown.
+            is_first: Whether no other process of this host had ended before it.
         """
-        if alone and not (self.dead and self.dead.doubt < 2):
-            doubt = 0 if ended in [-number for number in OF_ITS_OWN] else 1
-            why = f"{name} ended without a word: {_describe_end(ended)}"
+        known = self.own_suspicion
+        if is_first and not (known and known.doubt < Doubt.OWN_HOST):
+            has_own_reason = status in [-number for number in OF_ITS_OWN]
+            doubt = Doubt.NONE if has_own_reason else Doubt.OTHER_HOST
+            why = f"{name} ended without giving a reason: {_describe_end(status)}"
         else:
-            doubt = 2
+            doubt = Doubt.OWN_HOST
             why = (
-                f"{name} ended without a word after another process of its host: with it, or it "
-                "was killed or crashed"
+                f"{name} ended without giving a reason, after another process of its host: because "
+                "of that, or it was killed or crashed"
             )
-        if self.dead and self.dead.doubt <= doubt:
+        if known and known.doubt <= doubt:
             return
-        self.dead = Verdict(why, here=True, doubt=doubt)
-        self.suspected.append(self.dead)
-        self.peers.tell({"dead": why, "doubt": doubt})
+        self.own_suspicion = StopReason(why, is_local=True, doubt=doubt)
+        self.suspicions.append(self.own_suspicion)
+        self.mesh.send(HostMessage(dead=Suspicion(why, doubt)))
         # The rank's launcher knows more: how the rank died. If a peer was lost, the node of that
-        # peer knows why, and gets time to tell: less than `wait_for_verdict` waits.
+        # peer knows why, and gets time to tell: less than `wait_for_reason` waits.
         await asyncio.sleep(
-            deadlines.better_reason(self.silence)
-            if doubt == 2 and self.peers.others
+            deadlines.better_reason(self.silence_timeout)
+            if doubt is Doubt.OWN_HOST and self.mesh.others
             else deadlines.ENDS_BY_ITSELF
         )
-        self.due = True
-        if not self.ended:
+        self.has_waited = True
+        if not self.program_has_ended:
             self._decide(self._likeliest_suspicion())
 
-    def _certain_suspicion(self) -> Verdict | None:
+    def _certain_suspicion(self) -> StopReason | None:
         """Return the first suspicion without doubt; None if there is none."""
-        return next((suspicion for suspicion in self.suspected if not suspicion.doubt), None)
+        return next((suspicion for suspicion in self.suspicions if not suspicion.doubt), None)
 
-    def _likeliest_suspicion(self) -> Verdict | None:
+    def _likeliest_suspicion(self) -> StopReason | None:
         """Return the suspicion with the least doubt; None if there is none.
 
         Of several with the same doubt, it is the first.
         """
-        return min(self.suspected, key=lambda suspicion: suspicion.doubt, default=None)
+        return min(self.suspicions, key=lambda suspicion: suspicion.doubt, default=None)
 
-    def _decide(self, verdict: Verdict) -> None:
-        """Make this the verdict if there is none yet.
+    def _decide(self, reason: StopReason) -> None:
+        """Make this the reason to end if there is none yet.
 
         Then tell the other hosts, and end this host's program.
         """
-        if self.verdict:
+        if self.reason:
             return
         # A rank that ended for a reason of its own is the cause of the failures after it.
-        if not verdict.stopped:
-            verdict = self._certain_suspicion() or verdict
-        self.verdict = verdict
-        self.peers.tell({"stopped" if verdict.stopped else "failed": verdict.why})
+        if not reason.is_request:
+            reason = self._certain_suspicion() or reason
+        self.reason = reason
+        self.mesh.send(
+            HostMessage(stopped=reason.why) if reason.is_request else HostMessage(failed=reason.why)
+        )
         # If a rank of this node failed, its launcher ends by itself, and gets time for that.
         self.loop.call_later(
-            deadlines.ENDS_BY_ITSELF if verdict.here else 0, lambda: self.on_verdict(verdict)
+            deadlines.ENDS_BY_ITSELF if reason.is_local else 0, lambda: self.on_reason(reason)
         )
 
 
@@ -319,13 +338,13 @@ def _is_running(launcher_pid: int) -> bool:
     return not launcher_pid or bool(stat and stat[0] not in "ZX" and stat[49] == "0")
 
 
-def _describe_end(ended: int | None) -> str:
-    """Return in words how a rank ended; `ended` as in `Watch._suspect`."""
-    if ended is None:
+def _describe_end(status: int | None) -> str:
+    """Return in words how a rank ended; `status` as in `Watchdog._suspect`."""
+    if status is None:
         return "it was killed, or it crashed"
-    if ended >= 0:
-        return f"its exit status was {ended}"
+    if status >= 0:
+        return f"its exit status was {status}"
     return (
-        f"it was killed by {signal.Signals(-ended).name}"
-        f"{f': {OUT_OF_MEMORY}' if ended == -signal.SIGKILL else ''}"
+        f"it was killed by {signal.Signals(-status).name}"
+        f"{f': {OUT_OF_MEMORY}' if status == -signal.SIGKILL else ''}"
     )

@@ -4,21 +4,21 @@ import ctypes
 
 M_TRIM_THRESHOLD = -1  # malloc.h of glibc
 M_MMAP_THRESHOLD = -3
-LARGE = 1 << 30  # bytes
+LARGE_THRESHOLD = 1 << 30  # bytes
 
 
-def keep_freed() -> None:
+def keep_freed_memory() -> None:
     """Let glibc keep the memory of activations and gradients for the next ones.
 
     This saves 10 to 17 % of a CPU step. By default glibc returns the memory to the kernel, which
     clears each page before it hands it out again (mallopt(3)). Nothing happens without glibc.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(M_MMAP_THRESHOLD, LARGE)
-        mallopt(M_TRIM_THRESHOLD, LARGE)
+        mallopt(M_MMAP_THRESHOLD, LARGE_THRESHOLD)
+        mallopt(M_TRIM_THRESHOLD, LARGE_THRESHOLD)
 
 
-def give_back() -> None:
+def return_freed_memory() -> None:
     """Let glibc return the memory that it has kept to the kernel.
 
     Call it after large arrays that were needed only once.

@@ -29,7 +29,7 @@ def import_lightning() -> None:
     threads.prepare()
     gc.disable()
     try:
-        overhead.skip_signal()
+        overhead.skip_scipy_signal()
         import pytorch_lightning  # noqa: F401
 
         if find_spec("torchvision"):

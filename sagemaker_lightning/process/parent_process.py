@@ -13,7 +13,7 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @contextmanager
-def bound(variables: MutableMapping[str, str]) -> Iterator[None]:
+def bound_to_launcher(variables: MutableMapping[str, str]) -> Iterator[None]:
     """Let the kernel kill this rank when its launcher ends.
 
     Otherwise the rank would wait for its peers for ever. A process without LOCAL_RANK is no rank,
@@ -23,7 +23,7 @@ def bound(variables: MutableMapping[str, str]) -> Iterator[None]:
         variables: The environment of this process.
     """
     if "LOCAL_RANK" not in variables:  # set by torchrun, and by Lightning for the ranks it starts
-        launches(variables)
+        become_launcher(variables)
         try:
             yield
         finally:
@@ -43,7 +43,7 @@ def end_with_launcher(variables: Mapping[str, str]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def launches(variables: MutableMapping[str, str]) -> None:
+def become_launcher(variables: MutableMapping[str, str]) -> None:
     """Name this process as the launcher of the ranks that get these variables."""
     variables[LAUNCHER] = str(os.getpid())
 

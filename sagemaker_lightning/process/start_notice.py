@@ -10,14 +10,14 @@ import threading
 import time
 from pathlib import Path
 
-FIRST = 5.0  # seconds until the first line
-NEXT = 20.0  # seconds until each further line
+FIRST_LINE_AFTER = 5.0  # seconds until the first line
+LINE_EVERY = 20.0  # seconds until each further line
 # The start is known to take long if this process has waited for a CPU this many times as long as
 # it has run.
 BUSY = 2
 
-_started = _doing = None
-_said = False
+_started = _activity = None
+_has_printed = False
 _ended = threading.Event()
 
 
@@ -30,31 +30,31 @@ def begin(what: str) -> None:
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _started = time.monotonic()
         threading.Thread(target=_print_at_intervals, daemon=True, name="starting").start()
-        doing(what)
+        set_activity(what)
 
 
-def doing(what: str) -> None:
+def set_activity(what: str) -> None:
     """Note what the start does from now on; print it now if it is slow already.
 
     Without `begin` before it, nothing is printed.
     """
-    global _doing
-    _doing = what
-    if _started and not _ended.is_set() and (_said or _busy()):
+    global _activity
+    _activity = what
+    if _started and not _ended.is_set() and (_has_printed or _busy()):
         _print()
 
 
-def done() -> None:
+def end() -> None:
     """End the start: nothing is printed from now on."""
     _ended.set()
 
 
 def _print_at_intervals() -> None:
-    wait = FIRST
+    wait = FIRST_LINE_AFTER
     while not _ended.wait(wait):
-        if wait == NEXT or not _said:
+        if wait == LINE_EVERY or not _has_printed:
             _print()
-        wait = NEXT
+        wait = LINE_EVERY
 
 
 def _print() -> None:
@@ -62,9 +62,9 @@ def _print() -> None:
 
     A process that is forked at this moment would inherit the lock of sys.stderr.
     """
-    global _said
-    _said = True
-    os.write(2, f"starting: {_doing} ({time.monotonic() - _started:.0f} s so far)\n".encode())
+    global _has_printed
+    _has_printed = True
+    os.write(2, f"starting: {_activity} ({time.monotonic() - _started:.0f} s so far)\n".encode())
 
 
 def _busy(scheduled: Path = Path("/proc/self/schedstat")) -> bool:

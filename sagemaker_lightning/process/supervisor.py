@@ -23,12 +23,13 @@ import psutil
 
 from sagemaker_lightning.contract.deadlines import HOOK_KILLS, REST_IS_KILLED, STDERR_IS_READ
 
-STOPPING = (signal.SIGTERM, signal.SIGINT)
-KEPT = 64 * 2**10  # bytes of stderr that are kept: enough for a traceback of each of a few ranks
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STDERR_BYTES_KEPT = 64 * 2**10
+"""Bytes of stderr that are kept: enough for a traceback of each of a few ranks."""
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
-class Stopped(BaseException):
+class StoppedBeforeStart(BaseException):
     """The job was told to stop before its program was started.
 
     It is no Exception: the toolkit would take that for a failure of pip.
@@ -36,37 +37,37 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramEnd:
     """How a program ended."""
 
     status: int
     """Exit status; -N if signal N killed it."""
-    asked: int | None
+    stop_signal: int | None
     """The signal that told it to stop; None if it got none."""
     stderr: str
-    """The last KEPT bytes of its stderr."""
+    """The last STDERR_BYTES_KEPT bytes of its stderr."""
 
 
 class Supervisor:
     """While it is entered, passes SIGTERM and SIGINT on to the program.
 
-    Before `run`, these signals raise Stopped.
+    Before `run`, these signals raise StoppedBeforeStart.
 
     Attributes:
-        asked: The last signal that told the job to stop; None before.
-        grace: Seconds that `end` left the program; None if `end` was not called.
+        stop_signal: The last signal that told the job to stop; None before.
+        grace: Seconds that `terminate` left the program; None if `terminate` was not called.
     """
 
     def __init__(self) -> None:
-        self.asked: int | None = None
+        self.stop_signal: int | None = None
         self.starting = False  # whether `run` was called
         self.child = None
         self.grace = None
         self.kill_timers = []
 
     def __enter__(self) -> "Supervisor":
-        self.previous = {number: signal.signal(number, self._pass_on) for number in STOPPING}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # entrypoint.sh has blocked them
+        self.previous = {number: signal.signal(number, self._pass_on) for number in STOP_SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # entrypoint.sh has blocked them
         return self
 
     def __exit__(self, *_) -> None:
@@ -75,7 +76,7 @@ class Supervisor:
 
     def run(
         self, command: list[str], cwd: Path, variables: Mapping[str, str] | None = None
-    ) -> Ended:
+    ) -> ProgramEnd:
         """Run a command in its own process group until all that it started has ended.
 
         Args:
@@ -94,10 +95,10 @@ class Supervisor:
             target=_copy, args=(self.child.stderr.fileno(), stderr_end), daemon=True
         )
         reader.start()
-        if self.asked:  # the signal came before there was a program to pass it on to
-            self._stop(self.asked, HOOK_KILLS)
+        if self.stop_signal:  # the signal came before there was a program to pass it on to
+            self._stop(self.stop_signal, HOOK_KILLS)
         elif self.grace is not None:
-            self.end(self.grace)
+            self.terminate(self.grace)
         status = self.child.wait()
         if not self.kill_timers and self._living_processes():
             self._stop(signal.SIGTERM, REST_IS_KILLED)
@@ -107,9 +108,9 @@ class Supervisor:
         for timer in self.kill_timers:
             timer.cancel()
         reader.join(timeout=STDERR_IS_READ)
-        return Ended(status, self.asked, bytes(stderr_end).decode(errors="replace"))
+        return ProgramEnd(status, self.stop_signal, bytes(stderr_end).decode(errors="replace"))
 
-    def end(self, grace: float) -> None:
+    def terminate(self, grace: float) -> None:
         """Send the program SIGTERM, and SIGKILL to what is left after `grace` seconds.
 
         It can be called from any thread. If the program is not started yet, `run` ends it after
@@ -118,14 +119,16 @@ class Supervisor:
         self.grace = grace
         if self.child:
             # A program that was told to stop may be saving, so it gets no second signal.
-            self._stop(None if self.asked else signal.SIGTERM, grace)
+            self._stop(None if self.stop_signal else signal.SIGTERM, grace)
 
     def _pass_on(self, number: int, frame) -> None:
-        self.asked = number
+        self.stop_signal = number
         if self.child:
             self._stop(number, HOOK_KILLS)
         elif not self.starting:
-            raise Stopped(f"{signal.Signals(number).name} came before the program was started")
+            raise StoppedBeforeStart(
+                f"{signal.Signals(number).name} came before the program was started"
+            )
 
     def _stop(self, number: int | None, grace: float) -> None:
         """Send a signal to the program's group; kill what is left after `grace` s."""
@@ -143,7 +146,7 @@ class Supervisor:
                 process.kill()
 
     def _living_processes(self) -> list[psutil.Process]:
-        return living(self.child.pid, self.unrelated_pids)
+        return living_processes(self.child.pid, self.unrelated_pids)
 
 
 def adopt_orphans() -> None:
@@ -154,7 +157,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def living(program: int, others: Container[int]) -> list[psutil.Process]:
+def living_processes(program: int, others: Container[int]) -> list[psutil.Process]:
     """Return the living processes that a program started, itself included.
 
     Their process groups do not matter.
@@ -190,4 +193,4 @@ def _copy(source: int, kept: bytearray) -> None:
             sys.stderr.buffer.write(chunk)
             sys.stderr.flush()
         kept += chunk
-        del kept[:-KEPT]
+        del kept[:-STDERR_BYTES_KEPT]

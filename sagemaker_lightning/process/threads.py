@@ -16,9 +16,9 @@ from pathlib import Path
 
 from sagemaker_lightning.contract.errors import UserError
 
-COUNT = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")
+COUNT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_THREAD_LIMIT")
 """The variables by which a user says how many threads there are."""
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+WAITING_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """The variables by which a user says how threads wait."""
 # A job may have this many processes on each CPU, and this many on any machine. More of them only
 # wait for each other, at half a GB of memory each.
@@ -84,7 +84,7 @@ def _quotas(cgroups: Path, own: Path) -> Iterator[float]:
                         yield int(quota) / int(period)
 
 
-def variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+def thread_variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return OMP_NUM_THREADS for each of `ranks` processes that share the CPUs.
 
     Return {} if the user has set the number of threads, or if OpenMP's own choice is good: one
@@ -95,28 +95,28 @@ def variables(ranks: int = 1, given: Mapping[str, str] = os.environ) -> dict[str
         given: The variables that the user may have set.
     """
     cpus = usable_cpus()
-    if any(name in given for name in COUNT) or (
+    if any(name in given for name in COUNT_VARIABLES) or (
         ranks == 1 and cpus == len(os.sched_getaffinity(0))
     ):
         return {}
     return {"OMP_NUM_THREADS": str(max(1, cpus // ranks))}
 
 
-def users(environment: Mapping[str, str]) -> dict[str, str]:
+def variables_of_user(environment: Mapping[str, str]) -> dict[str, str]:
     """Return those variables of COUNT that the user has set.
 
     The toolkit's hook sets OMP_NUM_THREADS for a job's own program, which may call ours. A variable
     with the value that the hook would set is not the user's.
     """
-    set_by_hook = variables(given={})
+    set_by_hook = thread_variables(given={})
     return {
         name: environment[name]
-        for name in COUNT
+        for name in COUNT_VARIABLES
         if name in environment and environment[name] != set_by_hook.get(name)
     }
 
 
-USERS = users(os.environ)  # read before `prepare` adds to os.environ
+USER_VARIABLES = variables_of_user(os.environ)  # read before `prepare` adds to os.environ
 _is_watched = threading.Event()  # set once the thread of `spin_only_alone` runs
 
 
@@ -125,10 +125,10 @@ def prepare() -> None:
 
     Call it before torch or numpy is imported.
     """
-    os.environ.update(variables(given=USERS))
+    os.environ.update(thread_variables(given=USER_VARIABLES))
 
 
-def check(processes: int, flag: str = "--trainer.devices") -> None:
+def check_process_count(processes: int, flag: str = "--trainer.devices") -> None:
     """Raise UserError if this machine has too few CPUs for so many processes.
 
     Args:
@@ -144,7 +144,7 @@ def check(processes: int, flag: str = "--trainer.devices") -> None:
         )
 
 
-def share(ranks: int, device: str = "cpu") -> None:
+def divide_cpus(ranks: int, device: str = "cpu") -> None:
     """Divide the CPUs among the ranks of this node.
 
     Ranks that Lightning starts inherit OMP_NUM_THREADS from this process. Ranks that torchrun
@@ -158,8 +158,12 @@ def share(ranks: int, device: str = "cpu") -> None:
     import torch
 
     if device == "cpu":
-        check(ranks)
-    if ranks > 1 and "LOCAL_RANK" not in os.environ and (shares := variables(ranks, USERS)):
+        check_process_count(ranks)
+    if (
+        ranks > 1
+        and "LOCAL_RANK" not in os.environ
+        and (shares := thread_variables(ranks, USER_VARIABLES))
+    ):
         os.environ.update(shares)
         torch.set_num_threads(int(shares["OMP_NUM_THREADS"]))
     if device == "cpu" and torch.get_num_threads() > 1:
@@ -181,7 +185,7 @@ def spin_only_alone(threads: int) -> None:
     Args:
         threads: Number of OpenMP threads of this process.
     """
-    is_set_by_user = any(name in os.environ for name in WAITING)
+    is_set_by_user = any(name in os.environ for name in WAITING_VARIABLES)
     if is_set_by_user or _is_watched.is_set() or not Path("/proc/thread-self/schedstat").exists():
         return
     with suppress(OSError):  # torch has another OpenMP

@@ -3,6 +3,7 @@
 They use a process group of their own, with gloo, so that no GPU waits for it.
 """
 
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -11,10 +12,19 @@ from torch import distributed
 
 from sagemaker_lightning.data.gather import gather
 
-# How the comparison of a resumed run with the interrupted one stands.
-SAME = 0  # all recorded steps were repeated identically
-UNSURE = 1  # there are recorded steps that have not been repeated yet
-OTHER = 2  # something was not identical
+
+class Comparison(IntEnum):
+    """How the comparison of a resumed run with the interrupted one stands.
+
+    Of several ranks, the greatest counts.
+    """
+
+    IDENTICAL = 0
+    """All recorded steps were repeated identically."""
+    OPEN = 1
+    """There are recorded steps that have not been repeated yet."""
+    DIFFERENT = 2
+    """Something was not identical."""
 
 
 class Agreement:
@@ -30,62 +40,79 @@ class Agreement:
         self.world_size = trainer.world_size
         self.is_first = trainer.is_global_zero
         self.group = distributed.new_group(backend="gloo") if self.world_size > 1 else None
-        self.asked = 0
-        self.due = False
+        self.signal_number = 0
+        self.checkpoint_due = False
         self.diverged = False
-        self.doubt = UNSURE
-        self.told: tuple[torch.Tensor, Any] | None = None  # what is being sent between the ranks
+        self.comparison = Comparison.OPEN
+        self.pending: tuple[torch.Tensor, Any] | None = None  # what is being sent between the ranks
 
-    def gather(self, told: Any) -> list:
+    def gather(self, value: Any) -> list:
         """Return the values of all ranks, by rank.
 
         Args:
-            told: The value of this rank.
+            value: The value of this rank.
         """
-        return gather(told, self.group) if self.group else [told]
+        return gather(value, self.group) if self.group else [value]
 
     def agree(
-        self, asked: int, due: bool, diverged: bool = False, now: bool = False, doubt: int = 0
+        self,
+        signal_number: int,
+        checkpoint_due: bool,
+        diverged: bool = False,
+        now: bool = False,
+        comparison: Comparison = Comparison.IDENTICAL,
     ) -> None:
-        """Combine the flags of all ranks into `asked`, `due`, `diverged` and `doubt`.
+        """Combine the flags of all ranks into the attributes of the same names.
 
         The attributes then have what the ranks said at the previous call, or at this one if `now`
         is set. The flags are sent while the next step is computed, so that no step waits for them.
         They are sent at every call, so that no rank depends on how long others took.
 
         Args:
-            asked: Number of a signal that this rank got; 0 if none. The attribute has the greatest
-                of all ranks.
-            due: Whether a checkpoint is due. Only rank 0's value counts.
+            signal_number: Number of a signal that this rank got; 0 if none. The attribute has the
+                greatest of all ranks.
+            checkpoint_due: Whether a checkpoint is due. Only rank 0's value counts.
             diverged: Whether training has diverged on this rank. The attribute says whether it has
                 on any rank.
             now: Whether to wait for the values of this call.
-            doubt: SAME, UNSURE or OTHER. The attribute has the greatest of all ranks.
+            comparison: How the comparison stands on this rank. The attribute has the greatest of
+                all ranks.
         """
         if not self.group:
-            self.asked = asked
-            self.due = due
+            self.signal_number = signal_number
+            self.checkpoint_due = checkpoint_due
             self.diverged = diverged
-            self.doubt = doubt
+            self.comparison = comparison
             return
-        self.settle()
-        due = due and self.is_first and not self.due
+        self.receive()
+        due = checkpoint_due and self.is_first and not self.checkpoint_due
         flags = torch.tensor(
-            [max(asked, self.asked), due, diverged or self.diverged, doubt], dtype=torch.int64
+            [
+                max(signal_number, self.signal_number),
+                due,
+                diverged or self.diverged,
+                comparison,
+            ],
+            dtype=torch.int64,
         )
         work = distributed.all_reduce(
             flags, op=distributed.ReduceOp.MAX, group=self.group, async_op=True
         )
-        self.told = flags, work
+        self.pending = flags, work
         if now:
-            self.settle()
+            self.receive()
 
-    def settle(self) -> None:
+    def checkpoint_saved(self) -> None:
+        """Note that the checkpoint that was due is saved."""
+        self.checkpoint_due = False
+
+    def receive(self) -> None:
         """Wait for the values that are being sent, and take them over."""
-        if self.told:
-            flags, work = self.told
+        if self.pending:
+            flags, work = self.pending
             work.wait()
-            self.asked, due, diverged, self.doubt = flags.tolist()
-            self.due = bool(due)
+            self.signal_number, due, diverged, comparison = flags.tolist()
+            self.checkpoint_due = bool(due)
             self.diverged = bool(diverged)
-            self.told = None
+            self.comparison = Comparison(comparison)
+            self.pending = None

@@ -1,4 +1,4 @@
-"""The best model so far; it survives a full disk."""
+"""Writes the best model so far: a ModelCheckpoint that survives a full disk."""
 
 import copy
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class BestModel(BestCheckpoint):
         """Return Lightning's state and the files that are still to be removed."""
         return super().state_dict() | {"retired": dict(self.retired)}
 
-    def age(self, trainer: Trainer, keep: int) -> None:
+    def remove_outdated(self, trainer: Trainer, keep: int) -> None:
         """Count one more checkpoint, and remove files that no checkpoint refers to.
 
         Args:
@@ -68,7 +68,7 @@ class BestModel(BestCheckpoint):
         names = {self.best_model_path, self.last_model_path, *self.best_k_models, *self.retired}
         return [Path(name) for name in names if name and "://" not in name]
 
-    def lacks(self, checkpoint: Path) -> str:
+    def missing_file(self, checkpoint: Path) -> str:
         """Return what is wrong with the best model that a checkpoint refers to.
 
         The result names its file; it is "" if nothing is wrong.
@@ -83,7 +83,7 @@ class BestModel(BestCheckpoint):
         problem = _file_problem(best)
         return f"{Path(best).name}, the best model, which {problem}" if problem else ""
 
-    def readable(self) -> str:
+    def choose_intact(self) -> str:
         """Return the best model whose file is intact; "" if no file is.
 
         It prints which files are not intact.
@@ -130,18 +130,18 @@ class BestModel(BestCheckpoint):
         It is not if the value is NaN or infinite on any rank.
         """
         better = super().check_monitor_top_k(trainer, current)  # the same on all ranks
-        if not better or self.save_top_k == -1:  # all are kept, and `rank` chooses the best
+        if not better or self.save_top_k == -1:  # all are kept, and `write_ranked` chooses the best
             return better
         return trainer.strategy.reduce_boolean_decision(bool(torch.as_tensor(current).isfinite()))
 
-    def rank(self, value: Tensor, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
+    def write_ranked(self, value: Tensor, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
         """Write a model and update which one is the best.
 
         Lightning would accept infinity as a best value.
         """
         if not torch.as_tensor(value).isfinite():
             value = torch.full_like(value, torch.inf if self.mode == "min" else -torch.inf)
-        super().rank(value, trainer, candidates)
+        super().write_ranked(value, trainer, candidates)
         if not self.best_model_score.isfinite():
             self.best_model_path = ""
             self.best_model_score = None
@@ -151,7 +151,7 @@ class BestModel(BestCheckpoint):
 
         Then this fails, and the previous file stays.
         """
-        divergence.of(trainer).check(trainer)
+        divergence.divergence_of(trainer).check(trainer)
         super().write(trainer, path)
 
     def keep_if_best(self, trainer: Trainer, candidates: dict[str, Tensor]) -> None:
@@ -161,14 +161,16 @@ class BestModel(BestCheckpoint):
         """
         attributes_before = {name: copy.copy(value) for name, value in vars(self).items()}
         files = trainer.strategy.checkpoint_io
-        files.lost = None
+        is_checked = isinstance(files, checkpoint_file.CheckedIO)
+        if is_checked:
+            files.forget_problem()
         super().keep_if_best(trainer, candidates)
-        if lost := trainer.strategy.broadcast(files.lost):
+        if problem := trainer.strategy.broadcast(files.problem if is_checked else ""):
             vars(self).update(attributes_before)
             if trainer.is_global_zero:
                 best = self.best_model_path or "none"
                 print(
-                    f"warning: training goes on, but {lost}; the best model is still {best}",
+                    f"warning: training goes on, but {problem}; the best model is still {best}",
                     flush=True,
                 )
 
@@ -180,7 +182,7 @@ def _file_problem(model: str) -> str:
     """
     if not model or "://" in model:
         return ""
-    return checkpoint_file.damage(Path(model)) if Path(model).is_file() else "is not there"
+    return checkpoint_file.damage(Path(model)) if Path(model).is_file() else "is missing"
 
 
 def callbacks(trainer: Trainer) -> list[BestModel]:
@@ -190,7 +192,7 @@ def callbacks(trainer: Trainer) -> list[BestModel]:
     ]
 
 
-def age(trainer: Trainer, keep: int) -> None:
+def remove_outdated(trainer: Trainer, keep: int) -> None:
     """Let all BestModel callbacks count one more checkpoint.
 
     Args:
@@ -198,4 +200,4 @@ def age(trainer: Trainer, keep: int) -> None:
         keep: How many checkpoints before the newest one are kept; 0 when training is done.
     """
     for callback in callbacks(trainer):
-        callback.age(trainer, keep)
+        callback.remove_outdated(trainer, keep)

@@ -1,4 +1,4 @@
-"""Training that ends with the same weights even if it is interrupted.
+"""ExactResume: an interrupted training ends with the weights of an uninterrupted one.
 
 States are saved where nothing is half done (resume/fit_loops.py). resume/epoch_state.py has what a
 Lightning checkpoint leaves out. Random draws need no saved state (data/seeding.py). All ranks agree
@@ -30,7 +30,7 @@ from torch import Tensor
 from sagemaker_lightning.callbacks import divergence, loggers
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.compat import lightning_checkpoints, torch_compile
-from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, only_searches
+from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, is_search_only
 from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
 from sagemaker_lightning.compat.lightning_trainer import copies_this_process
 from sagemaker_lightning.contract import rendezvous, shutdown
@@ -43,13 +43,15 @@ from sagemaker_lightning.data.seeded_indices import seed_all
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
 from sagemaker_lightning.resume import best_model, checkpoint_file, fit_loops, run_settings
-from sagemaker_lightning.resume.agreement import UNSURE, Agreement
-from sagemaker_lightning.resume.checkpoint_dir import Folder, Writer
+from sagemaker_lightning.resume.agreement import Agreement, Comparison
+from sagemaker_lightning.resume.checkpoint_dir import BackgroundWriter, CheckpointDir
 from sagemaker_lightning.resume.restore import Restart
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.resume.snapshot import Snapshot
 from sagemaker_lightning.resume.verification import Proof
 
-SHARE = 0.01  # share of the time, at most, that training waits for checkpoints saved by the clock
+# Share of the time, at most, that training waits for checkpoints saved by the clock.
+MAX_SAVING_SHARE = 0.01
 
 _finished: dict[Path, "weakref.ref[LightningModule]"] = {}
 """The models that this process has trained to their end, by the folder of their checkpoints."""
@@ -162,7 +164,7 @@ class ExactResume(EarlyCallback):
                 f"{self._name('dirpath')}: found {dirpath}, allowed is a folder; SageMaker copies "
                 "it to S3"
             )
-        self.folder = Folder(Path(dirpath), keep, self._name("dirpath"), started=time.time())
+        self.folder = CheckpointDir(Path(dirpath), keep, self._name("dirpath"), started=time.time())
         self.environment = environment or SageMakerEnvironment.read()
         self.every_n_minutes = every_n_minutes
         self.every_n_steps = every_n_steps
@@ -174,9 +176,9 @@ class ExactResume(EarlyCallback):
         )
         self.stop = stop
         self.owns_stop = stop is None
-        self.said_unheard = False  # whether the warning that no signal comes here was printed
+        self.has_warned_of_signals = False  # whether a warning said that no signal comes here
         if stop:
-            stop.look_in(self.folder.path)
+            stop.name_checkpoints_in(self.folder.path)
         if environment is None:
             rendezvous.join(self.environment, os.environ)
         if self.owns_stop:
@@ -190,16 +192,16 @@ class ExactResume(EarlyCallback):
 
     def _forget_run(self) -> None:
         """Set what belongs to one run to the values that it begins with."""
-        self.folder = self.folder.empty()
-        self.writer = Writer(self.folder)
-        self.loaded = False  # whether the newest checkpoint was looked for
-        self.before: dict[str, Any] | None = None  # the state before the current validation
-        self.common: int | None = None  # validation batches that every rank has
-        self.stall = 0.0  # seconds that training waited for the last checkpoint
-        self.why = ""  # why a run cannot be resumed within an epoch; "" if it can
+        self.folder = self.folder.unread()
+        self.writer = BackgroundWriter(self.folder)
+        self.has_looked_for_checkpoint = False  # whether the newest checkpoint was looked for
+        self.state_before_validation: dict[str, Any] | None = None  # None outside a validation
+        self.common_validation_batches: int | None = None  # validation batches that every rank has
+        self.save_seconds = 0.0  # seconds that training waited for the last checkpoint
+        self.why_only_epochs = ""  # why a run cannot be resumed within an epoch; "" if it can
         self.saved_step = 0  # optimizer step of the last checkpoint
-        self.due = False  # whether a checkpoint waits for the end of an optimizer step
-        self.cut = False  # whether a limit ended the epoch before its last batch
+        self.checkpoint_due = False  # whether a checkpoint waits for the end of an optimizer step
+        self.epoch_was_cut = False  # whether a limit ended the epoch before its last batch
         self.proof: Proof | None = None  # compares a resumed run with the interrupted one
 
     def __deepcopy__(self, memo: dict) -> "ExactResume":
@@ -253,7 +255,7 @@ class ExactResume(EarlyCallback):
         if trainer is not self.trainer:
             # Once for a trainer: callbacks change some of them while it trains.
             self.settings_of_run = self._settings_of_run(trainer)
-        if only_searches(trainer):
+        if is_search_only(trainer):
             self._continue_logs(trainer, trains=False)
             return
         self.trainer = trainer
@@ -261,11 +263,13 @@ class ExactResume(EarlyCallback):
         self._continue_logs(trainer, trains=True)
 
     def _continue_logs(self, trainer: Trainer, trains: bool) -> None:
-        loggers.prepare(trainer.loggers, self.folder.loggers() if self.enabled else (), trains)
+        loggers.prepare_files(
+            trainer.loggers, self.folder.logger_states() if self.enabled else (), trains
+        )
 
     def _settings_of_run(self, trainer: Trainer) -> dict[str, object]:
         """Return the settings that identify the run, by name."""
-        settings = run_settings.of_trainer(trainer)
+        settings = run_settings.trainer_settings(trainer)
         settings["--lr_scaling"] = self.arguments["lr_scaling"]
         if self.arguments["seed"] is not None and "--seed_everything" not in self.settings:
             settings[self._name("seed")] = self.arguments["seed"]
@@ -278,7 +282,7 @@ class ExactResume(EarlyCallback):
             UserError: Runs with the trainer's strategy cannot be resumed, or the folder cannot be
                 written to.
         """
-        if stage != "fit" or only_searches(trainer):
+        if stage != "fit" or is_search_only(trainer):
             return
         strategy = trainer.strategy
         supported = isinstance(strategy, SingleDeviceStrategy) or (
@@ -286,10 +290,11 @@ class ExactResume(EarlyCallback):
         )
         self.exact = self.arguments["exact"] and (supported or self.enabled)
         if not self.exact:
-            self.seeding.stand_aside(trainer)
+            self.seeding.leave_loaders_to_lightning(trainer)
             if trainer.is_global_zero:
                 print(
-                    "this run is trained and saved as Lightning does; interrupted, it begins anew",
+                    "this run is trained and saved as Lightning does; an interruption makes it "
+                    "start anew",
                     flush=True,
                 )
             return
@@ -297,9 +302,9 @@ class ExactResume(EarlyCallback):
             raise self._unsupported(strategy)
         if self.enabled and trainer.local_rank == 0:
             check_writable(self.folder.path, "checkpoints")
-        torch_compile.of_their_own_shapes()
+        torch_compile.compile_each_shape()
         self.agreement = Agreement(trainer)
-        self.divergence = divergence.of(trainer)
+        self.divergence = divergence.divergence_of(trainer)
         self.restart = Restart(
             trainer, self.folder, self.seeding, self.agreement, self.other_settings
         )
@@ -310,8 +315,8 @@ class ExactResume(EarlyCallback):
             # The command line reads its models without running code. In a program of the user's
             # own, the files of its ModelCheckpoints are for the program to read.
             reads = not self.owns_stop or bool(best_model.callbacks(trainer))
-            trainer.strategy.checkpoint_io = checkpoint_file.VerifiedIO(plain_values=reads)
-        lightning_checkpoints.load_first(trainer, self._load_newest)
+            trainer.strategy.checkpoint_io = checkpoint_file.CheckedIO(plain_values=reads)
+        lightning_checkpoints.replace_loading(trainer, self._load_newest)
 
     def _unsupported(self, strategy: Any) -> UserError:
         """Return the error for a strategy whose runs cannot be resumed."""
@@ -335,11 +340,15 @@ class ExactResume(EarlyCallback):
             given_path: What Lightning loads if there is none: that which `fit(ckpt_path=...)` got,
                 or what a search before training has saved.
         """
-        if self.trainer.state.fn != TrainerFn.FITTING or not self.enabled or self.loaded:
+        if (
+            self.trainer.state.fn != TrainerFn.FITTING
+            or not self.enabled
+            or self.has_looked_for_checkpoint
+        ):
             return False
-        self.loaded = True
+        self.has_looked_for_checkpoint = True
         self._refuse_another_model()
-        objects = self.snapshot.held.objects_of_module()
+        objects = self.snapshot.user_state.objects_of_module()
         if not self.restart.load(self.environment.current_host, self.settings_of_run, objects):
             return False
         if given_path and self.trainer.is_global_zero:
@@ -348,7 +357,7 @@ class ExactResume(EarlyCallback):
                 f"its own newest checkpoint in {self.folder.path}",
                 flush=True,
             )
-        self.proof.told = list(self.restart.meta.get("resumes", ()))
+        self.proof.continue_results(self.restart.entries["resumes"])
         return True
 
     def _refuse_another_model(self) -> None:
@@ -357,7 +366,7 @@ class ExactResume(EarlyCallback):
         It would get the weights of the other one.
         """
         model = _finished.get(self.folder.path.resolve())
-        if model and model() is not self.trainer.lightning_module and self.folder.named():
+        if model and model() is not self.trainer.lightning_module and self.folder.checkpoints():
             raise UserError(
                 f"{self.folder.label}: this program has already trained another model to its end "
                 "with these checkpoints; give each training a folder of its own"
@@ -366,10 +375,10 @@ class ExactResume(EarlyCallback):
     @property
     def resumes(self) -> list[dict[str, Any]]:
         """The results of this run's interruptions: were repeated steps identical?"""
-        return self.proof.resumes if self.proof else []
+        return self.proof.results if self.proof else []
 
     @property
-    def trains(self) -> bool:
+    def is_training(self) -> bool:
         """Whether this is the training and not a search before it.
 
         A search, such as for a learning rate, has callbacks of its own.
@@ -390,7 +399,7 @@ class ExactResume(EarlyCallback):
         if not self.exact:
             return
         if self.stop:
-            self.stop.hear()
+            self.stop.install_handlers()
         elif threading.current_thread() is threading.main_thread():
             self.stop = TrainingStop(self.folder.path, report_stop)
             self.stop.__enter__()
@@ -409,8 +418,8 @@ class ExactResume(EarlyCallback):
 
     def _warn_unheard(self, why: str) -> None:
         """Print, once, why no signal comes here."""
-        if not self.said_unheard:
-            self.said_unheard = True
+        if not self.has_warned_of_signals:
+            self.has_warned_of_signals = True
             print(f"warning: {why}", flush=True)
 
     def _leave_signals(self) -> None:
@@ -423,8 +432,8 @@ class ExactResume(EarlyCallback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare the optimizers for the state that Lightning loads next."""
-        if self.exact and not only_searches(trainer):
-            self.restart.add_groups()
+        if self.exact and not is_search_only(trainer):
+            self.restart.add_parameter_groups()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let signals request a stop at a batch boundary from now on.
@@ -437,16 +446,16 @@ class ExactResume(EarlyCallback):
         self.saved_at = time.monotonic()
         self.saved_step = trainer.global_step
         if self.enabled:
-            self.snapshot.run = (
-                self.restart.meta["run"]
-                if self.restart.meta
-                else run_settings.described(trainer, self.settings_of_run)
+            self.snapshot.set_run_description(
+                self.restart.entries["run"]
+                if self.restart.entries
+                else run_settings.describe(trainer, self.settings_of_run)
                 | {"optimizers": self.restart.optimizers}
             )
-            if problem := checkpoint_file.unreadable(self.snapshot.lightnings()[0]):
+            if problem := checkpoint_file.why_unreadable(self.snapshot.lightning_checkpoint()[0]):
                 raise UserError(f"a checkpoint of this run could not be read again: {problem}")
             self.proof.start(
-                self.restart.meta, self.settings_of_run, comparable=not self.other_settings
+                self.restart.entries, self.settings_of_run, comparable=not self.other_settings
             )
         if self.stop and self.exact:
             self.stop.begin()
@@ -454,12 +463,12 @@ class ExactResume(EarlyCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait until the last checkpoint is on the disk."""
         if self.exact:
-            self.agreement.settle()
+            self.agreement.receive()
         if self.proof:
             self.proof.finish()
         self.writer.wait()
-        self.writer.check("the training is done, and")
-        best_model.age(trainer, keep=0)
+        self.writer.warn_of_problem("the training is done, and")
+        best_model.remove_outdated(trainer, keep=0)
         self._leave_signals()
         if self.enabled and self.owns_stop:  # the program of the command line trains once
             _finished[self.folder.path.resolve()] = weakref.ref(pl_module)
@@ -485,21 +494,21 @@ class ExactResume(EarlyCallback):
     ) -> None:
         """Record the batch in the journal."""
         if self.enabled:
-            self.proof.batch(batch, batch_idx)
+            self.proof.begin_batch(batch, batch_idx)
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
         """Record the loss in the journal."""
         if self.enabled:
-            self.proof.loss(loss)
+            self.proof.record_loss(loss)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the step in the journal and compare it with the interrupted run."""
         if self.enabled:
-            self.proof.end(outputs)
+            self.proof.end_batch(outputs)
 
     def batch_ended(self, done: bool, accumulates: bool) -> None:
         """Save a checkpoint if one is due; stop if a stop was requested.
@@ -511,39 +520,49 @@ class ExactResume(EarlyCallback):
                 the optimizer step.
         """
         step = self.trainer.global_step
-        self.cut = done
+        self.epoch_was_cut = done
         stops = self._agree(now=done)
-        self.due |= self.agreement.due
-        self.due |= (
+        self.checkpoint_due |= self.agreement.checkpoint_due
+        self.checkpoint_due |= (
             bool(self.every_n_steps) and step % self.every_n_steps == 0 and step != self.saved_step
         )
-        if done or ((stops or (self.due and not accumulates)) and not self.why):
-            self.save("batch", last=stops or done)
+        if done or (
+            (stops or (self.checkpoint_due and not accumulates)) and not self.why_only_epochs
+        ):
+            self.save(ResumePoint.BATCH, last=stops or done)
         if stops and not done:
-            self._exit_all_ranks("batch")
+            self._exit_all_ranks(ResumePoint.BATCH)
 
-    def placed(self, why: str) -> None:
+    def epoch_begins(self, why: str) -> None:
         """Learn, when an epoch begins, why any rank cannot be resumed within it.
 
         Args:
             why: The reason on this rank; "" if there is none.
         """
-        known_before = self.why
-        self.why = next(filter(None, self.agreement.gather(why)), "")
-        if self.why and not known_before and self.trainer.is_global_zero:
+        known_before = self.why_only_epochs
+        self.why_only_epochs = next(filter(None, self.agreement.gather(why)), "")
+        if self.why_only_epochs and not known_before and self.trainer.is_global_zero:
             print(
-                f"{self.why}: checkpoints are saved at epochs' ends only, and a stop goes back "
-                "there",
+                f"{self.why_only_epochs}: checkpoints are saved only at the end of an epoch, and a "
+                "stopped run goes back to the last one",
                 flush=True,
             )
+
+    def only_end_is_left(self, cut: bool) -> None:
+        """Note that a resumed run has only to end the epoch: all its batches are done.
+
+        Args:
+            cut: Whether a limit ended the epoch before its last batch.
+        """
+        self.epoch_was_cut = cut
 
     def epoch_ended(self, done: bool) -> None:
         """Save a checkpoint; stop if a stop was requested and training is not done."""
         stops = self._agree(now=True) and not done
-        if not self.cut:
-            self.save("epoch", last=stops or done)
+        if not self.epoch_was_cut:
+            self.save(ResumePoint.EPOCH, last=stops or done)
         if stops:
-            self._exit_all_ranks("epoch")
+            self._exit_all_ranks(ResumePoint.EPOCH)
 
     def before_validation(self) -> None:
         """Keep a copy of the state before a validation.
@@ -551,7 +570,11 @@ class ExactResume(EarlyCallback):
         Callbacks may replace the weights by their average while it runs.
         """
         self.divergence.check(self.trainer)
-        self.before = self.snapshot.take("validation") if self.enabled and not self.why else {}
+        self.state_before_validation = (
+            self.snapshot.take(ResumePoint.VALIDATION)
+            if self.enabled and not self.why_only_epochs
+            else {}
+        )
         if self._agree():
             self._interrupt_validation()
 
@@ -560,28 +583,34 @@ class ExactResume(EarlyCallback):
 
         Ranks agree on a stop only up to that batch: beyond it, they would wait for each other.
         """
-        self.validated = 0
+        self.validated_batches = 0
         if trainer.state.fn != TrainerFn.FITTING or not self.exact:
             return
-        if self.common is None and not trainer.sanity_checking:
+        if self.common_validation_batches is None and not trainer.sanity_checking:
             batches = sum(trainer.num_val_batches)
-            self.common = min(self.agreement.gather(0 if batches == float("inf") else batches))
+            self.common_validation_batches = min(
+                self.agreement.gather(0 if batches == float("inf") else batches)
+            )
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
         """Stop if a stop was requested; a resumed run repeats the whole validation."""
-        self.validated += 1
-        if self.before is not None and self.validated <= (self.common or 0) and self._agree():
+        self.validated_batches += 1
+        if (
+            self.state_before_validation is not None
+            and self.validated_batches <= (self.common_validation_batches or 0)
+            and self._agree()
+        ):
             end_evaluation_mode(trainer)  # the state that the next training batch would have
             self._interrupt_validation()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget the state before the validation."""
-        self.before = None
+        self.state_before_validation = None
 
     def _interrupt_validation(self) -> None:
-        if not self.why:
-            self.save("validation", last=True)
-        self._exit_all_ranks("validation")
+        if not self.why_only_epochs:
+            self.save(ResumePoint.VALIDATION, last=True)
+        self._exit_all_ranks(ResumePoint.VALIDATION)
 
     def _agree(self, now: bool = False) -> bool:
         """Return whether any rank was asked to stop.
@@ -591,60 +620,68 @@ class ExactResume(EarlyCallback):
                 last time.
         """
         minutes = (time.monotonic() - self.saved_at) / 60
-        due = self.every_n_minutes and minutes >= max(self.every_n_minutes, self.stall / 60 / SHARE)
+        due = self.every_n_minutes and minutes >= max(
+            self.every_n_minutes, self.save_seconds / 60 / MAX_SAVING_SHARE
+        )
         if self.stop:
             self.stop.batch_ended()
-        signal_number = (self.stop and self.stop.number) or 0
-        due = bool(due) and not self.writer.busy
-        self.agreement.agree(signal_number, due, self.divergence.found(), now, self.proof.doubt)
+        signal_number = (self.stop and self.stop.signal_number) or 0
+        due = bool(due) and not self.writer.is_writing
+        self.agreement.agree(signal_number, due, self.divergence.poll(), now, self.proof.comparison)
         if self.agreement.diverged:
             self.divergence.check(self.trainer)
-        if self.proof.untold and self.proof.trained and self.agreement.doubt != UNSURE:
-            self.proof.tell()
-        return bool(self.agreement.asked)
+        if (
+            self.proof.is_open
+            and self.proof.has_trained
+            and self.agreement.comparison is not Comparison.OPEN
+        ):
+            self.proof.report()
+        return bool(self.agreement.signal_number)
 
-    def _exit_all_ranks(self, kind: str) -> None:
+    def _exit_all_ranks(self, point: ResumePoint) -> None:
         """End this process, as all ranks do.
 
         Args:
-            kind: Where training stops: "batch", "validation" or "epoch".
+            point: Where training stops.
         """
-        self.proof.finish(kind)
+        self.proof.finish(point)
         self.writer.wait()  # the previous checkpoint counts if there is none of this step
-        number = self.agreement.asked
-        steps, problem = self.agreement.gather((self.folder.whole[-1:], self.writer.why))[0]
+        number = self.agreement.signal_number
+        steps, problem = self.agreement.gather(
+            (self.folder.intact_steps[-1:], self.writer.problem_text)
+        )[0]
         step = steps[0] if steps else 0
-        saved = f"{self.folder.file(step)} is whole" if steps else "there is no checkpoint"
+        saved = f"{self.folder.path_of(step)} is complete" if steps else "there is no checkpoint"
         if problem:
             saved += (
                 f", as that of step {self.trainer.global_step} could not be written ({problem})"
             )
-        if self.why and step < self.trainer.global_step:
-            saved += f"; {self.why}, so that it goes back to an epoch's end"
+        if self.why_only_epochs and step < self.trainer.global_step:
+            saved += f"; {self.why_only_epochs}, so the run goes back to the end of an epoch"
         is_child = self.trainer.local_rank > 0
-        why = shutdown.words(step, f"{Signals(number).name}; {saved}")
+        why = shutdown.interruption_message(step, f"{Signals(number).name}; {saved}")
         (self.stop.tell if self.stop else report_stop)(why, not is_child)
         # Lightning started the other ranks of this node. If one of them exits with a status other
         # than 0, Lightning takes that for a crash and kills all of them.
         by_lightning = is_child and not self.environment.torchrun
         raise Interrupted(0 if by_lightning else shutdown.status(number))
 
-    def save(self, kind: str, last: bool) -> None:
+    def save(self, point: ResumePoint, last: bool) -> None:
         """Save a checkpoint; one rank of each host writes it.
 
         Args:
-            kind: When it is saved: "batch", "validation" or "epoch".
+            point: When it is saved.
             last: Whether to wait until it is written. Otherwise it is written in the background.
         """
         started = time.monotonic()
-        if kind != "validation":  # before_validation has checked that state
+        if point is not ResumePoint.VALIDATION:  # before_validation has checked that state
             self.divergence.check(self.trainer)
         if self.enabled:
-            self.proof.check()
+            self.proof.report_difference()
             state = (
-                self.snapshot.whole(self.before)
-                if kind == "validation"
-                else self.snapshot.take(kind)
+                self.snapshot.with_optimizer_states(self.state_before_validation)
+                if point is ResumePoint.VALIDATION
+                else self.snapshot.take(point)
             )
             if self.stop and last:
                 self.stop.save_last()
@@ -652,12 +689,12 @@ class ExactResume(EarlyCallback):
                 self.writer.write(
                     state, state[checkpoint_file.KEY]["step"], state[checkpoint_file.KEY]["number"]
                 )
-            self.proof.saved(kind)
+            self.proof.checkpoint_saved(point)
             if last:
                 self.writer.wait()
-        best_model.age(self.trainer, self.folder.keep)
+        best_model.remove_outdated(self.trainer, self.folder.keep)
         self.saved_at = time.monotonic()
-        self.agreement.due = False
+        self.agreement.checkpoint_saved()
         self.saved_step = self.trainer.global_step
-        self.due = False
-        self.stall = self.saved_at - started
+        self.checkpoint_due = False
+        self.save_seconds = self.saved_at - started

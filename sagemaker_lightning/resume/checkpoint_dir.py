@@ -19,12 +19,12 @@ from sagemaker_lightning.contract.shutdown import NAME
 from sagemaker_lightning.resume.checkpoint_file import (
     KEY,
     examine,
-    footer,
+    identify,
     other_format,
-    save_of,
+    read_footer,
     write,
 )
-from sagemaker_lightning.resume.selection import HostCheckpoints, Save, newest_common
+from sagemaker_lightning.resume.selection import CheckpointId, HostCheckpoints, newest_common
 
 # The uploader creates these empty files beside each file that it uploads.
 UPLOADING = ".sagemaker-uploading"
@@ -33,22 +33,22 @@ LAST = "last.ckpt"
 
 
 @dataclass
-class Folder:
+class CheckpointDir:
     """The folder of a job's checkpoints, as one host sees it.
 
     Args:
         path: The folder.
         keep: How many checkpoints are kept.
-        name: How messages name the setting of the folder.
-        whole: The steps of the checkpoints known to be intact, oldest first.
+        setting: How messages name the setting of the folder.
+        intact_steps: The steps of the checkpoints known to be intact, oldest first.
         started: When this process began, in seconds since the epoch.
     """
 
     path: Path
     keep: int
-    name: str = "--resume.dirpath"
+    setting: str = "--resume.dirpath"
     """How messages name the setting of the folder."""
-    whole: list[int] = field(default_factory=list)
+    intact_steps: list[int] = field(default_factory=list)
     """The steps of the checkpoints known to be intact, oldest first."""
     started: float = 0.0
     """When this process began, in seconds since the epoch.
@@ -60,20 +60,20 @@ class Folder:
     def label(self) -> str:
         """The setting of the folder and its value, as messages have them."""
         return (
-            self.name.replace("...", str(self.path))
-            if "..." in self.name
-            else f"{self.name}={self.path}"
+            self.setting.replace("...", str(self.path))
+            if "..." in self.setting
+            else f"{self.setting}={self.path}"
         )
 
-    def empty(self) -> "Folder":
-        """Return the same folder; nothing is known of its checkpoints."""
-        return replace(self, whole=[])
+    def unread(self) -> "CheckpointDir":
+        """Return the same folder, of whose checkpoints nothing is known."""
+        return replace(self, intact_steps=[])
 
-    def file(self, step: int) -> Path:
+    def path_of(self, step: int) -> Path:
         """Return the path of the checkpoint of a step."""
         return self.path / f"step-{step:09d}.ckpt"
 
-    def named(self) -> list[tuple[int, Path]]:
+    def checkpoints(self) -> list[tuple[int, Path]]:
         """Return step and path of all files with a checkpoint's name, newest step first.
 
         The newest step is not always the newest file: a copy from S3 has the time of the copy.
@@ -86,7 +86,7 @@ class Folder:
         ]
         for entry in entries:
             if entry.name == LAST:
-                footer_or_problem = footer(entry)
+                footer_or_problem = read_footer(entry)
                 checkpoints.append(
                     (-1 if isinstance(footer_or_problem, str) else footer_or_problem[0], entry)
                 )
@@ -96,7 +96,7 @@ class Folder:
             reverse=True,
         )
 
-    def foreign(self) -> list[tuple[Path, str]]:
+    def misnamed(self) -> list[tuple[Path, str]]:
         """Return files that look like checkpoints under another name, and the problem.
 
         Checkpoints of Lightning's ModelCheckpoint are left out.
@@ -106,27 +106,28 @@ class Folder:
             for path in self.path.glob("*.ckpt")
             if not NAME.fullmatch(path.name) and path.name != LAST
         }
-        footers = [(path, footer(path)) for path in sorted(others)]
+        footers = [(path, read_footer(path)) for path in sorted(others)]
         return [
             (
                 path,
                 footer_or_problem
                 if isinstance(footer_or_problem, str)
-                else f"has not its own name, which is {self.file(footer_or_problem[0]).name}",
+                else f"has a wrong name; its own is {self.path_of(footer_or_problem[0]).name}",
             )
             for path, footer_or_problem in footers
             # Lightning's own checkpoints have no number of the save.
             if isinstance(footer_or_problem, str) or footer_or_problem[1]
         ]
 
-    def loggers(self) -> list[dict[str, Any]]:
+    def logger_states(self) -> list[dict[str, Any]]:
         """Return what the newest checkpoint says of the run's loggers; empty without one."""
-        for _, path in self.named():
-            with suppress(Exception):  # a damaged file may raise anything; `choose` reports it
+        for _, path in self.checkpoints():
+            # A damaged file may raise anything; `choose_checkpoint` reports it.
+            with suppress(Exception):
                 return torch.load(path, weights_only=True, mmap=True)[KEY]["loggers"]
         return []
 
-    def add(self, checkpoint: dict[str, Any], step: int, number: int) -> None:
+    def save(self, checkpoint: dict[str, Any], step: int, number: int) -> None:
         """Write a checkpoint, link it as last.ckpt, and remove those that are too old.
 
         Args:
@@ -137,22 +138,31 @@ class Folder:
         Raises:
             OSError: The checkpoint could not be written.
         """
-        write(self.file(step), checkpoint, step, number)
-        self.whole = sorted({*self.whole, step})
+        write(self.path_of(step), checkpoint, step, number)
+        self.intact_steps = sorted({*self.intact_steps, step})
         with suppress(OSError):  # a file system without hard links has no last.ckpt
             link = self.path / f"{LAST}.{os.getpid()}{IGNORED}"
             link.unlink(missing_ok=True)
-            os.link(self.file(step), link)
+            os.link(self.path_of(step), link)
             os.replace(link, self.path / LAST)
-        for old in self.whole[: -self.keep]:
-            if not self._is_uploading(self.file(old)):
-                self.file(old).unlink(missing_ok=True)
-                self.whole.remove(old)
+        for old in self.intact_steps[: -self.keep]:
+            if not self._is_uploading(self.path_of(old)):
+                self.path_of(old).unlink(missing_ok=True)
+                self.intact_steps.remove(old)
 
-    def clean(self) -> None:
+    def remove_leftovers(self) -> None:
         """Remove what earlier processes of this host left when killed while writing."""
         for names in ("*.ckpt", "journal-*.bin"):
             remove_leftovers(self.path, names)
+
+    def note_intact(self, newest: int) -> None:
+        """Count the checkpoints up to a step as intact.
+
+        Args:
+            newest: The step of the checkpoint that every host has found intact.
+        """
+        steps = {step for step, _ in self.checkpoints()}
+        self.intact_steps = sorted(step for step in steps if 0 <= step <= newest)
 
     def _is_uploading(self, file: Path) -> bool:
         """Return whether an uploader is uploading a file now."""
@@ -164,21 +174,21 @@ class Folder:
         return False
 
 
-class Writer:
+class BackgroundWriter:
     """Writes checkpoints to a folder in the background, one at a time."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: CheckpointDir) -> None:
         self.folder = folder
         self.thread: threading.Thread | None = None
         self.problem: Exception | None = None  # why the last checkpoint could not be written
 
     @property
-    def busy(self) -> bool:
+    def is_writing(self) -> bool:
         """Whether a checkpoint is being written."""
         return bool(self.thread and self.thread.is_alive())
 
     @property
-    def why(self) -> str:
+    def problem_text(self) -> str:
         """Why the last checkpoint could not be written; "" if it could."""
         if isinstance(self.problem, OSError) and self.problem.strerror:
             return self.problem.strerror
@@ -200,7 +210,7 @@ class Writer:
             Exception: The previous checkpoint could not be written, and there is no older one.
         """
         self.wait()
-        self.check("training goes on, but")
+        self.warn_of_problem("training goes on, but")
         self.thread = threading.Thread(
             target=partial(self._write, checkpoint, step, number), name="checkpoint"
         )
@@ -211,28 +221,29 @@ class Writer:
         if self.thread:
             self.thread.join()
 
-    def check(self, how: str) -> None:
+    def warn_of_problem(self, beginning: str) -> None:
         """Warn if the last checkpoint could not be written.
 
         Args:
-            how: How the sentence of the warning begins.
+            beginning: How the sentence of the warning begins.
 
         Raises:
             Exception: It could not be written, and there is no older checkpoint.
         """
         if not self.problem:
             return
-        if not self.folder.whole:
+        if not self.folder.intact_steps:
             raise self.problem
         print(
-            f"warning: {how} no checkpoint could be written to {self.folder.path} ({self.why}); "
-            f"the newest whole one is {self.folder.file(self.folder.whole[-1]).name}",
+            f"warning: {beginning} no checkpoint could be written to {self.folder.path} "
+            f"({self.problem_text}); the newest intact one is "
+            f"{self.folder.path_of(self.folder.intact_steps[-1]).name}",
             flush=True,
         )
 
     def _write(self, checkpoint: dict[str, Any], step: int, number: int) -> None:
         try:
-            self.folder.add(checkpoint, step, number)
+            self.folder.save(checkpoint, step, number)
             self.problem = None
         except Exception as error:
             if not isinstance(error, OSError):  # not the disk: a bug of ours, or too little memory
@@ -240,12 +251,12 @@ class Writer:
             self.problem = error
 
 
-def choose(
-    folder: Folder,
+def choose_checkpoint(
+    folder: CheckpointDir,
     host: str,
     gather: Callable[[Any], list],
-    examines: bool,
-    lacks: Callable[[Path], str],
+    reads_files: bool,
+    missing_file: Callable[[Path], str],
 ) -> Path | None:
     """Return the newest checkpoint that every host has intact; None without any.
 
@@ -255,33 +266,34 @@ def choose(
         folder: The folder of the checkpoints.
         host: Name of this host.
         gather: Returns the values of all ranks, by rank.
-        examines: Whether this rank looks at the files; one rank of each host does.
-        lacks: Returns which file belongs to a checkpoint and is missing or damaged; "" if none is.
+        reads_files: Whether this rank reads the files; one rank of each host does.
+        missing_file: Returns which file belongs to a checkpoint and is missing or damaged; "" if
+            none is.
 
     Raises:
         UserError: See selection.newest_common. All ranks raise it.
     """
-    if examines:
-        folder.clean()
-    own = _Survey(folder, host) if examines else None
+    if reads_files:
+        folder.remove_leftovers()
+    survey = _Survey(folder, host) if reads_files else None
     while True:
-        hosts = [known for known in gather(own.known() if own else None) if known]
+        hosts = [known for known in gather(survey.known() if survey else None) if known]
         try:
-            save = newest_common(hosts, folder.label)
+            chosen = newest_common(hosts, folder.label)
         except UserError:
-            if own:
-                own.report()
+            if survey:
+                survey.report()
             raise
-        if save is None:
+        if chosen is None:
             return None
-        if all(save in known.intact for known in hosts):
+        if all(chosen in known.intact for known in hosts):
             break
-        if own:
-            own.check(save, lacks)
-    if own:
-        own.report(since=save.step)
-    folder.whole = sorted({step for step, _ in folder.named() if 0 <= step <= save.step})
-    return folder.path / next(known.intact[save] for known in hosts if known.host == host)
+        if survey:
+            survey.check(chosen, missing_file)
+    if survey:
+        survey.report(since=chosen.step)
+    folder.note_intact(chosen.step)
+    return folder.path / next(known.intact[chosen] for known in hosts if known.host == host)
 
 
 class _Survey:
@@ -292,23 +304,24 @@ class _Survey:
         host: Name of this host.
     """
 
-    def __init__(self, folder: Folder, host: str) -> None:
+    def __init__(self, folder: CheckpointDir, host: str) -> None:
         self.folder = folder
         self.host = host
-        self.files: dict[Save, list[Path]] = {}  # the files of each checkpoint, newest first
-        self.intact: dict[Save, str] = {}  # the name of the file that was found intact
-        self.incomplete: set[Save] = set()
+        # The files of each checkpoint, newest first.
+        self.files: dict[CheckpointId, list[Path]] = {}
+        self.intact: dict[CheckpointId, str] = {}  # the name of the file that was found intact
+        self.incomplete: set[CheckpointId] = set()
         self.problems: list[tuple[float, str]] = []  # each with the step that the file claims
         self.other_formats: list[tuple[str, int]] = []
-        for path, problem in folder.foreign():
+        for path, problem in folder.misnamed():
             self._skip(math.inf, path, problem)
-        for step, path in folder.named():
+        for step, path in folder.checkpoints():
             if version := other_format(path):
                 self.other_formats.append((path.name, version))
-            elif isinstance(save := save_of(path), str):
+            elif isinstance(save := identify(path), str):
                 self._skip(step, path, save)
             else:
-                self.files.setdefault(Save(*save), []).append(path)
+                self.files.setdefault(CheckpointId(*save), []).append(path)
 
     def known(self) -> HostCheckpoints:
         """Return what this host knows now."""
@@ -321,12 +334,12 @@ class _Survey:
             tuple(self.other_formats),
         )
 
-    def check(self, save: Save, lacks: Callable[[Path], str]) -> None:
+    def check(self, save: CheckpointId, missing_file: Callable[[Path], str]) -> None:
         """Read the files of a checkpoint until one is intact.
 
         Args:
             save: The checkpoint.
-            lacks: See `choose`.
+            missing_file: See `choose_checkpoint`.
         """
         if save in self.intact:
             return
@@ -335,9 +348,9 @@ class _Survey:
                 self._skip(save.step, path, problem)
                 continue
             self.intact[save] = path.name
-            if problem := lacks(path):
+            if problem := missing_file(path):
                 self.incomplete.add(save)
-                self._skip(save.step, path, f"goes with {problem}")
+                self._skip(save.step, path, f"refers to {problem}")
             return
         del self.files[save]
 

@@ -22,7 +22,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 
 from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.shutdown import NAME
-from sagemaker_lightning.state.encoding import plain
+from sagemaker_lightning.state.encoding import to_plain
 
 KEY = "sagemaker_lightning"
 """The key of this package's entries in a checkpoint."""
@@ -36,7 +36,7 @@ MARK = f"\0sagemaker-lightning {FORMAT}\0".encode()
 FOOTER = struct.Struct(f"<{len(MARK)}sQQ32s")
 # The end of a file of any format. All that follows the mark has the same length in all of them.
 ANY_MARK = re.compile(rb"\0sagemaker-lightning (\d+)\0.{48}\Z", re.DOTALL)
-FOREIGN = "is cut off, or no checkpoint of this program"
+NOT_OURS = "is cut off, or not a checkpoint of this program"
 
 
 class _HashingFile:
@@ -82,7 +82,7 @@ def read(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def footer(path: Path) -> tuple[int, int, bytes] | str:
+def read_footer(path: Path) -> tuple[int, int, bytes] | str:
     """Return step, number of the save and checksum at the end of a file.
 
     If the file is no checkpoint of this format, return a text that says why.
@@ -91,7 +91,7 @@ def footer(path: Path) -> tuple[int, int, bytes] | str:
     if isinstance(end, str):
         return end
     mark, step, number, digest = FOOTER.unpack(end.rjust(FOOTER.size)[-FOOTER.size :])
-    return (step, number, digest) if mark == MARK else FOREIGN
+    return (step, number, digest) if mark == MARK else NOT_OURS
 
 
 def other_format(path: Path) -> int | None:
@@ -120,21 +120,21 @@ def _end(path: Path) -> bytes | str:
         return f"cannot be read ({error.strerror})"
 
 
-def save_of(path: Path) -> tuple[int, int] | str:
+def identify(path: Path) -> tuple[int, int] | str:
     """Return step and number of the save of a checkpoint, as its footer and its name say.
 
     If the file is no checkpoint to resume from, return a text that says why. Its checksum is not
     compared, which would take reading all of it.
     """
-    footer_or_problem = footer(path)
+    footer_or_problem = read_footer(path)
     if isinstance(footer_or_problem, str):
         return footer_or_problem
     step, number, _ = footer_or_problem
     name_match = NAME.fullmatch(path.name)
     if not number:
-        return "is none to resume from: Lightning's ModelCheckpoint wrote it"
+        return "is not one to resume from: Lightning's ModelCheckpoint wrote it"
     if name_match and int(name_match[1]) != step:
-        return f"has another one's name: it is of step {step}"
+        return f"has the name of another checkpoint: it is of step {step}"
     return step, number
 
 
@@ -143,7 +143,7 @@ def examine(path: Path) -> tuple[int, int] | str:
 
     If the file is no intact checkpoint to resume from, return a text that says why.
     """
-    step_and_number = save_of(path)
+    step_and_number = identify(path)
     return step_and_number if isinstance(step_and_number, str) else damage(path) or step_and_number
 
 
@@ -152,7 +152,7 @@ def damage(path: Path) -> str:
 
     A file without our footer counts as intact if torch can read it.
     """
-    footer_or_problem = footer(path)
+    footer_or_problem = read_footer(path)
     if not isinstance(footer_or_problem, str):
         return _checksum_problem(path, footer_or_problem[2])
     try:
@@ -173,10 +173,10 @@ def _checksum_problem(path: Path, digest: bytes) -> str:
                 bytes_left -= len(block)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return "" if sha.digest() == digest else "is damaged: its checksum is another one"
+    return "" if sha.digest() == digest else "is damaged: its checksum does not match"
 
 
-def unreadable(state: dict[str, Any]) -> str:
+def why_unreadable(state: dict[str, Any]) -> str:
     """Return why `read` would refuse a state once it is written; "" if it would not.
 
     The values of its tensors are not checked.
@@ -192,18 +192,19 @@ def unreadable(state: dict[str, Any]) -> str:
     return ""
 
 
-class VerifiedIO(TorchCheckpointIO):
+class CheckedIO(TorchCheckpointIO):
     """Writes Lightning's own checkpoints, such as ModelCheckpoint's, with a checksum.
 
-    This applies to files in a folder, not at a URL. A full disk does not end the training: `lost`
-    says what could not be written, and the older file stays.
+    This applies to files in a folder, not at a URL. A full disk does not end the training:
+    `problem` says what could not be written, and the older file stays.
 
     Args:
         plain_values: Whether to write what can be read with weights_only=True: text in place of
             objects, and plain values in place of arrays. If not, a file has what Lightning writes.
     """
 
-    lost: str | None = None
+    problem = ""
+    """What could not be written last; "" if all was written."""
 
     def __init__(self, plain_values: bool) -> None:
         super().__init__()
@@ -212,19 +213,23 @@ class VerifiedIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path, storage_options: Any | None = None
     ) -> None:
-        """Write a checkpoint; if that fails, `lost` says why."""
+        """Write a checkpoint; if that fails, `problem` says why."""
         if "://" in str(path):
             return super().save_checkpoint(checkpoint, path, storage_options)
         try:
-            self.lost = None
+            self.problem = ""
             if self.plain_values:
-                checkpoint = plain(checkpoint, {}, str, copies=False)
+                checkpoint = to_plain(checkpoint, {}, str, copies=False)
             write(Path(path), checkpoint, checkpoint.get("global_step", 0))
         except OSError as error:
-            self.lost = f"{path} could not be written ({error.strerror})"
+            self.problem = f"{path} could not be written ({error.strerror})"
         return None
+
+    def forget_problem(self) -> None:
+        """Forget what could not be written before."""
+        self.problem = ""
 
     def remove_checkpoint(self, path) -> None:
         """Remove a file, unless a newer one could not be written."""
-        if not self.lost:
+        if not self.problem:
             super().remove_checkpoint(path)

@@ -6,7 +6,8 @@ They are searched for in the user's objects.
 import re
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,18 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from sagemaker_lightning.compat.lightning_loaders import flat
+from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_trainer import was_compiled
 from sagemaker_lightning.contract.job_summary import masked
 from sagemaker_lightning.data.deterministic import divided, has_state
-from sagemaker_lightning.resume.user_state import roots
+from sagemaker_lightning.resume.user_state import user_objects
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.encoding import NotPlain, encoded
+from sagemaker_lightning.state.encoding import NotPlain, encode
 
-MANY = 3  # causes that are named
-DRAWS = re.compile(r"rng|random|generator", re.IGNORECASE)
+MAX_CAUSES = 3  # causes that are named
+RANDOM_CLASS_NAME = re.compile(r"rng|random|generator", re.IGNORECASE)
 """The name of a class that draws random numbers, of whatever library."""
-KNOWN = (
+KNOWN_CLASSES = (
     Tensor,
     nn.Module,
     Callback,
@@ -61,11 +62,21 @@ HARMLESS = (
 )
 
 
-def machine(trainer: Trainer) -> str:
+class DifferenceKind(StrEnum):
+    """What differs between a step and the interrupted run's; messages have the value."""
+
+    LENGTH = "length"
+    """The number of batches of an epoch."""
+    BATCH = "batch"
+    RATE = "learning rate"
+    LOSS = "loss"
+
+
+def describe_machine(trainer: Trainer) -> str:
     """Return what the last bits of a run depend on besides its settings.
 
-    The text is for `changed`. It has the versions of torch and Lightning, the threads, the device
-    and the processor.
+    The text is for `describe_changes`. It has the versions of torch and Lightning, the threads, the
+    device and the processor.
     """
     device = trainer.strategy.root_device
     properties = {
@@ -82,13 +93,13 @@ def machine(trainer: Trainer) -> str:
     )
 
 
-def changed(flags: list[tuple[str, str, str]], before: str, now: str) -> list[str]:
+def describe_changes(flags: list[tuple[str, str, str]], before: str, now: str) -> list[str]:
     """Return a phrase for each flag and machine property that has changed.
 
     Args:
         flags: The changed flags, each with its value before and now.
-        before: What `machine` returned in the interrupted run.
-        now: What `machine` returned in this run.
+        before: What `describe_machine` returned in the interrupted run.
+        now: What `describe_machine` returned in this run.
     """
     properties_before, properties_now = (
         dict(entry.partition("=")[::2] for entry in text.split("; ")) for text in (before, now)
@@ -107,34 +118,34 @@ def changed(flags: list[tuple[str, str, str]], before: str, now: str) -> list[st
     ]
 
 
-def likely(trainer: Trainer, kinds: tuple[str, ...], changes: list[str]) -> str:
+def likely_causes(trainer: Trainer, kinds: Collection[DifferenceKind], changes: list[str]) -> str:
     """Return the likely causes of a difference, as a text.
 
     Args:
         trainer: Lightning's trainer.
-        kinds: The kinds of difference: "length", "batch", "learning rate" or "loss".
-        changes: What `changed` returned.
+        kinds: The kinds of difference.
+        changes: What `describe_changes` returned.
     """
     causes = [*changes]
-    if "length" in kinds or "batch" in kinds:
+    if DifferenceKind.LENGTH in kinds or DifferenceKind.BATCH in kinds:
         causes += dict.fromkeys(_causes_in_data(trainer))
         other = (
             "something in the data that no seed decides: time, another library's generator, "
             "files that changed"
         )
-    elif "learning rate" in kinds:
+    elif DifferenceKind.RATE in kinds:
         names = [type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs]
         setters = " or ".join(dict.fromkeys(names)) or "what sets the learning rate"
         other = f"the state of {setters}, which is another one"
     else:
         causes += dict.fromkeys(_causes_in_model(trainer))
         other = "state that no checkpoint holds, or a kernel that is not deterministic"
-    return ", or ".join(causes[:MANY] or [other])
+    return ", or ".join(causes[:MAX_CAUSES] or [other])
 
 
 def _causes_in_data(trainer: Trainer) -> Iterator[str]:
     """Yield causes in the data loaders and in hooks that change a batch."""
-    for number, loader in enumerate(flat(trainer.train_dataloader)):
+    for number, loader in enumerate(flattened(trainer.train_dataloader)):
         names = ("sampler", "batch_sampler", "dataset", "collate_fn", "worker_init_fn")
         objects = (
             {name: getattr(loader, name, None) for name in names}
@@ -154,7 +165,7 @@ def _causes_in_data(trainer: Trainer) -> Iterator[str]:
                 else "which has to give the same batches again"
             )
             yield f"loader {number}, a {_class_name(type(loader))}, {reason}"
-        if workers and dataset is not None and not object_graph.library(type(dataset)):
+        if workers and dataset is not None and not object_graph.is_library_class(type(dataset)):
             yield f"what {_class_name(type(dataset))} keeps in its {workers} data worker(s)"
     for hook in ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"):
         for owner in (trainer.lightning_module, trainer.datamodule):
@@ -167,7 +178,7 @@ def _causes_in_model(trainer: Trainer) -> Iterator[str]:
     model = trainer.lightning_module
     unsaved = list(_unsaved(trainer))
     if unsaved:
-        yield f"state that no checkpoint holds, as in {', '.join(unsaved[:MANY])}"
+        yield f"state that no checkpoint holds, as in {', '.join(unsaved[:MAX_CAUSES])}"
     if not model.automatic_optimization:
         yield f"gradients that {_class_name(type(model))} accumulates by itself"
     if any(
@@ -186,19 +197,19 @@ def _generators(start: Mapping[str, Any]) -> Iterator[str]:
     objects = dict(object_graph.walk(start))
     for path, value in objects.items():
         if isinstance(value, object_graph.GENERATORS) or (
-            DRAWS.search(type(value).__name__) and not isinstance(value, KNOWN)
+            RANDOM_CLASS_NAME.search(type(value).__name__) and not isinstance(value, KNOWN_CLASSES)
         ):
             yield _owner_and_attribute(objects, path)
 
 
 def _unsaved(trainer: Trainer) -> Iterator[str]:
     """Yield where there are objects that no checkpoint can hold."""
-    objects = dict(object_graph.walk(roots(trainer), code=False))
+    objects = dict(object_graph.walk(user_objects(trainer), code=False))
     for path, value in objects.items():
         value_class = type(value)
         if (
-            isinstance(value, KNOWN)
-            or not object_graph.library(value_class)
+            isinstance(value, KNOWN_CLASSES)
+            or not object_graph.is_library_class(value_class)
             or value_class.__module__.startswith(HARMLESS)
             or has_state(value)
         ):
@@ -227,7 +238,7 @@ def _owner_and_attribute(objects: Mapping[str, Any], path: str) -> str:
 
 def _is_plain(value: Any) -> bool:
     try:
-        encoded(value)
+        encode(value)
     except NotPlain:
         return False
     return True

@@ -1,4 +1,4 @@
-"""What an epoch has gathered and Lightning does not save: metrics and buffers.
+"""Saves what Lightning does not: metrics, buffers and gradients within an epoch.
 
 Epoch-level metrics of training are sums over the batches that were seen. DDP makes buffers (batch
 norm's statistics) equal on all ranks at the start of a forward pass only, and validation uses each
@@ -15,19 +15,23 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricTracker
 
 from sagemaker_lightning.compat import lightning_loops, lightning_metrics, metrics
-from sagemaker_lightning.resume.user_state import Held, roots
+from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.user_state import UserState, user_objects
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.encoding import decoded, encoded
+from sagemaker_lightning.state.encoding import decode, encode
 from sagemaker_lightning.state.object_state import digest
 
 
-def copied(data: Any) -> Any:
+def copy_to_cpu(data: Any) -> Any:
     """Return `data` with every tensor in it copied to the CPU."""
     return apply_to_collection(data, Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
-def of_rank(
-    trainer: Trainer, gather: Callable[[Any], list], held: Held, loaders: bool = True
+def rank_state(
+    trainer: Trainer,
+    gather: Callable[[Any], list],
+    user_state: UserState,
+    point: ResumePoint | None = None,
 ) -> dict[str, Any]:
     """Return what only this rank knows; all ranks call it.
 
@@ -37,8 +41,8 @@ def of_rank(
     Args:
         trainer: Lightning's trainer.
         gather: Returns the values of all ranks, by rank.
-        held: The user's objects.
-        loaders: Whether to include the state of the data loaders.
+        user_state: The state of the user's objects.
+        point: When it is called; None to leave out the state of the data loaders.
     """
     buffers = dict(_buffers_by_name(trainer))
     digests_by_rank = gather({name: digest(buffer) for name, buffer in buffers.items()})
@@ -59,14 +63,14 @@ def of_rank(
         for name, value in measured.items()
         if isinstance(value, Metric)
     }
-    results = lightning_metrics.gathered(trainer)
+    results = lightning_metrics.epoch_sums(trainer)
     objects = {
-        "held": held.told(loaders),
+        "held": user_state.encode_changes(point),
         "tracked": {
             path: len(value) for path, value in measured.items() if isinstance(value, MetricTracker)
         },
     }
-    return copied({"buffers": buffers, "metrics": metric_states, "results": results}) | objects
+    return copy_to_cpu({"buffers": buffers, "metrics": metric_states, "results": results}) | objects
 
 
 def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tensor] | None:
@@ -78,14 +82,14 @@ def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tens
         None if they are equal to those of rank 0.
     """
     model = trainer.lightning_module
-    if model.automatic_optimization and not lightning_loops.accumulates(trainer):
+    if model.automatic_optimization and not lightning_loops.gradients_accumulate(trainer):
         return None if trainer.global_rank else {}
     gradients_by_name = {
         name: parameter.grad
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
-    gradients_by_name = copied(gradients_by_name)
+    gradients_by_name = copy_to_cpu(gradients_by_name)
     digests = gather(digest(gradients_by_name))
     return (
         None
@@ -94,42 +98,46 @@ def gradients(trainer: Trainer, gather: Callable[[Any], list]) -> dict[str, Tens
     )
 
 
-def of_job(trainer: Trainer) -> dict[str, Any]:
+def newest_metrics(trainer: Trainer) -> dict[str, Any]:
     """Return the newest value of each metric, by where Lightning shows it."""
-    return {name: encoded(values) for name, values in lightning_metrics.shown(trainer).items()}
+    return {
+        name: encode(values) for name, values in lightning_metrics.newest_values(trainer).items()
+    }
 
 
-def restore_job(trainer: Trainer, shown: Mapping[str, Any]) -> None:
-    """Restore the newest value of each metric, as `of_job` returned it."""
-    lightning_metrics.show(trainer, {name: decoded(values) for name, values in shown.items()})
+def restore_newest_metrics(trainer: Trainer, shown: Mapping[str, Any]) -> None:
+    """Restore the newest value of each metric, as `newest_metrics` returned it."""
+    lightning_metrics.set_newest_values(
+        trainer, {name: decode(values) for name, values in shown.items()}
+    )
 
 
 @torch.no_grad()
-def restore_rank(trainer: Trainer, known: Mapping[str, Any], mid_epoch: bool) -> None:
-    """Restore what `of_rank` returned, except for the user's objects.
+def restore_rank_state(trainer: Trainer, saved_state: Mapping[str, Any], mid_epoch: bool) -> None:
+    """Restore what `rank_state` returned, except for the user's objects.
 
     Args:
         trainer: Lightning's trainer.
-        known: What `of_rank` returned.
+        saved_state: What `rank_state` returned.
         mid_epoch: Whether training resumes within an epoch. Only then the sums of the epoch are
             restored.
     """
     for name, buffer in _buffers_by_name(trainer):
-        if (saved := known["buffers"].get(name)) is not None and saved.shape == buffer.shape:
+        if (saved := saved_state["buffers"].get(name)) is not None and saved.shape == buffer.shape:
             buffer.copy_(saved)
     device = trainer.strategy.root_device
     for path, tracker in _of_kinds(trainer, MetricTracker):
-        size = known.get("tracked", {}).get(path, len(tracker))
+        size = saved_state["tracked"].get(path, len(tracker))
         while len(tracker) < size:
             tracker.increment()
         # Added by a hook at the start of training.
         for name, _ in list(tracker.named_children())[size:]:
             delattr(tracker, name)
     for name, metric in _of_kinds(trainer, Metric):
-        if saved := known["metrics"].get(name):
+        if saved := saved_state["metrics"].get(name):
             metrics.restore(metric, saved, metric.device)  # a callback's metric may be on the CPU
     if mid_epoch:
-        lightning_metrics.go_on_gathering(trainer, known["results"], device)
+        lightning_metrics.restore_epoch_sums(trainer, saved_state["results"], device)
 
 
 def restore_gradients(trainer: Trainer, ranks: list[Mapping[str, Any]]) -> None:
@@ -172,11 +180,11 @@ def _buffers_by_name(trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
     seen_ids = {id(module) for module in model.modules()}
     for callback in trainer.callbacks:
         for name, module in vars(callback).items():
-            if object_graph.library(type(callback)) and isinstance(module, nn.Module):
+            if object_graph.is_library_class(type(callback)) and isinstance(module, nn.Module):
                 seen_ids |= {id(submodule) for submodule in module.modules()}
                 for part, buffer in module.named_buffers():
                     yield f"{type(callback).__name__}.{name}.{part}", buffer
-    for path, module in object_graph.walk(roots(trainer), code=False):
+    for path, module in object_graph.walk(user_objects(trainer), code=False):
         if (
             isinstance(module, nn.Module)
             and not isinstance(module, Metric)
@@ -197,6 +205,6 @@ def _of_kinds(trainer: Trainer, *kinds: type) -> Iterator[tuple[str, Any]]:
     """Yield all instances of these classes that the user's objects hold, with their paths."""
     return (
         (path, value)
-        for path, value in object_graph.walk(roots(trainer), code=False)
+        for path, value in object_graph.walk(user_objects(trainer), code=False)
         if isinstance(value, kinds)
     )

@@ -31,7 +31,7 @@ def install(trainer: Trainer, resume, restart) -> None:
         resume: The ExactResume callback.
         restart: The Restart; it is called where the loops begin.
     """
-    lightning_loops.ignore_signals_of_others(trainer)
+    lightning_loops.disable_signal_broadcast(trainer)
     loop = trainer.fit_loop
     for lightning_loop, loop_class in (
         (loop, FitLoop),
@@ -39,18 +39,31 @@ def install(trainer: Trainer, resume, restart) -> None:
         (loop.epoch_loop.val_loop, ValidationLoop),
     ):
         lightning_loop.__class__ = loop_class
-        lightning_loop.resume = resume
-        lightning_loop.restart = restart
+        lightning_loop.connect(resume, restart)
 
 
 def remove(trainer: Trainer) -> None:
     """Undo `install`."""
-    for loop in lightning_loops.give_back_to_lightning(trainer):
+    for loop in lightning_loops.restore_lightning_classes(trainer):
         vars(loop).pop("resume", None)
         vars(loop).pop("restart", None)
 
 
-class _Loaders:
+class _Connected:
+    """Knows the callback and the Restart that a loop calls."""
+
+    def connect(self, resume, restart) -> None:
+        """Set them; Lightning has made the loop without them.
+
+        Args:
+            resume: The ExactResume callback.
+            restart: The Restart.
+        """
+        self.resume = resume
+        self.restart = restart
+
+
+class _Loaders(_Connected):
     """Prepares data loaders before Lightning begins to iterate over them."""
 
     kind = ""
@@ -79,7 +92,7 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
 
         An epoch whose batches are all done, or that a limit has cut off, still has to be ended.
         """
-        must_end_epoch = self.resume.trains and self.restart.within
+        must_end_epoch = self.resume.is_training and self.restart.epoch_is_open
         must_end_epoch = must_end_epoch and (
             lightning_loops.epoch_is_done(self.trainer) or self.trainer.should_stop
         )
@@ -96,19 +109,19 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         loaders_before = self.loaders
         snapshot = self.resume.snapshot
         objects_before = (
-            snapshot.held.before_data()
-            if loaders_before is not None and self.resume.trains
+            snapshot.user_state.state_before_data()
+            if loaders_before is not None and self.resume.is_training
             else None
         )
-        with self.restart.as_of_the_data(self, snapshot):
+        with self.restart.recreating_data(self, snapshot):
             try:
                 super().setup_data()
             except ValueError:
                 self._refuse_validation_interval()
                 raise
         if loaders_before not in (None, self.loaders):
-            snapshot.before_data = objects_before
-            self.restart.taken = True  # the saved states are of loaders that do not exist any more
+            snapshot.set_state_before_data(objects_before)
+            self.restart.discard_loader_states()
 
     def _refuse_validation_interval(self) -> None:
         """Raise UserError if no validation would ever run.
@@ -132,34 +145,35 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         If all was trained before, both run: at the end, callbacks set the final weights, and use
         what they have made at the start.
         """
-        if self.resume.trains and self.restart.meta:
+        if self.resume.is_training and self.restart.entries:
             return self.trainer.limit_train_batches == 0
         return super().skip
 
     def run(self) -> None:
         """Train what is left."""
-        if self.resume.trains:
-            self.restart.keep_limit()
+        if self.resume.is_training:
+            self.restart.restore_epoch_limit()
             self.resume.receive_signals()
         super().run()
 
     def on_run_start(self) -> None:
         """Begin training, or resume it."""
-        if not self.resume.trains:
+        if not self.resume.is_training:
             super().on_run_start()
             return
-        self.restart.place(self)
-        self.restart.restore(self.resume.snapshot.held, wholly=False)
+        self.restart.redistribute_epoch(self)
+        self.restart.restore(self.resume.snapshot.user_state, only_plain=True)
         super().on_run_start()
-        self.resume.snapshot.begin(self.restart.added)
-        self.restart.make_again(self.resume.snapshot.held)
-        self.restart.restore(self.resume.snapshot.held)  # overwrite what hooks have reset
-        self.restart.give_back_to_loaders(self)
-        self.resume.proof.look_at(self.restart.lost(self.resume.snapshot.held))
-        self.restart.go_on_logging()
+        self.resume.snapshot.mark_start(self.restart.limits_added)
+        self.restart.recreate_objects(self.resume.snapshot.user_state)
+        self.restart.restore(self.resume.snapshot.user_state)  # overwrite what hooks have reset
+        self.restart.restore_loaders(self)
+        differing = self.restart.differing_values(self.resume.snapshot.user_state)
+        self.resume.proof.check_restored(differing)
+        self.restart.continue_logs()
         if super().done:  # only the end of an epoch is left
-            self.resume.cut = not lightning_loops.batches_are_done(self.trainer)
-            self.restart.say_that_all_is_done()
+            self.resume.only_end_is_left(cut=not lightning_loops.batches_are_done(self.trainer))
+            self.restart.print_nothing_left()
 
     def reset(self) -> None:
         """Reset the loop, except for what a resumed run continues.
@@ -168,47 +182,50 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         run that begins with a checkpoint of Lightning's (`ckpt_path`) continues as Lightning does.
         """
         super().reset()
-        if self.restart.meta:
-            self.leave_restart()
+        if self.restart.entries:
+            self.unset_restarting()
 
     def on_advance_end(self) -> None:
         """End an epoch."""
         super().on_advance_end()
-        self.restart.within = False
-        if self.resume.trains:
+        self.restart.epoch_ended()
+        if self.resume.is_training:
             self.resume.epoch_ended(self.done)
 
 
-class EpochLoop(lightning_loops.EpochLoop):
+class EpochLoop(_Connected, lightning_loops.EpochLoop):
     """The loop over the batches of an epoch."""
 
     def reset(self) -> None:
         """Reset an epoch's counters, unless the epoch is being resumed."""
-        if not self.resume.trains or not self.restart.goes_on():
+        if not self.resume.is_training or not self.restart.resumes_within_epoch:
             super().reset()
 
     def on_run_start(self, data_fetcher) -> None:
         """Begin or resume an epoch; repeat the validation that was interrupted, if any."""
         batches_done = self.batch_progress.current.ready
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
-        states = self.restart.take_states() if self.resume.trains else None
-        saves_checkpoints = self.resume.trains and self.resume.enabled
+        states = self.restart.take_loader_states() if self.resume.is_training else None
+        saves_checkpoints = self.resume.is_training and self.resume.enabled
         loader = self.trainer.fit_loop.loaders
         batches_done = loader.begin(
             data_fetcher, epoch, batches_done, states, proves=saves_checkpoints
         )
         if saves_checkpoints:
-            self.resume.placed(loader.why)
+            self.resume.epoch_begins(loader.why)
         data_fetcher.fetched += batches_done  # the fetcher detects the last batch by this number
         self.profile(data_fetcher)
-        if self.resume.trains and self.restart.validates_first():
-            self.on_advance_end(data_fetcher)
+        if self.resume.is_training:
+            repeats_validation = self.restart.resumes_in_validation
+            self.restart.training_continues()
+            if repeats_validation:
+                self.on_advance_end(data_fetcher)
 
     def on_advance_end(self, data_fetcher) -> None:
         """End a batch and the validation that follows it."""
         super().on_advance_end(data_fetcher)
-        if self.resume.trains and not lightning_loops.batches_are_done(self.trainer):
-            self.resume.batch_ended(self.done, lightning_loops.accumulates(self.trainer))
+        if self.resume.is_training and not lightning_loops.batches_are_done(self.trainer):
+            self.resume.batch_ended(self.done, lightning_loops.gradients_accumulate(self.trainer))
 
 
 class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
@@ -222,13 +239,13 @@ class ValidationLoop(_Loaders, lightning_loops.ValidationLoop):
         The check before training (sanity check) may change the state of the user's objects. A
         resumed run does not have this check, so that the changes are saved.
         """
-        if not self.resume.trains:
+        if not self.resume.is_training:
             return super().run()
         if not self.trainer.sanity_checking:
             self.resume.before_validation()
             return super().run()
-        objects = self.resume.snapshot.held
-        objects.mark()
+        objects = self.resume.snapshot.user_state
+        objects.mark_start()
         results = super().run()
         objects.state.touch()
         return results
@@ -241,14 +258,14 @@ def next_batch(trainer: Trainer) -> Any:
         StopIteration: There is none.
     """
     fetcher = lightning_loops.fetcher(trainer)
-    if lightning_loops.is_drawn_by_steps(fetcher) or fetcher.done:
+    if lightning_loops.steps_draw_batches(fetcher) or fetcher.done:
         raise StopIteration
     trainer.training = True
     batch, *_ = next(fetcher)
-    return lightning_loops.transferred(trainer, batch)
+    return lightning_loops.transfer_batch(trainer, batch)
 
 
-def begin_anew(loop: dict[str, Any]) -> None:
+def move_counters_past_epoch(loop: dict[str, Any]) -> None:
     """Turn a fit loop's counters saved at an epoch's end into those after it.
 
     Args:
@@ -260,7 +277,7 @@ def begin_anew(loop: dict[str, Any]) -> None:
     current.update(dict.fromkeys(current, 0))
 
 
-def end_as_lightning_does(loop: dict[str, Any]) -> None:
+def move_counters_to_epoch_end(loop: dict[str, Any]) -> None:
     """Turn a fit loop's counters after an epoch into those at its end.
 
     The latter are what Lightning saves and can resume from.

@@ -22,10 +22,10 @@ MARK = b"\0sagemaker-lightning journal 1\0"
 HEADER = struct.Struct(f"<{len(MARK)}s16sII400sI")
 RECORD = struct.Struct("<6QI")
 # Records of a file, 52 bytes each; later ones are dropped until a checkpoint is saved.
-LIMIT = 1 << 16
-SHARE = 0.002  # share of the time, at most, that training waits for the file
-AHEAD = 1  # stands for the loss of a batch that was fetched ahead
-Place = tuple[int, int]
+MAX_RECORDS = 1 << 16
+MAX_WAITING_SHARE = 0.002  # share of the time, at most, that training waits for the file
+FETCHED_AHEAD = 1  # stands for the loss of a batch that was fetched ahead
+Position = tuple[int, int]
 """An epoch and the number of a batch in it, both from 0."""
 
 
@@ -40,8 +40,8 @@ class Step:
         data: Digest of the batch as training_step got it. Of a batch that was fetched ahead: as the
             loader returned it.
         rates: Digest of the learning rates.
-        loss: Digest of the losses. 0 for the batch that was to come when the run was stopped, AHEAD
-            for the one after it.
+        loss: Digest of the losses. 0 for the batch that was to come when the run was stopped,
+            FETCHED_AHEAD for the one after it.
     """
 
     step: int
@@ -52,7 +52,7 @@ class Step:
     loss: int
 
     @property
-    def place(self) -> Place:
+    def position(self) -> Position:
         """Epoch and number of the batch."""
         return self.epoch, self.batch
 
@@ -60,7 +60,7 @@ class Step:
 class Journal:
     """One rank's journal of a run; it writes a file.
 
-    A file that cannot be written is no reason to end a job: `problem` then says why.
+    A file that cannot be written is no reason to end a job: `take_problem` then says why.
 
     Args:
         folder: The folder of the checkpoints.
@@ -72,24 +72,25 @@ class Journal:
 
     def __init__(self, folder: Path, run: bytes, rank: int, ranks: int, machine: str) -> None:
         self.path = folder / f"journal-{rank}.bin"
-        self.head = _packed_with_checksum(HEADER, MARK, run, rank, ranks, machine.encode()[:400])
-        self.records: dict[Place, bytes] = {}
+        self.header = _packed_with_checksum(HEADER, MARK, run, rank, ranks, machine.encode()[:400])
+        self.records: dict[Position, bytes] = {}
         self.descriptor = -1
         self.problem = ""
         self.unwritten = bytearray()
-        self.due = 0.0  # when the file may be written to again, in seconds of time.monotonic()
+        # When the file may be written to again, in seconds of time.monotonic().
+        self.next_write_at = 0.0
 
-    def begin(self, known: Iterable[Step]) -> None:
+    def start_file(self, known: Iterable[Step]) -> None:
         """Create the file, starting with the steps of an interrupted run."""
-        self.records = {step.place: _packed_record(step) for step in known}
+        self.records = {step.position: _packed_record(step) for step in known}
         self._replace_file()
 
     def add(self, step: Step) -> None:
         """Record a step; the file may get it later."""
-        if len(self.records) < LIMIT or step.place in self.records:
-            self.records[step.place] = _packed_record(step)
-            self.unwritten += self.records[step.place]
-            if time.monotonic() >= self.due:
+        if len(self.records) < MAX_RECORDS or step.position in self.records:
+            self.records[step.position] = _packed_record(step)
+            self.unwritten += self.records[step.position]
+            if time.monotonic() >= self.next_write_at:
                 self.write()
 
     def write(self) -> None:
@@ -104,9 +105,15 @@ class Journal:
             self._give_up(error)
         self.unwritten.clear()
         ended = time.monotonic()
-        self.due = ended + (ended - started) / SHARE
+        self.next_write_at = ended + (ended - started) / MAX_WAITING_SHARE
 
-    def keep(self, first: Place) -> None:
+    def take_problem(self) -> str:
+        """Return why the file could not be written since the last call; "" if it could."""
+        problem = self.problem
+        self.problem = ""
+        return problem
+
+    def remove_before(self, first: Position) -> None:
         """Remove the steps before a position."""
         outdated = [place for place in self.records if place < first]
         for place in outdated:
@@ -114,7 +121,7 @@ class Journal:
         if len(outdated) > len(self.records) and self.descriptor >= 0:
             self._replace_file()
 
-    def forget_after(self, last: Place) -> None:
+    def remove_after(self, last: Position) -> None:
         """Remove the steps after a position: from there on, this run is another one."""
         self.records = {place: record for place, record in self.records.items() if place <= last}
         self._replace_file()
@@ -135,7 +142,7 @@ class Journal:
             # Training does not wait for the disk: a record that a crash of the machine loses is one
             # that is not compared.
             with atomic_write(self.path, sync=False) as file:
-                file.write(self.head + b"".join(self.records.values()))
+                file.write(self.header + b"".join(self.records.values()))
             self.descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             self._give_up(error)
@@ -175,7 +182,7 @@ def read(folder: Path, run: bytes, rank: int, ranks: int) -> tuple[list[Step], s
             return [], "", f"{path} is not a plain file"
         with path.open("rb") as file:
             header = file.read(HEADER.size)
-            content = file.read(2 * LIMIT * RECORD.size)
+            content = file.read(2 * MAX_RECORDS * RECORD.size)
     except FileNotFoundError:
         return [], "", ""
     except OSError as error:
@@ -185,21 +192,21 @@ def read(folder: Path, run: bytes, rank: int, ranks: int) -> tuple[list[Step], s
         return [], "", f"{path} is damaged, or no journal of this program"
     if header_values[1:4] != (run, rank, ranks):
         return [], "", ""
-    steps: dict[Place, Step] = {}
+    steps: dict[Position, Step] = {}
     for start in range(0, len(content) - RECORD.size + 1, RECORD.size):
         record_values = _unpacked_if_intact(RECORD, content[start : start + RECORD.size])
         if not record_values:
             return (
-                _by_place(steps),
+                _by_position(steps),
                 _printable(header_values[4]),
                 f"{path} is damaged after {start // RECORD.size} batches",
             )
         step = Step(*record_values)
-        steps[step.place] = step
-    return _by_place(steps), _printable(header_values[4]), ""
+        steps[step.position] = step
+    return _by_position(steps), _printable(header_values[4]), ""
 
 
-def _by_place(steps: dict[Place, Step]) -> list[Step]:
+def _by_position(steps: dict[Position, Step]) -> list[Step]:
     """Return the steps in the order of their positions."""
     return [steps[place] for place in sorted(steps)]
 

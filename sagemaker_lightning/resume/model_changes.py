@@ -4,7 +4,7 @@ Examples are buffers that came to be while training, the result of a search, and
 created.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -20,14 +20,15 @@ from torch.nn.utils import prune
 from sagemaker_lightning.compat import lightning_callbacks
 from sagemaker_lightning.compat.torch_modules import buffers, parameters
 from sagemaker_lightning.resume.epoch_state import has_values
-from sagemaker_lightning.resume.user_state import roots
+from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.user_state import user_objects
 from sagemaker_lightning.state import object_graph
-from sagemaker_lightning.state.encoding import decoded, encoded
+from sagemaker_lightning.state.encoding import decode, encode
 
-NAMES = "lr", "learning_rate"  # attributes in which a search stores its result
+RESULT_ATTRIBUTES = "lr", "learning_rate"  # attributes in which a search stores its result
 
 
-def adapt(model: nn.Module, state: Mapping[str, Any]) -> None:
+def resize_buffers(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Give the model buffers of the saved shapes, so that their values can be loaded.
 
     Buffers may have been added, or changed their shape, while the model was trained.
@@ -56,7 +57,7 @@ def adapt(model: nn.Module, state: Mapping[str, Any]) -> None:
             owner.register_buffer(last, value.clone())
 
 
-def to_come(trainer: Trainer) -> set[str]:
+def names_in_start_hooks(trainer: Trainer) -> set[str]:
     """Return the names of model parts that hooks before training may create.
 
     They are all names that the user's on_fit_start and on_train_start mention.
@@ -64,7 +65,7 @@ def to_come(trainer: Trainer) -> set[str]:
     owners = [
         owner
         for owner in (trainer.lightning_module, *trainer.callbacks)
-        if not object_graph.library(type(owner))
+        if not object_graph.is_library_class(type(owner))
     ]
     hooks = [
         getattr(type(owner), name)
@@ -76,7 +77,7 @@ def to_come(trainer: Trainer) -> set[str]:
     }
 
 
-def take_out(state: dict[str, Any], model: nn.Module, names: set[str]) -> dict[str, Any]:
+def take_later_weights(state: dict[str, Any], model: nn.Module, names: set[str]) -> dict[str, Any]:
     """Remove from a state dict what the model does not have yet, and return it.
 
     These are the parts `names`, which hooks create, and what torch.nn.utils.prune makes of a
@@ -120,71 +121,85 @@ def _mask_names(state: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def tickets(trainer: Trainer, shared: Collection[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+def shared_original_weights(trainer: Trainer) -> list[tuple[int, int]]:
     """Return which weights kept by ModelPruning are the trained ones themselves.
 
     ModelPruning keeps the first weights and resets the model to them. Lightning 2.6 does not copy
     them if both are on one device, so that training changes them, too.
 
+    Returns:
+        (number of the callback, number of the layer) of each.
+    """
+    return [
+        key
+        for key, trained, original in _kept_weights(trainer)
+        if original.data_ptr() == trained.data_ptr()
+    ]
+
+
+def share_original_weights(trainer: Trainer, shared: Collection[tuple[int, int]]) -> None:
+    """Let weights kept by ModelPruning be the trained ones themselves.
+
     Args:
         trainer: Lightning's trainer.
-        shared: Which of them were the trained weights in the interrupted run. They are made so
-            again. Each is (number of the callback, number of the layer).
+        shared: What `shared_original_weights` returned in the interrupted run.
     """
-    shared_now = []
+    for key, trained, original in _kept_weights(trainer):
+        if key in shared:
+            original.data = trained.data
+
+
+def _kept_weights(trainer: Trainer) -> Iterator[tuple[tuple[int, int], Tensor, Tensor]]:
+    """Yield the weights that ModelPruning keeps: key, trained weight and original weight."""
     for number, callback in enumerate(trainer.callbacks):
-        for number_of_layer, layer, original, name in lightning_callbacks.pruned(callback):
+        for layer_number, layer, original, name in lightning_callbacks.original_weights(callback):
             trained = getattr(layer, f"{name}_orig", None)
-            original_weight = getattr(original, name)
-            if isinstance(trained, Tensor) and (number, number_of_layer) in shared:
-                original_weight.data = trained.data
-            if isinstance(trained, Tensor) and original_weight.data_ptr() == trained.data_ptr():
-                shared_now.append((number, number_of_layer))
-    return shared_now
+            if isinstance(trained, Tensor):
+                yield (number, layer_number), trained, getattr(original, name)
 
 
-def searched(trainer: Trainer) -> dict[str, Any]:
+def search_results(trainer: Trainer) -> dict[str, Any]:
     """Return the results of searches before training, by attribute of the model.
 
     The values are encoded (state/encoding.py).
     """
     results = {}
     for callback in trainer.callbacks:
-        if lightning_callbacks.searches(callback):
+        if lightning_callbacks.is_search(callback):
             attribute = lightning_callbacks.searched_attribute(callback)
-            for name in [attribute] if attribute else NAMES:
+            for name in [attribute] if attribute else RESULT_ATTRIBUTES:
                 if lightning_hasattr(trainer.lightning_module, name):
-                    results[name] = encoded(lightning_getattr(trainer.lightning_module, name))
+                    results[name] = encode(lightning_getattr(trainer.lightning_module, name))
                     break
     return results
 
 
-def settle_searches(trainer: Trainer, found: Mapping[str, Any]) -> None:
+def apply_search_results(trainer: Trainer, results: Mapping[str, Any]) -> None:
     """Set the results of the searches, and keep the callbacks from searching again.
 
     Args:
         trainer: Lightning's trainer.
-        found: What `searched` returned.
+        results: What `search_results` returned.
     """
     for callback in trainer.callbacks:
-        if lightning_callbacks.searches(callback):
+        if lightning_callbacks.is_search(callback):
             callback.on_fit_start = lambda *_: None
-    for name, value in found.items():
-        lightning_setattr(trainer.lightning_module, name, decoded(value))
+    for name, value in results.items():
+        lightning_setattr(trainer.lightning_module, name, decode(value))
 
 
-def make_again(trainer: Trainer, lacking: list[tuple[str, str]]) -> None:
+def run_creating_hooks(trainer: Trainer, missing_attributes: list[tuple[str, str]]) -> None:
     """Run the hooks on_train_epoch_start that create what is missing.
 
     Args:
         trainer: Lightning's trainer.
-        lacking: The missing attributes, each as (path of its object, name of the attribute).
+        missing_attributes: Each is (path of its object, name of the attribute).
     """
-    owners = roots(trainer)
+    owners = user_objects(trainer)
     for name, owner in owners.items():
         if not isinstance(owner, (Callback, LightningModule)):
             continue
-        missing = {attribute for path, attribute in lacking if path == name}
+        missing = {attribute for path, attribute in missing_attributes if path == name}
         hook = type(owner).on_train_epoch_start
         if missing & set(hook.__code__.co_names):
             if isinstance(owner, Callback):
@@ -216,7 +231,7 @@ def add_to_limits(trainer: Trainer, added: Sequence[int]) -> None:
         loop.epoch_loop.max_steps += added[1]
 
 
-def groups(trainer: Trainer) -> list[list[list[str]]]:
+def parameter_groups(trainer: Trainer) -> list[list[list[str]]]:
     """Return the names of the parameters in each optimizer's parameter groups.
 
     The list has an entry for each optimizer: a list of groups, empty if it has one group only.
@@ -233,14 +248,14 @@ def groups(trainer: Trainer) -> list[list[list[str]]]:
     ]
 
 
-def add_groups(trainer: Trainer, saved: list[list[list[str]]]) -> None:
+def add_parameter_groups(trainer: Trainer, saved: list[list[list[str]]]) -> None:
     """Add the parameter groups that a hook had added to an optimizer.
 
     Their state can be loaded afterwards.
 
     Args:
         trainer: Lightning's trainer.
-        saved: What `groups` returned.
+        saved: What `parameter_groups` returned.
     """
     parameters = dict(trainer.lightning_module.named_parameters())
     for optimizer, saved_groups in zip(trainer.optimizers, saved, strict=False):
@@ -249,7 +264,9 @@ def add_groups(trainer: Trainer, saved: list[list[list[str]]]) -> None:
                 optimizer.add_param_group({"params": [parameters[name] for name in group]})
 
 
-def go_on_averaging(trainer: Trainer, groups: list[list[dict]], kind: str) -> bool:
+def continue_averaging(
+    trainer: Trainer, saved_groups: list[list[dict]], point: ResumePoint
+) -> None:
     """Let StochasticWeightAveraging continue.
 
     It creates its schedule in on_train_epoch_start, which does not run when a run resumes within an
@@ -257,38 +274,34 @@ def go_on_averaging(trainer: Trainer, groups: list[list[dict]], kind: str) -> bo
 
     Args:
         trainer: Lightning's trainer.
-        groups: The saved values of each optimizer's parameter groups.
-        kind: When the checkpoint was saved: "batch", "validation" or "epoch".
-
-    Returns:
-        True.
+        saved_groups: The saved values of each optimizer's parameter groups.
+        point: When the checkpoint was saved.
     """
     for callback in trainer.callbacks:
         if not isinstance(callback, StochasticWeightAveraging):
             continue
         model = trainer.lightning_module
-        lightning_callbacks.accumulate_as(callback, trainer.accumulate_grad_batches)
-        if not lightning_callbacks.averages(callback):
+        lightning_callbacks.set_accumulation(callback, trainer.accumulate_grad_batches)
+        if not lightning_callbacks.resumes_averaging(callback):
             continue
         # This epoch only gathers the statistics of batch norm.
-        if kind != "epoch" and trainer.current_epoch == callback.swa_end + 1:
+        if point is not ResumePoint.EPOCH and trainer.current_epoch == callback.swa_end + 1:
             weights = {name: value.clone() for name, value in model.state_dict().items()}
             callback.on_train_epoch_start(trainer, model)
             model.load_state_dict(weights)
         elif callback.swa_start <= trainer.current_epoch <= callback.swa_end:
-            with lightning_callbacks.average_counts(callback, trainer.current_epoch):
+            with lightning_callbacks.weights_averaged_in(callback, trainer.current_epoch):
                 callback.on_train_epoch_start(trainer, model)
-            restore_groups(trainer, groups)
-    return True
+            restore_group_values(trainer, saved_groups)
 
 
-def restore_groups(trainer: Trainer, groups: list[list[dict]]) -> None:
+def restore_group_values(trainer: Trainer, saved_groups: list[list[dict]]) -> None:
     """Restore learning rates and other values of the optimizers' parameter groups.
 
     Args:
         trainer: Lightning's trainer.
-        groups: The saved values of each optimizer's parameter groups.
+        saved_groups: The saved values of each optimizer's parameter groups.
     """
-    for optimizer, saved in zip(trainer.optimizers, groups, strict=False):
+    for optimizer, saved in zip(trainer.optimizers, saved_groups, strict=False):
         for group, values in zip(optimizer.param_groups, saved, strict=False):
             group.update(values)

@@ -27,9 +27,10 @@ from sagemaker_lightning.resume import (
     user_checkpoints,
 )
 from sagemaker_lightning.resume.agreement import Agreement
-from sagemaker_lightning.resume.checkpoint_dir import Folder, choose
-from sagemaker_lightning.resume.user_state import Held
-from sagemaker_lightning.state.encoding import plain, restored
+from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir, choose_checkpoint
+from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.user_state import UserState
+from sagemaker_lightning.state.encoding import from_plain, to_plain
 
 
 class Restart:
@@ -47,7 +48,7 @@ class Restart:
     def __init__(
         self,
         trainer: Trainer,
-        folder: Folder,
+        folder: CheckpointDir,
         seeding: Seeding,
         agreement: Agreement,
         other_settings: bool = False,
@@ -58,21 +59,22 @@ class Restart:
         self.seeding = seeding
         self.agreement = agreement
         self.step = 0  # optimizer step of the checkpoint that was loaded; 0 if there is none
-        self.meta: Mapping[str, Any] = {}  # the checkpoint's entries of this package
-        # When it was saved: "batch", "validation" or "epoch"; "" once training continues.
-        self.kind = ""
-        self.within = False  # whether it was saved within an epoch that has not ended yet
-        self.saved: dict[str, int] = {}  # digests of the values in the checkpoint, by name
-        self.loaded: dict[str, Any] | None = None  # the checkpoint, until training continues
-        self.later: dict[str, Any] = {}  # weights of parts of the model that a hook creates
-        self.limits = model_changes.limits(trainer)  # epochs and steps, as the flags set them
-        self.added = [0, 0]  # epochs and steps that a callback had added to the limits
+        self.entries: Mapping[str, Any] = {}  # the checkpoint's entries of this package
+        # When it was saved; None if there is none, and once training continues.
+        self.point: ResumePoint | None = None
+        self.epoch_is_open = False  # whether it was saved within an epoch that has not ended yet
+        self.saved_digests: dict[str, int] = {}  # digests of the values in the checkpoint, by name
+        self.checkpoint: dict[str, Any] | None = None  # until training continues
+        self.later_weights: dict[str, Any] = {}  # weights of parts of the model that a hook creates
+        # Epochs and steps, as the flags set them.
+        self.limits_of_flags = model_changes.limits(trainer)
+        self.limits_added = [0, 0]  # epochs and steps that a callback had added to the limits
         self.optimizers: list[str] = []  # classes of the optimizers, before hooks change them
-        self.raised = 0  # epochs added to the limit while Lightning loads the checkpoint
-        self.beyond = ""  # the limit of this training that the checkpoint is beyond
-        self.taken = False  # whether the loaders' saved states were taken, or no longer apply
-        # Whether StochasticWeightAveraging was continued; None before `restore` has tried.
-        self.averaging = None
+        self.raised_epochs = 0  # epochs added to the limit while Lightning loads the checkpoint
+        self.limit_exceeded = ""  # the limit of this training that the checkpoint is beyond
+        # Whether the loaders' saved states were taken, or no longer apply.
+        self.loader_states_used = False
+        self.has_continued_averaging = False  # whether StochasticWeightAveraging was continued
 
     def load(self, host: str, flags: Mapping[str, object], objects: Mapping[str, Any]) -> bool:
         """Hand Lightning the newest checkpoint, and return whether there is one.
@@ -87,112 +89,113 @@ class Restart:
         """
         # Rank 0 alone writes the best model and reads it.
         callbacks = best_model.callbacks(self.trainer) if self.trainer.is_global_zero else []
-        missing_file = callbacks[0].lacks if callbacks else lambda path: ""
-        path = choose(
+        missing_file = callbacks[0].missing_file if callbacks else lambda path: ""
+        path = choose_checkpoint(
             self.folder, host, self.agreement.gather, self.trainer.local_rank == 0, missing_file
         )
         if path is None:
             return False
         checkpoint = checkpoint_file.read(path)
-        self.meta = checkpoint.pop(checkpoint_file.KEY)
-        to_come = model_changes.to_come(self.trainer)
+        self.entries = checkpoint.pop(checkpoint_file.KEY)
+        to_come = model_changes.names_in_start_hooks(self.trainer)
         self.flags = flags
-        self.name = path.name
+        self.file_name = path.name
         self._refuse_another_run(
             run_settings.differences(
-                self.trainer, flags, self.meta["run"], self.other_settings, to_come
+                self.trainer, flags, self.entries["run"], self.other_settings, to_come
             )
         )
-        self.step = self.meta["step"]
-        self.kind = self.meta["kind"]
-        self.seeding.seed = self.meta["seed"]
+        self.step = self.entries["step"]
+        self.point = ResumePoint(self.entries["kind"])
+        self.seeding.use_seed(self.entries["seed"])
         if self.trainer.is_global_zero:
             note = (
                 ""
                 if self._same_ranks
                 else (
-                    f"; {self.meta['world_size']} ranks saved it, these are "
+                    f"; {self.entries['world_size']} ranks saved it, now there are "
                     f"{self.trainer.world_size}: no sample is left out or taken twice, but the run "
                     "is no longer bit-identical to one without an interruption"
                 )
             )
             print(f"resuming from step {self.step}: {path}{note}", flush=True)
-        scaling = json.loads(self.meta["run"]["flags"]).get("--lr_scaling") == flags.get(
+        scaling = json.loads(self.entries["run"]["flags"]).get("--lr_scaling") == flags.get(
             "--lr_scaling"
         )
         self.same_rates = self._same_ranks and scaling and not self.other_settings
         # Entries of this rank that differ from those of rank 0.
         rank_overrides = self._rank_state["own"] if self._same_ranks else {}
-        self.saved = (
+        self.saved_digests = (
             restore_check.fingerprint(checkpoint | rank_overrides, self._rank_state)
             if self._same_ranks
             else {}
         )
-        checkpoint = restored(
+        checkpoint = from_plain(
             checkpoint | rank_overrides,
-            self._rank_state["notes"] if rank_overrides else self.meta["notes"],
+            self._rank_state["notes"] if rank_overrides else self.entries["notes"],
             objects,
         )
         checkpoint["loops"]["fit_loop"].pop("combined_loader", None)  # each rank saved its own
-        self.later = model_changes.take_out(
+        self.later_weights = model_changes.take_later_weights(
             checkpoint["state_dict"], self.trainer.lightning_module, to_come
         )
-        model_changes.adapt(self.trainer.lightning_module, checkpoint["state_dict"])
-        self.loaded = checkpoint
-        model_changes.settle_searches(self.trainer, self.meta["searched"])
+        model_changes.resize_buffers(self.trainer.lightning_module, checkpoint["state_dict"])
+        self.checkpoint = checkpoint
+        model_changes.apply_search_results(self.trainer, self.entries["searched"])
         # Other limits on the command line replace what callbacks had added.
-        if self.meta.get("limits") == self.limits:
-            self.added = self.meta["added"]
-            model_changes.add_to_limits(self.trainer, self.added)
-        self._pass_limit(checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"])
-        self.groups = [
+        if self.entries["limits"] == self.limits_of_flags:
+            self.limits_added = self.entries["added"]
+            model_changes.add_to_limits(self.trainer, self.limits_added)
+        self._raise_epoch_limit(
+            checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+        )
+        self.saved_groups = [
             [
                 {name: value for name, value in group.items() if name != "params"}
                 for group in state["param_groups"]
             ]
             for state in checkpoint["optimizer_states"]
         ]
-        self.within = self.kind != "epoch"
-        if not self.within:
-            fit_loops.begin_anew(checkpoint["loops"]["fit_loop"])
+        self.epoch_is_open = self.point is not ResumePoint.EPOCH
+        if not self.epoch_is_open:
+            fit_loops.move_counters_past_epoch(checkpoint["loops"]["fit_loop"])
         # Lightning saves the score and does not load it.
         for callback in self.trainer.checkpoint_callbacks:
             if hasattr(callback, "current_score"):
                 callback.current_score = (
                     checkpoint["callbacks"].get(callback.state_key, {}).get("current_score")
                 )
-        if "files" in self.meta:
-            user_checkpoints.write_again(self.trainer, self.meta["files"])
-        self.trainer.should_stop = self.meta["should_stop"]
-        lightning_checkpoints.give(self.trainer, checkpoint, str(path))
+        user_checkpoints.overwrite_later_files(self.trainer, self.entries["files"])
+        self.trainer.should_stop = self.entries["should_stop"]
+        lightning_checkpoints.set_loaded_checkpoint(self.trainer, checkpoint, str(path))
         return True
 
-    def _pass_limit(self, epoch: int) -> None:
+    def _raise_epoch_limit(self, epoch: int) -> None:
         """Let Lightning load a checkpoint of an epoch beyond this training's limit.
 
         It refuses that. But a program that trains on, with a higher limit than at first, comes by
-        its first training again when it is started again. `keep_limit` undoes this.
+        its first training again when it is started again. `restore_epoch_limit` undoes this.
         """
         limit = self.trainer.fit_loop.max_epochs
         if limit not in (None, -1) and epoch > limit:
-            self.raised = epoch - limit
-            self.trainer.fit_loop.max_epochs += self.raised
+            self.raised_epochs = epoch - limit
+            self.trainer.fit_loop.max_epochs += self.raised_epochs
 
-    def keep_limit(self) -> None:
-        """Set the limit of epochs to what it is without `_pass_limit`.
+    def restore_epoch_limit(self) -> None:
+        """Set the limit of epochs to what it is without `_raise_epoch_limit`.
 
         Hooks at the start of training may have changed it since, as StochasticWeightAveraging does.
         """
         loop = self.trainer.fit_loop
-        if self.raised:
-            loop.max_epochs -= self.raised
-            self.raised = 0
-        if self.meta and loop.max_epochs not in (None, -1):
+        if self.raised_epochs:
+            loop.max_epochs -= self.raised_epochs
+            self.raised_epochs = 0
+        if self.entries and loop.max_epochs not in (None, -1):
             reached = loop.epoch_progress.current.processed + (
-                self.within and not lightning_loops.epoch_is_done(self.trainer)
+                self.epoch_is_open and not lightning_loops.epoch_is_done(self.trainer)
             )
             if reached > loop.max_epochs:
-                self.beyond = f"max_epochs={loop.max_epochs}"
+                self.limit_exceeded = f"max_epochs={loop.max_epochs}"
 
     def _refuse_another_run(self, differences: list[str]) -> None:
         """Raise UserError if anything differs between this run and the checkpoint's run."""
@@ -200,21 +203,21 @@ class Restart:
             return
         allows = (
             "--resume.other_settings=true"
-            if self.folder.name.startswith("--")
+            if self.folder.setting.startswith("--")
             else "ExactResume(other_settings=True)"
         )
         rest = f" (and {len(differences) - 4} more)" if len(differences) > 4 else ""
         raise UserError(
-            f"{self.folder.label}: {self.name} is of another run: "
-            f"{'; '.join(differences[:4])}{rest}; go on with the same settings, or give another "
-            f"folder, or move the checkpoints away to start anew; {allows} "
-            "goes on with another learning rate, gradient clipping or precision"
+            f"{self.folder.label}: {self.file_name} is of another run: "
+            f"{'; '.join(differences[:4])}{rest}; continue with the same settings, or give "
+            f"another folder, or move the checkpoints away to start anew; {allows} "
+            "allows another learning rate, gradient clipping or precision"
         )
 
     @property
     def _same_ranks(self) -> bool:
         """Whether this run has as many ranks as the run that saved the checkpoint."""
-        return self.meta["world_size"] == self.trainer.world_size
+        return self.entries["world_size"] == self.trainer.world_size
 
     @property
     def _rank_state(self) -> Mapping[str, Any]:
@@ -222,24 +225,22 @@ class Restart:
 
         With another number of ranks than before, return what it says of rank 0.
         """
-        ranks = self.meta["ranks"]
+        ranks = self.entries["ranks"]
         return ranks[self.trainer.global_rank if self._same_ranks else 0]
 
     @contextmanager
-    def as_of_the_data(self, loop, snapshot) -> Iterator[None]:
-        """Let the training data be created as in the interrupted run.
+    def recreating_data(self, loop, snapshot) -> Iterator[None]:
+        """Let the training data be created, inside this context, as in the interrupted run.
 
         That means in the same epoch, with the same random draws and with the user's objects in the
         same state.
-
-        The caller creates the data inside this context.
 
         Args:
             loop: The fit loop.
             snapshot: The Snapshot of this run.
         """
         epoch = self.trainer.current_epoch
-        data_epoch = self.meta.get("made", -1)
+        data_epoch = self.entries["made"] if self.entries else -1
         every = self.trainer.reload_dataloaders_every_n_epochs
         if loop.loaders is not None:
             if lightning_loops.loaders_are_due(self.trainer):
@@ -249,9 +250,9 @@ class Restart:
         if data_epoch < 0:
             yield
             return
-        objects = self.meta.get("before_data")
+        objects = self.entries["before_data"]
         if (
-            epoch_needs_new_data := self.kind == "epoch"
+            epoch_needs_new_data := self.point is ResumePoint.EPOCH
             and bool(every)
             and epoch - data_epoch >= every
         ):
@@ -260,9 +261,11 @@ class Restart:
         if data_epoch:
             seed_all("data", self.seeding.seed, data_epoch)
         if objects and self._same_ranks:
-            snapshot.held.restore_before_data(objects)
-            snapshot.before_data = {name: objects[name] for name in ("plain", "generators")}
-        snapshot.held.state.mark()
+            snapshot.user_state.restore_state_before_data(objects)
+            snapshot.set_state_before_data(
+                {name: objects[name] for name in ("plain", "generators")}
+            )
+        snapshot.user_state.state.mark()
         progress = loop.epoch_progress.current
         completed = progress.completed
         progress.completed = data_epoch
@@ -273,7 +276,7 @@ class Restart:
         if epoch_needs_new_data:
             # The saved state of the old data does not fit the new data, and creating the new data
             # may have changed the state of other objects.
-            new_state = snapshot.held.before_data()
+            new_state = snapshot.user_state.state_before_data()
             saved_state = self._rank_state["held"]
             plain_kept = {
                 key: value
@@ -288,59 +291,66 @@ class Restart:
             outdated |= {f"generators {path}" for path in new_state["generators"]} | {
                 "settings val_check_batch"
             }
-            self.saved = {name: value for name, value in self.saved.items() if name not in outdated}
+            self.saved_digests = {
+                name: value for name, value in self.saved_digests.items() if name not in outdated
+            }
             saved_state.update(
                 plain=plain_kept | new_state["plain"], generators=new_state["generators"]
             )
             # It follows from the number of batches of the new data.
             saved_state["settings"].pop("val_check_batch", None)
-            self.taken = True
+            self.loader_states_used = True
 
-    def place(self, loop) -> None:
-        """Place the data loader within an epoch that another number of ranks began.
+    def redistribute_epoch(self, loop) -> None:
+        """Divide the rest of an epoch that another number of ranks began among these ranks.
 
         Raises:
             UserError: The loaders differ from those of the checkpoint's run, or the rest of the
                 epoch cannot be divided among this number of ranks.
         """
-        if self.meta:
+        if self.entries:
             self._refuse_another_run(
-                run_settings.loaders_differ(self.trainer, self.flags, self.meta["run"])
+                run_settings.loader_differences(self.trainer, self.flags, self.entries["run"])
             )
-        if self.kind in ("", "epoch") or self._same_ranks:
+        if not self.resumes_within_epoch or self._same_ranks:
             return
         loader = divided(self.trainer.train_dataloader)
-        if loader is None or not loader.course or self.meta["reached"] is None:
+        if loader is None or not loader.course or self.entries["reached"] is None:
             raise UserError(
-                f"{self.folder.label}: step {self.step} was saved within an epoch "
-                f"by {self.meta['world_size']} ranks, and its data cannot be shared out anew among "
+                f"{self.folder.label}: step {self.step} was saved within an epoch by "
+                f"{self.entries['world_size']} ranks, and its data cannot be shared out anew among "
                 f"{self.trainer.world_size}; give as many devices and nodes as before"
             )
         epoch, _ = position(self.trainer)
-        loader.course.begun = epoch, self.meta["reached"]
+        loader.course.continue_from(epoch, self.entries["reached"])
         done = loader.course.of_epoch(epoch)[1]
         progress = loop.epoch_loop.batch_progress.current
         progress.ready = progress.started = progress.processed = progress.completed = done
 
-    def restore(self, held: Held, wholly: bool = True) -> None:
+    def restore(self, user_state: UserState, only_plain: bool = False) -> None:
         """Restore the state of this rank that only the checkpoint has.
 
-        Before the hooks that begin training, call it with `wholly` False: then it leaves out the
-        model's weights and of the user's objects restores plain values only.
+        Args:
+            user_state: The state of the user's objects.
+            only_plain: Whether to leave out the model's weights, and to restore only plain values
+                of the user's objects. That is for the call before the hooks that begin training.
         """
-        if not self.meta:
+        if not self.entries:
             return
-        if self.averaging is None:
-            self.averaging = model_changes.go_on_averaging(self.trainer, self.groups, self.kind)
-        if wholly and self.loaded:
+        if not self.has_continued_averaging:
+            model_changes.continue_averaging(self.trainer, self.saved_groups, self.point)
+            self.has_continued_averaging = True
+        if self.checkpoint and not only_plain:
             self._undo_hooks()
-        epoch_state.restore_job(self.trainer, self.meta["shown"])
+        epoch_state.restore_newest_metrics(self.trainer, self.entries["shown"])
         if self._same_ranks:
-            epoch_state.restore_rank(self.trainer, self._rank_state, mid_epoch=self.kind != "epoch")
-        epoch_state.restore_gradients(self.trainer, self.meta["ranks"])
-        held.restore(self._rank_state["held"], wholly)
+            epoch_state.restore_rank_state(
+                self.trainer, self._rank_state, mid_epoch=self.point is not ResumePoint.EPOCH
+            )
+        epoch_state.restore_gradients(self.trainer, self.entries["ranks"])
+        user_state.restore(self._rank_state["held"], only_plain)
 
-    def add_groups(self) -> None:
+    def add_parameter_groups(self) -> None:
         """Add the parameter groups that a hook had added to the optimizers.
 
         Lightning loads the state of the optimizers afterwards, which needs these groups.
@@ -350,11 +360,13 @@ class Restart:
                 state would be loaded, and fail or be misread at the first step.
         """
         self.optimizers = run_settings.optimizers(self.trainer)
-        before = self.meta.get("run", {}).get("optimizers", self.optimizers)
+        if not self.entries:
+            return
+        before = self.entries["run"]["optimizers"]
         if before != self.optimizers:
             words = [", ".join(names) or "none" for names in (before, self.optimizers)]
             self._refuse_another_run([f"the optimizer was {words[0]}, is {words[1]}"])
-        model_changes.add_groups(self.trainer, self.meta.get("groups", []))
+        model_changes.add_parameter_groups(self.trainer, self.entries["groups"])
 
     def _undo_hooks(self) -> None:
         """Restore what hooks at the start of training have overwritten.
@@ -369,98 +381,108 @@ class Restart:
         """
         # Lightning's WeightAveraging saves its average as state_dict and the model's own weights as
         # current_model_state.
-        saved = self.loaded.get("current_model_state", self.loaded["state_dict"])
+        saved = self.checkpoint.get("current_model_state", self.checkpoint["state_dict"])
         model = self.trainer.lightning_module
-        state = saved | self.later
-        model_changes.prune_again(model, self.later)
-        model_changes.adapt(model, state)
-        if missing := self.later.keys() - model.state_dict().keys():
+        state = saved | self.later_weights
+        model_changes.prune_again(model, self.later_weights)
+        model_changes.resize_buffers(model, state)
+        if missing := self.later_weights.keys() - model.state_dict().keys():
             raise UserError(
                 f"{self.folder.label}: step {self.step} is of another run: its "
                 f"model has {min(missing)}, this one does not; give another folder, or move the "
                 "checkpoints away to start anew"
             )
         model.load_state_dict(state, strict=False)
-        model_changes.tickets(self.trainer, self.meta["tickets"])
+        model_changes.share_original_weights(self.trainer, self.entries["tickets"])
         if self.same_rates:
-            model_changes.restore_groups(self.trainer, self.groups)
-        self.loaded = None
-        self.later = {}
+            model_changes.restore_group_values(self.trainer, self.saved_groups)
+        self.checkpoint = None
+        self.later_weights = {}
 
-    def lost(self, held: Held) -> list[str]:
+    def differing_values(self, user_state: UserState) -> list[str]:
         """Return the names of saved values that are missing or different in this run.
 
         All ranks call it.
         """
-        if not self.saved:
+        if not self.saved_digests:
             return []
-        rank_state = epoch_state.of_rank(self.trainer, self.agreement.gather, held, loaders=False)
+        rank_state = epoch_state.rank_state(self.trainer, self.agreement.gather, user_state)
         current = restore_check.fingerprint(
-            plain(restore_check.state_of(self.trainer), {}, str, copies=False), rank_state
+            to_plain(restore_check.present_state(self.trainer), {}, str, copies=False), rank_state
         )
-        return restore_check.lost(self.saved, current)
+        return restore_check.differing(self.saved_digests, current)
 
-    def go_on_logging(self) -> None:
+    def continue_logs(self) -> None:
         """Remove from the logs what this run is going to log again.
 
         Call it when all that is still to be logged comes after the checkpoint.
         """
         trainer = self.trainer
-        if not self.meta:
-            loggers.begin(trainer.loggers if trainer.is_global_zero else ())
+        if not self.entries:
+            loggers.begin_files(trainer.loggers if trainer.is_global_zero else ())
         elif trainer.local_rank == 0:
-            loggers.go_on(
-                trainer.loggers, self.meta["loggers"], self.meta["saved_at"], trainer.is_global_zero
+            loggers.continue_files(
+                trainer.loggers,
+                self.entries["loggers"],
+                self.entries["saved_at"],
+                trainer.is_global_zero,
             )
 
-    def make_again(self, held: Held) -> None:
+    def recreate_objects(self, user_state: UserState) -> None:
         """Run again the hooks that created objects that no checkpoint can hold.
 
         This is needed only within an epoch, where Lightning does not run these hooks.
         """
-        if self.kind in ("batch", "validation"):
-            model_changes.make_again(self.trainer, held.lacking(self._rank_state["held"]))
+        if self.resumes_within_epoch:
+            model_changes.run_creating_hooks(
+                self.trainer, user_state.missing_attributes(self._rank_state["held"])
+            )
 
-    def give_back_to_loaders(self, loop) -> None:
+    def restore_loaders(self, loop) -> None:
         """Restore the loaders' samplers and data to their state at an epoch's end."""
-        if self.meta and self.kind == "epoch" and not self.taken:
+        if self.entries and self.point is ResumePoint.EPOCH and not self.loader_states_used:
             loop.loaders.give_back(self._rank_state["held"]["loaders"])
 
-    def take_states(self) -> Mapping[str, Any] | None:
+    def take_loader_states(self) -> Mapping[str, Any] | None:
         """Return the saved states of the loaders at the first call, None afterwards."""
-        if not self.meta or self.taken:
+        if not self.entries or self.loader_states_used:
             return None
-        self.taken = True
+        self.loader_states_used = True
         return self._rank_state["held"]["loaders"]
 
-    def say_that_all_is_done(self) -> None:
+    def print_nothing_left(self) -> None:
         """Print why nothing is trained."""
         if self.trainer.is_global_zero:
             reached = (
-                f"step {self.step} is beyond {self.beyond}, and the model has that step's weights"
-                if self.beyond
+                f"step {self.step} is beyond {self.limit_exceeded}, and the model has that step's "
+                "weights"
+                if self.limit_exceeded
                 else f"step {self.step} was the last one"
             )
             print(
                 f"nothing is left to train: {reached}; to train anew, move "
-                f"{self.folder.path} away or give another {self.folder.name}",
+                f"{self.folder.path} away or give another {self.folder.setting}",
                 flush=True,
             )
 
-    def goes_on(self) -> bool:
-        """Return whether the first epoch was begun before the interruption.
+    @property
+    def resumes_within_epoch(self) -> bool:
+        """Whether the next epoch to train was begun before the interruption."""
+        return self.point in (ResumePoint.BATCH, ResumePoint.VALIDATION)
 
-        The second call returns False.
-        """
-        within_epoch = self.kind in ("batch", "validation")
-        self.kind = self.kind.replace("batch", "")
-        return within_epoch
+    @property
+    def resumes_in_validation(self) -> bool:
+        """Whether a validation was interrupted that is not repeated yet."""
+        return self.point is ResumePoint.VALIDATION
 
-    def validates_first(self) -> bool:
-        """Return whether a validation was interrupted.
+    def training_continues(self) -> None:
+        """Note that the first epoch has begun or is resumed: later ones are as usual."""
+        self.point = None
 
-        The second call returns False.
-        """
-        was_interrupted = self.kind == "validation"
-        self.kind = ""
-        return was_interrupted
+    def epoch_ended(self) -> None:
+        """Note that the epoch in which the checkpoint was saved has ended."""
+        self.epoch_is_open = False
+
+    def discard_loader_states(self) -> None:
+        """Forget the loaders' saved states: they are of loaders that do not exist any more."""
+        self.loader_states_used = True

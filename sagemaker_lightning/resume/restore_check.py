@@ -17,22 +17,22 @@ from sagemaker_lightning.state.encoding import without_devices
 
 WEIGHTS = "state_dict", "current_model_state", "averaging_state"
 """Parts of a checkpoint; the model may rightly have more or less of them than was saved."""
-KEPT = "buffers", "metrics"  # parts of a rank's state
-HELD = "plain", "generators", "stateful", "settings"  # parts of the user's objects' state
+RANK_PARTS = "buffers", "metrics"  # parts of a rank's state
+USER_PARTS = "plain", "generators", "stateful", "settings"  # parts of the user's objects' state
 
 
-def fingerprint(state: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, int]:
+def fingerprint(state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> dict[str, int]:
     """Return a digest of each value in a Lightning checkpoint and in a rank's state.
 
     Args:
         state: The Lightning checkpoint.
-        known: What epoch_state.of_rank returned for the rank.
+        rank_state: What epoch_state.rank_state returned for the rank.
 
     Returns:
         The digests by the values' names.
     """
     # This rank's own; the checkpoint has those of rank 0.
-    rank_buffers = {name.removeprefix("model.") for name in known["buffers"]}
+    rank_buffers = {name.removeprefix("model.") for name in rank_state["buffers"]}
     values = {
         f"{part}.{name}": value
         for part in WEIGHTS
@@ -52,22 +52,22 @@ def fingerprint(state: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
         re.sub(r"(?<=\.best_k_models\.).*/", "", name): value
         for name, value in float_tensors.items()
     }
-    for part in KEPT:
-        values |= dict(_named_values(part, known[part]))
-    for part in HELD:
-        for path, value in known["held"][part].items():
+    for part in RANK_PARTS:
+        values |= dict(_named_values(part, rank_state[part]))
+    for part in USER_PARTS:
+        for path, value in rank_state["held"][part].items():
             values[".".join(path) if isinstance(path, tuple) else f"{part} {path}"] = (
                 without_devices(value)
             )
     for part in ("eval", "frozen"):
-        values |= {f"{part} {name or 'model'}": True for name in known["held"][part]}
+        values |= {f"{part} {name or 'model'}": True for name in rank_state["held"][part]}
     return {
-        name: batch_digest.folded(int(part) for part in batch_digest.parts(value))
+        name: batch_digest.combine(int(part) for part in batch_digest.leaf_digests(value))
         for name, value in values.items()
     }
 
 
-def state_of(trainer: Trainer) -> dict[str, Any]:
+def present_state(trainer: Trainer) -> dict[str, Any]:
     """Return what a Lightning checkpoint would hold now.
 
     The user's code is not asked to save anything, because it may count how often it saves.
@@ -90,7 +90,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
     return state
 
 
-def lost(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+def differing(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
     """Return the names of values that differ.
 
     Args:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is of this run: compares settings that change the results."""
+"""Decides whether a checkpoint is of this run: compares settings that change results."""
 
 import json
 import re
@@ -8,26 +8,40 @@ from typing import Any
 import torch
 from pytorch_lightning import Trainer
 
-from sagemaker_lightning.compat.lightning_loaders import flat
+from sagemaker_lightning.compat.lightning_loaders import flattened
 
-# Flags that may change: where things are, how long to train, what is shown, which machine trains.
-# _allowed_loader_flags allows two more: numbers of workers, and batch sizes with the same total.
-FREE = re.compile(
-    r"--(trainer\.(max_|min_|accelerator|devices|num_nodes|strategy|logger|enable_|log_every|profiler|benchmark"
-    r"|num_sanity|limit_test|limit_predict|detect_anomaly|default_root_dir|use_distributed_sampler|inference_mode"
-    r"|barebones|plugins|model_registry|sync_batchnorm)|(logger|progress|system|resume|config|divergence)\b|lr_scaling"
-    r"|checkpoint(?!\.(monitor|mode|save_top_k)\b)|data\.(data_dir|download)$"
-    r"|(data|model)\.(.*workers|pin_memory|prefetch_factor)$)"
-)
+MAY_CHANGE = {
+    r"trainer\.(max_|min_)": "how long to train",
+    r"trainer\.(accelerator|devices|num_nodes|strategy|plugins|sync_batchnorm)": "which machines",
+    r"trainer\.(benchmark|inference_mode|use_distributed_sampler)": "how they compute the same",
+    r"trainer\.(logger|enable_|log_every|profiler|model_registry|barebones)": "what is shown",
+    r"trainer\.(num_sanity|limit_test|limit_predict|detect_anomaly)": "what trains nothing",
+    r"trainer\.default_root_dir": "where files are",
+    r"(logger|progress|system)\b": "what is shown",
+    r"(resume|config)\b": "how to resume, and where settings come from",
+    r"divergence\b": "when a job ends that learns nothing",
+    r"lr_scaling": "the learning rate is scaled anew for the number of ranks",
+    r"checkpoint(?!\.(monitor|mode|save_top_k)\b)": "all but which model is the best",
+    r"data\.(data_dir|download)$": "where files are",
+    r"(data|model)\.(.*workers|pin_memory|prefetch_factor)$": "how batches are loaded",
+}
+"""Flags that a resumed run may change (patterns of what follows "--"), and what they are about.
 
-# Flags that may also change if the user allows it, such as after a divergence. The learning rate is
-# in the checkpoint's optimizers, where callbacks/rank_consistency.py changes it.
-CURES = re.compile(
-    r"--(optimizer\.lr|model\.(lr|learning_rate)|trainer\.(gradient_clip_(val|algorithm)|precision))$"
-)
+_allowed_loader_flags allows two more: numbers of workers, and batch sizes with the same total.
+"""
+MAY_CHANGE_IF_ALLOWED = {
+    r"optimizer\.lr$": "the learning rate",
+    r"model\.(lr|learning_rate)$": "the learning rate",
+    r"trainer\.gradient_clip_(val|algorithm)$": "gradient clipping",
+    r"trainer\.precision$": "precision",
+}
+"""Flags that may also change if the user allows it, such as after a divergence.
+
+The learning rate is in the checkpoint's optimizers, where callbacks/rank_consistency.py changes it.
+"""
 
 
-TRAINER = (
+TRAINER_ATTRIBUTES = (
     "accumulate_grad_batches",
     "check_val_every_n_epoch",
     "gradient_clip_algorithm",
@@ -42,9 +56,9 @@ TRAINER = (
 """What a Trainer was given that changes the results."""
 
 
-def of_trainer(trainer: Trainer) -> dict[str, object]:
+def trainer_settings(trainer: Trainer) -> dict[str, object]:
     """Return the settings of a trainer that change the results, by flag."""
-    return {f"--trainer.{name}": getattr(trainer, name) for name in TRAINER}
+    return {f"--trainer.{name}": getattr(trainer, name) for name in TRAINER_ATTRIBUTES}
 
 
 def optimizers(trainer: Trainer) -> list[str]:
@@ -52,7 +66,7 @@ def optimizers(trainer: Trainer) -> list[str]:
     return [type(optimizer).__name__ for optimizer in trainer.optimizers]
 
 
-def described(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
+def describe(trainer: Trainer, flags: Mapping[str, object]) -> dict[str, Any]:
     """Return what a checkpoint says of its run, in plain values.
 
     Args:
@@ -72,7 +86,7 @@ def differences(
     trainer: Trainer,
     flags: Mapping[str, object],
     before: Mapping[str, Any],
-    cures: bool = False,
+    other_settings: bool = False,
     to_come: Collection[str] = (),
 ) -> list[str]:
     """Return what differs between this run and a checkpoint's run, a line for each.
@@ -80,15 +94,16 @@ def differences(
     Args:
         trainer: Lightning's trainer.
         flags: All settings of this run by flag.
-        before: What `described` returned when the checkpoint's run began.
-        cures: Whether the flags CURES may differ.
+        before: What `describe` returned when the checkpoint's run began.
+        other_settings: Whether the flags MAY_CHANGE_IF_ALLOWED may differ.
         to_come: Names of parts of the model that a hook creates before training; this run may lack
             them.
     """
-    current = described(trainer, flags)
+    current = describe(trainer, flags)
     changed = _changed_flags(before, flags)
+    allowed = [*MAY_CHANGE, *(MAY_CHANGE_IF_ALLOWED if other_settings else ())]
     forbidden = {
-        flag for flag in changed if not FREE.match(flag) and not (cures and CURES.match(flag))
+        flag for flag in changed if not any(re.match(f"--{pattern}", flag) for pattern in allowed)
     }
     forbidden -= _allowed_loader_flags(changed, before, trainer.world_size)
     lines = [_described_change(flag, *changed[flag]) for flag in sorted(forbidden)]
@@ -106,7 +121,7 @@ def differences(
     return lines
 
 
-def loaders_differ(
+def loader_differences(
     trainer: Trainer, flags: Mapping[str, object], before: Mapping[str, Any]
 ) -> list[str]:
     """Return forbidden differences that `differences` allowed for lack of loaders.
@@ -116,7 +131,7 @@ def loaders_differ(
     Args:
         trainer: Lightning's trainer.
         flags: All settings of this run by flag.
-        before: What `described` returned when the checkpoint's run began.
+        before: What `describe` returned when the checkpoint's run began.
     """
     changed = _changed_flags(before, flags)
     ranks = trainer.world_size
@@ -142,7 +157,7 @@ def _allowed_loader_flags(
 
     Args:
         changed: The changed flags with their values before and now.
-        before: What `described` returned when the checkpoint's run began.
+        before: What `describe` returned when the checkpoint's run began.
         ranks: Number of ranks of this run.
         now: What `_loader_numbers` returns for this run. Without it, flags are returned that may be
             such flags.
@@ -188,11 +203,13 @@ def _described_change(flag: str, before_value: Any, now_value: Any) -> str:
     return f"{flag} was {before_value}, is {now_value}"
 
 
-def changed(before: Mapping[str, Any], flags: Mapping[str, object]) -> list[tuple[str, str, str]]:
+def changed_settings(
+    before: Mapping[str, Any], flags: Mapping[str, object]
+) -> list[tuple[str, str, str]]:
     """Return changed flags of trainer, model and data, with both values as text.
 
     Args:
-        before: What `described` returned when the earlier run began.
+        before: What `describe` returned when the earlier run began.
         flags: All settings of this run by flag.
     """
     changes = sorted(_changed_flags(before, flags).items())
@@ -221,7 +238,7 @@ def _loader_numbers(trainer: Trainer) -> dict[str, list]:
 
     An entry is None if it is unknown. The sizes have one entry more, for the data module.
     """
-    loaders = flat(trainer.train_dataloader)
+    loaders = flattened(trainer.train_dataloader)
     sizes = [getattr(loader, "batch_size", None) for loader in [*loaders, trainer.datamodule]]
     return {
         "sizes": [size if type(size) is int else None for size in sizes],

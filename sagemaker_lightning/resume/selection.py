@@ -1,4 +1,4 @@
-"""The decision which checkpoint a job resumes from: the newest that every host has intact."""
+"""Decides which checkpoint a job resumes from: the newest that every host has intact."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.resume.checkpoint_file import FORMAT
 
 
-class Save(NamedTuple):
+class CheckpointId(NamedTuple):
     """Identifies a checkpoint: copies of one checkpoint have the same."""
 
     step: int
@@ -32,14 +32,14 @@ class HostCheckpoints:
     """
 
     host: str
-    saves: tuple[Save, ...] = ()
-    intact: Mapping[Save, str] = field(default_factory=dict)
-    incomplete: frozenset[Save] = frozenset()
+    saves: tuple[CheckpointId, ...] = ()
+    intact: Mapping[CheckpointId, str] = field(default_factory=dict)
+    incomplete: frozenset[CheckpointId] = frozenset()
     problems: tuple[str, ...] = ()
     other_formats: tuple[tuple[str, int], ...] = ()
 
 
-def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> Save | None:
+def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> CheckpointId | None:
     """Return the newest checkpoint that every host has; None if no host has any file of one.
 
     A checkpoint that is incomplete on a host is used only if all that the hosts have in common are:
@@ -75,7 +75,7 @@ def newest_common(hosts: Sequence[HostCheckpoints], setting: str) -> Save | None
         for host in hosts
     ]
     raise UserError(
-        f"{setting}: found checkpoints, but none that is whole and the same on all "
-        f"hosts ({'; '.join([*found, *problems[:3]])}); bring one back, or move them away to start "
-        "anew"
+        f"{setting}: found checkpoints, but none that every host has intact "
+        f"({'; '.join([*found, *problems[:3]])}); restore one from a copy, or move them away to "
+        "start anew"
     )

@@ -1,4 +1,4 @@
-"""The state of a job where nothing is half done: all that is needed to resume."""
+"""Takes the state of a job, all that is needed to resume, as one checkpoint."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,13 @@ from sagemaker_lightning.resume import (
     user_checkpoints,
 )
 from sagemaker_lightning.resume.agreement import Agreement
-from sagemaker_lightning.resume.user_state import Held
+from sagemaker_lightning.resume.resume_point import ResumePoint
+from sagemaker_lightning.resume.user_state import UserState
 from sagemaker_lightning.resume.verification import Proof
-from sagemaker_lightning.state.encoding import OWN, NotPlain, plain
+from sagemaker_lightning.state.encoding import RECREATED, NotPlain, to_plain
 from sagemaker_lightning.state.object_state import digest
 
-COMMON = {
+EQUAL_ON_ALL_RANKS = {
     "epoch",
     "global_step",
     "pytorch-lightning_version",
@@ -42,10 +43,15 @@ COMMON = {
     "datamodule_hparams_type",
 }
 """Keys of a Lightning checkpoint that are equal on all ranks, or rank 0's for all."""
-LIGHTNINGS = COMMON | {"callbacks"}
+LIGHTNING_KEYS = EQUAL_ON_ALL_RANKS | {"callbacks"}
 """Keys of a checkpoint that Lightning sets; the others are of on_save_checkpoint."""
-HYPER = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "datamodule_hparams")
-LATER = "optimizer_states"
+HYPERPARAMETERS = (
+    "hyper_parameters",
+    "datamodule_hyper_parameters",
+    "hparams",
+    "datamodule_hparams",
+)
+OPTIMIZER_STATES = "optimizer_states"
 
 
 class Snapshot:
@@ -65,22 +71,24 @@ class Snapshot:
         self.agreement = agreement
         self.seeding = seeding
         self.proof = proof
-        self.held = Held(trainer)
-        self.given = model_changes.limits(trainer)  # epochs and steps, as the flags set them
-        self.limits = self.given  # the same, with what hooks at the start of training have added
+        self.user_state = UserState(trainer)
+        # Epochs and steps, as the flags set them.
+        self.limits_of_flags = model_changes.limits(trainer)
+        # The same, with what hooks at the start of training have added.
+        self.limits = self.limits_of_flags
         # The state of the user's objects before the training data was created again.
-        self.before_data: Mapping[str, Any] | None = None
-        self.run: Mapping[str, Any] = {}  # what run_settings.described returned
-        self.said = False  # whether the warning about different learning rates was printed
+        self.state_before_data: Mapping[str, Any] | None = None
+        self.run_description: Mapping[str, Any] = {}  # empty before training
+        self.has_warned_of_rates = False
 
-    def take(self, kind: str) -> dict[str, Any]:
+    def take(self, point: ResumePoint) -> dict[str, Any]:
         """Return a copy of the state of the job; all ranks call it.
 
-        A validation changes no optimizer, so that a state of kind "validation" has the optimizers'
-        states without copies. Pass such a state to `whole` before writing it.
+        A validation changes no optimizer, so that the state before one has the optimizers' states
+        without copies. Pass such a state to `with_optimizer_states` before writing it.
 
         Args:
-            kind: When the state is taken: "batch", "validation" or "epoch".
+            point: When the state is taken.
 
         Raises:
             UserError: A part of the state cannot be saved.
@@ -90,60 +98,79 @@ class Snapshot:
         is_rank_0 = trainer.is_global_zero
         values_of_rank_0 = (
             time.time_ns(),
-            curves.tell(trainer.loggers) if is_rank_0 else [],
-            user_checkpoints.names(trainer) if is_rank_0 else {},
+            curves.save_states(trainer.loggers) if is_rank_0 else [],
+            user_checkpoints.file_names(trainer) if is_rank_0 else {},
         )
         saved_at_ns, loggers, files = gather(values_of_rank_0)[0]
-        state, notes = self.lightnings(kind)
-        rank_values = {name: value for name, value in state.items() if name not in COMMON}
+        state, notes = self.lightning_checkpoint(
+            copies_optimizers=point is not ResumePoint.VALIDATION
+        )
+        rank_values = {
+            name: value for name, value in state.items() if name not in EQUAL_ON_ALL_RANKS
+        }
         digests_and_rates = gather((digest(rank_values), learning_rates(trainer)))
         if digests_and_rates[0][0] == digests_and_rates[trainer.global_rank][0]:
             rank_values = {}
         self._warn_of_different_rates([rates for _, rates in digests_and_rates])
-        self.held.within = kind != "epoch"
-        rank_state = epoch_state.of_rank(trainer, gather, self.held) | {
+        rank_state = epoch_state.rank_state(trainer, gather, self.user_state, point) | {
             "own": rank_values,
             "notes": notes if rank_values else {},
         }
         rank_state["gradients"] = epoch_state.gradients(trainer, gather)
         entries = {
             "step": trainer.global_step,
-            "kind": kind,
+            "kind": point.value,
             "number": saved_at_ns,
             "saved_at": saved_at_ns / 1e9,
             "seed": self.seeding.seed,
             "world_size": trainer.world_size,
             "should_stop": bool(trainer.should_stop),
             "ranks": gather(rank_state),
-            "shown": epoch_state.of_job(trainer),
-            "run": self.run,
+            "shown": epoch_state.newest_metrics(trainer),
+            "run": self.run_description,
             "loggers": loggers,
             "files": files,
-            "reached": reached(trainer) if kind != "epoch" else None,
+            "reached": reached(trainer) if point is not ResumePoint.EPOCH else None,
             "notes": notes,
-            "made": lightning_loops.loaders_made_in(trainer),
-            "searched": model_changes.searched(trainer),
-            "limits": self.given,
+            "made": lightning_loops.epoch_of_loaders(trainer),
+            "searched": model_changes.search_results(trainer),
+            "limits": self.limits_of_flags,
             "added": self._limits_added(),
-            "tickets": model_changes.tickets(trainer),
-            "groups": model_changes.groups(trainer),
-            "before_data": self.before_data,
+            "tickets": model_changes.shared_original_weights(trainer),
+            "groups": model_changes.parameter_groups(trainer),
+            "before_data": self.state_before_data,
         }
-        if kind == "epoch":
-            fit_loops.end_as_lightning_does(state["loops"]["fit_loop"])
+        if point is ResumePoint.EPOCH:
+            fit_loops.move_counters_to_epoch_end(state["loops"]["fit_loop"])
         return state | {
             checkpoint_file.KEY: entries
-            | {"journal": self.proof.run, "resumes": self.proof.resumes}
+            | {"journal": self.proof.run_id, "resumes": self.proof.results}
         }
 
-    def begin(self, added: Sequence[int]) -> None:
+    def set_run_description(self, description: Mapping[str, Any]) -> None:
+        """Set what checkpoints say of this run.
+
+        Args:
+            description: What run_settings.describe returned when the run began.
+        """
+        self.run_description = description
+
+    def set_state_before_data(self, state: Mapping[str, Any] | None) -> None:
+        """Set the state of the user's objects from which the training data was created.
+
+        Args:
+            state: What `UserState.state_before_data` returned; None if it is not known.
+        """
+        self.state_before_data = state
+
+    def mark_start(self, added: Sequence[int]) -> None:
         """Take the present state as the one that the run starts with.
 
         Args:
             added: Epochs and steps that callbacks of the interrupted run had added to the limits.
                 They do not count as present at the start.
         """
-        self.held.mark()
+        self.user_state.mark_start()
         self.limits = [
             limit - already_added
             for limit, already_added in zip(model_changes.limits(self.trainer), added, strict=True)
@@ -158,31 +185,35 @@ class Snapshot:
             )
         ]
 
-    def whole(self, state: dict[str, Any]) -> dict[str, Any]:
+    def with_optimizer_states(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a validation with the optimizers' states copied, too."""
         return state | {
-            LATER: plain(
-                state[LATER],
+            OPTIMIZER_STATES: to_plain(
+                state[OPTIMIZER_STATES],
                 notes := state[checkpoint_file.KEY]["notes"],
                 partial(self._replace_or_refuse, notes),
-                (LATER,),
+                (OPTIMIZER_STATES,),
             )
         }
 
-    def lightnings(self, kind: str = "") -> tuple[dict[str, Any], dict]:
+    def lightning_checkpoint(self, copies_optimizers: bool = True) -> tuple[dict[str, Any], dict]:
         """Return Lightning's checkpoint in plain values, and notes of original types.
 
         Programs other than this one can read the plain values. The notes are as state/encoding.py
         makes them, by path.
 
+        Args:
+            copies_optimizers: Whether to copy the optimizers' states. If not, they are as the
+                optimizers have them.
+
         Raises:
             UserError: A part of the state cannot be saved.
         """
         notes: dict[tuple, tuple] = {}
-        with lightning_callbacks.pruned_as_it_is(self.trainer):
+        with lightning_callbacks.saving_pruning_masks(self.trainer):
             state = lightning_checkpoints.state_of(self.trainer)
-        later = {LATER: state.pop(LATER)} if kind == "validation" else {}
-        return plain(state, notes, partial(self._replace_or_refuse, notes)) | later, notes
+        uncopied = {} if copies_optimizers else {OPTIMIZER_STATES: state.pop(OPTIMIZER_STATES)}
+        return to_plain(state, notes, partial(self._replace_or_refuse, notes)) | uncopied, notes
 
     def _warn_of_different_rates(self, rates: Sequence[list[float]]) -> None:
         """Warn, once, if the ranks have different learning rates.
@@ -192,15 +223,15 @@ class Snapshot:
         other_rank = next(
             (rank for rank, own_rates in enumerate(rates) if own_rates != rates[0]), 0
         )
-        if other_rank and not self.said and self.trainer.is_global_zero:
+        if other_rank and not self.has_warned_of_rates and self.trainer.is_global_zero:
             print(
                 f"warning: the learning rates are {_formatted(rates[0])} on rank 0 and "
-                f"{_formatted(rates[other_rank])} on rank {other_rank}, so that the ranks have "
-                "other weights, too: once it is interrupted, this run is not exact; set them by "
-                "what all ranks know, such as self.log(..., sync_dist=True)",
+                f"{_formatted(rates[other_rank])} on rank {other_rank}, so their weights "
+                "differ, too: after an interruption this run is not exact; set learning rates "
+                "from values that all ranks have, such as self.log(..., sync_dist=True)",
                 flush=True,
             )
-        self.said = self.said or bool(other_rank)
+        self.has_warned_of_rates = self.has_warned_of_rates or bool(other_rank)
 
     def _replace_or_refuse(self, notes: dict[tuple, tuple], error: NotPlain) -> Any:
         """Return a text in place of an object that cannot be saved and need not be.
@@ -217,10 +248,10 @@ class Snapshot:
             UserError: It is something else.
         """
         name = str(error.path[0])
-        if name.startswith(HYPER):
+        if name.startswith(HYPERPARAMETERS):
             return f"({error.kind})"
-        if name not in LIGHTNINGS and (own := self.held.name_in_module(error.value)):
-            notes[error.path] = (OWN, own)
+        if name not in LIGHTNING_KEYS and (own := self.user_state.name_in_module(error.value)):
+            notes[error.path] = (RECREATED, own)
             return f"({error.kind})"
         model_class = type(self.trainer.lightning_module)
         model_name = f"{model_class.__module__}.{model_class.__qualname__}"
@@ -228,7 +259,7 @@ class Snapshot:
             "state_dict": "state_dict() of",
             "callbacks": "a callback of",
             "lr_schedulers": "a scheduler of",
-            LATER: "an optimizer of",
+            OPTIMIZER_STATES: "an optimizer of",
         }
         owner = owners.get(name, "on_save_checkpoint() or state_dict() of")
         raise UserError(

@@ -1,4 +1,4 @@
-"""Files of the user's own ModelCheckpoints, which repeated steps write again.
+"""Lets a resumed run write the files of the user's own ModelCheckpoints again.
 
 Lightning gives a model another name (`-v1`) if there is a file of its own already (ModelCheckpoint,
 `enable_version_counter`). Without this module, what an interrupted run wrote after its last
@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from sagemaker_lightning.contract.shutdown import NAME
 
 
-def names(trainer: Trainer) -> dict[str, list[str]]:
+def file_names(trainer: Trainer) -> dict[str, list[str]]:
     """Return the file names in the local folder of each ModelCheckpoint.
 
     The keys are the callbacks' state keys.
@@ -25,17 +25,17 @@ def names(trainer: Trainer) -> dict[str, list[str]]:
     }
 
 
-def write_again(trainer: Trainer, known: Mapping[str, Sequence[str]]) -> None:
+def overwrite_later_files(trainer: Trainer, saved_names: Mapping[str, Sequence[str]]) -> None:
     """Let ModelCheckpoints overwrite the files that are newer than the checkpoint.
 
     Rank 0 decides.
 
     Args:
         trainer: Lightning's trainer.
-        known: What `names` returned when the checkpoint was saved.
+        saved_names: What `file_names` returned when the checkpoint was saved.
     """
     for callback, folder in _callbacks_with_folders(trainer):
-        later = _model_names(callback, folder).difference(known.get(callback.state_key, ()))
+        later = _model_names(callback, folder).difference(saved_names.get(callback.state_key, ()))
         if later and trainer.is_global_zero:
             callback.file_exists = _FilesToRewrite(callback, later).exists
 

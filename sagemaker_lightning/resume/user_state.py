@@ -13,17 +13,19 @@ import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from torch import nn
 
-from sagemaker_lightning.compat.lightning_loaders import flat
+from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
 from sagemaker_lightning.data.sample_seeding import has_state
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import generators, object_graph
-from sagemaker_lightning.state.encoding import NotPlain, decoded, encoded
-from sagemaker_lightning.state.object_state import State
+from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.state.object_state import PlainState
 
-CHANGED = object()  # stands for the start value of a setting that the interrupted run changed
+# Stands for the start value of a setting that the interrupted run changed.
+CHANGED_BEFORE = object()
 
 
-def roots(trainer: Trainer) -> dict[str, Any]:
+def user_objects(trainer: Trainer) -> dict[str, Any]:
     """Return the user's objects that may have state, by name.
 
     Args:
@@ -39,18 +41,18 @@ def roots(trainer: Trainer) -> dict[str, Any]:
     own_optimizers = [
         (position, object_)
         for position, object_ in enumerate(trainer.optimizers)
-        if not object_graph.library(type(object_))
+        if not object_graph.is_library_class(type(object_))
     ]
     objects |= {f"optimizers.{position}": object_ for position, object_ in own_optimizers}
     for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
-        for number, loader in enumerate(flat(loaders)):
+        for number, loader in enumerate(flattened(loaders)):
             if not has_state(loader):
                 for name in ("dataset", "collate_fn"):
                     objects[f"{stage}.{number}.{name}"] = getattr(loader, name, None)
     return objects
 
 
-class Held:
+class UserState:
     """The state of the user's objects.
 
     It consists of plain values, generators of random numbers, metrics, modules and optimizers.
@@ -61,13 +63,12 @@ class Held:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.state = State(partial(roots, trainer))
-        self.within = False  # whether an epoch is half done
-        self.first: set = set()  # attributes at the start that are no plain values
-        self.settings: dict[str, Any] = {}  # the trainer's settings at the start
+        self.state = PlainState(partial(user_objects, trainer))
+        self.attributes_at_start: set = set()  # attributes at the start that are no plain values
+        self.trainer_settings: dict[str, Any] = {}  # the trainer's settings at the start
         # Containers at the start that hold something that is not plain: their lengths and contents.
-        self.boxes: dict[tuple[str, str], list] = {}
-        self.said: set = set()  # what a message was printed for
+        self.containers_at_start: dict[tuple[str, str], list] = {}
+        self.reported: set = set()  # what a message was printed for
 
     def objects_of_module(self) -> dict[str, Any]:
         """Return the objects that the module has, by name."""
@@ -79,19 +80,21 @@ class Held:
         objects = self.objects_of_module().items()
         return next((name for name, object_ in objects if object_ is value), "")
 
-    def mark(self) -> None:
+    def mark_start(self) -> None:
         """Take the present state as the one at the start."""
         self.state.mark()
-        self.first = self.state.objects()
-        self.boxes = {key: description for key, (_, *description) in self.state.boxes().items()}
-        self.settings = self._trainer_settings()
+        self.attributes_at_start = self.state.opaque_attributes()
+        self.containers_at_start = {
+            key: description for key, (_, *description) in self.state.opaque_containers().items()
+        }
+        self.trainer_settings = self._trainer_settings()
 
-    def told(self, loaders: bool = True) -> dict[str, Any]:
-        """Return what has changed since `mark`, encoded.
+    def encode_changes(self, point: ResumePoint | None = None) -> dict[str, Any]:
+        """Return what has changed since `mark_start`, encoded; print, once, what cannot be saved.
 
         Args:
-            loaders: Whether to ask the data loaders for their state. Without it, this can be called
-                before they begin.
+            point: When it is called, for the state of the data loaders. None to leave them out:
+                then this can be called before they begin.
         """
         self._warn_of_iterators()
         model = self.trainer.lightning_module
@@ -99,62 +102,64 @@ class Held:
         settings = {
             name: value
             for name, value in self._trainer_settings().items()
-            if self.settings.get(name, value) != value
+            if self.trainer_settings.get(name, value) != value
         }
-        plain = self.state.changed()
+        plain = self.state.encode_changes()
         self._report_unsaved()
         return {
             "plain": plain,
-            "made": sorted(self.state.objects() - self.first),
+            "made": sorted(self.state.opaque_attributes() - self.attributes_at_start),
             "generators": {
-                path: encoded(generators.state_of(object_))
+                path: encode(generators.state_of(object_))
                 for path, object_ in self._generators().items()
             },
             "stateful": {
-                path: encoded(object_.state_dict()) for path, object_ in self._stateful().items()
+                path: encode(object_.state_dict()) for path, object_ in self._stateful().items()
             },
             "settings": settings,
             "eval": [name for name, module in model.named_modules() if not module.training],
             "frozen": [
                 name for name, parameter in model.named_parameters() if not parameter.requires_grad
             ],
-            "loaders": combined_loader(trainer).states(fetcher(trainer), within=self.within)
-            if loaders
+            "loaders": combined_loader(trainer).states(
+                fetcher(trainer), within=point is not ResumePoint.EPOCH
+            )
+            if point
             else None,
         }
 
-    def before_data(self) -> dict[str, Any]:
+    def state_before_data(self) -> dict[str, Any]:
         """Return, encoded, the state that the data created next may depend on."""
         return {
-            "plain": self.state.changed(),
+            "plain": self.state.encode_changes(),
             "generators": {
-                path: encoded(generators.state_of(generator))
+                path: encode(generators.state_of(generator))
                 for path, generator in self._generators().items()
             },
         }
 
-    def restore_before_data(self, told: Mapping[str, Any]) -> None:
-        """Restore what `before_data` returned."""
-        self.state.restore(told["plain"])
+    def restore_state_before_data(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state_before_data` returned."""
+        self.state.restore(saved["plain"])
         for path, generator in self._generators().items():
-            if path in told["generators"]:
-                generators.restore(generator, decoded(told["generators"][path]))
+            if path in saved["generators"]:
+                generators.restore(generator, decode(saved["generators"][path]))
 
     def _report_unsaved(self) -> None:
         """Print, once, which changed containers hold something that cannot be saved."""
         unsaved = {
-            key: reason for key, reason in self.state.unsaved.items() if key not in self.said
+            key: reason for key, reason in self.state.unsaved.items() if key not in self.reported
         }
-        for key, (value, *description) in self.state.boxes().items():
-            if key not in self.said and self.boxes.get(key) != description:
+        for key, (value, *description) in self.state.opaque_containers().items():
+            if key not in self.reported and self.containers_at_start.get(key) != description:
                 try:
-                    encoded(value)
+                    encode(value)
                 except NotPlain as error:
                     if error.kind.partition(".")[0] not in object_graph.LIBRARIES:
                         unsaved[key] = f"holds a {error.kind}"
-        self.said |= unsaved.keys()
+        self.reported |= unsaved.keys()
         owners = (
-            dict(object_graph.walk(roots(self.trainer), code=False))
+            dict(object_graph.walk(user_objects(self.trainer), code=False))
             if unsaved and self.trainer.is_global_zero
             else {}
         )
@@ -163,41 +168,43 @@ class Held:
                 owner_class = type(owners[path])
                 print(
                     f"{owner_class.__module__}.{owner_class.__qualname__}.{name} {reason}, which "
-                    "no checkpoint can hold: a run that goes on begins without it; keep numbers, "
-                    "text, arrays, tensors, tuples and dataclasses there",
+                    "no checkpoint can hold: a resumed run starts without it; keep numbers, text, "
+                    "arrays, tensors, tuples and dataclasses there",
                     flush=True,
                 )
 
-    def restore(self, told: Mapping[str, Any], wholly: bool) -> None:
-        """Restore what `told` returned, as far as the objects exist.
+    def restore(self, saved: Mapping[str, Any], only_plain: bool = False) -> None:
+        """Restore what `encode_changes` returned, as far as the objects exist.
 
         Args:
-            told: What `told` returned.
-            wholly: Whether to restore everything. If not, only plain values are restored.
+            saved: What `encode_changes` returned.
+            only_plain: Whether to restore only plain values.
         """
         model = self.trainer.lightning_module
         # A dataset may create something once and set a flag that says so. Where the thing is
         # missing, the flag must not be restored.
-        incomplete = {path for path, _ in self.lacking(told) if path in self._data_paths()}
+        incomplete = {
+            path for path, _ in self.missing_attributes(saved) if path in self._data_paths()
+        }
         plain = {
             key: value
-            for key, value in told["plain"].items()
+            for key, value in saved["plain"].items()
             if key[0] not in incomplete or type(value) is not bool
         }
         self.state.restore(plain)
-        if not wholly:
+        if only_plain:
             return
         for path, object_ in self._generators().items():
-            if path in told["generators"]:
-                generators.restore(object_, decoded(told["generators"][path]))
+            if path in saved["generators"]:
+                generators.restore(object_, decode(saved["generators"][path]))
         for path, object_ in self._stateful().items():
-            if path in told["stateful"]:
-                object_.load_state_dict(decoded(told["stateful"][path]))
-        for name, value in told["settings"].items():
+            if path in saved["stateful"]:
+                object_.load_state_dict(decode(saved["stateful"][path]))
+        for name, value in saved["settings"].items():
             setattr(self.trainer, name, value)
-            self.settings[name] = CHANGED
-        evaluating = set(told["eval"])
-        frozen = set(told["frozen"])
+            self.trainer_settings[name] = CHANGED_BEFORE
+        evaluating = set(saved["eval"])
+        frozen = set(saved["frozen"])
         for name, module in model.named_modules():
             module.training = name not in evaluating
         for name, parameter in model.named_parameters():
@@ -208,34 +215,34 @@ class Held:
 
         These are a library's iterators other than files.
         """
-        for path, value in object_graph.walk(roots(self.trainer), code=False):
+        for path, value in object_graph.walk(user_objects(self.trainer), code=False):
             is_half_done = (
                 isinstance(value, Iterator)
-                and object_graph.library(type(value))
+                and object_graph.is_library_class(type(value))
                 and not isinstance(value, io.IOBase)
             )
             if (
                 is_half_done
                 and not has_state(value)
-                and path not in self.said
+                and path not in self.reported
                 and self.trainer.is_global_zero
             ):
                 print(
-                    f"warning: {path} is a {type(value).__name__}, and no checkpoint can hold how "
-                    "far it is: once it is interrupted, this run is not exact; keep a loader "
-                    "with state_dict(), or an index",
+                    f"warning: {path} is a {type(value).__name__}, and no checkpoint can hold its "
+                    "position: after an interruption this run is not exact; keep a loader with "
+                    "state_dict(), or an index",
                     flush=True,
                 )
-            self.said |= {path} if is_half_done else set()
+            self.reported |= {path} if is_half_done else set()
 
-    def lacking(self, told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def missing_attributes(self, saved: Mapping[str, Any]) -> list[tuple[str, str]]:
         """Return the attributes that were saved as present and are missing now.
 
         Each is (path of its object, name of the attribute). They are those whose values are not
         plain.
         """
-        present = self.state.objects()
-        return [tuple(entry) for entry in told["made"] if tuple(entry) not in present]
+        present = self.state.opaque_attributes()
+        return [tuple(entry) for entry in saved["made"] if tuple(entry) not in present]
 
     def _data_paths(self) -> set[str]:
         """Return the paths of the user's datasets, transforms and the like.
@@ -244,7 +251,7 @@ class Held:
         """
         return {
             path
-            for path, value in object_graph.walk(roots(self.trainer), code=False)
+            for path, value in object_graph.walk(user_objects(self.trainer), code=False)
             if not isinstance(value, (LightningModule, LightningDataModule, Callback))
         }
 
@@ -262,7 +269,7 @@ class Held:
         return generators.find(
             {
                 name: value
-                for name, value in roots(self.trainer).items()
+                for name, value in user_objects(self.trainer).items()
                 if "." not in name or name.startswith("callbacks")
             }
         )
@@ -284,9 +291,9 @@ class Held:
         )
         return {
             path: value
-            for path, value in object_graph.walk(roots(self.trainer), code=False)
+            for path, value in object_graph.walk(user_objects(self.trainer), code=False)
             if not isinstance(value, excluded)
             and id(value) not in saved_elsewhere
-            and object_graph.library(type(value))
+            and object_graph.is_library_class(type(value))
             and has_state(value)
         }

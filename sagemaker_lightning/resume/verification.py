@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,18 +19,20 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from sagemaker_lightning.compat.lightning_loops import fetcher, is_drawn_by_steps
+from sagemaker_lightning.compat.lightning_loops import fetcher, steps_draw_batches
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import position
 from sagemaker_lightning.resume import difference_causes, fit_loops, run_settings
-from sagemaker_lightning.resume.agreement import OTHER, SAME, UNSURE
-from sagemaker_lightning.resume.checkpoint_dir import Folder
-from sagemaker_lightning.resume.journal import AHEAD, Journal, Place, Step, read
+from sagemaker_lightning.resume.agreement import Comparison
+from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir
+from sagemaker_lightning.resume.difference_causes import DifferenceKind
+from sagemaker_lightning.resume.journal import FETCHED_AHEAD, Journal, Position, Step, read
+from sagemaker_lightning.resume.resume_point import ResumePoint
 from sagemaker_lightning.state import batch_digest
-from sagemaker_lightning.state.batch_digest import Part
+from sagemaker_lightning.state.batch_digest import LeafDigest
 
-EVERY = 50  # batches whose digests stay on a GPU before all of them are read at once
-SECONDS = 1.0  # after which they are read even if there are fewer, where a step takes long
+BATCHES_PER_READ = 50  # batches whose digests stay on a GPU before all of them are read at once
+SECONDS_PER_READ = 1.0  # after which they are read even if there are fewer, where a step takes long
 
 
 @dataclass
@@ -38,13 +40,13 @@ class Batch:
     """A batch whose digests have not been read yet."""
 
     step: int
-    place: Place
-    data: list[Part]
-    rates: list[Part]
-    losses: list[Part] = field(default_factory=list)
+    position: Position
+    data: list[LeafDigest]
+    rates: list[LeafDigest]
+    losses: list[LeafDigest] = field(default_factory=list)
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[LeafDigest]:
         """All digests: of the batch, of the learning rates, of the losses."""
         return [*self.data, *self.rates, *self.losses]
 
@@ -53,7 +55,7 @@ class Batch:
 class Difference:
     """The first thing that a rank did differently from the interrupted run."""
 
-    place: Place
+    position: Position
     rank: int
     step: int
     what: str
@@ -71,90 +73,109 @@ class Proof:
     """
 
     def __init__(
-        self, trainer: Trainer, folder: Folder, gather: Callable[[Any], list], strict: bool
+        self, trainer: Trainer, folder: CheckpointDir, gather: Callable[[Any], list], strict: bool
     ) -> None:
         self.trainer = trainer
         self.folder = folder
         self.gather = gather
         self.strict = strict
-        self.told: list[dict[str, Any]] = []  # the results of earlier interruptions
-        self.run = b""  # identifies this run, 16 bytes; empty before training
+        self.earlier_results: list[dict[str, Any]] = []  # the results of earlier interruptions
+        self.run_id = b""  # identifies this run, 16 bytes; empty before training
         self.step = 0  # optimizer step of the checkpoint
         self.changes: list[str] = []  # settings and properties of the machine that have changed
         # Steps that the interrupted run recorded after the checkpoint.
         self.expected: deque[Step] = deque()
-        self.begun = False  # whether the first of them was reached
+        self.reached_expected = False  # whether the first of them was reached
         # Batches that were fetched ahead when the run was stopped.
-        self.ahead: dict[Place, Step] = {}
-        self.untold = False  # whether the result of the comparison is still to be printed
-        self.trained = False  # whether a batch was trained on
-        self.steps = 0  # optimizer steps that were identical so far
-        self.last = 0  # the last of these steps
-        self.announced = False  # whether the batch that was to come next was identical
-        self.latest: Place = -1, -1  # position of the last batch in the journal
+        self.expected_ahead: dict[Position, Step] = {}
+        self.is_open = False  # whether the result of the comparison is still to be printed
+        self.has_trained = False  # whether a batch was trained on
+        self.identical_steps = 0  # optimizer steps that were identical so far
+        self.last_identical_step = 0  # the last of these steps
+        self.next_batch_is_identical = (
+            False  # whether the batch that was to come next was identical
+        )
+        self.last_recorded: Position = -1, -1  # position of the last batch in the journal
         self.difference: Difference | None = None
-        self.now: Batch | None = None
-        self.waiting: list[Batch] = []  # batches whose digests are on a GPU
-        self.since = 0.0  # when the first of them was added, in seconds of time.monotonic()
+        self.current_batch: Batch | None = None
+        self.on_gpu: list[Batch] = []  # batches whose digests are on a GPU
+        self.on_gpu_since = 0.0  # when the first of them was added, in seconds of time.monotonic()
         # Batches whose digests are being copied from the GPU, the digests, the event of the copy.
-        self.copied: tuple[list[Batch], Tensor, torch.cuda.Event] | None = None
-        self.rates: tuple[list, list[Part]] = [], []  # the last learning rates and their digest
-        self.saves: deque[Place] = deque(maxlen=folder.keep + 1)
+        self.being_copied: tuple[list[Batch], Tensor, torch.cuda.Event] | None = None
+        # The last learning rates and their digest.
+        self.last_rates: tuple[list, list[LeafDigest]] = [], []
+        self.saved_positions: deque[Position] = deque(maxlen=folder.keep + 1)
 
-    def start(self, meta: Mapping[str, Any], flags: Mapping[str, object], comparable: bool) -> None:
+    def start(
+        self, entries: Mapping[str, Any], flags: Mapping[str, object], comparable: bool
+    ) -> None:
         """Begin the journal and read what is to be compared; all ranks call it.
 
         Args:
-            meta: This package's entries of the checkpoint that training resumes from; empty if it
-                starts anew.
+            entries: This package's entries of the checkpoint that training resumes from; empty if
+                it starts anew.
             flags: All settings by flag.
             comparable: Whether the run is expected to repeat the interrupted one. With another
                 number of ranks, nothing is compared.
         """
         trainer = self.trainer
-        run_id = meta.get("journal")
-        machine = difference_causes.machine(trainer)
+        run_id = entries["journal"] if entries else b""
+        machine = difference_causes.describe_machine(trainer)
         recorded = []
-        self.run = (
+        self.run_id = (
             run_id
             if isinstance(run_id, bytes) and len(run_id) == 16
             else self.gather(os.urandom(16))[0]
         )
         epoch, batch = self._position()
-        self.saves.append((epoch, batch))
-        self.latest = epoch, batch - 1
-        if run_id and comparable and meta["world_size"] == trainer.world_size:
-            self.step = meta["step"]
-            self.untold = True
+        self.saved_positions.append((epoch, batch))
+        self.last_recorded = epoch, batch - 1
+        if run_id and comparable and entries["world_size"] == trainer.world_size:
+            self.step = entries["step"]
+            self.is_open = True
             recorded, machine_before, problem = read(
                 self.folder.path, run_id, trainer.global_rank, trainer.world_size
             )
-            self._warn(problem and f"{problem}; what comes after is not compared with it")
-            self.changes = difference_causes.changed(
-                run_settings.changed(meta["run"], flags), machine_before, machine
+            if problem:
+                self._warn(f"{problem}; later steps are not compared with it")
+            self.changes = difference_causes.describe_changes(
+                run_settings.changed_settings(entries["run"], flags), machine_before, machine
             )
-            if not is_drawn_by_steps(fetcher(trainer)):  # such steps have no batch of their own
-                later = [step for step in recorded if step.place >= (epoch, batch)]
-                self.expected = deque(step for step in later if step.loss != AHEAD)
-                self.ahead = {step.place: step for step in later if step.loss == AHEAD}
-            self.begun = bool(self.expected) and self.expected[0].place == (epoch, batch)
+            if not steps_draw_batches(fetcher(trainer)):  # such steps have no batch of their own
+                later = [step for step in recorded if step.position >= (epoch, batch)]
+                self.expected = deque(step for step in later if step.loss != FETCHED_AHEAD)
+                self.expected_ahead = {
+                    step.position: step for step in later if step.loss == FETCHED_AHEAD
+                }
+            self.reached_expected = bool(self.expected) and self.expected[0].position == (
+                epoch,
+                batch,
+            )
         self.journal = Journal(
-            self.folder.path, self.run, trainer.global_rank, trainer.world_size, machine
+            self.folder.path, self.run_id, trainer.global_rank, trainer.world_size, machine
         )
-        self.journal.begin(recorded)
+        self.journal.start_file(recorded)
 
-    def look_at(self, lost: list[str]) -> None:
+    def continue_results(self, results: Sequence[dict[str, Any]]) -> None:
+        """Begin the list of results with those of earlier interruptions.
+
+        Args:
+            results: What `results` returned when the checkpoint was saved.
+        """
+        self.earlier_results = list(results)
+
+    def check_restored(self, differing: list[str]) -> None:
         """Report saved values that are missing or different; all ranks call it.
 
         Args:
-            lost: The names of these values on this rank.
+            differing: The names of these values on this rank.
 
         Raises:
             UserError: There is a difference on any rank, and `strict` is set.
         """
-        if lost and self.untold:
-            rest = f" (and {len(lost) - 3} more)" if len(lost) > 3 else ""
-            description = f"{', '.join(lost[:3])}{rest} differ"
+        if differing and self.is_open:
+            rest = f" (and {len(differing) - 3} more)" if len(differing) > 3 else ""
+            description = f"{', '.join(differing[:3])}{rest} differ"
             cause = (
                 ", or ".join(self.changes[:3])
                 or "a name that has changed, or a hook that sets it anew"
@@ -162,9 +183,9 @@ class Proof:
             self.difference = Difference(
                 self._position(), self.trainer.global_rank, self.step, description, cause
             )
-        self.check()
+        self.report_difference()
 
-    def batch(self, batch: Any, number: int) -> None:
+    def begin_batch(self, batch: Any, number: int) -> None:
         """Record a batch as training_step gets it, and the learning rates.
 
         Args:
@@ -172,122 +193,126 @@ class Proof:
             number: Its number in the epoch, from 0.
         """
         epoch = self.trainer.fit_loop.epoch_progress.current.processed
-        self.now = Batch(
+        self.current_batch = Batch(
             self.trainer.global_step + 1,
             (epoch, number),
-            batch_digest.parts(batch),
+            batch_digest.leaf_digests(batch),
             self._rate_digests(),
         )
-        if expected := self.ahead.pop((epoch, number + 1), None):
+        if expected := self.expected_ahead.pop((epoch, number + 1), None):
             self._compare_fetched_ahead(expected)
 
-    def loss(self, loss: Tensor) -> None:
+    def record_loss(self, loss: Tensor) -> None:
         """Record a loss."""
-        if self.now:
-            self.now.losses.append(batch_digest.bits(loss))
+        if self.current_batch:
+            self.current_batch.losses.append(batch_digest.float_bits(loss))
 
-    def end(self, outputs: Any) -> None:
+    def end_batch(self, outputs: Any) -> None:
         """Finish the record of a batch.
 
         Args:
-            outputs: What training_step returned. Its loss counts if `loss` was not called for this
-                batch.
+            outputs: What training_step returned. Its loss counts if `record_loss` was not called
+                for this batch.
         """
-        if not (batch := self.now):
+        if not (batch := self.current_batch):
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not batch.losses and isinstance(loss, Tensor):
-            batch.losses.append(batch_digest.bits(loss))
-        self.now = None
-        self.trained = True
-        if not self.waiting and not self.copied:
+            batch.losses.append(batch_digest.float_bits(loss))
+        self.current_batch = None
+        self.has_trained = True
+        if not self.on_gpu and not self.being_copied:
             parts = batch.parts
             if all(type(part) is int for part in parts):
                 self._record(batch, parts)
                 return
-        self.since = self.since if self.waiting else time.monotonic()
-        self.waiting.append(batch)
-        if self.copied and self.copied[-1].query():
+        self.on_gpu_since = self.on_gpu_since if self.on_gpu else time.monotonic()
+        self.on_gpu.append(batch)
+        if self.being_copied and self.being_copied[-1].query():
             self._receive()
-        if not self.copied and (
-            len(self.waiting) >= EVERY or time.monotonic() - self.since > SECONDS
+        if not self.being_copied and (
+            len(self.on_gpu) >= BATCHES_PER_READ
+            or time.monotonic() - self.on_gpu_since > SECONDS_PER_READ
         ):
             self._send()
 
-    def settle(self) -> None:
+    def read_digests(self) -> None:
         """Read all digests; on a GPU, this waits for the computation."""
-        while self.copied or self.waiting:
-            if not self.copied:
+        while self.being_copied or self.on_gpu:
+            if not self.being_copied:
                 self._send()
-            if self.copied:
-                self.copied[-1].synchronize()
+            if self.being_copied:
+                self.being_copied[-1].synchronize()
                 self._receive()
 
     @property
-    def doubt(self) -> int:
-        """How far the comparison has come on this rank: SAME, UNSURE or OTHER."""
+    def comparison(self) -> Comparison:
+        """How far the comparison has come on this rank."""
         if self.difference:
-            return OTHER
-        return UNSURE if self.expected else SAME
+            return Comparison.DIFFERENT
+        return Comparison.OPEN if self.expected else Comparison.IDENTICAL
 
-    def saved(self, kind: str) -> None:
+    def checkpoint_saved(self, point: ResumePoint) -> None:
         """Write the journal to disk after a checkpoint.
 
         Steps before the oldest checkpoint that is kept are removed from it.
 
         Args:
-            kind: When the checkpoint was saved: "batch", "validation" or "epoch".
+            point: When the checkpoint was saved.
         """
-        self.saves.append((self._position()[0], 0) if kind == "epoch" else self._position())
+        epoch, batch = self._position()
+        self.saved_positions.append((epoch, 0 if point is ResumePoint.EPOCH else batch))
         self.journal.write()
-        self.journal.keep(self.saves[0])
-        self._warn(
-            self.journal.problem
-            and f"the journal {self.journal.path} cannot be written "
-            f"({self.journal.problem}); what comes after an interruption will not be compared"
-        )
-        self.journal.problem = ""
+        self.journal.remove_before(self.saved_positions[0])
+        if problem := self.journal.take_problem():
+            self._warn(
+                f"the journal {self.journal.path} cannot be written ({problem}); what comes after "
+                "an interruption will not be compared"
+            )
 
-    def finish(self, kind: str = "") -> None:
+    def finish(self, point: ResumePoint | None = None) -> None:
         """Report the result if it is still open, and write everything; all ranks call it.
 
         Args:
-            kind: Where training was stopped: "batch", "validation" or "epoch"; "" at the end of
-                training.
+            point: Where training was stopped; None at the end of training.
         """
-        if not self.run:
+        if not self.run_id:
             return
-        self.settle()
-        if self.untold and self.trained:
-            self.tell()
-        if kind in ("batch", "validation"):
-            self._record_next_batch(kind)
+        self.read_digests()
+        if self.is_open and self.has_trained:
+            self.report()
+        if point in (ResumePoint.BATCH, ResumePoint.VALIDATION):
+            self._record_next_batch(point)
         self.journal.close()
 
     @property
-    def resumes(self) -> list[dict[str, Any]]:
+    def results(self) -> list[dict[str, Any]]:
         """The result of each interruption; of the last one, as far as this rank knows it."""
-        has_result = self.untold and (self.trained or self.difference)
+        has_result = self.is_open and (self.has_trained or self.difference)
         return [
-            *self.told,
-            *([self._verdict(self.steps, self.announced, self.difference)] if has_result else []),
+            *self.earlier_results,
+            *(
+                [self._verdict(self.identical_steps, self.next_batch_is_identical, self.difference)]
+                if has_result
+                else []
+            ),
         ]
 
-    def check(self) -> None:
+    def report_difference(self) -> None:
         """Report the result now if any rank has found a difference; all ranks call it."""
-        self.settle()
-        if self.untold and max(self.gather(self.doubt)) == OTHER:
-            self.tell()
+        self.read_digests()
+        if self.is_open and max(self.gather(self.comparison)) == Comparison.DIFFERENT:
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the result of the comparison; all ranks call it, once.
 
         Raises:
             UserError: There is a difference, and `strict` is set.
         """
-        self.settle()
-        self.untold = False
-        results = self.gather((self.steps, self.announced, self.difference))
+        self.read_digests()
+        self.is_open = False
+        results = self.gather((self.identical_steps, self.next_batch_is_identical, self.difference))
         steps = min(steps for steps, *_ in results)
         announced = all(is_announced for _, is_announced, _ in results)
         verdict = self._verdict(
@@ -295,7 +320,7 @@ class Proof:
             announced,
             min((difference for *_, difference in results if difference), default=None),
         )
-        self.told.append(verdict)
+        self.earlier_results.append(verdict)
         self.expected.clear()
         line = f"resumed at step {self.step}: {verdict['said']}"
         if verdict["identical"] is False and self.strict:
@@ -303,16 +328,16 @@ class Proof:
         if verdict["identical"] is False:
             # From here on the run is another one: no rank may compare with the old run's later
             # steps.
-            self.journal.forget_after(self.latest)
+            self.journal.remove_after(self.last_recorded)
         if self.trainer.is_global_zero:
             print(f"warning: {line}" if verdict["identical"] is False else line, flush=True)
 
     def close(self) -> None:
         """Write what is known without waiting for a GPU, and close the journal."""
-        if self.run:
+        if self.run_id:
             self.journal.close()
 
-    def _record_next_batch(self, kind: str) -> None:
+    def _record_next_batch(self, point: ResumePoint) -> None:
         """Record the batch that would come next, and the one after it.
 
         This process is about to exit, so that drawing another batch disturbs nothing. The one after
@@ -320,21 +345,23 @@ class Proof:
         """
         # The user's code may raise anything here. The checkpoint is written already.
         with contextlib.suppress(Exception):
+            digests = batch_digest.leaf_digests(fit_loops.next_batch(self.trainer))
+            # The end of a validation may still change the learning rates and the data.
+            is_final = point is not ResumePoint.VALIDATION
             upcoming = Batch(
                 self.trainer.global_step + 1,
                 self._position(),
-                batch_digest.parts(fit_loops.next_batch(self.trainer)),
-                [],
+                digests,
+                self._rate_digests() if is_final else [],
             )
-            # The end of a validation may still change the learning rates and the data.
-            if kind != "validation":
-                upcoming.rates = self._rate_digests()
             self.journal.add(
                 _journal_step(upcoming, [int(part) for part in upcoming.parts], announced=True)
             )
-            if kind != "validation" and (ahead_digest := self._digest_of_fetched_ahead()):
-                epoch, batch = upcoming.place
-                self.journal.add(Step(upcoming.step, epoch, batch + 1, ahead_digest, 0, AHEAD))
+            if is_final and (ahead_digest := self._digest_of_fetched_ahead()):
+                epoch, batch = upcoming.position
+                self.journal.add(
+                    Step(upcoming.step, epoch, batch + 1, ahead_digest, 0, FETCHED_AHEAD)
+                )
 
     def _digest_of_fetched_ahead(self) -> int:
         """Return the digest of the batch that Lightning has fetched ahead.
@@ -342,14 +369,24 @@ class Proof:
         It is of the batch as the loader returned it; 0 if Lightning has fetched none.
         """
         batches = getattr(fetcher(self.trainer), "batches", None)
-        return batch_digest.folded(map(int, batch_digest.parts(batches[0][0]))) if batches else 0
+        return (
+            batch_digest.combine(map(int, batch_digest.leaf_digests(batches[0][0])))
+            if batches
+            else 0
+        )
 
     def _compare_fetched_ahead(self, expected: Step) -> None:
         """Compare the batch that Lightning has fetched ahead with the recorded one."""
-        if self.untold and not self.difference and self._digest_of_fetched_ahead() != expected.data:
-            cause = difference_causes.likely(self.trainer, ("batch",), self.changes)
+        if (
+            self.is_open
+            and not self.difference
+            and self._digest_of_fetched_ahead() != expected.data
+        ):
+            cause = difference_causes.likely_causes(
+                self.trainer, (DifferenceKind.BATCH,), self.changes
+            )
             self.difference = Difference(
-                expected.place,
+                expected.position,
                 self.trainer.global_rank,
                 expected.step + 1,
                 "the batch differs",
@@ -399,35 +436,36 @@ class Proof:
         # steps.
         if not (self.strict and self.difference):
             self.journal.add(step)
-            self.latest = step.place
+            self.last_recorded = step.position
 
     def _compare(self, step: Step) -> None:
         """Compare a step with the expected one."""
-        if not self.untold or not self.expected:
+        if not self.is_open or not self.expected:
             return
-        if self.difference and self.difference.place <= step.place:
+        if self.difference and self.difference.position <= step.position:
             return
         expected = self.expected[0]
-        if not self.begun and step.place < expected.place:
+        if not self.reached_expected and step.position < expected.position:
             return  # the journal does not have this step any more
-        self.begun = True
+        self.reached_expected = True
         self.expected.popleft()
-        if difference := _difference(expected, step):
-            cause = difference_causes.likely(self.trainer, difference[1:], self.changes)
+        description, kinds = _difference(expected, step)
+        if kinds:
+            cause = difference_causes.likely_causes(self.trainer, kinds, self.changes)
             self.difference = Difference(
-                step.place, self.trainer.global_rank, step.step, difference[0], cause
+                step.position, self.trainer.global_rank, step.step, description, cause
             )
             self.expected.clear()
         elif expected.loss:
-            self.steps += step.step != self.last
-            self.last = step.step
+            self.identical_steps += step.step != self.last_identical_step
+            self.last_identical_step = step.step
         else:
-            self.announced = True
+            self.next_batch_is_identical = True
 
     def _send(self) -> None:
         """Start copying the digests from a GPU; on another device, wait for them."""
-        batches = self.waiting
-        self.waiting = []
+        batches = self.on_gpu
+        self.on_gpu = []
         numbers = [part for batch in batches for part in batch.parts if isinstance(part, Tensor)]
         if not numbers:
             for batch in batches:
@@ -439,14 +477,14 @@ class Proof:
             event = torch.cuda.Event()
             values = values.to("cpu", non_blocking=True)  # into memory that torch pins for the copy
             event.record()
-            self.copied = batches, values, event
+            self.being_copied = batches, values, event
         else:
             self._record_all(batches, values)
 
     def _receive(self) -> None:
         """Record the batches whose digests have arrived from the GPU."""
-        batches, values, _ = self.copied
-        self.copied = None
+        batches, values, _ = self.being_copied
+        self.being_copied = None
         self._record_all(batches, values)
 
     def _record_all(self, batches: list[Batch], values: Tensor) -> None:
@@ -457,7 +495,7 @@ class Proof:
                 batch, [next(numbers) if isinstance(part, Tensor) else part for part in batch.parts]
             )
 
-    def _rate_digests(self) -> list[Part]:
+    def _rate_digests(self) -> list[LeafDigest]:
         """Return the digests of the learning rates.
 
         It is one digest of all of them. If a learning rate is a tensor, it is one for each.
@@ -468,24 +506,23 @@ class Proof:
             for group in optimizer.param_groups
         ]
         if any(isinstance(rate, Tensor) for rate in rates):
-            return [batch_digest.bits(rate) for rate in rates if rate is not None]
-        if rates != self.rates[0]:
-            self.rates = (
+            return [batch_digest.float_bits(rate) for rate in rates if rate is not None]
+        if rates != self.last_rates[0]:
+            self.last_rates = (
                 rates,
                 [
-                    batch_digest.folded(
-                        batch_digest.bits(rate) for rate in rates if rate is not None
+                    batch_digest.combine(
+                        batch_digest.float_bits(rate) for rate in rates if rate is not None
                     )
                 ],
             )
-        return self.rates[1]
+        return self.last_rates[1]
 
-    def _position(self) -> Place:
+    def _position(self) -> Position:
         return position(self.trainer)
 
     def _warn(self, text: str) -> None:
-        if text:
-            print(f"warning: {text}", flush=True)
+        print(f"warning: {text}", flush=True)
 
 
 def _journal_step(batch: Batch, numbers: list[int], announced: bool = False) -> Step:
@@ -494,37 +531,29 @@ def _journal_step(batch: Batch, numbers: list[int], announced: bool = False) -> 
     data = numbers[: ends[0]]
     rates = numbers[ends[0] : ends[1]]
     losses = numbers[ends[1] :]
-    loss = 0 if announced else batch_digest.folded(losses)
+    loss = 0 if announced else batch_digest.combine(losses)
     return Step(
         batch.step,
-        *batch.place,
-        batch_digest.folded(data),
-        batch_digest.folded(rates) if rates else 0,
+        *batch.position,
+        batch_digest.combine(data),
+        batch_digest.combine(rates) if rates else 0,
         loss,
     )
 
 
-def _difference(before: Step, now: Step) -> tuple[str, ...]:
-    """Return what differs, in words, followed by the kinds of difference.
-
-    The kinds are "length", or "batch", "learning rate" and "loss". The result is empty if nothing
-    differs.
-    """
-    if before.place != now.place:
-        subject = (
-            "it" if now.place < before.place else f"batch {before.batch} of epoch {before.epoch}"
-        )
-        whose = (
-            "the interrupted run did not have"
-            if now.place < before.place
-            else "only the interrupted run had"
-        )
-        return f"{whose} {subject} (an epoch has another length)", "length"
+def _difference(before: Step, now: Step) -> tuple[str, list[DifferenceKind]]:
+    """Return what differs, in words, and the kinds of difference; "" and [] if nothing does."""
+    if before.position != now.position:
+        if now.position < before.position:
+            found = "the interrupted run did not have it"
+        else:
+            found = f"only the interrupted run had batch {before.batch} of epoch {before.epoch}"
+        return f"{found} (an epoch has another length)", [DifferenceKind.LENGTH]
     has_changed = {
-        "batch": before.data != now.data,
-        "learning rate": before.rates not in (0, now.rates),
-        "loss": before.loss not in (0, now.loss),
+        DifferenceKind.BATCH: before.data != now.data,
+        DifferenceKind.RATE: before.rates not in (0, now.rates),
+        DifferenceKind.LOSS: before.loss not in (0, now.loss),
     }
-    names = [name for name, differs in has_changed.items() if differs]
-    words = " and ".join(f"the {name}" for name in names)
-    return (f"{words} {'differ' if len(names) > 1 else 'differs'}", *names) if names else ()
+    kinds = [kind for kind, differs in has_changed.items() if differs]
+    words = " and ".join(f"the {kind}" for kind in kinds)
+    return f"{words} {'differ' if len(kinds) > 1 else 'differs'}" if kinds else "", kinds

@@ -18,6 +18,7 @@ from sagemaker_lightning.contract.s3_address import SCHEME, bucket_and_key
 
 # Bytes of an archive between two files: tarfile reads long names and other headers into memory.
 HEADER_BYTES = 2**20
+UNLIMITED = 2**63
 # The largest number of files in one MODEL.
 FILES = 100_000
 
@@ -103,7 +104,7 @@ class _LimitedArchive(tarfile.TarFile):
         """Return the next file, None at the end; TarError for a damaged or long header."""
         if not isinstance(self.fileobj, _LimitedFile):
             self.fileobj = _LimitedFile(self.fileobj)
-        self.fileobj.left = HEADER_BYTES
+        self.fileobj.limit(HEADER_BYTES)
         try:
             return super().next()
         except (tarfile.TarError, EOFError, zlib.error, OSError):
@@ -112,8 +113,7 @@ class _LimitedArchive(tarfile.TarFile):
         except Exception as error:
             raise tarfile.ReadError(str(error) or type(error).__name__) from None
         finally:
-            # The content of a file is not limited.
-            self.fileobj.left = 2**63
+            self.fileobj.limit(UNLIMITED)  # for the content of a file
 
 
 class _LimitedFile:
@@ -122,6 +122,10 @@ class _LimitedFile:
     def __init__(self, file: Any) -> None:
         self.file = file
         self.left = 0
+
+    def limit(self, size: int) -> None:
+        """Let `size` more bytes be read."""
+        self.left = size
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes; tarfile.ReadError if that exceeds what is left."""

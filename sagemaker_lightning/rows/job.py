@@ -30,7 +30,7 @@ from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, failure_file, place
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.failures import reported, write
-from sagemaker_lightning.contract.shutdown import SIGNALS, status, words
+from sagemaker_lightning.contract.shutdown import SIGNALS, interruption_message, status
 from sagemaker_lightning.process import allocator, start_notice, threads
 from sagemaker_lightning.rows import partition, parts
 from sagemaker_lightning.rows.blocks import Blocks, compute
@@ -127,7 +127,7 @@ def run(
         make: Gets a device and returns its function, from rows to arrays by name. The function may
             have an attribute `size`: the number of rows of a block that fits into its memory.
     """
-    allocator.keep_freed()
+    allocator.keep_freed_memory()
     sharded = environment.training_is_sharded and not flags.input
     part = range(len(table)) if sharded else _rows_of_host(environment, len(table), flags.weights)
     run = {"source": table.fingerprint, "settings": dict(settings)}
@@ -144,7 +144,7 @@ def run(
     for number in SIGNALS:
         signal.signal(number, partial(_report_and_exit, blocks, part))
     host = environment.current_host
-    start_notice.done()
+    start_notice.end()
     print(
         f"{host}: rows {part.start} to {part.stop} of {len(table)}{' of its own files' * sharded}",
         flush=True,
@@ -152,7 +152,7 @@ def run(
     devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())] or [
         torch.device("cpu")
     ]
-    threads.share(1, devices[0].type)
+    threads.divide_cpus(1, devices[0].type)
     with ThreadPoolExecutor(len(devices)) as pool:
         jobs = []
         for device, piece in zip(devices, partition.devices(part, len(devices)), strict=True):
@@ -184,8 +184,9 @@ def _print_progress(worker: str, line: str) -> None:
 def _report_and_exit(blocks: Blocks, part: range, number: int, frame: Any) -> None:
     """Report what is left and exit at once; committed blocks are safe."""
     missing_rows = sum(map(len, partition.missing(part, blocks.named())))
+    done = len(part) - missing_rows
     line = (
-        f"{words(len(part) - missing_rows, signal.Signals(number).name)}; {missing_rows} of "
+        f"{interruption_message(done, signal.Signals(number).name)}; {missing_rows} of "
         f"{len(part)} rows are left [{place()}]"
     )
     print(line, file=sys.stderr, flush=True)

@@ -180,7 +180,7 @@ def _copy_rows(
             _shift_numbers(piece, dtype, part["rows"][1], offset, where) if offset else piece
         )
     if left or content.read(1) or digest.hexdigest() != array["blake2b"]:
-        raise ValueError(f"{where} is damaged: its checksum is another; copy it again")
+        raise ValueError(f"{where} is damaged: its checksum does not match; copy it again")
 
 
 def _shift_numbers(piece: bytes, dtype: np.dtype, rows: int, offset: int, where: str) -> bytes:

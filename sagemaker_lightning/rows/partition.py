@@ -1,4 +1,4 @@
-"""Which host computes what, in a job whose hosts do not communicate.
+"""Decides which rows each host computes, in a job whose hosts do not communicate.
 
 Divides rows among hosts, devices, files and instance groups. Nothing here reads a file or an
 environment variable: equal arguments give equal parts on every host.

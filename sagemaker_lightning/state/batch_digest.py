@@ -18,33 +18,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-WORDS = 8192  # words of a tensor that are read, at most: 64 KiB
-FEW = 32  # elements of a list or dict that are read, at equal distances
-PARTS = 128  # digests of a batch, at most
+MAX_WORDS = 8192  # words of a tensor that are read, at most: 64 KiB
+MAX_MEMBERS = 32  # elements of a list or dict that are read, at equal distances
+MAX_LEAVES = 128  # digests of a batch, at most
 MASK = 2**64 - 1
-WEIGHTS = np.frombuffer(hashlib.shake_128(b"weights").digest(8 * WORDS), dtype="<i8") | 1
+WEIGHTS = np.frombuffer(hashlib.shake_128(b"weights").digest(8 * MAX_WORDS), dtype="<i8") | 1
 TYPES = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 QUICK = torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8
 """Types that numpy has, too. On a CPU, numpy starts several times as fast as torch."""
 
-Part = int | Tensor
+LeafDigest = int | Tensor
 """The digest of a leaf: a number, or one that is still on a GPU, as an int64 tensor of shape ()."""
 
 
-def parts(value: Any) -> list[Part]:
-    """Return the digests of a batch's leaves, for `folded`.
+def leaf_digests(value: Any) -> list[LeafDigest]:
+    """Return the digests of a batch's leaves, for `combine`.
 
     Leaves are tensors, arrays, numbers and text in containers and plain objects. Of any other
     object, the name of its class counts. Nothing waits for a GPU, and `value` may change
     afterwards.
     """
-    digests: list[Part] = []
+    digests: list[LeafDigest] = []
     with contextlib.suppress(Exception):  # an unforeseen kind of object must not end a job
         _add_digests(value, digests, 0)
     return digests
 
 
-def folded(digests: Iterable[int]) -> int:
+def combine(digests: Iterable[int]) -> int:
     """Return one digest of several, 1 <= digest < 2**64; their order counts."""
     total = 0xCBF29CE484222325
     for part in digests:
@@ -52,7 +52,7 @@ def folded(digests: Iterable[int]) -> int:
     return total or 1
 
 
-def bits(value: float | Tensor) -> Part:
+def float_bits(value: float | Tensor) -> LeafDigest:
     """Return the bits of a number as a float64.
 
     Of a tensor with several elements, the mean counts. A tensor on a GPU gives a tensor on the GPU,
@@ -67,9 +67,9 @@ def bits(value: float | Tensor) -> Part:
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
-def _add_digests(value: Any, digests: list[Part], depth: int) -> None:
+def _add_digests(value: Any, digests: list[LeafDigest], depth: int) -> None:
     """Add the digests of a value and of what it contains to a list of digests."""
-    if len(digests) >= PARTS:
+    if len(digests) >= MAX_LEAVES:
         return
     value_class = type(value)
     if isinstance(value, Tensor):
@@ -77,7 +77,7 @@ def _add_digests(value: Any, digests: list[Part], depth: int) -> None:
     elif value_class in (int, bool):
         digests.append(int(value))
     elif value_class is float:
-        digests.append(bits(value))
+        digests.append(float_bits(value))
     elif value_class in (str, bytes):
         digests.append(zlib.crc32(value.encode(errors="replace") if value_class is str else value))
     elif isinstance(value, (np.ndarray, np.generic)):
@@ -88,7 +88,7 @@ def _add_digests(value: Any, digests: list[Part], depth: int) -> None:
             _add_members(value, digests, depth + 1)
 
 
-def _add_members(value: Any, digests: list[Part], depth: int) -> None:
+def _add_members(value: Any, digests: list[LeafDigest], depth: int) -> None:
     """Add the digests of some members of a container or object, and their number."""
     if isinstance(value, (list, tuple)):
         names = ()
@@ -100,14 +100,14 @@ def _add_members(value: Any, digests: list[Part], depth: int) -> None:
         attributes = {} if isinstance(value, type) else getattr(value, "__dict__", {})
         names = list(attributes)
         members = list(attributes.values())
-    stride = max(1, -(-len(members) // FEW))
+    stride = max(1, -(-len(members) // MAX_MEMBERS))
     digests.append(len(members))
     digests += [_text_digest(str(name)) for name in names[::stride]]
     for member in members[::stride]:
         _add_digests(member, digests, depth)
 
 
-def _tensor_digests(value: Tensor) -> tuple[Part, ...]:
+def _tensor_digests(value: Tensor) -> tuple[LeafDigest, ...]:
     """Return the digests of a tensor: of type and shape, and of its words if any."""
     shape_digest = _shape_digest(str(value.dtype), tuple(value.shape))
     if (
@@ -147,8 +147,8 @@ def _words(value: Tensor) -> Tensor | None:
 
 
 def _sample(words: Any) -> Any:
-    """Return WORDS of the words at equal distances, or all if there are fewer."""
-    return words[:: len(words) // WORDS][:WORDS] if len(words) > WORDS else words
+    """Return MAX_WORDS of the words at equal distances, or all if there are fewer."""
+    return words[:: len(words) // MAX_WORDS][:MAX_WORDS] if len(words) > MAX_WORDS else words
 
 
 def _weighted_sum(words: np.ndarray) -> int:
@@ -192,5 +192,5 @@ def _text_digest(text: str) -> int:
 
 @functools.cache
 def _weights_on(device: torch.device) -> Tensor:
-    """Return the weights on a device, int64 of shape (WORDS,)."""
+    """Return the weights on a device, int64 of shape (MAX_WORDS,)."""
     return torch.from_numpy(WEIGHTS.copy()).to(device)

@@ -43,7 +43,7 @@ VALUE = "value"
 DATA = torch.utils.data.Dataset, torch.utils.data.Sampler, torch.utils.data.DataLoader
 
 
-MANY = 256
+PACKED_FROM = 256
 """Lists with more elements than this are encoded as few arrays if their elements are alike."""
 
 
@@ -63,7 +63,7 @@ class NotPlain(TypeError):
         super().__init__(f"{'.'.join(map(str, path))} is a {self.kind}")
 
 
-def lowered(value: Any) -> tuple[tuple, Any] | None:
+def to_plainer(value: Any) -> tuple[tuple, Any] | None:
     """Return a note of a value's type and the plainer value that it holds.
 
     Returns:
@@ -125,8 +125,8 @@ def lowered(value: Any) -> tuple[tuple, Any] | None:
     raise TypeError
 
 
-def raised(note: tuple, value: Any) -> Any:
-    """Return the value that `lowered` took apart.
+def from_plainer(note: tuple, value: Any) -> Any:
+    """Return the value that `to_plainer` took apart.
 
     Args:
         note: The note of the value's type.
@@ -186,8 +186,8 @@ def _imported(module: str, name: str) -> Any:
     return object_
 
 
-def encoded(value: Any, path: tuple = ()) -> Any:
-    """Return a copy of `value` in plain values and tensors on the CPU, for `decoded`.
+def encode(value: Any, path: tuple = ()) -> Any:
+    """Return a copy of `value` in plain values and tensors on the CPU, for `decode`.
 
     Args:
         value: The value.
@@ -206,26 +206,25 @@ def encoded(value: Any, path: tuple = ()) -> Any:
     if class_ is list and set(map(type, value)) <= set(SCALARS):  # fast for long lists
         return value.copy()
     if class_ in (list, tuple):
-        if len(value) > MANY and (arrays := _as_arrays(value)):
+        if len(value) > PACKED_FROM and (arrays := _as_arrays(value)):
             return {NOTE: ("together", class_.__name__, arrays[0]), VALUE: arrays[1]}
-        return class_(encoded(element, (*path, index)) for index, element in enumerate(value))
+        return class_(encode(element, (*path, index)) for index, element in enumerate(value))
     if class_ in (dict, OrderedDict) and NOTE not in value:
         return class_(
-            (_plain_key(key, path), encoded(element, (*path, key)))
-            for key, element in value.items()
+            (_plain_key(key, path), encode(element, (*path, key))) for key, element in value.items()
         )
     try:
-        note, plain = lowered(value) or (("dict",), list(value.items()))
+        note, plainer = to_plainer(value) or (("dict",), list(value.items()))
     except TypeError:
         raise NotPlain(path, value) from None
-    return {NOTE: note, VALUE: encoded(plain, path)}
+    return {NOTE: note, VALUE: encode(plainer, path)}
 
 
-def decoded(value: Any) -> Any:
-    """Return the value that `encoded` was given."""
+def decode(value: Any) -> Any:
+    """Return the value that `encode` was given."""
     class_ = type(value)
     if class_ in (list, tuple):
-        return class_(decoded(element) for element in value)
+        return class_(decode(element) for element in value)
     if class_ not in (dict, OrderedDict):
         return value.clone() if isinstance(value, Tensor) else value
     if NOTE in value and value[NOTE][0] == "together":
@@ -234,13 +233,13 @@ def decoded(value: Any) -> Any:
         )
     if NOTE in value:
         note = value[NOTE]
-        plain_value = decoded(value[VALUE])
-        return dict(plain_value) if note[0] == "dict" else raised(note, plain_value)
-    return class_((key, decoded(element)) for key, element in value.items())
+        plain_value = decode(value[VALUE])
+        return dict(plain_value) if note[0] == "dict" else from_plainer(note, plain_value)
+    return class_((key, decode(element)) for key, element in value.items())
 
 
 def without_devices(value: Any) -> Any:
-    """Return what `encoded` returned, without the devices of its tensors."""
+    """Return what `encode` returned, without the devices of its tensors."""
     class_ = type(value)
     if class_ in (list, tuple):
         return class_(map(without_devices, value))
@@ -266,12 +265,12 @@ def _as_arrays(values: Sequence) -> tuple[tuple, Any] | None:
     first_value = values[0]
     if class_ is np.ndarray and first_value.size and first_value.dtype.kind in "biufc":
         if len({(value.dtype, value.shape) for value in values}) == 1:
-            return ("arrays", first_value.shape), encoded(np.concatenate(values, axis=None))
+            return ("arrays", first_value.shape), encode(np.concatenate(values, axis=None))
     elif class_ is Tensor and first_value.layout == torch.strided and not first_value.is_quantized:
         if len({(value.dtype, value.shape, value.device) for value in values}) == 1:
-            return ("tensors",), encoded(torch.stack(tuple(values)))
+            return ("tensors",), encode(torch.stack(tuple(values)))
     elif issubclass(class_, np.generic) and len({value.dtype for value in values}) == 1:
-        return ("scalars",), encoded(np.array(values))
+        return ("scalars",), encode(np.array(values))
     elif issubclass(class_, tuple) and len(first_value) and len(set(map(len, values))) == 1:
         class_name = (
             (class_.__module__, class_.__qualname__)
@@ -292,20 +291,24 @@ def _from_arrays(note: tuple, arrays: Any) -> Iterable:
     if form == "plain":
         return arrays
     if form == "tensors":
-        return [tensor.clone() for tensor in decoded(arrays)]
+        return [tensor.clone() for tensor in decode(arrays)]
     if form == "rows":
         rows = zip(
             *(_from_arrays(*part) for part in zip(details[1], arrays, strict=True)), strict=True
         )
-        return [raised(("named", *details[0]), row) for row in rows] if details[0] else list(rows)
-    array = decoded(arrays)
+        return (
+            [from_plainer(("named", *details[0]), row) for row in rows]
+            if details[0]
+            else list(rows)
+        )
+    array = decode(arrays)
     return list(array.reshape(-1, *details[0]) if form == "arrays" else array)
 
 
-def plain(
+def to_plain(
     value: Any,
     notes: dict[tuple, tuple],
-    otherwise: Callable[[NotPlain], Any],
+    on_refusal: Callable[[NotPlain], Any],
     path: tuple = (),
     copies: bool = True,
 ) -> Any:
@@ -314,8 +317,8 @@ def plain(
     Args:
         value: The value.
         notes: Gets a note for each value of another type, by its path.
-        otherwise: Is called with the error for what no checkpoint can hold; what it returns is used
-            instead.
+        on_refusal: Is called with the error for what no checkpoint can hold; what it returns is
+            used instead.
         path: Where the value is.
         copies: Whether tensors are copied to the CPU. If not, they are left as they are.
     """
@@ -327,45 +330,45 @@ def plain(
     try:
         if class_ in (list, tuple):
             return class_(
-                plain(element, notes, otherwise, (*path, index), copies)
+                to_plain(element, notes, on_refusal, (*path, index), copies)
                 for index, element in enumerate(value)
             )
         if isinstance(value, (dict, Mapping)) and class_ not in (defaultdict, Counter):
             copy = OrderedDict() if class_ is OrderedDict else {}
             copy.update(
-                (_plain_key(key, path), plain(element, notes, otherwise, (*path, key), copies))
+                (_plain_key(key, path), to_plain(element, notes, on_refusal, (*path, key), copies))
                 for key, element in value.items()
             )
             keep_metadata(copy, value)
             return copy
-        note, plain_value = lowered(value)
+        note, plain_value = to_plainer(value)
     except NotPlain as error:
-        return otherwise(error)
+        return on_refusal(error)
     except TypeError:
-        return otherwise(NotPlain(path, value))
+        return on_refusal(NotPlain(path, value))
     notes[path] = note
-    return plain(plain_value, notes, otherwise, path, copies)
+    return to_plain(plain_value, notes, on_refusal, path, copies)
 
 
-OWN = "own"
+RECREATED = "own"
 """The kind of the note of an object that this program makes again; with the object's name."""
 
 
-def restored(
+def from_plain(
     value: Any,
     notes: Mapping[tuple, tuple],
     objects: Mapping[str, Any] = MappingProxyType({}),
     path: tuple = (),
 ) -> Any:
-    """Return the value that `plain` was given; parts without notes are not copied.
+    """Return the value that `to_plain` was given; parts without notes are not copied.
 
     Args:
-        value: What `plain` returned.
+        value: What `to_plain` returned.
         notes: The notes that it made.
         objects: The objects that notes of kind OWN name.
         path: Where the value is.
     """
-    if notes.get(path, ("",))[0] == OWN:
+    if notes.get(path, ("",))[0] == RECREATED:
         if (name := notes[path][1]) not in objects:
             raise UserError(f"a checkpoint holds {name}, which this program does not have")
         return objects[name]
@@ -376,14 +379,15 @@ def restored(
         noted_path[: len(path)] == path for noted_path in notes
     ):
         value = class_(
-            (key, restored(element, notes, objects, (*path, key))) for key, element in value.items()
+            (key, from_plain(element, notes, objects, (*path, key)))
+            for key, element in value.items()
         )
     elif class_ in (list, tuple) and any(noted_path[: len(path)] == path for noted_path in notes):
         value = class_(
-            restored(element, notes, objects, (*path, noted_path))
+            from_plain(element, notes, objects, (*path, noted_path))
             for noted_path, element in enumerate(value)
         )
-    return raised(notes[path], value) if path in notes else value
+    return from_plainer(notes[path], value) if path in notes else value
 
 
 def _plain_key(key: Any, path: tuple) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sagemaker_lightning.compat.random_generators import OF_THE_PROCESS
+from sagemaker_lightning.compat.random_generators import PROCESS_GENERATORS
 from sagemaker_lightning.state.object_graph import GENERATORS, walk
 
 
@@ -30,7 +30,7 @@ def _is_global(generator: Any) -> bool:
     """Return whether a generator belongs to the process; `seed_all` seeds those."""
     return any(
         generator is global_generator
-        for global_generator in (torch.default_generator, *OF_THE_PROCESS)
+        for global_generator in (torch.default_generator, *PROCESS_GENERATORS)
     )
 
 

@@ -14,10 +14,10 @@ from sagemaker_lightning.state import object_graph
 from sagemaker_lightning.state.object_state import digest
 
 COUNTERS = ("builtins", "itertools")  # modules whose iterators can be asked for their position
-LONG = 10_000  # an iterator with more elements left is not examined
+MAX_REMAINING = 10_000  # an iterator with more elements left is not examined
 
 
-def states(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, bytes]:
+def variable_digests(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, bytes]:
     """Return bytes by which values of variables can be compared, by their names.
 
     Variables whose values cannot be compared are left out.
@@ -32,7 +32,7 @@ def states(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, byte
     seen_ids = set()
     for path, object_ in object_graph.walk(roots):
         if isinstance(object_, types.FunctionType):
-            for name, value in object_graph.of_function(object_):
+            for name, value in object_graph.function_members(object_):
                 seen_ids.add(id(value))
                 if (
                     id(object_) in saved_ids
@@ -51,12 +51,12 @@ def states(roots: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, byte
     return {name: state for name, state in digests.items() if state}
 
 
-def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:
+def changed_variables(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:
     """Return the names of the variables whose values differ.
 
     Args:
-        before: What `states` returned first.
-        after: What `states` returned later.
+        before: What `variable_digests` returned first.
+        after: What `variable_digests` returned later.
     """
     return sorted(name for name, state in before.items() if after.get(name, state) != state)
 
@@ -66,7 +66,7 @@ def _digest_or_position(value: Any) -> bytes:
     if not _is_counter(value):
         return digest(value)
     try:
-        return pickle.dumps(value) if operator.length_hint(value, 0) <= LONG else b""
+        return pickle.dumps(value) if operator.length_hint(value, 0) <= MAX_REMAINING else b""
     except Exception:  # its elements may be of any class, which may raise anything
         return b""
 

@@ -20,13 +20,13 @@ from pytorch_lightning import Callback, LightningDataModule, LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from sagemaker_lightning.compat.lightning_trainer import LINKS
-from sagemaker_lightning.compat.torch_data import ITERATOR
+from sagemaker_lightning.compat.lightning_trainer import TRAINER_ATTRIBUTES
+from sagemaker_lightning.compat.torch_data import ITERATOR_ATTRIBUTE
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-OF_LOADERS = ("exactly", "planned")  # what data/deterministic.py gives a DataLoader
-LIMIT = 20_000  # objects that one walk yields, at most
-FEW = 256  # elements of a container that are read; a longer one holds samples
+LOADER_ATTRIBUTES = ("exactly", "planned")  # what data/deterministic.py gives a DataLoader
+MAX_OBJECTS = 20_000  # objects that one walk yields, at most
+MAX_ELEMENTS = 256  # elements of a container that are read; a longer one holds samples
 
 LEAVES = (
     str,
@@ -80,7 +80,7 @@ LIBRARIES = {
     "builtins",
     *sys.stdlib_module_names,
 }
-ENTERED = (
+ENTERED_CLASSES = (
     nn.Module,
     Callback,
     LightningDataModule,
@@ -89,7 +89,7 @@ ENTERED = (
     torch.utils.data.DataLoader,
 )
 # Attributes that the base class of optimizers handles itself: state, groups, hooks.
-OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
+OPTIMIZER_ATTRIBUTES = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
 BASES = (
     nn.Module,
     LightningModule,
@@ -100,7 +100,7 @@ BASES = (
 )
 
 
-def library(class_: type) -> bool:
+def is_library_class(class_: type) -> bool:
     """Return whether a class is a library's."""
     return (class_.__module__ or "").partition(".")[0] in LIBRARIES
 
@@ -116,7 +116,7 @@ def walk(
         code: Whether to enter what functions and classes hold.
     """
     seen: set[int] = set()
-    objects_left = LIMIT
+    objects_left = MAX_OBJECTS
     stack = [(path, root) for path, root in reversed(list(roots.items()))]
     while stack and objects_left:
         path, value = stack.pop()
@@ -136,12 +136,12 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
     class_ = type(value)
     if isinstance(value, dict):
         for index, (key, member) in enumerate(value.items()):
-            if index == FEW:
+            if index == MAX_ELEMENTS:
                 return
             yield str(key), member
     elif isinstance(value, (list, tuple, deque)):
         for index, member in enumerate(value):
-            if index == FEW:
+            if index == MAX_ELEMENTS:
                 return
             yield str(index), member
     elif isinstance(value, functools.partial):
@@ -150,17 +150,17 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
         yield "self", value.__self__
         yield "func", value.__func__
     elif isinstance(value, types.FunctionType):
-        yield from (of_function(value) if code else attributes(value).items())
+        yield from (function_members(value) if code else attributes(value).items())
     elif isinstance(value, type):
-        if code and not library(value):
+        if code and not is_library_class(value):
             yield from (
                 (name, member)
                 for name, member in vars(value).items()
                 if not name.startswith("__") or callable(member)
             )
     elif (
-        not library(class_)
-        or isinstance(value, ENTERED)
+        not is_library_class(class_)
+        or isinstance(value, ENTERED_CLASSES)
         or class_.__module__.startswith(("torchvision", "torch.utils"))
     ):
         yield from attributes(value).items()
@@ -168,7 +168,7 @@ def _members(value: Any, code: bool) -> Iterator[tuple[str, Any]]:  # noqa: C901
             yield from nn.Module.named_children(value)
         if code:
             for member in class_.__mro__:
-                if not library(member):
+                if not is_library_class(member):
                     yield f"({member.__name__})", member
 
 
@@ -202,11 +202,11 @@ def attributes(value: Any) -> dict[str, Any]:
 @functools.cache
 def _handled_by_libraries(class_: type) -> frozenset[str]:
     """Return the names of attributes that a library's base classes handle."""
-    names: set[str] = {*LINKS, ITERATOR, *OF_LOADERS}
+    names: set[str] = {*TRAINER_ATTRIBUTES, ITERATOR_ATTRIBUTE, *LOADER_ATTRIBUTES}
     if issubclass(class_, torch.optim.Optimizer):
-        names |= OF_OPTIMIZERS
+        names |= OPTIMIZER_ATTRIBUTES
     for base in class_.__mro__:
-        is_excluded = base in BASES or (issubclass(base, Callback) and library(base))
+        is_excluded = base in BASES or (issubclass(base, Callback) and is_library_class(base))
         if is_excluded or (base.__module__ or "").startswith(("pytorch_lightning.", "lightning.")):
             for member in vars(base).values():
                 function = (
@@ -227,7 +227,7 @@ def closure(function: types.FunctionType) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in cells if cell != types.CellType()}
 
 
-def of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def function_members(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield what a function has closed over, its defaults and the globals it reads."""
     yield from closure(function).items()
     yield "defaults", function.__defaults__ or ()
@@ -236,7 +236,7 @@ def of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         for name in sorted(_names_in_code(function.__code__)):
             if name in function.__globals__:
                 global_value = function.__globals__[name]
-                if not isinstance(global_value, type) or not library(global_value):
+                if not isinstance(global_value, type) or not is_library_class(global_value):
                     yield name, global_value
 
 

@@ -20,20 +20,26 @@ from pytorch_lightning.core.mixins import HyperparametersMixin
 from torch import Tensor, nn
 
 from sagemaker_lightning.compat.torch_modules import buffers, parameters
-from sagemaker_lightning.state.encoding import NotPlain, decoded, encoded
-from sagemaker_lightning.state.object_graph import FEW, GENERATORS, attributes, closure, walk
+from sagemaker_lightning.state.encoding import NotPlain, decode, encode
+from sagemaker_lightning.state.object_graph import (
+    GENERATORS,
+    MAX_ELEMENTS,
+    attributes,
+    closure,
+    walk,
+)
 
 # Lightning saves these hyperparameters. It does not restore changes made while training.
-HYPER = "_hparams"
+HYPERPARAMETERS = "_hparams"
 # Values with up to so many elements are compared in full. Of longer ones, which are mostly data,
 # some elements are compared.
-SMALL = 1 << 16
-LONG = 1 << 20  # elements, at most, of a value that `kept` returns
-HUGE = 1 << 26  # elements, at most, of a value that is saved
-WHOLE = 1 << 28  # bytes, at most, of an array whose checksum is taken
+COMPARED_IN_FULL = 1 << 16
+MAX_COPIED = 1 << 20  # elements, at most, of a value that `copies` returns
+MAX_SAVED = 1 << 26  # elements, at most, of a value that is saved
+MAX_CHECKSUMMED_BYTES = 1 << 28  # bytes, at most, of an array whose checksum is taken
 
 
-class State:
+class PlainState:
     """The plain state of the objects reached from `roots`.
 
     Values are known by (path of the object, name of the attribute). Only what has changed since
@@ -48,7 +54,7 @@ class State:
     def __init__(self, roots: Callable[[], Mapping[str, Any]], skip: tuple = ()) -> None:
         self.roots = roots
         self.skip = skip
-        self.marked: dict[tuple[str, str], bytes] = {}
+        self.at_start: dict[tuple[str, str], bytes] = {}
         self.touched: set[tuple[str, str]] = set()
         self.unsaved: dict[tuple[str, str], str] = {}
         """Changed values that cannot be saved, and why.
@@ -59,66 +65,68 @@ class State:
 
     def mark(self) -> None:
         """Take the present state as the one at the start."""
-        self.marked = {key: _fingerprint(value) for key, value in self._plain_values().items()}
+        self.at_start = {key: _fingerprint(value) for key, value in self._plain_values().items()}
 
     def touch(self) -> None:
         """Count all that has changed since `mark` as changed from now on."""
         self.touched |= {
             key
             for key, value in self._plain_values().items()
-            if self.marked.get(key) != _fingerprint(value)
+            if self.at_start.get(key) != _fingerprint(value)
         }
 
-    def kept(self) -> dict[tuple[str, str], Any]:
-        """Return copies of the present plain values, for `changed` and `all`.
+    def copies(self) -> dict[tuple[str, str], Any]:
+        """Return copies of the present plain values, for `encode_changes` and `encode_all`.
 
-        Values with more than LONG elements are left out. Of other long containers, the elements are
-        not copied.
+        Values with more than MAX_COPIED elements are left out. Of other long containers, the
+        elements are not copied.
         """
         return {
             key: _snapshot(value)
             for key, value in self._plain_values().items()
-            if _size(value) <= LONG
+            if _size(value) <= MAX_COPIED
         }
 
-    def all(self, kept: Mapping[tuple[str, str], Any] | None = None) -> dict[tuple[str, str], Any]:
+    def encode_all(
+        self, kept: Mapping[tuple[str, str], Any] | None = None
+    ) -> dict[tuple[str, str], Any]:
         """Return all plain values, encoded.
 
         Args:
-            kept: What `kept` returned; without it, the present values are returned.
+            kept: What `copies` returned; without it, the present values are returned.
         """
         values = {}
         for key, value in (self._plain_values() if kept is None else kept).items():
             with contextlib.suppress(NotPlain):
-                values[key] = encoded(value)
+                values[key] = encode(value)
         return values
 
-    def changed(
+    def encode_changes(
         self, kept: Mapping[tuple[str, str], Any] | None = None
     ) -> dict[tuple[str, str], Any]:
         """Return the plain values that have changed since `mark`, encoded.
 
         Args:
-            kept: What `kept` returned; without it, the present values are returned.
+            kept: What `copies` returned; without it, the present values are returned.
         """
         values = {}
         for key, value in (self._plain_values() if kept is None else kept).items():
             try:
-                is_large = _size(value) > SMALL
-                encoded_value = None if is_large else encoded(value)
-                if key in self.touched or self.marked.get(key) != (
+                is_large = _size(value) > COMPARED_IN_FULL
+                encoded_value = None if is_large else encode(value)
+                if key in self.touched or self.at_start.get(key) != (
                     _sampled_hash(value) if is_large else _full_hash(encoded_value)
                 ):
-                    if _size(value) > HUGE:
+                    if _size(value) > MAX_SAVED:
                         self.unsaved[key] = f"holds {_size(value):,} elements"
                     else:
-                        values[key] = encoded(value) if is_large else encoded_value
+                        values[key] = encode(value) if is_large else encoded_value
             except NotPlain as error:
                 if isinstance(value, CONTAINERS):
                     self.unsaved[key] = f"holds a {error.kind}"
         return values
 
-    def objects(self) -> set[tuple[str, str]]:
+    def opaque_attributes(self) -> set[tuple[str, str]]:
         """Return the present attributes whose values are not plain."""
         plain_keys = self._plain_values().keys()
         owners = [
@@ -130,7 +138,7 @@ class State:
             (path, name) for path, object_ in owners for name in attributes(object_)
         } - plain_keys
 
-    def boxes(self) -> dict[tuple[str, str], tuple]:
+    def opaque_containers(self) -> dict[tuple[str, str], tuple]:
         """Return the containers that hold something that is not plain.
 
         Each comes with its length and a hash of its elements' ids, which tell whether it changes.
@@ -145,10 +153,10 @@ class State:
         return containers
 
     def restore(self, saved: Mapping[tuple[str, str], Any], touch: bool = True) -> None:
-        """Restore what `changed` returned.
+        """Restore what `encode_changes` returned.
 
         Args:
-            saved: What `changed` returned.
+            saved: What `encode_changes` returned.
             touch: Whether these values count as changed from now on, whatever a later `mark` finds.
         """
         owners = dict(walk(self.roots(), self.skip, code=False))
@@ -159,7 +167,7 @@ class State:
                 isinstance(owner, nn.Module)
                 and (name in parameters(owner) or name in buffers(owner))
             ):
-                _set_attribute(owner, name, decoded(value), settled_ids)
+                _set_attribute(owner, name, decode(value), settled_ids)
         if touch:
             self.touched |= saved.keys()
 
@@ -183,10 +191,10 @@ def _snapshot(value: Any) -> Any:
     """Return a copy of a value; a shallow one if it is a long container."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    if _size(value) > FEW and not isinstance(value, np.ndarray):
+    if _size(value) > MAX_ELEMENTS and not isinstance(value, np.ndarray):
         return copy.copy(value)
     with contextlib.suppress(NotPlain):
-        return decoded(encoded(value))
+        return decode(encode(value))
     return value
 
 
@@ -220,14 +228,18 @@ def _is_of_modules(value: Any, owned: set[int]) -> bool:
 def _hyperparameters(owner: Any) -> dict[str, Any]:
     """Return a module's or data module's plain hyperparameters, as one attribute."""
     hyperparameters = (
-        getattr(owner, "__dict__", {}).get(HYPER)
+        getattr(owner, "__dict__", {}).get(HYPERPARAMETERS)
         if isinstance(owner, HyperparametersMixin)
         else None
     )
     return (
         {}
         if hyperparameters is None
-        else {HYPER: {key: value for key, value in hyperparameters.items() if _is_plain(value)}}
+        else {
+            HYPERPARAMETERS: {
+                key: value for key, value in hyperparameters.items() if _is_plain(value)
+            }
+        }
     )
 
 
@@ -251,14 +263,15 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if isinstance(value, dict):
         return all(
             _is_plain(element, depth + 1)
-            for _, element in zip(range(FEW), value.values(), strict=False)
+            for _, element in zip(range(MAX_ELEMENTS), value.values(), strict=False)
         )
     if isinstance(value, (list, tuple, deque, set, frozenset)):
         return all(
-            _is_plain(element, depth + 1) for _, element in zip(range(FEW), value, strict=False)
+            _is_plain(element, depth + 1)
+            for _, element in zip(range(MAX_ELEMENTS), value, strict=False)
         )
     try:
-        encoded(value)
+        encode(value)
     except NotPlain:
         return False
     return True
@@ -280,7 +293,7 @@ def _size(value: Any) -> int:
 def digest(value: Any) -> bytes:
     """Return bytes that identify a plain value; empty if it is not plain."""
     try:
-        return _full_hash(encoded(value))
+        return _full_hash(encode(value))
     except NotPlain:
         return b""
 
@@ -288,7 +301,7 @@ def digest(value: Any) -> bytes:
 def _fingerprint(value: Any) -> bytes:
     """Return bytes that tell, in this process, whether a value changes."""
     try:
-        return _sampled_hash(value) if _size(value) > SMALL else digest(value)
+        return _sampled_hash(value) if _size(value) > COMPARED_IN_FULL else digest(value)
     except NotPlain:
         return b""
 
@@ -297,10 +310,10 @@ def _sampled_hash(value: Any) -> bytes:
     """Return bytes that tell whether a large value changes.
 
     They depend on its length and some of its elements. For a list they also depend on which objects
-    its elements are, and for an array on a checksum of all of it, up to WHOLE bytes (a second for
-    two gigabytes).
+    its elements are, and for an array on a checksum of all of it, up to MAX_CHECKSUMMED_BYTES (a
+    second for two gigabytes).
     """
-    step = 1 + _size(value) // FEW
+    step = 1 + _size(value) // MAX_ELEMENTS
     checksum: Any = 0
     if isinstance(value, (Tensor, np.ndarray)):
         array = value.detach() if isinstance(value, Tensor) else value
@@ -312,19 +325,23 @@ def _sampled_hash(value: Any) -> bytes:
         ):
             sample = array.view(-1)[::step].cpu()
             all_bytes = array.view(-1).view(torch.uint8)
-            if not array.is_cuda and len(all_bytes) <= WHOLE:
+            if not array.is_cuda and len(all_bytes) <= MAX_CHECKSUMMED_BYTES:
                 checksum = zlib.crc32(all_bytes.numpy())
         elif type(array) is np.ndarray and array.flags.c_contiguous:
             sample = array.reshape(-1)[::step].copy()
-            checksum = zlib.crc32(array.reshape(-1).view(np.uint8)) if array.nbytes <= WHOLE else 0
+            checksum = (
+                zlib.crc32(array.reshape(-1).view(np.uint8))
+                if array.nbytes <= MAX_CHECKSUMMED_BYTES
+                else 0
+            )
         else:
-            return _full_hash(encoded(value))
-        return _full_hash(encoded([sample, list(value.shape), checksum]))
+            return _full_hash(encode(value))
+        return _full_hash(encode([sample, list(value.shape), checksum]))
     if isinstance(value, (str, bytes)):
         return _full_hash(value)
     items = list(value.items() if isinstance(value, dict) else value)
     ids_hash = hash(tuple(map(id, value.values() if isinstance(value, dict) else items)))
-    return _full_hash(encoded([items[::step], len(items), ids_hash]))
+    return _full_hash(encode([items[::step], len(items), ids_hash]))
 
 
 def _full_hash(encoded_value: Any) -> bytes:
@@ -354,7 +371,7 @@ def _update_hash(value: Any, update: Callable[[bytes], None]) -> None:
     else:
         update(
             pickle.dumps(value)
-            if isinstance(value, list) and len(value) > FEW
+            if isinstance(value, list) and len(value) > MAX_ELEMENTS
             else repr(value).encode()
         )
 
@@ -399,7 +416,7 @@ def _set_attribute(owner: Any, name: str, value: Any, settled_ids: set[int]) -> 
     current = (
         closure(owner) if isinstance(owner, types.FunctionType) else getattr(owner, "__dict__", {})
     ).get(name)
-    if name == HYPER and isinstance(current, dict):
+    if name == HYPERPARAMETERS and isinstance(current, dict):
         current.update(value)
         return
     if type(current) is type(value):

@@ -252,9 +252,9 @@ def natural(name: str) -> tuple:
 
 # Lines in which a run says that it is not exact, or not supported.
 NOT_EXACT = re.compile(
-    r"^.*(not that of the interrupted run|no checkpoint can hold|no checkpoint sees|not what "
-    r"it would have been|not exact|cannot be resumed|not supported|as Lightning does; "
-    r"interrupted, it begins anew).*$",
+    r"^.*(not that of the interrupted run|no checkpoint can hold|no checkpoint saves it|differs "
+    r"from that of an uninterrupted run|not exact|cannot be resumed|not supported|as Lightning "
+    r"does; an interruption makes it start anew).*$",
     re.MULTILINE,
 )
 

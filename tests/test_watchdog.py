@@ -1,7 +1,7 @@
 """nodes/watchdog.py and callbacks/heartbeat.py on one node.
 
 What a rank says, and what its silence means. Ranks are connections of this process. When a rank
-dies the kernel closes its connection; here the test does. tests/test_peers.py has several hosts.
+dies the kernel closes its connection; here the test does. tests/test_mesh.py has several hosts.
 """
 
 import os
@@ -19,13 +19,17 @@ from rank_process import may, process
 from sagemaker_lightning.callbacks import heartbeat
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
 from sagemaker_lightning.contract.failures import OUT_OF_MEMORY
-from sagemaker_lightning.nodes.watchdog import Verdict, Watch
+from sagemaker_lightning.nodes.mesh import StopReason
+from sagemaker_lightning.nodes.messages import HostMessage, RankMessage
+from sagemaker_lightning.nodes.watchdog import Watchdog
 
 RANK = "host algo-2, local rank 1"
 OTHER = "host algo-2, local rank 0"
-WORDLESS = f"{RANK} ended without a word"
+WORDLESS = f"{RANK} ended without giving a reason"
 DEAD = f"{WORDLESS}: it was killed, or it crashed"
-AFTER = f"{WORDLESS} after another process of its host: with it, or it was killed or crashed"
+AFTER = (
+    f"{WORDLESS}, after another process of its host: because of that, or it was killed or crashed"
+)
 LOST = "error: lost a peer, or never reached it: ..."
 ENOUGH = 30.0  # seconds; what is waited for comes within one
 # Seconds after which an event that must not come would have come: more than ENDS_BY_ITSELF in these
@@ -33,32 +37,32 @@ ENOUGH = 30.0  # seconds; what is waited for comes within one
 NEVER = 0.45
 
 
-def watched(hosts: tuple[str, ...] = ("algo-2",), **settings) -> Watch:
+def watched(hosts: tuple[str, ...] = ("algo-2",), **settings) -> Watchdog:
     """Return a watch on algo-2 with short deadlines.
 
-    `told` are the verdicts that ended its program.
+    `reasons_given` are the reasons that ended its program.
     """
-    told: list[Verdict] = []
-    made = Watch(
+    reasons: list[StopReason] = []
+    made = Watchdog(
         "algo-2",
         hosts,
         {},
-        on_verdict=told.append,
-        **{"port": free_port(), "appear": 90.0, "silence": 90.0} | settings,
+        on_reason=reasons.append,
+        **{"port": free_port(), "connect_timeout": 90.0, "silence_timeout": 90.0} | settings,
     )
-    made.told = told
+    made.reasons_given = reasons
     return made
 
 
 @pytest.fixture
-def watch(monkeypatch) -> Iterator[Watch]:
+def watch(monkeypatch) -> Iterator[Watchdog]:
     """A watch on the only host of a job."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.2)
     with watched() as made:
         yield made
 
 
-def rank(watch: Watch, name: str = RANK) -> Heartbeat:
+def rank(watch: Watchdog, name: str = RANK) -> Heartbeat:
     """Return the connection of a rank."""
     return Heartbeat(watch.path, name)
 
@@ -80,30 +84,37 @@ def test_a_rank_that_raises_is_quoted(watch):
     line = rank(watch)
     line.failed(f"error: ValueError: boom [{RANK}]")
     die(line)
-    assert comes(lambda: watch.told)
-    assert watch.told == [Verdict(f"a rank failed: ValueError: boom [{RANK}]", here=True)]
-    assert watch.dead is None or watch.dead.why != DEAD  # it has said why
+    assert comes(lambda: watch.reasons_given)
+    assert watch.reasons_given == [
+        StopReason(f"a rank failed: ValueError: boom [{RANK}]", is_local=True)
+    ]
+    assert watch.own_suspicion is None or watch.own_suspicion.why != DEAD  # it has said why
 
 
 def test_a_rank_that_is_told_to_stop(watch):
     rank(watch).stopped("interrupted, resume from step 7")
-    assert comes(lambda: watch.told)
-    assert watch.told == [Verdict("interrupted, resume from step 7", here=True, stopped=True)]
+    assert comes(lambda: watch.reasons_given)
+    assert watch.reasons_given == [
+        StopReason("interrupted, resume from step 7", is_local=True, is_request=True)
+    ]
 
 
 def test_a_rank_that_dies_without_a_word(watch):
     die(rank(watch))
-    assert comes(lambda: watch.told)
-    assert watch.told == [Verdict(DEAD, here=True, doubt=1)] and watch.dead == watch.verdict
+    assert comes(lambda: watch.reasons_given)
+    assert (
+        watch.reasons_given == [StopReason(DEAD, is_local=True, doubt=1)]
+        and watch.own_suspicion == watch.reason
+    )
 
 
 def test_a_rank_whose_launcher_has_ended_is_no_reason(watch):
     """The launcher's exit status says more: the toolkit reads it in the time that is left."""
-    watch.ended = True
+    watch.program_ended()
     die(rank(watch))
-    assert comes(lambda: watch.dead)
-    assert not comes(lambda: watch.verdict, NEVER)
-    assert watch.wait_for_verdict().why == DEAD
+    assert comes(lambda: watch.own_suspicion)
+    assert not comes(lambda: watch.reason, NEVER)
+    assert watch.wait_for_reason().why == DEAD
 
 
 @pytest.mark.parametrize("number", [0, signal.SIGKILL, signal.SIGABRT])
@@ -125,7 +136,7 @@ def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
         os._exit(0)
     try:
         assert os.waitpid(made, 0)[1] & 0x7F == number
-        assert comes(lambda: watch.verdict) and watch.verdict.why.startswith(WORDLESS)
+        assert comes(lambda: watch.reason) and watch.reason.why.startswith(WORDLESS)
     finally:
         for descriptor in (*gate, *held):
             os.close(descriptor)
@@ -139,7 +150,7 @@ def test_no_reason_to_end(watch, act):
     line = rank(watch)
     act(line)
     die(line)
-    assert not comes(lambda: watch.verdict or watch.dead or watch.told, NEVER)
+    assert not comes(lambda: watch.reason or watch.own_suspicion or watch.reasons_given, NEVER)
 
 
 ENDS = {
@@ -160,8 +171,8 @@ ENDS = {
 def test_how_a_rank_ended(watch, code, why, doubt):
     with process(watch.path, RANK, code) as started:
         may(started)
-        assert comes(lambda: watch.verdict)
-        assert watch.verdict == Verdict(why, here=True, doubt=doubt)
+        assert comes(lambda: watch.reason)
+        assert watch.reason == StopReason(why, is_local=True, doubt=doubt)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +181,7 @@ def test_how_a_rank_ended(watch, code, why, doubt):
 def test_a_rank_that_was_told_to_stop_before_it_could_say_so_is_no_reason(watch, code):
     with process(watch.path, RANK, code) as started:
         may(started)
-        assert not comes(lambda: watch.dead or watch.verdict, NEVER)
+        assert not comes(lambda: watch.own_suspicion or watch.reason, NEVER)
 
 
 @pytest.mark.parametrize("end", ["os.abort()", "say(failed='error: lost a peer'); os._exit(1)"])
@@ -185,30 +196,30 @@ def test_a_rank_that_its_launcher_takes_with_it(watch, end):
     with process(watch.path, OTHER, code) as started:
         may(started)
         # The loop knows which launcher the rank has.
-        assert comes(lambda: watch.peers.status == f"{RANK} is there")
+        assert comes(lambda: watch.mesh.status == f"{RANK} is there")
         may(started)
-        assert comes(lambda: watch.dead)
-        assert watch.dead == Verdict(AFTER, here=True, doubt=2)
+        assert comes(lambda: watch.own_suspicion)
+        assert watch.own_suspicion == StopReason(AFTER, is_local=True, doubt=2)
 
 
 def test_of_the_ranks_of_a_host_the_one_that_ended_first_is_the_reason(watch):
     die(rank(watch))
-    assert comes(lambda: watch.dead)
-    first = watch.dead
+    assert comes(lambda: watch.own_suspicion)
+    first = watch.own_suspicion
     for number in (0, 2, 3):
         die(rank(watch, f"host algo-2, local rank {number}"))
-    assert comes(lambda: watch.verdict)
-    assert watch.verdict == watch.dead == first == Verdict(DEAD, here=True, doubt=1)
+    assert comes(lambda: watch.reason)
+    assert watch.reason == watch.own_suspicion == first == StopReason(DEAD, is_local=True, doubt=1)
 
 
 def test_a_launcher_that_ends_after_a_rank_that_it_took_with_it_is_the_reason(watch):
     watch.loop.call_soon_threadsafe(
-        lambda: watch.loop.create_task(watch._suspect(RANK, None, alone=False))
+        lambda: watch.loop.create_task(watch._suspect(RANK, None, is_first=False))
     )
-    assert comes(lambda: watch.dead)
+    assert comes(lambda: watch.own_suspicion)
     die(rank(watch, OTHER))
-    assert comes(lambda: watch.verdict)
-    assert watch.verdict.why == DEAD.replace(RANK, OTHER)
+    assert comes(lambda: watch.reason)
+    assert watch.reason.why == DEAD.replace(RANK, OTHER)
 
 
 def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
@@ -221,12 +232,12 @@ def test_a_rank_that_dies_before_the_one_that_misses_it(watch):
     second = rank(watch, OTHER)
     seen = threading.Event()
     watch.loop.call_soon_threadsafe(seen.wait)
-    first._say(status="step 7")
+    first._send(RankMessage(status="step 7"))
     die(first)
     second.failed(LOST)
     seen.set()
-    assert comes(lambda: watch.verdict) and watch.bereft
-    assert watch.verdict == Verdict(DEAD, here=True, doubt=1)
+    assert comes(lambda: watch.reason) and watch.lost_peer
+    assert watch.reason == StopReason(DEAD, is_local=True, doubt=1)
 
 
 def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
@@ -234,20 +245,20 @@ def test_a_rank_that_dies_after_one_has_lost_a_peer(watch):
     first = rank(watch)
     second = rank(watch, OTHER)
     second.failed(LOST)
-    assert comes(lambda: watch.bereft)
+    assert comes(lambda: watch.lost_peer)
     die(first)
-    assert comes(lambda: watch.verdict)
-    assert watch.verdict == Verdict(AFTER, here=True, doubt=2)
+    assert comes(lambda: watch.reason)
+    assert watch.reason == StopReason(AFTER, is_local=True, doubt=2)
 
 
 @pytest.mark.parametrize("act", [lambda line: line.failed(LOST), die], ids=["lost a peer", "died"])
 def test_a_rank_that_its_launcher_stops_as_another_one_has_ended_is_no_stop(watch, act):
     act(rank(watch))
-    assert comes(lambda: watch.bereft or watch.dead)
+    assert comes(lambda: watch.lost_peer or watch.own_suspicion)
     rank(watch, OTHER).stopped(
         "interrupted, resume from step 0: SIGTERM; it came while nothing was being trained"
     )
-    assert not comes(lambda: watch.verdict and watch.verdict.stopped, NEVER)
+    assert not comes(lambda: watch.reason and watch.reason.is_request, NEVER)
 
 
 @pytest.mark.parametrize(
@@ -261,10 +272,10 @@ def test_an_exception_after_a_rank_has_died(watch, code, expected):
     """The death is the reason, unless the death itself may have another cause."""
     with process(watch.path, RANK, code) as started:
         may(started)
-        assert comes(lambda: watch.dead)
+        assert comes(lambda: watch.own_suspicion)
         rank(watch, OTHER).failed("error: boom")
-        assert comes(lambda: watch.verdict)
-        assert expected in watch.verdict.why
+        assert comes(lambda: watch.reason)
+        assert expected in watch.reason.why
 
 
 @pytest.mark.slow
@@ -275,24 +286,24 @@ def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(mon
         first = rank(watch, OTHER)
         second = rank(watch)
         first.failed(LOST)
-        assert comes(lambda: watch.bereft)
+        assert comes(lambda: watch.lost_peer)
         die(second)
-        assert comes(lambda: watch.dead)
-        assert not comes(lambda: watch.due or watch.verdict, 2 * 0.5)
-        assert watch.wait_for_verdict().why == AFTER
+        assert comes(lambda: watch.own_suspicion)
+        assert not comes(lambda: watch.has_waited or watch.reason, 2 * 0.5)
+        assert watch.wait_for_reason().why == AFTER
 
 
-def test_that_time_is_within_the_wait_for_a_verdict(monkeypatch):
-    """A program that waits hears of the dead rank in time, however long the last words may take."""
+def test_that_time_is_within_the_wait_for_a_reason(monkeypatch):
+    """A program that waits hears of the dead rank in time, however long better reasons may take."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.4)
-    with watched(("algo-1", "algo-2"), silence=0.5) as watch:
-        watch.ended = True
+    with watched(("algo-1", "algo-2"), silence_timeout=0.5) as watch:
+        watch.program_ended()
         rank(watch).failed(LOST)
-        assert comes(lambda: watch.bereft)
+        assert comes(lambda: watch.lost_peer)
         die(rank(watch))
         # After 0.5 s of 0.9 s, and not after 3 * 0.4 s.
-        assert watch.wait_for_verdict() == Verdict(AFTER, here=True, doubt=2)
-        assert watch.due
+        assert watch.wait_for_reason() == StopReason(AFTER, is_local=True, doubt=2)
+        assert watch.has_waited
 
 
 def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
@@ -301,11 +312,11 @@ def test_on_the_only_host_nobody_is_waited_for(monkeypatch):
         line = rank(watch)
         line.failed(LOST)
         die(line)
-        assert comes(lambda: watch.bereft)
-        assert watch.wait_for_verdict() is None  # at once
+        assert comes(lambda: watch.lost_peer)
+        assert watch.wait_for_reason() is None  # at once
         die(rank(watch))
-        assert comes(lambda: watch.dead)
-        assert watch.wait_for_verdict() == watch.dead
+        assert comes(lambda: watch.own_suspicion)
+        assert watch.wait_for_reason() == watch.own_suspicion
 
 
 def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
@@ -316,7 +327,7 @@ def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
         process(watch.path, RANK, ENDS["killed"][0]) as started,
     ):
         may(started)
-        assert watch.wait_for_verdict().why == ENDS["killed"][1]
+        assert watch.wait_for_reason().why == ENDS["killed"][1]
 
 
 @pytest.mark.slow
@@ -325,28 +336,30 @@ def test_a_launcher_whose_rank_is_dead_is_left_time_to_end_by_itself(monkeypatch
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
     with watched(("algo-1", "algo-2")) as watch:
         rank(watch).failed("error: boom")
-        assert comes(lambda: "failed" in watch.peers.last)
-        assert watch.peers.last == {"status": watch.peers.status, "failed": "a rank failed: boom"}
-        assert watch.told == []
-        assert comes(lambda: watch.told)
+        assert comes(lambda: watch.mesh.sent.failed)
+        assert watch.mesh.sent == HostMessage(
+            status=watch.mesh.status, failed="a rank failed: boom"
+        )
+        assert watch.reasons_given == []
+        assert comes(lambda: watch.reasons_given)
 
 
-def test_the_first_reason_is_the_verdict(watch):
+def test_the_first_reason_counts(watch):
     rank(watch).failed("error: boom")
-    assert comes(lambda: watch.verdict)
+    assert comes(lambda: watch.reason)
     rank(watch).stopped("interrupted")
     die(rank(watch))
     assert (
-        not comes(lambda: watch.verdict.why != "a rank failed: boom", NEVER)
-        and len(watch.told) == 1
+        not comes(lambda: watch.reason.why != "a rank failed: boom", NEVER)
+        and len(watch.reasons_given) == 1
     )
 
 
 def test_who_fails_by_itself_is_not_told_to_end(watch):
-    watch.fail("the program cannot be had", stopped=False)
-    assert comes(lambda: watch.verdict)
-    assert watch.verdict == Verdict("the program cannot be had", here=True)
-    assert not comes(lambda: watch.told, NEVER)
+    watch.fail("the program cannot be had", is_request=False)
+    assert comes(lambda: watch.reason)
+    assert watch.reason == StopReason("the program cannot be had", is_local=True)
+    assert not comes(lambda: watch.reasons_given, NEVER)
 
 
 def test_the_step_is_said_once_a_second(watch, monkeypatch):
@@ -355,9 +368,9 @@ def test_the_step_is_said_once_a_second(watch, monkeypatch):
     line = rank(watch)
     trainer = SimpleNamespace(current_epoch=1, global_step=7)
     line.on_train_batch_start(trainer, None, None, 0)
-    assert comes(lambda: watch.peers.status == "epoch 2, step 7")
+    assert comes(lambda: watch.mesh.status == "epoch 2, step 7")
     said = []
-    monkeypatch.setattr(line, "_say", lambda **message: said.append((clock.now, message["status"])))
+    monkeypatch.setattr(line, "_send", lambda message: said.append((clock.now, message.status)))
     for clock.now in (100.5, 100.99, 101.0, 101.5, 102.5):
         trainer.global_step += 1
         line.on_train_batch_start(trainer, None, None, 0)

@@ -1,4 +1,4 @@
-"""N ranks compute what one process would, and agree before they start.
+"""callbacks/rank_consistency.py: N ranks compute what one process would, and agree.
 
 Their learning rate follows their number.
 """

@@ -1,4 +1,4 @@
-"""A killed run of the tests leaves nothing behind: tests/sweeper.py.
+"""tests/sweeper.py: a killed run of the tests leaves nothing behind.
 
 That is no process, container, network or mount.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from containers import ROOT, docker, no_engine
 from environments import python_of
-from test_watch import comes
+from test_watchdog import comes
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 

@@ -1,4 +1,4 @@
-"""A process leaves out what most jobs do not need and would pay for at the start."""
+"""compat/overhead.py and imports: a process leaves out what most jobs do not need."""
 
 import os
 import re
@@ -18,7 +18,7 @@ FAULTS = """
 import resource, sys, torch
 from sagemaker_lightning.process import allocator
 if sys.argv[1:]:
-    allocator.keep_freed()
+    allocator.keep_freed_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 torch.ones(10_000_000)
@@ -42,14 +42,14 @@ import torch
 import re
 from pathlib import Path
 from sagemaker_lightning.process import allocator
-allocator.keep_freed()
+allocator.keep_freed_memory()
 def resident():  # without the files' pages, which the kernel takes back when it likes
     return int(re.search(r"RssAnon:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
 before = resident()
 some = [torch.ones(10_000_000) for _ in range(4)]
 del some[:3]  # in the middle of the heap
 kept = resident()
-allocator.give_back()
+allocator.return_freed_memory()
 print(kept - before, resident() - before)
 """
 
@@ -75,7 +75,7 @@ print(scipy.signal.windows.hamming(3)[1])
 MEANWHILE = """
 import sys, threading
 from sagemaker_lightning.compat import overhead
-overhead.skip_signal()
+overhead.skip_scipy_signal()
 done = []
 def import_others():
     import boto3, botocore.exceptions, scipy.signal.windows
@@ -91,7 +91,7 @@ LEFT_AS_IT_IS = """
 import os, sys
 os.environ["SAGEMAKER_LIGHTNING_TRIM"] = "0"
 from sagemaker_lightning.compat import overhead
-overhead.skip_signal()
+overhead.skip_scipy_signal()
 import torchmetrics
 assert "scipy.signal" in sys.modules
 from lightning_fabric.utilities import cloud_io

@@ -164,7 +164,7 @@ def test_no_worker_outlives_its_loaders(options):
 @pytest.mark.parametrize("options, begin_anew", [({}, 1), (STATE, 0)])
 def test_workers_that_stay_are_said_to_begin_anew(capsys, options, begin_anew):
     begin(made("resumable", **TWO, **options, persistent=True))
-    said = "persistent_workers: those of streams.Resumable begin anew with each epoch"
+    said = "persistent_workers: the workers of streams.Resumable start anew with each epoch"
     assert capsys.readouterr().out.count(said) == begin_anew
 
 
@@ -283,7 +283,7 @@ def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():
     both, fetcher = begin(make)
     both.begin(fetcher, 0, 0)
     assert both.why.endswith("Thing, which no checkpoint can hold") and both.why.startswith(
-        "a batch holds a test_placed."
+        "a batch holds a test_epoch_loaders."
     )
 
 
@@ -314,9 +314,9 @@ def test_what_is_made_without_a_seed_follows_from_what_is_drawn():
 
     import numpy as np
 
-    from sagemaker_lightning.compat.random_generators import without_entropy
+    from sagemaker_lightning.compat.random_generators import replace_entropy
 
-    without_entropy(unseeded.bits)
+    replace_entropy(unseeded.bits)
 
     def made() -> list[float]:
         seed_all("sample", 1)

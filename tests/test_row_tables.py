@@ -1,4 +1,4 @@
-"""Rows from files: .npy and Parquet, and errors in such files."""
+"""rows/table.py: rows from .npy and Parquet files, and errors in such files."""
 
 import numpy as np
 import pyarrow

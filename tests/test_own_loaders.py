@@ -1,4 +1,4 @@
-"""Loaders that go their own way, and what datasets hold.
+"""Users' own loaders, streams and stateful datasets, interrupted and resumed.
 
 A stopped run ends with the weights of an uninterrupted one.
 """
@@ -183,12 +183,14 @@ def test_what_cannot_be_drawn_again_is_resumed_at_epochs_ends(tmp_path):
     said = "streams.Unsteady draws other batches each time"
     assert (
         run.said.count(
-            f"{said}: checkpoints are saved at epochs' ends only, and a stop goes back there\n"
+            f"{said}: checkpoints are saved only at the end of an epoch, and a stopped run goes "
+            "back to the last one\n"
         )
         == 1
     )
     assert (
-        f"step-000000010.ckpt is whole; {said}, so that it goes back to an epoch's end" in run.said
+        f"step-000000010.ckpt is complete; {said}, so the run goes back to the end of an epoch"
+        in run.said
     )
     assert [path.name for path in tmp_path.rglob("step-*.ckpt")] == ["step-000000010.ckpt"]
     run.finish()
@@ -216,8 +218,8 @@ def test_what_a_stream_has_given_is_left_out(tmp_path, ranks):
     run.finish()
     assert steps(run) == steps(alone) == (18 if ranks else 30)
     said = (
-        r"^the training data has no positions \(streams\.Sharded\): the 4 batches before this "
-        r"one were drawn again, in "
+        r"^the training data cannot start at a batch \(streams\.Sharded\): the 4 batches before "
+        r"this one were drawn again, in "
     )
     assert len(re.findall(rf"{said}\d+\.\d s$", run.said, re.M)) == 1, run.said
 
@@ -250,7 +252,8 @@ def test_what_workers_change_is_said(tmp_path):
     run = Run(tmp_path, *data("growing", TWO), "--trainer.max_epochs=2")
     run.finish()
     assert (
-        run.said.count("Growing.seen changes in the data workers, where no checkpoint sees it") == 1
+        run.said.count("Growing.seen changes in the data workers, where no checkpoint saves it")
+        == 1
     )
     run = Run(
         tmp_path / "without",

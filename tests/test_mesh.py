@@ -27,8 +27,8 @@ from sagemaker_lightning.callbacks.heartbeat import Heartbeat
 from sagemaker_lightning.contract import deadlines
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.nodes import mesh
-from sagemaker_lightning.nodes.mesh import Peers, Verdict
-from sagemaker_lightning.nodes.watchdog import Watch
+from sagemaker_lightning.nodes.mesh import Mesh, StopReason
+from sagemaker_lightning.nodes.watchdog import Watchdog
 
 ENOUGH = 30.0  # seconds; what is waited for comes within a few
 SILENCE = 1.5
@@ -44,15 +44,15 @@ def comes(condition: Callable[[], object], limit: float = ENOUGH) -> bool:
 
 
 class Hosts:
-    """The hosts that are up, and the verdicts that ended others."""
+    """The hosts that are up, and the reasons that ended others."""
 
     def __init__(self, stack: ExitStack, network: str) -> None:
         self.stack = stack
         self.network = network
         self.port = free_port()
         self.names: dict[str, str] = {}
-        self.up: dict[str, Watch] = {}
-        self.ended: dict[str, list[Verdict]] = {}
+        self.up: dict[str, Watchdog] = {}
+        self.ended: dict[str, list[StopReason]] = {}
         self.left: dict[str, bool] = {}
         self.work = stack.enter_context(ThreadPoolExecutor())
 
@@ -60,7 +60,9 @@ class Hosts:
         """Return the address of a host."""
         return f"{self.network}.{int(name.removeprefix('algo-')) + 1}"
 
-    def start(self, *names: str, hosts=ALL, told: Mapping = {}, first=None, **settings) -> None:
+    def start(
+        self, *names: str, hosts=ALL, settings_of_host: Mapping = {}, first=None, **settings
+    ) -> None:
         """Start the watches of hosts, whose names resolve from now on.
 
         Each host calls `first` in its thread before anything else.
@@ -68,9 +70,13 @@ class Hosts:
         for name in names:
             self.names.setdefault(name, self.address(name))
             self.ended[name] = []
-            settings = {"port": self.port, "appear": 60.0, "silence": SILENCE} | settings
-            watch = self.up[name] = Watch(
-                name, hosts, told, on_verdict=self.ended[name].append, **settings
+            settings = {
+                "port": self.port,
+                "connect_timeout": 60.0,
+                "silence_timeout": SILENCE,
+            } | settings
+            watch = self.up[name] = Watchdog(
+                name, hosts, settings_of_host, on_reason=self.ended[name].append, **settings
             )
             if first:
                 watch.loop.call_soon(first)
@@ -89,13 +95,13 @@ class Hosts:
 
     def meet(self) -> None:
         """Wait until all hosts that are up have heard of one another."""
-        everyone = [peer for watch in self.up.values() for peer in watch.peers.others.values()]
-        assert comes(lambda: all(peer.heard for peer in everyone))
+        everyone = [peer for watch in self.up.values() for peer in watch.mesh.others.values()]
+        assert comes(lambda: all(peer.last_heard for peer in everyone))
 
-    def verdicts(self, *names: str) -> list[str | None]:
-        """Return the verdicts on hosts, and wait long enough for them."""
-        comes(lambda: all(self.up[name].verdict for name in names))
-        return [self.up[name].verdict and self.up[name].verdict.why for name in names]
+    def reasons(self, *names: str) -> list[str | None]:
+        """Return the reasons of hosts to end, and wait long enough for them."""
+        comes(lambda: all(self.up[name].reason for name in names))
+        return [self.up[name].reason and self.up[name].reason.why for name in names]
 
     def freeze(self, name: str) -> threading.Event:
         """Stop a host's loop until the returned event is set."""
@@ -144,25 +150,25 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     first = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_ready)
     hosts.start("algo-3")
     others = [first, hosts.work.submit(hosts.up["algo-3"].wait_until_all_are_ready)]
-    assert comes(lambda: hosts.up["algo-2"].peers.others["algo-3"].ready)
+    assert comes(lambda: hosts.up["algo-2"].mesh.others["algo-3"].ready)
     # And a host that waits is not taken for lost.
     assert not comes(lambda: any(one.done() for one in others), SILENCE * 1.3)
-    assert "does not resolve" not in hosts.up["algo-2"].peers.others["algo-1"].problem
+    assert "does not resolve" not in hosts.up["algo-2"].mesh.others["algo-1"].problem
     hosts.start("algo-1")
     assert hosts.up["algo-1"].wait_until_all_are_ready() is None
     assert [one.result(ENOUGH) for one in others] == [None, None]
 
     ended = hosts.work.submit(hosts.up["algo-1"].wait_until_all_are_done)
     second = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_done)
-    assert comes(lambda: hosts.up["algo-3"].peers.others["algo-1"].done)
+    assert comes(lambda: hosts.up["algo-3"].mesh.others["algo-1"].done)
     assert not comes(lambda: ended.done() or second.done(), 0.3)
-    assert hosts.up["algo-3"].peers.others["algo-1"].status == "its program had ended well"
+    assert hosts.up["algo-3"].mesh.others["algo-1"].status == "its program had ended well"
     assert hosts.up["algo-3"].wait_until_all_are_done() is None
     gone = hosts.leave("algo-3")
     assert (ended.result(ENOUGH), second.result(ENOUGH)) == (None, None)
     for one in (gone, hosts.leave("algo-1")):
         one.result(ENOUGH)
-    assert all(watch.verdict is None for watch in hosts.up.values()) and not any(
+    assert all(watch.reason is None for watch in hosts.up.values()) and not any(
         hosts.ended.values()
     )
 
@@ -172,8 +178,8 @@ def test_a_host_that_never_appears(hosts, known):
     """Whoever looked says what it found out; hosts call those before them in the list."""
     if known:
         hosts.names["algo-2"] = hosts.address("algo-2")  # where nothing listens
-    hosts.start("algo-1", "algo-3", hosts=(*ALL, "algo-4"), appear=0.6)
-    first, third = hosts.verdicts("algo-1", "algo-3")
+    hosts.start("algo-1", "algo-3", hosts=(*ALL, "algo-4"), connect_timeout=0.6)
+    first, third = hosts.reasons("algo-1", "algo-3")
     assert first.startswith("host algo-2 did not appear within 1 s: ")
     assert third.startswith("host algo-2 did not appear within 1 s: ")
     found = {
@@ -187,34 +193,32 @@ def test_a_host_that_never_appears(hosts, known):
     else:
         assert found == {"its name does not resolve (Name or service not known)"}
     assert "SAGEMAKER_LIGHTNING_RENDEZVOUS_TIMEOUT" in first
-    assert hosts.up["algo-1"].verdict.here is hosts.up["algo-1"].verdict.stopped is False
+    assert hosts.up["algo-1"].reason.is_local is hosts.up["algo-1"].reason.is_request is False
     assert comes(lambda: len(hosts.ended["algo-1"]) == 1)  # at once: nobody waits for it
 
 
 def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
     hosts.names["algo-1"] = hosts.address("algo-1")
-    hosts.start("algo-2", hosts=ALL[:2], appear=0.6)
-    assert f"but it does not answer on port {hosts.port} (" in hosts.verdicts("algo-2")[0]
-    hosts.start("algo-1", hosts=("algo-1", "algo-9"), appear=0.1)
+    hosts.start("algo-2", hosts=ALL[:2], connect_timeout=0.6)
+    assert f"but it does not answer on port {hosts.port} (" in hosts.reasons("algo-2")[0]
+    hosts.start("algo-1", hosts=("algo-1", "algo-9"), connect_timeout=0.1)
     hosts.names["algo-9"] = hosts.address("algo-9")
-    assert (
-        "its name is that of 127.77.0.10, but it never called; see" in hosts.verdicts("algo-1")[0]
-    )
+    assert "its name is that of 127.77.0.10, but it never called; see" in hosts.reasons("algo-1")[0]
 
 
 @pytest.mark.slow
 def test_a_host_that_goes_quiet(hosts):
     hosts.start(*ALL)
     hosts.meet()
-    hosts.up["algo-3"].peers.status = "epoch 2, step 7"
-    seen = [hosts.up[name].peers.others["algo-3"] for name in ALL[:2]]
+    hosts.up["algo-3"].mesh.set_status("epoch 2, step 7")
+    seen = [hosts.up[name].mesh.others["algo-3"] for name in ALL[:2]]
     assert comes(lambda: all(peer.status == "epoch 2, step 7" for peer in seen))
     going_on = hosts.freeze("algo-3")
     time.sleep(SILENCE / 3)  # a short silence is no failure
     going_on.set()
-    assert not comes(lambda: any(watch.verdict for watch in hosts.up.values()), SILENCE)
+    assert not comes(lambda: any(watch.reason for watch in hosts.up.values()), SILENCE)
     hosts.freeze("algo-3")
-    for why in hosts.verdicts("algo-1", "algo-2"):
+    for why in hosts.reasons("algo-1", "algo-2"):
         assert why.startswith("lost algo-3: nothing was heard of it any more; last heard ")
         assert why.endswith(" s ago: epoch 2, step 7")
     assert comes(lambda: hosts.ended["algo-1"] and hosts.ended["algo-2"])
@@ -222,28 +226,28 @@ def test_a_host_that_goes_quiet(hosts):
 
 @pytest.mark.slow
 def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts, monkeypatch):
-    """The wait for a verdict is longer than the silence after which there is one."""
+    """The wait for a reason is longer than the silence after which there is one."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 1.0)
     hosts.start(*ALL[:2], hosts=ALL[:2])
     hosts.meet()
-    assert hosts.up["algo-1"].wait_for_verdict() is None  # and the wait ends if there is no verdict
+    assert hosts.up["algo-1"].wait_for_reason() is None  # and the wait ends without one
     hosts.freeze("algo-2")
     assert (
         hosts.up["algo-1"]
-        .wait_for_verdict()
+        .wait_for_reason()
         .why.startswith("lost algo-2: nothing was heard of it any more")
     )
 
 
 def test_a_connection_that_breaks_off(hosts):
     """As when a machine is switched off while its network lives: no silence has to pass."""
-    hosts.start(*ALL, silence=60.0)
+    hosts.start(*ALL, silence_timeout=60.0)
     hosts.meet()
     lost = hosts.up["algo-2"]
     lost.loop.call_soon_threadsafe(
-        lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()]
+        lambda: [peer.writer.transport.abort() for peer in lost.mesh.others.values()]
     )
-    for why in hosts.verdicts("algo-1", "algo-3"):
+    for why in hosts.reasons("algo-1", "algo-3"):
         assert why.startswith(
             "lost algo-2: its connection broke off; last heard 0 s ago: it was preparing its "
             "program"
@@ -251,27 +255,39 @@ def test_a_connection_that_breaks_off(hosts):
 
 
 CONTRADICTIONS = {
-    "a value": ({"a": "4", "b": "x"}, {"a": "8", "b": "x"}, "a is 4 and 8"),
-    "two values": ({"b": "1", "a": "1"}, {"a": "2", "b": "2"}, "a is 1 and 2; b is 1 and 2"),
-    "one that only one has": ({"a": "1", "b": "2"}, {"a": "1"}, "b is 2 and (none)"),
-    "a long one": ({"a": "x" * 100}, {"a": "y" * 100}, f"a is {'x' * 80} and {'y' * 80}"),
+    "a value": ({"a": "4", "b": "x"}, {"a": "8", "b": "x"}, "a is 4 on algo-1, 8 on algo-2"),
+    "two values": (
+        {"b": "1", "a": "1"},
+        {"a": "2", "b": "2"},
+        "a is 1 on algo-1, 2 on algo-2; b is 1 on algo-1, 2 on algo-2",
+    ),
+    "one that only one has": (
+        {"a": "1", "b": "2"},
+        {"a": "1"},
+        "b is 2 on algo-1, (none) on algo-2",
+    ),
+    "a long one": (
+        {"a": "x" * 100},
+        {"a": "y" * 100},
+        f"a is {'x' * 80} on algo-1, {'y' * 80} on algo-2",
+    ),
 }
 
 
 @pytest.mark.parametrize(("one", "other", "says"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_hosts_that_were_told_different_things(hosts, one, other, says):
-    hosts.start("algo-1", told=one, hosts=ALL[:2])
-    hosts.start("algo-2", told=other, hosts=ALL[:2])
-    why = f"hosts algo-1 and algo-2 were told different things: {says}; start all with the same"
-    assert hosts.verdicts("algo-1", "algo-2") == [why, why]  # in this order on all hosts
+def test_hosts_with_different_settings(hosts, one, other, says):
+    hosts.start("algo-1", settings_of_host=one, hosts=ALL[:2])
+    hosts.start("algo-2", settings_of_host=other, hosts=ALL[:2])
+    why = f"hosts have different settings: {says}; start all hosts with the same"
+    assert hosts.reasons("algo-1", "algo-2") == [why, why]  # in this order on all hosts
     assert (
-        not hosts.up["algo-1"].verdict.here
+        not hosts.up["algo-1"].reason.is_local
         and hosts.up["algo-2"].wait_until_all_are_ready().why == why
     )
 
 
 def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
-    """Hosts compare all that the job was told, with secrets masked.
+    """Hosts compare all settings of the job, with secrets masked.
 
     And they compare how long a program may take to end.
     """
@@ -290,62 +306,68 @@ def test_what_the_toolkit_has_hosts_compare(monkeypatch, tmp_path):
     )
     graces: list[float] = []
     given = {"data.batch_size": "4", "api_token": "a"}
-    watch = toolkit_hook._watch(here, given, SimpleNamespace(end=graces.append))
+    watch = toolkit_hook._watchdog(here, given, SimpleNamespace(terminate=graces.append))
     watch.loop.close()
-    assert watch.peers.told == {
+    assert watch.mesh.settings == {
         "the list of hosts": "algo-1, algo-2",
         "the program's version": "1.2",
         "the program": "app/train_torchrun.py",
         "hyperparameter data.batch_size": "4",
         "hyperparameter api_token": "******",
     }
-    assert (watch.peers.host, set(watch.peers.others), watch.peers.before) == (
+    assert (watch.mesh.host, set(watch.mesh.others), watch.mesh.called_hosts) == (
         "algo-2",
         {"algo-1"},
         ("algo-1",),
     )
-    assert (watch.peers.port, watch.peers.appear, watch.peers.silence) == (29501, 40.0, 6.0)
+    assert (watch.mesh.port, watch.mesh.connect_timeout, watch.mesh.silence_timeout) == (
+        29501,
+        40.0,
+        6.0,
+    )
     for stopped in (False, True):
-        watch.on_verdict(Verdict("why", here=False, stopped=stopped))
+        watch.on_reason(StopReason("why", is_local=False, is_request=stopped))
     assert graces == [2.0, deadlines.HOOK_KILLS]
-    alone = toolkit_hook._watch(
-        replace(here, current_host="algo-9"), given, SimpleNamespace(end=graces.append)
+    alone = toolkit_hook._watchdog(
+        replace(here, current_host="algo-9"), given, SimpleNamespace(terminate=graces.append)
     )
     alone.loop.close()
-    assert alone.peers.others == {}  # it takes no part in the training
+    assert alone.mesh.others == {}  # it takes no part in the training
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_last_words_of_a_host_that_fails(hosts, stopped):
+def test_the_reason_of_a_host_that_fails(hosts, stopped):
     """It says why and leaves; hosts that appear later hear the reason from the others."""
     hosts.start(*ALL[:2])
-    assert comes(lambda: hosts.up["algo-1"].peers.others["algo-2"].heard)
-    hosts.up["algo-2"].fail("host algo-2: boom", stopped=stopped)
+    assert comes(lambda: hosts.up["algo-1"].mesh.others["algo-2"].last_heard)
+    hosts.up["algo-2"].fail("host algo-2: boom", is_request=stopped)
     hosts.leave("algo-2").result(ENOUGH)
-    assert hosts.verdicts("algo-1") == ["host algo-2: boom"]
-    assert hosts.up["algo-1"].verdict == Verdict("host algo-2: boom", here=False, stopped=stopped)
+    assert hosts.reasons("algo-1") == ["host algo-2: boom"]
+    assert hosts.up["algo-1"].reason == StopReason(
+        "host algo-2: boom", is_local=False, is_request=stopped
+    )
     assert comes(lambda: hosts.ended["algo-1"]) and not hosts.ended["algo-2"]
     hosts.start("algo-3")
-    assert hosts.verdicts("algo-3") == ["host algo-2: boom"]
-    assert hosts.up["algo-3"].verdict.stopped is stopped
+    assert hosts.reasons("algo-3") == ["host algo-2: boom"]
+    assert hosts.up["algo-3"].reason.is_request is stopped
 
 
-def test_last_words_are_waited_for(hosts, monkeypatch):
-    """A host that fails stays until its last words were heard, but not for ever.
+def test_a_host_that_leaves_waits_until_its_reason_is_read(hosts, monkeypatch):
+    """A host that fails stays until its reason was read, but not for ever.
 
     A container's network is gone when the container ends; so the host waits until those that listen
     have hung up.
     """
     monkeypatch.setattr("sagemaker_lightning.nodes.mesh.ENDS_BY_ITSELF", 60.0)
-    hosts.start(*ALL, silence=60.0)
+    hosts.start(*ALL, silence_timeout=60.0)
     hosts.meet()
     going_on = hosts.freeze("algo-1")
-    hosts.up["algo-3"].fail("boom", stopped=False)
+    hosts.up["algo-3"].fail("boom", is_request=False)
     left = hosts.leave("algo-3")
     assert not comes(left.done, 0.4)
     going_on.set()
     left.result(ENOUGH)
-    assert hosts.verdicts("algo-1", "algo-2") == ["boom", "boom"]
+    assert hosts.reasons("algo-1", "algo-2") == ["boom", "boom"]
 
     monkeypatch.setattr("sagemaker_lightning.nodes.mesh.ENDS_BY_ITSELF", 0.3)
     hosts.freeze("algo-1")
@@ -362,7 +384,7 @@ class Ranks:
 
     def __init__(self, hosts: Hosts) -> None:
         self.hosts = hosts
-        hosts.start(*ALL[:2], hosts=ALL[:2], silence=60.0)
+        hosts.start(*ALL[:2], hosts=ALL[:2], silence_timeout=60.0)
         hosts.meet()
         self.lines = {}
         for host in hosts.up:
@@ -373,7 +395,7 @@ class Ranks:
     def lose(self, host: str, number: int) -> None:
         """Have a rank say that it lost a peer."""
         self.lines[host, number].failed(LOST)
-        assert comes(lambda: self.hosts.up[f"algo-{host}"].bereft)
+        assert comes(lambda: self.hosts.up[f"algo-{host}"].lost_peer)
 
     def die(self, host: str, number: int) -> None:
         """Break the connection of a rank, as its death does."""
@@ -382,20 +404,20 @@ class Ranks:
     def suspected(self, number: int) -> None:
         """Wait until both hosts have heard of this many suspicions."""
         assert comes(
-            lambda: all(len(watch.suspected) == number for watch in self.hosts.up.values())
+            lambda: all(len(watch.suspicions) == number for watch in self.hosts.up.values())
         )
 
     def reasons(self) -> list[str]:
         """Have both programs end with a lost peer, and return the reasons that the hosts give."""
         for watch in self.hosts.up.values():
-            watch.ended = True
+            watch.program_ended()
         waits = [self.hosts.work.submit(self._wait, watch) for watch in self.hosts.up.values()]
         return [wait.result(ENOUGH) for wait in waits]
 
-    def _wait(self, watch: Watch) -> str:
-        verdict = watch.wait_for_verdict()
-        watch.fail(verdict.why, stopped=False)  # as sagemaker_lightning/launch/toolkit_hook.py does
-        return verdict.why
+    def _wait(self, watch: Watchdog) -> str:
+        reason = watch.wait_for_reason()
+        watch.fail(reason.why, is_request=False)  # as launch/toolkit_hook.py does
+        return reason.why
 
 
 @pytest.fixture
@@ -420,10 +442,11 @@ def test_a_rank_that_its_launcher_took_with_it_is_not_the_reason(ranks, ended):
     ranks.die("2", 1)
     ranks.lose("2", 0)
     ranks.die("2", 0)
-    found = ranks.reasons() if ended else ranks.hosts.verdicts(*ALL[:2])
+    found = ranks.reasons() if ended else ranks.hosts.reasons(*ALL[:2])
     assert (
         found
-        == ["host algo-2, local rank 1 ended without a word: it was killed, or it crashed"] * 2
+        == ["host algo-2, local rank 1 ended without giving a reason: it was killed, or it crashed"]
+        * 2
     )
 
 
@@ -437,15 +460,15 @@ def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_i
         going_on = ranks.hosts.freeze("algo-2")
         may(dead)
         may(victim)
-        assert comes(lambda: ranks.hosts.up["algo-1"].suspected)
+        assert comes(lambda: ranks.hosts.up["algo-1"].suspicions)
         assert (
-            ranks.hosts.up["algo-1"].dead.why
-            == "the victim ended without a word: it was killed by SIGABRT"
+            ranks.hosts.up["algo-1"].own_suspicion.why
+            == "the victim ended without giving a reason: it was killed by SIGABRT"
         )
         going_on.set()
         for why in ranks.reasons():
             assert why.startswith(
-                "the cause ended without a word: it was killed by SIGKILL: most likely"
+                "the cause ended without giving a reason: it was killed by SIGKILL: most likely"
             )
 
 
@@ -460,18 +483,20 @@ def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
         ranks.lines["1", 0].failed("error: OSError: no space left")
         lost = ranks.hosts.up["algo-2"]
         lost.loop.call_soon_threadsafe(
-            lambda: [peer.writer.transport.abort() for peer in lost.peers.others.values()]
+            lambda: [peer.writer.transport.abort() for peer in lost.mesh.others.values()]
         )
-        for why in ranks.hosts.verdicts(*ALL[:2]):
-            assert why.startswith("the dead one ended without a word: it was killed by SIGKILL")
+        for why in ranks.hosts.reasons(*ALL[:2]):
+            assert why.startswith(
+                "the dead one ended without giving a reason: it was killed by SIGKILL"
+            )
 
 
 def test_who_is_told_to_stop_is_so_whatever_is_suspected(ranks):
     with process(ranks.hosts.up["algo-2"].path, "the dead one", KILL) as dead:
         may(dead)
         ranks.suspected(1)
-        ranks.hosts.up["algo-1"].fail("interrupted, resume from step 7", stopped=True)
-        assert ranks.hosts.verdicts(*ALL[:2]) == ["interrupted, resume from step 7"] * 2
+        ranks.hosts.up["algo-1"].fail("interrupted, resume from step 7", is_request=True)
+        assert ranks.hosts.reasons(*ALL[:2]) == ["interrupted, resume from step 7"] * 2
 
 
 def test_of_two_that_may_be_the_reason_the_first_is(ranks):
@@ -479,8 +504,8 @@ def test_of_two_that_may_be_the_reason_the_first_is(ranks):
     ranks.suspected(1)
     ranks.die("1", 0)
     ranks.suspected(2)
-    why = "host algo-2, local rank 0 ended without a word: it was killed, or it crashed"
-    assert ranks.hosts.verdicts(*ALL[:2]) == [why, why]
+    why = "host algo-2, local rank 0 ended without giving a reason: it was killed, or it crashed"
+    assert ranks.hosts.reasons(*ALL[:2]) == [why, why]
 
 
 def test_an_exception_is_a_better_reason_than_a_rank_that_aborts(ranks):
@@ -489,7 +514,7 @@ def test_an_exception_is_a_better_reason_than_a_rank_that_aborts(ranks):
         may(victim)
         ranks.suspected(1)
         ranks.lines["2", 0].failed("error: ValueError: boom")
-        assert ranks.hosts.verdicts(*ALL[:2]) == ["a rank failed: ValueError: boom"] * 2
+        assert ranks.hosts.reasons(*ALL[:2]) == ["a rank failed: ValueError: boom"] * 2
 
 
 def hostile(hosts: Hosts, name: str, *lines: bytes) -> bytes:
@@ -506,7 +531,9 @@ def hostile(hosts: Hosts, name: str, *lines: bytes) -> bytes:
 
 def greeting(**changed) -> bytes:
     """Return the first line of algo-2 when it calls algo-1, with these changes."""
-    return json.dumps({"host": "algo-2", "told": {}, "calls": "algo-1"} | changed).encode() + b"\n"
+    return (
+        json.dumps({"host": "algo-2", "settings": {}, "calls": "algo-1"} | changed).encode() + b"\n"
+    )
 
 
 STRANGE = {
@@ -516,9 +543,9 @@ STRANGE = {
     "no JSON": b"GET / HTTP/1.1\r\n\r\n",
     "no object": b"[1]\n",
     "no name": b'{"status": "x"}\n',
-    "a host of another job, which was told the same": greeting(host="algo-9"),
+    "a host of another job with the same settings": greeting(host="algo-9"),
     "a name that is a list": greeting(host=["algo-2"]),
-    "nothing that it was told": greeting(told=[1]),
+    "settings that are a list": greeting(settings=[1]),
     "who calls another host": greeting(calls="algo-3"),
     "nested": b"[" * 100_000 + b"\n",
 }
@@ -526,25 +553,28 @@ STRANGE = {
 
 @pytest.mark.parametrize("sent", STRANGE.values(), ids=STRANGE)
 def test_a_stranger_is_hung_up_on(hosts, sent, caplog):
-    hosts.start("algo-1", hosts=ALL[:2], silence=0.3)
+    hosts.start("algo-1", hosts=ALL[:2], silence_timeout=0.3)
     said = hostile(hosts, "algo-1", sent)
-    assert said in (b"", b'{"host": "algo-1", "told": {}}\n') and caplog.records == []
-    hosts.start("algo-2", hosts=ALL[:2], silence=60.0)
+    assert said in (b"", b'{"host": "algo-1", "settings": {}}\n') and caplog.records == []
+    hosts.start("algo-2", hosts=ALL[:2], silence_timeout=60.0)
     hosts.meet()
-    assert not comes(lambda: hosts.up["algo-1"].verdict, 0.2)
+    assert not comes(lambda: hosts.up["algo-1"].reason, 0.2)
 
 
 def test_a_second_host_of_a_name_is_hung_up_on(hosts):
-    hosts.start(*ALL[:2], hosts=ALL[:2], silence=60.0)
+    hosts.start(*ALL[:2], hosts=ALL[:2], silence_timeout=60.0)
     hosts.meet()
-    assert hostile(hosts, "algo-1", greeting()) == b'{"host": "algo-1", "told": {}}\n'
-    assert not comes(lambda: hosts.up["algo-1"].verdict, 0.3)
+    assert hostile(hosts, "algo-1", greeting()) == b'{"host": "algo-1", "settings": {}}\n'
+    assert not comes(lambda: hosts.up["algo-1"].reason, 0.3)
 
 
-def test_what_a_stranger_was_told_may_be_anything(hosts):
-    hosts.start("algo-1", hosts=ALL[:2], told={"a": "x"}, silence=0.3)
-    hostile(hosts, "algo-1", greeting(told={"a": {}}))
-    assert "told different things: a is x and {}" in hosts.verdicts("algo-1")[0]
+def test_settings_of_a_stranger_may_be_anything(hosts):
+    hosts.start("algo-1", hosts=ALL[:2], settings_of_host={"a": "x"}, silence_timeout=0.3)
+    hostile(hosts, "algo-1", greeting(settings={"a": {}}))
+    assert (
+        "hosts have different settings: a is x on algo-1, {} on algo-2"
+        in hosts.reasons("algo-1")[0]
+    )
 
 
 @pytest.mark.parametrize(("caller", "reached"), [("algo-2", "algo-3"), ("algo-3", "algo-1")])
@@ -554,15 +584,15 @@ def test_a_name_that_leads_to_another_host_at_first(hosts, caller, reached):
     hosts.start(reached)
     hosts.names[called] = hosts.address(reached)
     hosts.start(caller)
-    assert not comes(lambda: hosts.up[reached].verdict or hosts.up[caller].verdict, 0.3)
+    assert not comes(lambda: hosts.up[reached].reason or hosts.up[caller].reason, 0.3)
     hosts.names[called] = hosts.address(called)
     hosts.start(called)
     hosts.meet()
-    assert not comes(lambda: any(watch.verdict for watch in hosts.up.values()), 0.3)
+    assert not comes(lambda: any(watch.reason for watch in hosts.up.values()), 0.3)
 
 
 def test_a_port_that_is_taken(hosts):
-    says = rf"port {hosts.port}: cannot be listened on .* the one after MASTER_PORT"
+    says = rf"port {hosts.port}: this host cannot listen on it .* the one after MASTER_PORT"
     with (
         socket.create_server((hosts.address("algo-1"), hosts.port)),
         pytest.raises(ValueError, match=says),
@@ -597,14 +627,14 @@ HEARD = {  # seconds since the others were heard, which of them is lost, and who
 def test_who_is_named_as_lost(monkeypatch, heard, says):
     """The clock stands still; the allowed silence is 5 s."""
     monkeypatch.setattr(mesh, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    verdicts = []
-    settings = {"port": 1, "appear": 1.0, "silence": 5.0, "suspect": None}
-    found = Peers("algo-1", ("algo-1", *heard), {}, decide=verdicts.append, **settings)
+    reasons = []
+    settings = {"port": 1, "connect_timeout": 1.0, "silence_timeout": 5.0, "on_suspicion": None}
+    found = Mesh("algo-1", ("algo-1", *heard), {}, on_reason=reasons.append, **settings)
     for (name, seconds), status in zip(heard.items(), ("two", "three", "four"), strict=False):
-        found.others[name].heard = seconds and 100.0 - seconds
+        found.others[name].last_heard = seconds and 100.0 - seconds
         found.others[name].status = status
     found._lost("algo-2", "how")
-    assert verdicts == [Verdict(says, here=False)]
+    assert reasons == [StopReason(says, is_local=False)]
 
 
 CLONE_NEWNET = 0x40000000  # sched.h
@@ -683,11 +713,11 @@ class Switch(Hosts):
 def test_a_network_that_is_cut(switch):
     switch.plug(*ALL)
     switch.meet()
-    switch.up["algo-3"].peers.status = "epoch 2, step 7"
-    seen = [switch.up[name].peers.others["algo-3"] for name in ALL[:2]]
+    switch.up["algo-3"].mesh.set_status("epoch 2, step 7")
+    seen = [switch.up[name].mesh.others["algo-3"] for name in ALL[:2]]
     assert comes(lambda: all(peer.status == "epoch 2, step 7" for peer in seen))
     switch.cut("algo-3")
-    first, second, third = switch.verdicts(*ALL)
+    first, second, third = switch.reasons(*ALL)
     for why in (first, second):
         assert why.startswith("lost algo-3: nothing was heard of it any more; last heard ")
         assert why.endswith(" s ago: epoch 2, step 7")

@@ -221,12 +221,20 @@ def test_variables_that_change_are_named():
         "still": made_of(iter([1, 2])),
     }
     objects |= {"endless": made_of(one for one in [1, 2]), "long": made_of(iter(range(10**9)))}
-    before = module_variables.states(objects, objects)
+    before = module_variables.variable_digests(objects, objects)
     counted([1, 2])
     for name in ("count", "endless", "long"):
         objects[name]()
-    named = ["test_compare.SEEN", "test_compare.made_of.<locals>.<lambda>.iterator"]
-    assert module_variables.changed(before, module_variables.states(objects, objects)) == named
+    named = [
+        "test_drill_comparison.SEEN",
+        "test_drill_comparison.made_of.<locals>.<lambda>.iterator",
+    ]
+    assert (
+        module_variables.changed_variables(
+            before, module_variables.variable_digests(objects, objects)
+        )
+        == named
+    )
 
 
 def test_what_a_function_has_closed_over_is_named_where_no_checkpoint_has_it():
@@ -236,13 +244,15 @@ def test_what_a_function_has_closed_over_is_named_where_no_checkpoint_has_it():
         nonlocal total
         total += 1
 
-    before = [module_variables.states({"add": add}, saved) for saved in ({}, {"add": add})]
-    add()
-    after = [module_variables.states({"add": add}, saved) for saved in ({}, {"add": add})]
-    assert module_variables.changed(before[0], after[0]) == [
-        f"test_compare.{add.__qualname__}.total"
+    before = [
+        module_variables.variable_digests({"add": add}, saved) for saved in ({}, {"add": add})
     ]
-    assert module_variables.changed(before[1], after[1]) == []
+    add()
+    after = [module_variables.variable_digests({"add": add}, saved) for saved in ({}, {"add": add})]
+    assert module_variables.changed_variables(before[0], after[0]) == [
+        f"test_drill_comparison.{add.__qualname__}.total"
+    ]
+    assert module_variables.changed_variables(before[1], after[1]) == []
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (1, 2)])

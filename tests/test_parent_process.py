@@ -14,15 +14,15 @@ from containers import ROOT
 RANK = """
 import os, time
 os.read(0, 1)  # until the launcher is gone, or is to go
-from sagemaker_lightning.process.parent_process import bound
-with bound(os.environ):
+from sagemaker_lightning.process.parent_process import bound_to_launcher
+with bound_to_launcher(os.environ):
     os.write(1, b"lives")
     time.sleep(60)
 """
 LAUNCHER = f"""
 import os, subprocess, sys
-from sagemaker_lightning.process.parent_process import launches
-launches(os.environ)
+from sagemaker_lightning.process.parent_process import become_launcher
+become_launcher(os.environ)
 variables = os.environ | {{"LOCAL_RANK": "1"}}
 child = subprocess.Popen([sys.executable, "-S", "-c", {RANK!r}], env=variables)
 print(child.pid, flush=True)

@@ -1,4 +1,4 @@
-"""Plain values, as they are and as a checkpoint holds them.
+"""state/: plain values of users' objects are encoded, compared and restored.
 
 And what of them has changed, for long values, too.
 """
@@ -15,8 +15,8 @@ from torchmetrics import MeanMetric
 
 from sagemaker_lightning.compat import metrics
 from sagemaker_lightning.resume import epoch_state
-from sagemaker_lightning.state.encoding import MANY, decoded, encoded, without_devices
-from sagemaker_lightning.state.object_state import SMALL, State
+from sagemaker_lightning.state.encoding import PACKED_FROM, decode, encode, without_devices
+from sagemaker_lightning.state.object_state import COMPARED_IN_FULL, PlainState
 
 Step = namedtuple("Step", "state reward done")
 
@@ -51,9 +51,9 @@ def meta(monkeypatch):
 def again(value):
     """Return the value as a file gives it back, and the size of the file."""
     file = io.BytesIO()
-    torch.save(encoded(value), file)
+    torch.save(encode(value), file)
     file.seek(0)
-    return decoded(torch.load(file, weights_only=True)), len(file.getvalue())
+    return decode(torch.load(file, weights_only=True)), len(file.getvalue())
 
 
 def rows(kind, size: int) -> list:
@@ -77,15 +77,15 @@ def test_a_long_list_of_steps_becomes_few_arrays(kind):
 @pytest.mark.parametrize(
     "given",
     [
-        [torch.full((2, 3), k) for k in range(MANY + 1)],
-        [np.float32(k) for k in range(MANY + 1)],
-        [np.zeros((0, 2)) for _ in range(MANY + 1)],
-        [(k, "text") for k in range(MANY + 1)],
-        tuple((k, None) for k in range(MANY + 1)),
-        [(k, (k, 0.5)) for k in range(MANY + 1)],
-        [{"a": k} for k in range(MANY + 1)],
-        [(k,) * (1 + k % 2) for k in range(MANY + 1)],
-        [np.zeros(1 + k % 2) for k in range(MANY + 1)],
+        [torch.full((2, 3), k) for k in range(PACKED_FROM + 1)],
+        [np.float32(k) for k in range(PACKED_FROM + 1)],
+        [np.zeros((0, 2)) for _ in range(PACKED_FROM + 1)],
+        [(k, "text") for k in range(PACKED_FROM + 1)],
+        tuple((k, None) for k in range(PACKED_FROM + 1)),
+        [(k, (k, 0.5)) for k in range(PACKED_FROM + 1)],
+        [{"a": k} for k in range(PACKED_FROM + 1)],
+        [(k,) * (1 + k % 2) for k in range(PACKED_FROM + 1)],
+        [np.zeros(1 + k % 2) for k in range(PACKED_FROM + 1)],
         [],
     ],
 )
@@ -101,13 +101,19 @@ def test_long_lists_come_back_as_they_were(given):
 @pytest.mark.parametrize(
     "make, change",
     [
-        (lambda: list(range(SMALL + 1)), lambda one: one.reverse()),
-        (lambda: list(range(SMALL + 1)), lambda one: one.append(0)),
-        (lambda: list(map(str, range(SMALL + 1))), lambda one: one.__setitem__(77, "x")),
-        (lambda: {k: str(k) for k in range(SMALL + 1)}, lambda one: one.update({5: "y"})),
-        (lambda: np.zeros(SMALL + 1), lambda one: one.__setitem__(slice(3, 7), 1)),
-        (lambda: torch.zeros(SMALL + 1), lambda one: one[[4, 5]].add_(1) is None or one[4].add_(1)),
-        (lambda: np.arange(SMALL + 1), lambda one: one.__setitem__([3, 4], [4, 3])),
+        (lambda: list(range(COMPARED_IN_FULL + 1)), lambda one: one.reverse()),
+        (lambda: list(range(COMPARED_IN_FULL + 1)), lambda one: one.append(0)),
+        (lambda: list(map(str, range(COMPARED_IN_FULL + 1))), lambda one: one.__setitem__(77, "x")),
+        (
+            lambda: {k: str(k) for k in range(COMPARED_IN_FULL + 1)},
+            lambda one: one.update({5: "y"}),
+        ),
+        (lambda: np.zeros(COMPARED_IN_FULL + 1), lambda one: one.__setitem__(slice(3, 7), 1)),
+        (
+            lambda: torch.zeros(COMPARED_IN_FULL + 1),
+            lambda one: one[[4, 5]].add_(1) is None or one[4].add_(1),
+        ),
+        (lambda: np.arange(COMPARED_IN_FULL + 1), lambda one: one.__setitem__([3, 4], [4, 3])),
     ],
     ids=[
         "order",
@@ -122,11 +128,11 @@ def test_long_lists_come_back_as_they_were(given):
 def test_a_long_value_is_kept_when_it_changes(make, change):
     owner = type("Mine", (), {})()
     owner.value = make()
-    state = State(lambda: {"mine": owner})
+    state = PlainState(lambda: {"mine": owner})
     state.mark()
-    assert state.changed() == {}
+    assert state.encode_changes() == {}
     change(owner.value)
-    kept = state.changed()
+    kept = state.encode_changes()
     assert list(kept) == [("mine", "value")]
     expected = str(owner.value)
     owner.value = make()
@@ -135,14 +141,16 @@ def test_a_long_value_is_kept_when_it_changes(make, change):
 
 
 def test_what_is_too_long_is_told(monkeypatch):
-    monkeypatch.setattr("sagemaker_lightning.state.object_state.HUGE", SMALL + 1)
+    monkeypatch.setattr("sagemaker_lightning.state.object_state.MAX_SAVED", COMPARED_IN_FULL + 1)
     owner = type("Mine", (), {})()
-    owner.value = np.zeros(SMALL + 2)
-    state = State(lambda: {"mine": owner})
+    owner.value = np.zeros(COMPARED_IN_FULL + 2)
+    state = PlainState(lambda: {"mine": owner})
     state.mark()
-    assert state.changed() == {} and state.unsaved == {}
+    assert state.encode_changes() == {} and state.unsaved == {}
     owner.value[5] = 1
-    assert state.changed() == {} and state.unsaved == {("mine", "value"): "holds 65,538 elements"}
+    assert state.encode_changes() == {} and state.unsaved == {
+        ("mine", "value"): "holds 65,538 elements"
+    }
 
 
 def on_two_devices() -> dict:
@@ -150,8 +158,8 @@ def on_two_devices() -> dict:
     return {
         "one": Elsewhere(torch.ones(2)),
         "few": (torch.zeros(1), [Elsewhere(torch.ones(2))]),
-        "many": [Elsewhere(torch.full((2,), k)) for k in range(MANY + 1)],
-        "steps": [(Elsewhere(torch.ones(1)), k) for k in range(MANY + 1)],
+        "many": [Elsewhere(torch.full((2,), k)) for k in range(PACKED_FROM + 1)],
+        "steps": [(Elsewhere(torch.ones(1)), k) for k in range(PACKED_FROM + 1)],
     }
 
 
@@ -177,8 +185,8 @@ def test_on_a_machine_without_that_device_they_are_on_the_cpu():
 
 def test_a_tensor_that_is_the_same_elsewhere_is_the_same():
     held = {"a": [torch.ones(2)], "b": (1, None)}
-    assert str(without_devices(encoded({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(
-        encoded(held)
+    assert str(without_devices(encode({"a": [Elsewhere(torch.ones(2))], "b": (1, None)}))) == str(
+        encode(held)
     )
 
 
@@ -193,11 +201,11 @@ def test_what_a_hook_has_gathered_elsewhere_is_there_again(meta):
         return owner
 
     owner = made()
-    state = State(lambda: {"mine": owner})
+    state = PlainState(lambda: {"mine": owner})
     state.mark()
     owner.seen.append(Elsewhere(torch.ones(2)))
     owner.last = owner.weight = Elsewhere(torch.ones(2))
-    kept = state.changed()
+    kept = state.encode_changes()
     owner = made()
     state.restore(kept)
     assert [one.device.type for one in (*owner.seen, owner.last, owner.weight)] == ["meta"] * 3
@@ -217,5 +225,5 @@ def test_a_metric_stays_on_its_device():
     metric.update(3.0)
     known = {"buffers": {}, "metrics": {name: metrics.state_of(metric)}, "tracked": {}}
     metric.reset()
-    epoch_state.restore_rank(trainer, epoch_state.copied(known), mid_epoch=False)
+    epoch_state.restore_rank_state(trainer, epoch_state.copy_to_cpu(known), mid_epoch=False)
     assert metric.mean_value.device.type == "cpu" and metric.compute() == 3.0

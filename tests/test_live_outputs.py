@@ -1,7 +1,4 @@
-"""What can be watched while a job runs, without AWS.
-
-TensorBoard on S3, and the toolkit's intermediate output.
-"""
+"""Outputs that can be watched while a job runs: TensorBoard on S3, intermediate output."""
 
 import json
 import os

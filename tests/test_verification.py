@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ranks
 from containers import ROOT
-from test_interrupted_together import Own
+from test_rank_states import Own
 from test_strangers import CODE, STAY, WORKERS, Run
 
 from sagemaker_lightning.resume import journal, verification
@@ -426,7 +426,7 @@ def train(
 
 def twice(odd: bool, strict: bool) -> None:
     """Train to step 8 with a checkpoint at step 5, and resume from there."""
-    journal.SHARE = 1.0
+    journal.MAX_WAITING_SHARE = 1.0
     with suppress(RuntimeError):
         train("run", fails=8, at=5)
     train("run", odd=odd, strict=strict, at=100)
@@ -461,11 +461,11 @@ def test_other_ranks_are_not_compared(tmp_path: Path):
     assert not ended[0].error and not ended[1].error
     alone = ranks.run(train, "run", folder=tmp_path, nodes=(1,))
     assert not alone[0].error and "resumed at step" not in alone[0].said
-    assert "2 ranks saved it, these are 1" in alone[0].said
+    assert "2 ranks saved it, now there are 1" in alone[0].said
 
 
 def twice_otherwise() -> None:
-    journal.SHARE = 1.0
+    journal.MAX_WAITING_SHARE = 1.0
     with suppress(RuntimeError):
         train("run", fails=8, at=5)
 
@@ -479,17 +479,17 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch):
     monkeypatch.setattr(
         verification.Proof,
         "_send",
-        lambda self: (read.append(len(self.waiting)), self.waiting.clear()),
+        lambda self: (read.append(len(self.on_gpu)), self.on_gpu.clear()),
     )
     noted = object.__new__(verification.Proof)
-    noted.waiting = []
-    noted.copied = None
-    noted.since = 0.0
+    noted.on_gpu = []
+    noted.being_copied = None
+    noted.on_gpu_since = 0.0
     import torch
 
-    for number in range(2 * verification.EVERY - 1):
-        noted.now = verification.Batch(
+    for number in range(2 * verification.BATCHES_PER_READ - 1):
+        noted.current_batch = verification.Batch(
             number, (0, number), [torch.tensor(7)], [1], [torch.tensor(3)]
         )
-        noted.end(None)
-    assert read == [verification.EVERY]
+        noted.end_batch(None)
+    assert read == [verification.BATCHES_PER_READ]

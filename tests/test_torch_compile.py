@@ -1,4 +1,4 @@
-"""torch.compile's choice for an input's shape does not depend on earlier shapes."""
+"""compat/torch_compile.py: the kernel for a shape does not depend on earlier shapes."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from containers import ROOT
 PROGRAM = """
 import json
 import torch
-from sagemaker_lightning.compat.torch_compile import of_their_own_shapes
+from sagemaker_lightning.compat.torch_compile import compile_each_shape
 
 made = []
 
@@ -39,7 +39,7 @@ def graphs(folder: Path, prepare: str) -> tuple[list, int]:
 
 def test_each_shape_has_a_kernel_of_its_own(tmp_path: Path):
     """Numbers that change with each step do not have one."""
-    shapes, more = graphs(tmp_path, "of_their_own_shapes()")
+    shapes, more = graphs(tmp_path, "compile_each_shape()")
     assert shapes == [["12"], ["4"], ["7"]] and more <= 2
 
 

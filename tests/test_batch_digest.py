@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from sagemaker_lightning.state import batch_digest
-from sagemaker_lightning.state.batch_digest import WORDS, folded, parts
+from sagemaker_lightning.state.batch_digest import MAX_WORDS, combine, leaf_digests
 
 
 def of(value: object) -> int:
-    return folded(int(part) for part in parts(value))
+    return combine(int(part) for part in leaf_digests(value))
 
 
 @dataclass
@@ -88,23 +88,23 @@ def test_a_gpu_has_the_same(name, monkeypatch):
         is_cpu = False
 
     words = batch_digest._words(VALUES[name])
-    here = parts(VALUES[name])
+    here = leaf_digests(VALUES[name])
     monkeypatch.setattr(batch_digest, "QUICK", ())
     monkeypatch.setattr(
         batch_digest, "_words", lambda value: None if words is None else words.as_subclass(There)
     )
-    there = parts(VALUES[name])
+    there = leaf_digests(VALUES[name])
     assert words is None or isinstance(there[1], torch.Tensor)
-    assert folded(map(int, here)) == folded(map(int, there))
+    assert combine(map(int, here)) == combine(map(int, there))
 
 
-@pytest.mark.parametrize("size", [5, 8, 1000, 2 * WORDS, 10 * WORDS + 3])
+@pytest.mark.parametrize("size", [5, 8, 1000, 2 * MAX_WORDS, 10 * MAX_WORDS + 3])
 def test_one_that_differs_shows(size):
     """Any element where there are few, any region where there are many; and another order."""
     first = torch.arange(size, dtype=torch.int64)
     for place in range(0, size, max(1, size // 50)):
         other = first.clone()
-        other[place : place + 1 + size // WORDS] += 1
+        other[place : place + 1 + size // MAX_WORDS] += 1
         assert of(other) != of(first)
     assert of(first.flip(0)) != of(first)
     assert of(first[None]) != of(first) != of(first.double())
@@ -133,25 +133,29 @@ def test_nothing_makes_it_fail_or_take_long():
             raise RuntimeError
 
     many = [{"x": torch.ones(2), "y": torch.ones(2)} for _ in range(10_000)]
-    assert len(parts(many)) <= batch_digest.PARTS + 80 and len(parts(endless)) < 100
+    assert (
+        len(leaf_digests(many)) <= batch_digest.MAX_LEAVES + 80 and len(leaf_digests(endless)) < 100
+    )
     assert of([X, Hostile(), X]) and of({"a": endless})
     assert of(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
 
 
 def test_of_what_may_change_the_digest_is_taken_at_once():
     value = X.clone()
-    found = parts(value)
+    found = leaf_digests(value)
     value.zero_()
-    assert folded(map(int, found)) == of(X)
+    assert combine(map(int, found)) == of(X)
 
 
 def test_bits():
     assert (
-        batch_digest.bits(0.1)
-        == batch_digest.bits(torch.tensor(0.1, dtype=torch.float64))
-        != batch_digest.bits(torch.tensor(0.1))
+        batch_digest.float_bits(0.1)
+        == batch_digest.float_bits(torch.tensor(0.1, dtype=torch.float64))
+        != batch_digest.float_bits(torch.tensor(0.1))
     )
-    assert batch_digest.bits(torch.tensor(1.0)) != batch_digest.bits(torch.tensor(1.0 + 2**-23))
-    assert batch_digest.bits(float("nan")) and batch_digest.bits(
+    assert batch_digest.float_bits(torch.tensor(1.0)) != batch_digest.float_bits(
+        torch.tensor(1.0 + 2**-23)
+    )
+    assert batch_digest.float_bits(float("nan")) and batch_digest.float_bits(
         torch.tensor([1.0, 3.0])
-    ) == batch_digest.bits(2.0)
+    ) == batch_digest.float_bits(2.0)

@@ -269,4 +269,4 @@ def test_what_a_loader_has_of_ours_is_no_state_of_the_users():
     paths = {path for path, _ in object_graph.walk({"collate_fn": loader.collate_fn})}
     assert "collate_fn.self" in paths and "collate_fn.self.dataset" in paths
     assert not [path for path in paths if re.search("planned|exactly", path)]
-    assert set(object_graph.OF_LOADERS) == set(Exact.__annotations__)
+    assert set(object_graph.LOADER_ATTRIBUTES) == set(Exact.__annotations__)

@@ -1,4 +1,4 @@
-"""Each row goes to one host, for any total, number of hosts and order."""
+"""rows/partition.py: each row goes to one host, for any total, hosts and order."""
 
 import itertools
 import random

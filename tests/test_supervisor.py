@@ -32,7 +32,7 @@ def test_what_a_program_leaves_behind_is_ended(tmp_path, monkeypatch, how):
     mark = f"rest-{uuid.uuid4().hex}"
     left = f"{how}{sys.executable} -c 'import time; time.sleep(300)' {mark} & exit 3"
     ended = Supervisor().run(["sh", "-c", left], cwd=tmp_path)
-    assert ended.status == 3 and ended.asked is None
+    assert ended.status == 3 and ended.stop_signal is None
     assert living(mark) == []
 
 
@@ -41,14 +41,16 @@ def test_a_program_that_does_not_listen_is_killed(tmp_path):
     supervisor = Supervisor()
     mark = f"deaf-{uuid.uuid4().hex}"
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
-    threading.Thread(target=lambda: _wait_for(mark) or supervisor.end(grace=1), daemon=True).start()
+    threading.Thread(
+        target=lambda: _wait_for(mark) or supervisor.terminate(grace=1), daemon=True
+    ).start()
     assert supervisor.run([sys.executable, "-c", deaf, mark], cwd=tmp_path).status == -9
     assert living(mark) == []
 
 
 def test_the_end_may_come_before_the_start(tmp_path):
     supervisor = Supervisor()
-    supervisor.end(grace=1)
+    supervisor.terminate(grace=1)
     assert (
         supervisor.run([sys.executable, "-c", "import time; time.sleep(300)"], cwd=tmp_path).status
         == -15

@@ -1,4 +1,4 @@
-"""Data of which each node has its part: no hang, whatever the sizes of the shards.
+"""Data split over the nodes (ShardedByS3Key): no hang, whatever the shards' sizes.
 
 And every image of a step counts the same.
 """

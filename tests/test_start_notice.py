@@ -18,7 +18,7 @@ BEFORE = """
 import sys, time
 from sagemaker_lightning.process import start_notice
 start_notice._busy = lambda: {busy}
-start_notice.FIRST, start_notice.NEXT = {first}, {next}
+start_notice.FIRST_LINE_AFTER, start_notice.LINE_EVERY = {first}, {next}
 """
 
 
@@ -41,14 +41,17 @@ def said(
 
 
 def test_a_quick_start_says_nothing():
-    assert said("start_notice.begin('one'); start_notice.doing('two'); start_notice.done()") == ""
+    assert (
+        said("start_notice.begin('one'); start_notice.set_activity('two'); start_notice.end()")
+        == ""
+    )
 
 
 def test_a_slow_one_says_what_it_does_and_what_follows():
     code = (
         "start_notice.begin('one')\n"
-        "while not start_notice._said: time.sleep(0.01)\n"
-        "start_notice.doing('two')"
+        "while not start_notice._has_printed: time.sleep(0.01)\n"
+        "start_notice.set_activity('two')"
     )
     assert said(code, first=0.1) == "starting: one (0 s so far)\nstarting: two (0 s so far)\n"
 
@@ -56,7 +59,7 @@ def test_a_slow_one_says_what_it_does_and_what_follows():
 @pytest.mark.slow
 def test_it_is_said_again():
     code = (
-        "start_notice.begin('one'); time.sleep(1); start_notice.done(); time.sleep(0.3); "
+        "start_notice.begin('one'); time.sleep(1); start_notice.end(); time.sleep(0.3); "
         "print('END', file=sys.stderr)"
     )
     lines = said(code, first=0.05, later=0.05).splitlines()
@@ -68,26 +71,27 @@ def test_it_is_said_again():
 
 def test_nothing_is_said_once_it_is_done():
     code = (
-        "start_notice.begin('one'); start_notice.done(); start_notice.doing('two'); time.sleep(0.2)"
+        "start_notice.begin('one'); start_notice.end(); start_notice.set_activity('two'); "
+        "time.sleep(0.2)"
     )
     assert said(code, busy=True, first=0.05, later=0.05) == "starting: one (0 s so far)\n"
 
 
 def test_on_a_busy_machine_it_is_said_at_once():
     assert (
-        said("start_notice.begin('one'); start_notice.done()", busy=True)
+        said("start_notice.begin('one'); start_notice.end()", busy=True)
         == "starting: one (0 s so far)\n"
     )
 
 
 def test_one_rank_of_a_node_speaks():
-    code = "start_notice.begin('one'); start_notice.doing('two')"
+    code = "start_notice.begin('one'); start_notice.set_activity('two')"
     assert said(code, busy=True, LOCAL_RANK="1") == ""
     assert said(code, busy=True, LOCAL_RANK="0").count("\n") == 2
 
 
 def test_whoever_has_not_begun_says_nothing():
-    assert said("start_notice.doing('one')", busy=True) == ""
+    assert said("start_notice.set_activity('one')", busy=True) == ""
 
 
 @pytest.mark.parametrize(
@@ -101,8 +105,8 @@ def test_a_process_that_had_to_wait_is_on_a_busy_machine(tmp_path, text, busy):
 
 def test_the_first_step_is_the_end(monkeypatch):
     told = []
-    monkeypatch.setattr(start_notice, "doing", told.append)
-    monkeypatch.setattr(start_notice, "done", lambda: told.append(None))
+    monkeypatch.setattr(start_notice, "set_activity", told.append)
+    monkeypatch.setattr(start_notice, "end", lambda: told.append(None))
     callback = StartProgress()
     callback.setup(None, None, "fit")
     callback.on_train_start(None, None)

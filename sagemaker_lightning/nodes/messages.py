@@ -1,0 +1,176 @@
+"""The messages between hosts, and from a rank to its host, as lines of JSON.
+
+A message is one JSON object on one line. It has only the fields that say something.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from typing import Self
+
+
+class Doubt(IntEnum):
+    """How uncertain it is that a rank which ended without a reason is the cause."""
+
+    NONE = 0
+    """Nothing else explains its end."""
+    OTHER_HOST = 1
+    """A rank of another host may have caused it."""
+    OWN_HOST = 2
+    """Another process of its own host most likely caused it."""
+
+
+class _Message:
+    """A frozen dataclass that can be sent."""
+
+    def line(self) -> bytes:
+        """Return the message as it is sent."""
+        return json.dumps(self.filled()).encode() + b"\n"
+
+    def filled(self) -> dict[str, object]:
+        """Return the fields that say something, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: value.filled() if isinstance(value, _Message) else value
+            for name, value in values.items()
+            if value is not None and value is not False
+        }
+
+
+@dataclass(frozen=True)
+class Greeting(_Message):
+    """The first message of each end of a connection between hosts.
+
+    Args:
+        host: Name of the sender.
+        settings: The settings of the sender, which must be the same on all hosts.
+        calls: The host that the sender wants to reach; None if the sender was called.
+    """
+
+    host: str
+    settings: Mapping[str, object]
+    calls: str | None = None
+
+    @classmethod
+    def parse(cls, line: bytes) -> Self | None:
+        """Return the greeting in a line; None if there is none, whatever the line has."""
+        said = _parsed(line)
+        host = said.get("host")
+        settings = said.get("settings")
+        calls = said.get("calls")
+        if not isinstance(host, str) or not isinstance(settings, dict):
+            return None
+        return cls(host, settings, calls if isinstance(calls, str) else None)
+
+
+@dataclass(frozen=True)
+class Suspicion(_Message):
+    """A rank that died, which may be the reason to end.
+
+    Args:
+        why: How it died, in one line.
+        doubt: How uncertain it is that this is the cause.
+    """
+
+    why: str
+    doubt: Doubt = Doubt.NONE
+
+
+@dataclass(frozen=True)
+class HostMessage(_Message):
+    """What a host tells the others once they have greeted each other.
+
+    Args:
+        status: Sent every few seconds: the sender lives, and this is what it does.
+        ready: Whether the sender is ready for the programs to start.
+        done: Whether the sender's program has ended well.
+        dead: A rank of the sender that died.
+        failed: Why the sender's program failed, or that of a host that the sender knows of.
+        stopped: The same, where the cause is a request to stop.
+    """
+
+    status: str | None = None
+    ready: bool = False
+    done: bool = False
+    dead: Suspicion | None = None
+    failed: str | None = None
+    stopped: str | None = None
+
+    @classmethod
+    def parse(cls, line: bytes) -> Self | None:
+        """Return the message in a line; None if there is none, whatever the line has."""
+        said = _parsed(line)
+        if not said:
+            return None
+        dead = said.get("dead")
+        suspicion = None
+        if isinstance(dead, dict) and isinstance(dead.get("why"), str):
+            doubt = dead.get("doubt")
+            suspicion = Suspicion(
+                dead["why"], Doubt(doubt) if doubt in list(Doubt) else Doubt.OWN_HOST
+            )
+        return cls(
+            status=_text(said, "status"),
+            ready="ready" in said,
+            done="done" in said,
+            dead=suspicion,
+            failed=_text(said, "failed"),
+            stopped=_text(said, "stopped"),
+        )
+
+    def merged_with(self, newer: "HostMessage") -> "HostMessage":
+        """Return what both messages say; where both say something, what the newer one says."""
+        values = {name: getattr(newer, name) for name in newer.filled()}
+        return replace(self, **values)
+
+
+@dataclass(frozen=True)
+class RankMessage(_Message):
+    """What a rank tells the toolkit's process of its host.
+
+    Args:
+        rank: Name of the rank, sent once.
+        status: What it does.
+        done: Whether it is complete: its end is no failure.
+        failed: Why it fails.
+        stopped: Why it ends, where the cause is a request to stop.
+    """
+
+    rank: str | None = None
+    status: str | None = None
+    done: bool = False
+    failed: str | None = None
+    stopped: str | None = None
+
+    @classmethod
+    def parse(cls, line: bytes) -> Self:
+        """Return the message in a line."""
+        said = _parsed(line)
+        return cls(
+            rank=_text(said, "rank"),
+            status=_text(said, "status"),
+            done="done" in said,
+            failed=_text(said, "failed"),
+            stopped=_text(said, "stopped"),
+        )
+
+    @property
+    def explains_end(self) -> bool:
+        """Whether the rank has said why it ends."""
+        return self.done or self.failed is not None or self.stopped is not None
+
+
+def _parsed(line: bytes) -> dict[str, object]:
+    """Return the JSON object in a line; {} if it has none."""
+    try:
+        said = json.loads(line or b"{}")
+    except (ValueError, RecursionError):  # the other end speaks another protocol
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _text(said: Mapping[str, object], name: str) -> str | None:
+    """Return a field that has to be a text; None if it is absent or something else."""
+    value = said.get(name)
+    return value if isinstance(value, str) else None
