@@ -5,22 +5,29 @@ The programs are stopped and killed, and compared bit by bit.
 
 import contextlib
 import copy
+import csv
+import gc
+import logging
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
+import warnings
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import pytorch_lightning as pl
 import torch
 import warm
 from containers import ROOT
-from own_trainer import Classifier
+from own_trainer import Classifier, Noisy
 from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
@@ -35,6 +42,7 @@ from sagemaker_lightning import (
 )
 from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
+from sagemaker_lightning.resume import callback, folder_lock
 
 PROGRAM = ROOT / "tests/own_trainer.py"
 LIMIT = 90  # seconds; what takes longer hangs
@@ -185,6 +193,112 @@ def test_a_training_leaves_the_process_as_it_was(tmp_path: Path):
         os.close(reading)
         os.close(writing)
     assert handlers() == before_pipe
+
+
+def process_state() -> dict[str, object]:
+    """Return what a training could leave changed in this process: flags, functions, classes."""
+    modules = (
+        random,
+        np.random,
+        np.random.bit_generator,
+        signal,
+        threading,
+        warnings,
+        os,
+        sys,
+        torch,
+        torch.random,
+        torch.utils.data,
+        torch.utils.data._utils.fetch,
+        torch.utils.data._utils.worker,
+        torch.distributed,
+        pl,
+        pl.trainer.call,
+    )
+    classes = (
+        random.Random,
+        torch.utils.data.DataLoader,
+        torch.utils.data.dataloader._DatasetKind,
+        torch.utils.data.Dataset,
+        torch.utils.data.RandomSampler,
+        torch.utils.data.SequentialSampler,
+        torch.utils.data.BatchSampler,
+        torch.utils.data.DistributedSampler,
+        torch.optim.Optimizer,
+        torch.optim.lr_scheduler.LRScheduler,
+        torch.nn.Module,
+        torch._dynamo.pgo.FrameStateSizeEntry,
+        pl.Trainer,
+        pl.LightningModule,
+        pl.Callback,
+        pl.utilities.CombinedLoader,
+        type(pl.Trainer(logger=False).fit_loop),
+        ModelCheckpoint,
+        CSVLogger,
+        TensorBoardLogger,
+    )
+    noisy = {"_", "_abc_impl", "__warningregistry__", "last_exc", "last_value", "last_traceback"}
+    noisy |= {"last_type", "_onceregistry", "_filters_version", "exc_info"}
+    state = {
+        f"{owner.__name__}.{name}": getattr(value, "__func__", value)
+        for owner in (*modules, *classes)
+        for name, value in vars(owner).items()
+        if name not in noisy and not isinstance(value, (dict, types.ModuleType, torch.Tensor))
+    }
+    state |= {f"environ {name}": value for name, value in os.environ.items()}
+    for config in (torch._dynamo.config, torch._inductor.config):
+        state |= {f"{config.__name__}.{name}": v for name, v in config.get_config_copy().items()}
+    backends = torch.backends
+    return state | {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "gradients": torch.is_grad_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "type": torch.get_default_dtype(),
+        "cudnn": (backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic),
+        "tf32": (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32),
+        "mkldnn": backends.mkldnn.enabled,
+        "filters": list(warnings.filters),
+        "signals": [signal.getsignal(number) for number in signal.valid_signals()],
+        "switch interval": sys.getswitchinterval(),
+        "garbage": (gc.isenabled(), gc.get_threshold()),
+        "logging": [list(logging.root.handlers), logging.root.level],
+        "finders": list(sys.meta_path),
+    }
+
+
+def test_a_training_leaves_no_flag_function_or_class_changed(tmp_path: Path):
+    """Nor a loader of the user's, which a notebook may iterate over afterwards."""
+
+    def check(folder: Path, *callbacks) -> None:
+        loaders = [DataLoader(Noisy(), 4, shuffle=True), DataLoader(Noisy(), 4)]
+        known = [(type(each), dict(vars(each))) for each in loaders]
+        before = process_state()
+        trainer = short(folder, *callbacks)
+        with contextlib.suppress(SystemExit, RuntimeError):
+            trainer.fit(model := Classifier(), *loaders)
+        trainer.validate(model, loaders[1], verbose=False)
+        trainer.test(model, loaders[1], verbose=False)
+        after = process_state()
+        assert [name for name in before if repr(before[name]) != repr(after.get(name))] == []
+        assert after.keys() == before.keys()
+        assert [(type(each), dict(vars(each))) for each in loaders] == known
+        assert [batch[0].tolist() for batch in loaders[0]] != [
+            batch[0].tolist() for batch in loaders[0]
+        ]
+
+    pl.Trainer(fast_dev_run=True, logger=False).fit(Classifier())  # what Lightning itself sets
+    check(tmp_path / "ends")
+    check(tmp_path / "stops", Presses(1))
+    check(tmp_path / "fails", Fails())
+
+
+class Fails(pl.Callback):
+    """Fails at the second batch."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 1:
+            raise RuntimeError("as it was told")
 
 
 def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path, capfd):
@@ -434,6 +548,35 @@ def test_another_model_with_the_same_folder_is_one_line(tmp_path: Path):
         UserError, match="this program has already trained another model to its end"
     ):
         short(tmp_path).fit(Classifier())
+
+
+HOLDS = """
+import os, sys, time
+from pathlib import Path
+from sagemaker_lightning.resume import folder_lock
+assert folder_lock.lock(Path(sys.argv[1]), 0) == ""
+if (worker := os.fork()) == 0:
+    time.sleep(60)
+print(worker, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_process_with_the_same_folder_is_one_line(tmp_path: Path, monkeypatch):
+    """Until the first one is killed, even if a data worker of it lives on."""
+    monkeypatch.setattr(callback, "PATIENCE", 0.0)
+    other = warm.start(["python", "-c", HOLDS, tmp_path], tmp_path)
+    worker = int(other.stdout.readline())
+    says = rf"\(dirpath={tmp_path}\): process {other.pid} trains with these checkpoints now; end it"
+    with pytest.raises(UserError, match=says):
+        short(tmp_path).fit(Classifier())
+    other.kill()
+    other.wait(LIMIT)
+    assert psutil.pid_exists(worker)
+    with pytest.raises(SystemExit):
+        short(tmp_path, Presses(1)).fit(Classifier())
+    assert folder_lock._held == {}
+    os.kill(worker, signal.SIGKILL)
 
 
 def test_a_run_with_other_settings_is_one_line(tmp_path: Path):

@@ -19,11 +19,17 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher, is_drawn_by_steps
-from sagemaker_lightning.compat.torch_data import GivenIndices, MadeIterators, of_several_datasets
+from sagemaker_lightning.compat.torch_data import (
+    GivenIndices,
+    MadeIterators,
+    end_workers,
+    of_several_datasets,
+)
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import DrawnWithState, Plan, drawing, has_state
+from sagemaker_lightning.state.object_graph import OF_LOADERS
 
 
 def position(trainer: Trainer) -> tuple[int, int]:
@@ -95,6 +101,16 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     _make_exact(loader, seed, rank, world_size)
     loader.__class__ = of_class(ExactInPlaces if has_own_iter else Exact, type(loader))
     return loader, ""
+
+
+def given_back(loader: Any) -> Any:
+    """Return a loader that `exact` has changed as it was before."""
+    if isinstance(loader, (Exact, Streamed)):
+        end_workers(loader)
+        loader.__class__ = type(loader).users_class
+        for name in OF_LOADERS:
+            vars(loader).pop(name, None)
+    return loader
 
 
 def make_deterministic(

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -33,16 +34,23 @@ from sagemaker_lightning.compat import lightning_checkpoints, torch_compile
 from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, only_searches
 from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
 from sagemaker_lightning.compat.lightning_trainer import copies_this_process
+from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract import rendezvous, shutdown
 from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, in_container
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop, loses_sigterm
-from sagemaker_lightning.data.seeded_indices import seed_all
+from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
-from sagemaker_lightning.resume import best_model, checkpoint_file, fit_loops, run_settings
+from sagemaker_lightning.resume import (
+    best_model,
+    checkpoint_file,
+    fit_loops,
+    folder_lock,
+    run_settings,
+)
 from sagemaker_lightning.resume.agreement import UNSURE, Agreement
 from sagemaker_lightning.resume.checkpoint_dir import Folder, Writer
 from sagemaker_lightning.resume.restore import Restart
@@ -50,6 +58,8 @@ from sagemaker_lightning.resume.snapshot import Snapshot
 from sagemaker_lightning.resume.verification import Proof
 
 SHARE = 0.01  # share of the time, at most, that training waits for checkpoints saved by the clock
+PATIENCE = 10.0
+"""Seconds to wait for another training in the folder: a killed one may take a moment to be gone."""
 
 _finished: dict[Path, "weakref.ref[LightningModule]"] = {}
 """The models that this process has trained to their end, by the folder of their checkpoints."""
@@ -182,6 +192,8 @@ class ExactResume(EarlyCallback):
         if self.owns_stop:
             parent_process.end_with_launcher(os.environ)
         self.trainer: Trainer | None = None
+        self.changed = ExitStack()
+        """Gives back what a run of the trainer has changed in this process."""
         self.exact = exact
         self.enabled = saves and exact
         self._forget_run()
@@ -224,6 +236,10 @@ class ExactResume(EarlyCallback):
         """
         self.enabled = self.arguments["saves"] and self.arguments["exact"]
         self.enabled = self.enabled and not trainer.fast_dev_run
+        self.changed.close()
+        if self.arguments["exact"]:
+            self.changed.enter_context(entropy_replaced(unseeded.bits))
+            self.changed.enter_context(torch_compile.of_their_own_shapes())
         if trainer.state.fn != TrainerFn.FITTING:
             self._continue_logs(trainer, trains=False)
             return
@@ -297,8 +313,10 @@ class ExactResume(EarlyCallback):
             raise self._unsupported(strategy)
         if self.enabled and trainer.local_rank == 0:
             check_writable(self.folder.path, "checkpoints")
-        torch_compile.of_their_own_shapes()
         self.agreement = Agreement(trainer)
+        if self.enabled:
+            self.changed.callback(folder_lock.unlock, self.folder.path)
+            self._lock_folder()
         self.divergence = divergence.of(trainer)
         self.restart = Restart(
             trainer, self.folder, self.seeding, self.agreement, self.other_settings
@@ -312,6 +330,22 @@ class ExactResume(EarlyCallback):
             reads = not self.owns_stop or bool(best_model.callbacks(trainer))
             trainer.strategy.checkpoint_io = checkpoint_file.VerifiedIO(plain_values=reads)
         lightning_checkpoints.load_first(trainer, self._load_newest)
+
+    def _lock_folder(self) -> None:
+        """Lock the folder until the training ends; all ranks call it.
+
+        Rank 0 does so for all: hosts may share the folder.
+
+        Raises:
+            UserError: Another process trains with the folder. All ranks raise it.
+        """
+        is_first = self.trainer.is_global_zero
+        own_answer = folder_lock.lock(self.folder.path, PATIENCE) if is_first else ""
+        if owner := self.agreement.gather(own_answer)[0]:
+            raise UserError(
+                f"{self.folder.label}: {owner} trains with these checkpoints now; end it first, or "
+                "give each training a folder of its own"
+            )
 
     def _unsupported(self, strategy: Any) -> UserError:
         """Return the error for a strategy whose runs cannot be resumed."""
@@ -473,12 +507,14 @@ class ExactResume(EarlyCallback):
             self.proof.close()
         if self.owns_stop:
             self._leave_signals()
+        self.changed.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the trainer's loops and the signals as they were before."""
         if stage == "fit" and self.owns_stop:
             self._leave_signals()
             fit_loops.remove(trainer)
+        self.changed.close()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
