@@ -743,6 +743,30 @@ def test_a_job_gets_a_line_and_the_failure_file(tmp_path: Path, monkeypatch, cap
     )
 
 
+EARLY = {
+    "a variable": ("", {"SM_NUM_GPUS": "many"}, "error: SM_NUM_GPUS: found 'many', allowed is a"),
+    "a version": (
+        "from sagemaker_lightning.compat import versions\nversions.version = lambda name: '3.0.0'",
+        {},
+        "error: requirements.txt: found pytorch-lightning 3.0.0, expected 2.5.2 or later",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", EARLY)
+def test_a_mistake_before_report_failures_is_entered_is_a_line_too(tmp_path: Path, mistake):
+    """The five lines read the environment, and import, before that."""
+    first, variables, says = EARLY[mistake]
+    lines = BLOCKS[0].splitlines()
+    (tmp_path / "train.py").write_text("\n".join([first, *lines[1:4], "raise ValueError('x')"]))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "SM_OUTPUT_DIR": str(tmp_path)} | variables
+    environment.pop("PYTEST_CURRENT_TEST")
+    done = warm.run(["python", "train.py"], tmp_path, environment, LIMIT)
+    said = done.stdout.splitlines()
+    assert done.returncode == 1 and said[0].startswith(says) and len(said) == 1, done.stdout
+    assert (tmp_path / "failure").read_text() == said[0]
+
+
 # The documentation --------------------------------------------------------------------------------
 
 BLOCKS = re.findall(
