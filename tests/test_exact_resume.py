@@ -29,7 +29,7 @@ import warm
 from containers import ROOT
 from own_trainer import Classifier, Noisy
 from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
-from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch.utils.data import DataLoader, TensorDataset
 
 import sagemaker_lightning
@@ -40,6 +40,7 @@ from sagemaker_lightning import (
     make_deterministic,
     report_failures,
 )
+from sagemaker_lightning.callbacks.loggers import events
 from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
 from sagemaker_lightning.resume import callback, folder_lock
@@ -350,6 +351,80 @@ def test_a_logger_that_was_used_before_fit_goes_on_in_its_file(tmp_path: Path):
     train(tmp_path / "cut", stops=False)
     assert [path.name for path in (tmp_path / "cut/logs/lightning_logs").iterdir()] == ["version_0"]
     assert rows_of(tmp_path / "cut/logs") == rows_of(tmp_path / "alone/logs")
+
+
+@pytest.mark.slow
+def test_what_is_logged_between_two_trainings_is_kept(tmp_path: Path, monkeypatch):
+    """Even if the second one has to begin again, from the first one's checkpoint."""
+
+    def train(folder: Path, until: int) -> None:
+        monkeypatch.setattr(callback, "_finished", {})  # as in a new process
+        used = [CSVLogger(folder / "logs"), TensorBoardLogger(folder / "events", version=0)]
+        trainer = short(folder / "run", logger=used, log_every_n_steps=1)
+        pl.seed_everything(3)
+        model = Classifier()
+        trainer.fit(model)
+        trainer.test(model, verbose=False)
+        used[0].log_metrics({"by hand": 1.0}, 7)
+        trainer.fit_loop.max_epochs = 2
+        trainer.callbacks.insert(0, Stops(until))
+        trainer.fit(model)
+
+    train(tmp_path / "alone", until=0)
+    with pytest.raises(SystemExit):
+        train(tmp_path / "run", until=14)
+    (tmp_path / "run/run/step-000000014.ckpt").unlink()
+    train(tmp_path / "run", until=0)
+    content = rows_of(tmp_path / "run/logs")
+    assert content == rows_of(tmp_path / "alone/logs")
+    rows = list(csv.DictReader(content.splitlines()))
+    assert [row["step"] for row in rows if row["by hand"]] == ["7"]
+    assert [row["step"] for row in rows if row["val_loss"]] == ["10", "11", "21"]
+    files = (tmp_path / "run/events").rglob("*tfevents*")
+    points = sorted(point for file in files for point in events(file.read_bytes()))
+    assert [step for tag, step, _ in points if tag == "train_loss_step"] == list(range(22))
+    assert [step for tag, step, _ in points if tag == "val_loss"] == [10, 11, 21]
+
+
+class History(Logger):
+    """Keeps what is logged in memory."""
+
+    name, version = "history", 0
+
+    def __init__(self, as_arrays: bool = False) -> None:
+        super().__init__()
+        self.as_arrays = as_arrays
+        self.values: dict[str, list] = {}
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+    def log_metrics(self, metrics, step=None):
+        for name, value in metrics.items():
+            self.values.setdefault(name, []).append((step, self.kept(value)))
+
+    def kept(self, value: float):
+        return np.array([value], object) if self.as_arrays else value
+
+
+def test_a_logger_in_memory_has_the_earlier_values(tmp_path: Path, capfd):
+    """If a checkpoint can hold them; else a line names it."""
+
+    def train(folder: Path, presses: int, as_arrays: bool = False) -> dict:
+        logger = History(as_arrays)
+        trainer = short(folder, Presses(presses), logger=logger, log_every_n_steps=1)
+        pl.seed_everything(3)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(Classifier())
+        return logger.values
+
+    expected = train(tmp_path / "alone", 0)
+    train(tmp_path / "run", 1)
+    assert train(tmp_path / "run", 0) == expected and len(expected["train_loss_step"]) == 11
+    assert "History" not in capfd.readouterr().out
+    train(tmp_path / "arrays", 1, as_arrays=True)
+    says = "test_exact_resume.History.values holds a numpy.ndarray, which no checkpoint can hold"
+    assert capfd.readouterr().out.count(says) == 1
 
 
 def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):

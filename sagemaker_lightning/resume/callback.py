@@ -507,6 +507,7 @@ class ExactResume(EarlyCallback):
             self.proof.close()
         if self.owns_stop:
             self._leave_signals()
+        loggers.trained(trainer.loggers)
         self.changed.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -514,6 +515,7 @@ class ExactResume(EarlyCallback):
         if stage == "fit" and self.owns_stop:
             self._leave_signals()
             fit_loops.remove(trainer)
+        loggers.trained(trainer.loggers)
         self.changed.close()
 
     def on_train_batch_start(

@@ -42,6 +42,12 @@ def roots(trainer: Trainer) -> dict[str, Any]:
         if not object_graph.library(type(object_))
     ]
     objects |= {f"optimizers.{position}": object_ for position, object_ in own_optimizers}
+    # Those that keep what they log in memory; libraries' loggers write files.
+    objects |= {
+        f"loggers.{position} {type(object_).__name__}": object_
+        for position, object_ in enumerate(trainer.loggers)
+        if not object_graph.library(type(object_))
+    }
     for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
         for number, loader in enumerate(flat(loaders)):
             if not has_state(loader):
@@ -150,7 +156,8 @@ class Held:
                 try:
                     encoded(value)
                 except NotPlain as error:
-                    if error.kind.partition(".")[0] not in object_graph.LIBRARIES:
+                    is_libraries = error.kind.partition(".")[0] in object_graph.LIBRARIES
+                    if not is_libraries or key[0].startswith("loggers."):
                         unsaved[key] = f"holds a {error.kind}"
         self.said |= unsaved.keys()
         owners = (

@@ -80,6 +80,7 @@ LIBRARIES = {
     "builtins",
     *sys.stdlib_module_names,
 }
+LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
 ENTERED = (
     nn.Module,
     Callback,
@@ -207,7 +208,7 @@ def _handled_by_libraries(class_: type) -> frozenset[str]:
         names |= OF_OPTIMIZERS
     for base in class_.__mro__:
         is_excluded = base in BASES or (issubclass(base, Callback) and library(base))
-        if is_excluded or (base.__module__ or "").startswith(("pytorch_lightning.", "lightning.")):
+        if is_excluded or (base.__module__ or "").startswith(LIGHTNINGS):
             for member in vars(base).values():
                 function = (
                     member.fget
