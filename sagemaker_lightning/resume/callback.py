@@ -560,14 +560,27 @@ class ExactResume(EarlyCallback):
         if stops and not done:
             self._exit_all_ranks("batch")
 
-    def placed(self, why: str) -> None:
+    def placed(self, why: str, orders: Mapping[str, int]) -> None:
         """Learn, when an epoch begins, why any rank cannot be resumed within it.
 
         Args:
             why: The reason on this rank; "" if there is none.
+            orders: What each loader that the ranks share draws first, as a hash, by sampler.
+
+        Raises:
+            UserError: A sampler draws other samples on another rank. It shares them out by itself,
+                and sharing out what each rank has would leave samples out.
         """
         known_before = self.why
-        self.why = next(filter(None, self.agreement.gather(why)), "")
+        reasons, orders_of_ranks = zip(*self.agreement.gather((why, orders)), strict=True)
+        self.why = next(filter(None, reasons), "")
+        for name, drawn in orders_of_ranks[0].items():
+            if any(others.get(name) != drawn for others in orders_of_ranks):
+                raise UserError(
+                    f"Trainer(use_distributed_sampler=...): found True, and {name.split()[1]}, "
+                    "which draws other samples on each rank; give use_distributed_sampler=False if "
+                    "it shares the samples out itself, else the same order on all ranks"
+                )
         if self.why and not known_before and self.trainer.is_global_zero:
             print(
                 f"{self.why}: checkpoints are saved at epochs' ends only, and a stop goes back "

@@ -198,7 +198,7 @@ class EpochLoop(lightning_loops.EpochLoop):
             data_fetcher, epoch, batches_done, states, proves=saves_checkpoints
         )
         if saves_checkpoints:
-            self.resume.placed(loader.why)
+            self.resume.placed(loader.why, loader.shared_orders)
         data_fetcher.fetched += batches_done  # the fetcher detects the last batch by this number
         self.profile(data_fetcher)
         if self.resume.trains and self.restart.validates_first():
