@@ -661,6 +661,66 @@ def test_a_run_with_other_settings_is_one_line(tmp_path: Path):
         short(tmp_path, accumulate_grad_batches=2).fit(Classifier())
 
 
+@pytest.mark.parametrize(
+    ("samples", "seed", "says"),
+    [
+        (28, 1, "the length of train.0.dataset, the numbers in train.0.dataset.tensors differ"),
+        (24, 2, "the numbers in train.0.dataset.tensors differ"),
+        (24, 1, ""),
+    ],
+)
+def test_other_data_are_said_at_an_epochs_end_too(tmp_path: Path, capfd, samples, seed, says):
+    """Where no step is known yet that could differ."""
+
+    def loader(samples: int, seed: int) -> DataLoader:
+        generator = torch.Generator().manual_seed(seed)
+        columns = [torch.rand(samples, size, generator=generator) for size in (2, 1)]
+        return DataLoader(TensorDataset(*columns), 4, shuffle=True)
+
+    with pytest.raises(SystemExit):
+        short(tmp_path, Presses(1, batch=5), max_epochs=2).fit(Untested(), loader(24, 1))
+    capfd.readouterr()
+    short(tmp_path, Presses(0), max_epochs=2).fit(Untested(), loader(samples, seed))
+    said = capfd.readouterr().out
+    assert (f"on rank 0, {says}; likely because of data that were read or drawn anew" in said) is (
+        bool(says)
+    )
+    assert ("warning: resumed" in said) is bool(says)
+
+
+def test_another_learning_rate_is_one_line(tmp_path: Path):
+    """It would have no effect: the checkpoint has its own."""
+    with pytest.raises(SystemExit):
+        short(tmp_path, Presses(1)).fit(Classifier())
+    with pytest.raises(UserError, match=r"is of another run: lr of AdamW was 0.05, is 0.1; go on"):
+        short(tmp_path).fit(Classifier(lr=0.1))
+    resume = ExactResume(tmp_path, seed=1, other_settings=True)
+    trainer = short(tmp_path, callbacks=[resume])
+    trainer.fit(model := Classifier(lr=0.1))
+    assert model.optimizers().optimizer.param_groups[0]["initial_lr"] == 0.1
+
+
+@pytest.mark.parametrize("content", [b"hello", b"", b"PK\x03\x04", None, [1], {"a": 1}])
+def test_a_ckpt_path_that_is_no_checkpoint_is_one_line(tmp_path: Path, content):
+    path = tmp_path / "x.ckpt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content:
+        torch.save(content, path)
+    says = rf"^fit\(ckpt_path={path}\): found no checkpoint that could be read \(.*\); expected one"
+    with pytest.raises(UserError, match=says) as caught:
+        short(tmp_path / "run").fit(Classifier(), ckpt_path=path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_ckpt_path_with_weights_alone_is_one_line(tmp_path: Path):
+    saves = ModelCheckpoint(tmp_path, "weights", save_weights_only=True)
+    short(tmp_path / "a", saves, enable_checkpointing=True).fit(Untested())
+    path = tmp_path / "weights.ckpt"
+    with pytest.raises(UserError, match="found no optimizer_states and no lr_schedulers in it"):
+        short(tmp_path / "b").fit(Untested(), ckpt_path=path)
+
+
 class OtherOptimizer(Classifier):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)

@@ -475,7 +475,10 @@ class ExactResume(EarlyCallback):
                 self.restart.meta["run"]
                 if self.restart.meta
                 else run_settings.described(trainer, self.settings_of_run)
-                | {"optimizers": self.restart.optimizers}
+                | {
+                    "optimizers": self.restart.optimizers,
+                    "defaults": self.restart.optimizer_defaults,
+                }
             )
             if problem := checkpoint_file.unreadable(self.snapshot.lightnings()[0]):
                 raise UserError(f"a checkpoint of this run could not be read again: {problem}")

@@ -173,6 +173,13 @@ def settle_searches(trainer: Trainer, found: Mapping[str, Any]) -> None:
         lightning_setattr(trainer.lightning_module, name, decoded(value))
 
 
+def search_again(trainer: Trainer) -> None:
+    """Let the callbacks search again in another training, if `settle_searches` has kept them."""
+    for callback in trainer.callbacks:
+        if lightning_callbacks.searches(callback):
+            vars(callback).pop("on_fit_start", None)
+
+
 def make_again(trainer: Trainer, lacking: list[tuple[str, str]]) -> None:
     """Run the hooks on_train_epoch_start that create what is missing.
 

@@ -11,7 +11,11 @@ from typing import Any
 from pytorch_lightning import Trainer
 
 from sagemaker_lightning.callbacks import loggers
-from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
+from sagemaker_lightning.compat import (
+    lightning_callbacks,
+    lightning_checkpoints,
+    lightning_loops,
+)
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided, position
 from sagemaker_lightning.data.seeded_indices import seed_all
@@ -68,6 +72,7 @@ class Restart:
         self.limits = model_changes.limits(trainer)  # epochs and steps, as the flags set them
         self.added = [0, 0]  # epochs and steps that a callback had added to the limits
         self.optimizers: list[str] = []  # classes of the optimizers, before hooks change them
+        self.optimizer_defaults: list[dict[str, str]] = []  # the numbers they were made with
         self.raised = 0  # epochs added to the limit while Lightning loads the checkpoint
         self.beyond = ""  # the limit of this training that the checkpoint is beyond
         self.taken = False  # whether the loaders' saved states were taken, or no longer apply
@@ -288,7 +293,11 @@ class Restart:
             outdated |= {f"generators {path}" for path in new_state["generators"]} | {
                 "settings val_check_batch"
             }
-            self.saved = {name: value for name, value in self.saved.items() if name not in outdated}
+            self.saved = {
+                name: value
+                for name, value in self.saved.items()
+                if name not in outdated and not name.startswith(restore_check.DATA)
+            }
             saved_state.update(
                 plain=plain_kept | new_state["plain"], generators=new_state["generators"]
             )
@@ -354,7 +363,27 @@ class Restart:
         if before != self.optimizers:
             words = [", ".join(names) or "none" for names in (before, self.optimizers)]
             self._refuse_another_run([f"the optimizer was {words[0]}, is {words[1]}"])
+        self.optimizer_defaults = run_settings.optimizer_defaults(self.trainer)
+        self._refuse_another_run(self._changed_defaults())
         model_changes.add_groups(self.trainer, self.meta.get("groups", []))
+
+    def _changed_defaults(self) -> list[str]:
+        """Return which numbers of the optimizers are others than in the checkpoint's run.
+
+        Lightning would load those of the checkpoint, and the ones in the code would have no effect.
+        The learning rate may depend on the number of ranks, and a search may have found it.
+        """
+        before = self.meta.get("run", {}).get("defaults", self.optimizer_defaults)
+        free = self.other_settings or bool(self.meta and not self._same_ranks)
+        free = free or any(map(lightning_callbacks.searches, self.trainer.callbacks))
+        return [
+            f"{name} of {class_name} was {numbers_before.get(name)}, is {numbers.get(name)}"
+            for class_name, numbers_before, numbers in zip(
+                self.optimizers, before, self.optimizer_defaults, strict=True
+            )
+            for name in sorted(numbers_before.keys() | numbers.keys())
+            if numbers_before.get(name) != numbers.get(name) and not (free and name == "lr")
+        ]
 
     def _undo_hooks(self) -> None:
         """Restore what hooks at the start of training have overwritten.

@@ -18,6 +18,8 @@ from sagemaker_lightning.state.encoding import without_devices
 WEIGHTS = "state_dict", "current_model_state", "averaging_state"
 """Parts of a checkpoint; the model may rightly have more or less of them than was saved."""
 KEPT = "buffers", "metrics"  # parts of a rank's state
+DATA = "the length of ", "the numbers in "
+"""How the names of values begin that tell the training data from others."""
 HELD = "plain", "generators", "stateful", "settings"  # parts of the user's objects' state
 
 
@@ -59,6 +61,7 @@ def fingerprint(state: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str,
             values[".".join(path) if isinstance(path, tuple) else f"{part} {path}"] = (
                 without_devices(value)
             )
+    values |= known["held"].get("data", {})
     for part in ("eval", "frozen"):
         values |= {f"{part} {name or 'model'}": True for name in known["held"][part]}
     return {

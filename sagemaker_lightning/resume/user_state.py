@@ -5,13 +5,15 @@ does not know.
 """
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
+from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from torch import nn
+from torch.utils.data import Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flat
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
@@ -111,6 +113,7 @@ class Held:
         self._report_unsaved()
         return {
             "plain": plain,
+            "data": self._data_identity(plain),
             "made": sorted(self.state.objects() - self.first),
             "generators": {
                 path: encoded(generators.state_of(object_))
@@ -127,6 +130,32 @@ class Held:
             "loaders": combined_loader(trainer).states(fetcher(trainer), within=self.within)
             if loaders
             else None,
+        }
+
+    def _data_identity(self, changed: Collection[tuple[str, str]]) -> dict[str, Any]:
+        """Return what tells the training data from others, by name.
+
+        These are lengths, and the numbers that the datasets hold: of those that the program has
+        made and nothing has changed since. A text may rightly be another one, such as a folder.
+
+        Args:
+            changed: The plain values that are others than at the start; they are saved themselves.
+        """
+        datasets = {
+            path: object_
+            for path, object_ in roots(self.trainer).items()
+            # Asking a stream for its length may change it, as of litdata's.
+            if path.startswith("train.") and not isinstance(object_, IterableDataset)
+        }
+        lengths = {
+            f"the length of {path}": sized_len(dataset)
+            for path, dataset in datasets.items()
+            if isinstance(dataset, Dataset)
+        }
+        return lengths | {
+            f"the numbers in {'.'.join(key)}": mark
+            for key, mark in self.state.numbers().items()
+            if key[0].startswith("train.") and key not in changed
         }
 
     def before_data(self) -> dict[str, Any]:

@@ -22,7 +22,12 @@ from torch import Tensor
 from sagemaker_lightning.compat.lightning_loops import fetcher, is_drawn_by_steps
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import position
-from sagemaker_lightning.resume import difference_causes, fit_loops, run_settings
+from sagemaker_lightning.resume import (
+    difference_causes,
+    fit_loops,
+    restore_check,
+    run_settings,
+)
 from sagemaker_lightning.resume.agreement import OTHER, SAME, UNSURE
 from sagemaker_lightning.resume.checkpoint_dir import Folder
 from sagemaker_lightning.resume.journal import AHEAD, Journal, Place, Step, read
@@ -157,6 +162,10 @@ class Proof:
             description = f"{', '.join(lost[:3])}{rest} differ"
             cause = (
                 ", or ".join(self.changes[:3])
+                or (
+                    all(name.startswith(restore_check.DATA) for name in lost)
+                    and "data that were read or drawn anew, and are others"
+                )
                 or "a name that has changed, or a hook that sets it anew"
             )
             self.difference = Difference(

@@ -49,6 +49,7 @@ class State:
         self.roots = roots
         self.skip = skip
         self.marked: dict[tuple[str, str], bytes] = {}
+        self.marked_numbers: set[tuple[str, str]] = set()
         self.touched: set[tuple[str, str]] = set()
         self.unsaved: dict[tuple[str, str], str] = {}
         """Changed values that cannot be saved, and why.
@@ -59,7 +60,16 @@ class State:
 
     def mark(self) -> None:
         """Take the present state as the one at the start."""
-        self.marked = {key: _fingerprint(value) for key, value in self._plain_values().items()}
+        values = self._plain_values()
+        self.marked = {key: _fingerprint(value) for key, value in values.items()}
+        self.marked_numbers = {key for key, value in values.items() if _is_numbers(value)}
+
+    def numbers(self) -> dict[tuple[str, str], bytes]:
+        """Return a hash of each value at the start that consists of numbers alone.
+
+        The hash is the same in another process. Single numbers are left out.
+        """
+        return {key: self.marked[key] for key in self.marked_numbers}
 
     def touch(self) -> None:
         """Count all that has changed since `mark` as changed from now on."""
@@ -262,6 +272,22 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     except NotPlain:
         return False
     return True
+
+
+def _is_numbers(value: Any) -> bool:
+    """Return whether a value is an array or a container of numbers that has an equal hash anywhere.
+
+    Of a long list, the hash depends on the process.
+    """
+    if isinstance(value, (Tensor, np.ndarray)):
+        return isinstance(value, Tensor) or value.dtype.kind in "biufc"
+    return (
+        isinstance(value, (list, tuple))
+        and 0 < len(value) <= SMALL
+        and all(
+            isinstance(element, (int, float, np.number, Tensor, np.ndarray)) for element in value
+        )
+    )
 
 
 def _size(value: Any) -> int:
