@@ -6,11 +6,13 @@ The programs are stopped and killed, and compared bit by bit.
 import contextlib
 import copy
 import csv
+import errno
 import gc
 import logging
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,17 +26,20 @@ import numpy as np
 import psutil
 import pytest
 import pytorch_lightning as pl
+import ranks
 import torch
 import warm
 from containers import ROOT
 from own_trainer import Classifier, Noisy
 from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import sagemaker_lightning
 from sagemaker_lightning import (
     ExactResume,
+    GradientWeighting,
+    LearningRateScaling,
     RankConsistency,
     UserError,
     make_deterministic,
@@ -43,7 +48,7 @@ from sagemaker_lightning import (
 from sagemaker_lightning.callbacks.loggers import events
 from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
-from sagemaker_lightning.resume import callback, folder_lock
+from sagemaker_lightning.resume import callback, checkpoint_dir, folder_lock
 
 PROGRAM = ROOT / "tests/own_trainer.py"
 LIMIT = 90  # seconds; what takes longer hangs
@@ -569,6 +574,12 @@ def test_a_second_one_is_refused(tmp_path: Path):
         short(tmp_path / "a", ExactResume(tmp_path / "b")).fit(Classifier())
 
 
+@pytest.mark.parametrize("part", [GradientWeighting(), LearningRateScaling()])
+def test_what_it_does_itself_is_refused_beside_it(tmp_path: Path, part):
+    with pytest.raises(UserError, match=f"found {type(part).__name__}, which RankConsistency and"):
+        short(tmp_path, part).fit(Classifier())
+
+
 def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
     with pytest.raises(
         UserError, match="found RankConsistency beside ExactResume, which has one of its own"
@@ -719,6 +730,84 @@ def test_a_ckpt_path_with_weights_alone_is_one_line(tmp_path: Path):
     path = tmp_path / "weights.ckpt"
     with pytest.raises(UserError, match="found no optimizer_states and no lr_schedulers in it"):
         short(tmp_path / "b").fit(Untested(), ckpt_path=path)
+
+
+class OwnShare(torch.utils.data.Sampler):
+    """Draws every second batch, as rank 0 or rank 1 has to."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self):
+        rank = int(os.environ["RANK"])
+        return iter([range(4 * batch, 4 * batch + 4) for batch in range(rank, 10, 2)])
+
+
+class Stream(IterableDataset):
+    """Yields the same samples on all ranks."""
+
+    def __iter__(self):
+        yield from map(Noisy().__getitem__, range(20))
+
+
+def fit_two_ranks(kind: str) -> str:
+    """Train with a loader that does not leave it to Lightning to share the samples out."""
+    loaders = {
+        "own": lambda: DataLoader(Noisy(), batch_sampler=OwnShare()),
+        "stream": lambda: DataLoader(Stream(), 4),
+    }
+    options = {"use_distributed_sampler": False} if kind == "own, as it is" else {}
+    trainer = short(Path("run"), devices=2, strategy="ddp", **options)
+    trainer.fit(Untested(), loaders[kind.partition(",")[0]]())
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (
+            "own",
+            "Trainer(use_distributed_sampler=...): found True, and OwnShare, which draws other "
+            "samples on each rank; give use_distributed_sampler=False",
+        ),
+        ("own, as it is", ""),
+        ("stream", "warning: all 2 ranks train on the same batch: they share"),
+    ],
+)
+def test_who_shares_the_samples_out_is_said(tmp_path: Path, kind, says):
+    """Each sample once, or a line on it."""
+    ended = ranks.run(fit_two_ranks, kind, folder=tmp_path)
+    if kind == "own":
+        assert all(says in rank.error for rank in ended), ended[0].said
+    else:
+        assert not ended[0].error and not ended[1].error, ended[0].said
+        assert ended[0].said.count("warning: ") == bool(says) and says in ended[0].said
+
+
+def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path: Path, monkeypatch):
+    def write(*_) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint_dir, "write", write)
+    says = rf"\(dirpath={tmp_path}\): no checkpoint could be written there \(No space left on"
+    with pytest.raises(UserError, match=says):
+        short(tmp_path).fit(Classifier())
+
+
+def test_a_folder_that_is_removed_while_training_is_made_again(tmp_path: Path):
+    class Removes(pl.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 1:
+                shutil.rmtree(tmp_path / "run")
+
+    model = Classifier()
+    short(tmp_path / "run", Removes(), max_epochs=2).fit(model)
+    resumed = Classifier()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callback, "_finished", {})
+        short(tmp_path / "run", Removes(), max_epochs=2).fit(resumed)
+    assert torch.equal(model.network[0].weight, resumed.network[0].weight)
 
 
 class OtherOptimizer(Classifier):
@@ -923,7 +1012,7 @@ class Data(LightningDataModule):
 
 loader = DataLoader(Noisy(), 8, shuffle=True)
 """
-MORE = {1: "trainer.fit(Model(), Data())\n"}
+MORE = dict.fromkeys((1, 2), "trainer.fit(Model(), Data())\n")
 
 
 @pytest.mark.slow
@@ -941,6 +1030,6 @@ def test_what_the_page_shows_runs(tmp_path: Path, number: int):
     made = {
         0: "output/data/checkpoints/step-000000030.ckpt",
         1: "lightning_logs",
-        3: "output/model/model.pt",
+        4: "output/model/model.pt",
     }
     assert number not in made or (tmp_path / made[number]).exists(), done.stdout[-3000:]

@@ -13,7 +13,11 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
-from sagemaker_lightning.callbacks.gradient_weighting import known_share, weight
+from sagemaker_lightning.callbacks.gradient_weighting import (
+    GradientWeighting,
+    known_share,
+    weight,
+)
 from sagemaker_lightning.callbacks.lr_scaling import LearningRateScaling, scale
 from sagemaker_lightning.compat.lightning_trainer import ddp_arguments
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
@@ -73,7 +77,17 @@ class RankConsistency(Callback):
         """Reset the factor, and set DDP's arguments before it is made.
 
         Gradients are exchanged in place and in one order.
+
+        Raises:
+            UserError: The trainer has a callback that does a part of the same.
         """
+        for callback in trainer.callbacks:
+            if isinstance(callback, (GradientWeighting, LearningRateScaling)):
+                raise UserError(
+                    f"Trainer(callbacks=...): found {type(callback).__name__}, which "
+                    "RankConsistency and ExactResume do themselves (lr_scaling=... is theirs, "
+                    "too); leave it out"
+                )
         self.scaling.setup(trainer, pl_module, stage)
         if isinstance(trainer.strategy, DDPStrategy):
             arguments = ddp_arguments(trainer.strategy)

@@ -41,6 +41,7 @@ from sagemaker_lightning.contract.environment import SageMakerEnvironment, in_co
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop, loses_sigterm
+from sagemaker_lightning.data.epoch_loaders import digest_of
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
@@ -49,6 +50,7 @@ from sagemaker_lightning.resume import (
     checkpoint_file,
     fit_loops,
     folder_lock,
+    model_changes,
     run_settings,
 )
 from sagemaker_lightning.resume.agreement import UNSURE, Agreement
@@ -211,6 +213,7 @@ class ExactResume(EarlyCallback):
         self.why = ""  # why a run cannot be resumed within an epoch; "" if it can
         self.saved_step = 0  # optimizer step of the last checkpoint
         self.due = False  # whether a checkpoint waits for the end of an optimizer step
+        self.compared = False  # whether the first batches of the ranks were compared
         self.cut = False  # whether a limit ended the epoch before its last batch
         self.proof: Proof | None = None  # compares a resumed run with the interrupted one
 
@@ -518,6 +521,7 @@ class ExactResume(EarlyCallback):
         if stage == "fit" and self.owns_stop:
             self._leave_signals()
             fit_loops.remove(trainer)
+            model_changes.search_again(trainer)
         loggers.trained(trainer.loggers)
         self.changed.close()
 
@@ -527,6 +531,23 @@ class ExactResume(EarlyCallback):
         """Record the batch in the journal."""
         if self.enabled:
             self.proof.batch(batch, batch_idx)
+            if trainer.world_size > 1 and not self.compared:
+                self._warn_of_equal_batches(batch)
+
+    def _warn_of_equal_batches(self, batch: Any) -> None:
+        """Warn, once, if all ranks train on the same samples; all ranks call it.
+
+        Our loaders share the samples of a dataset with indices. A stream has to do so itself.
+        """
+        self.compared = True
+        digests = self.agreement.gather(digest_of(batch))
+        if len(set(digests)) == 1 and self.trainer.is_global_zero:
+            print(
+                f"warning: all {len(digests)} ranks train on the same batch: they share the "
+                "samples of a dataset with indices, while an IterableDataset has to yield "
+                "the samples of its own rank",
+                flush=True,
+            )
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor

@@ -218,11 +218,17 @@ class Writer:
             how: How the sentence of the warning begins.
 
         Raises:
-            Exception: It could not be written, and there is no older checkpoint.
+            UserError: The disk could not take it, and there is no older checkpoint.
+            Exception: There is another reason, and no older checkpoint.
         """
         if not self.problem:
             return
         if not self.folder.whole:
+            if isinstance(self.problem, OSError):
+                raise UserError(
+                    f"{self.folder.label}: no checkpoint could be written there ({self.why}); make "
+                    "room, or give another folder"
+                )
             raise self.problem
         print(
             f"warning: {how} no checkpoint could be written to {self.folder.path} ({self.why}); "

@@ -155,9 +155,14 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         self.restart.make_again(self.resume.snapshot.held)
         self.restart.restore(self.resume.snapshot.held)  # overwrite what hooks have reset
         self.restart.give_back_to_loaders(self)
-        self.resume.proof.look_at(self.restart.lost(self.resume.snapshot.held))
+        is_done = super().done
+        lost = self.restart.lost(self.resume.snapshot.held)
+        if is_done:
+            # StochasticWeightAveraging has replaced the schedule, which no step uses any more.
+            lost = [name for name in lost if not name.startswith("lr_schedulers")]
+        self.resume.proof.look_at(lost)
         self.restart.go_on_logging()
-        if super().done:  # only the end of an epoch is left
+        if is_done:  # only the end of an epoch is left
             self.resume.cut = not lightning_loops.batches_are_done(self.trainer)
             self.restart.say_that_all_is_done()
 
