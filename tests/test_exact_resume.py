@@ -31,7 +31,7 @@ import torch
 import warm
 from containers import ROOT
 from own_trainer import Classifier, Noisy
-from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -709,6 +709,39 @@ def test_another_learning_rate_is_one_line(tmp_path: Path):
     trainer = short(tmp_path, callbacks=[resume])
     trainer.fit(model := Classifier(lr=0.1))
     assert model.optimizers().optimizer.param_groups[0]["initial_lr"] == 0.1
+
+
+class Warmup(pl.Callback):
+    """Sets the learning rate by hand."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = self.rate * min(1, (trainer.global_step + 1) / 10)
+
+
+def test_who_sets_another_learning_rate_is_named(tmp_path: Path, capfd):
+    with pytest.raises(SystemExit):
+        short(tmp_path, Presses(1), Warmup(0.05)).fit(Classifier())
+    capfd.readouterr()
+    short(tmp_path, Presses(0), Warmup(0.1)).fit(Classifier())
+    assert (
+        "the learning rate differs; likely because of StepLR, whose arguments or state are others, "
+        "or what test_exact_resume.Warmup.on_train_batch_start sets, which is another value"
+    ) in capfd.readouterr().out
+
+
+def test_a_search_comes_again_in_another_training(tmp_path: Path):
+    """A resumed run does not search again; the same callback may be used once more."""
+    finder = LearningRateFinder(num_training_steps=3)
+    with pytest.raises(SystemExit):
+        short(tmp_path / "a", LearningRateFinder(num_training_steps=3), Presses(1)).fit(Untested())
+    short(tmp_path / "a", finder, Presses(0)).fit(model := Untested())
+    assert finder.optimal_lr is None
+    short(tmp_path / "b", finder).fit(model)
+    assert finder.optimal_lr is not None
 
 
 @pytest.mark.parametrize("content", [b"hello", b"", b"PK\x03\x04", None, [1], {"a": 1}])
