@@ -108,13 +108,23 @@ CASES = {
     "longer": [{"STOP_AT": "1:4"}, {"STOP_AT": "2:4"}],
     "tuned": [{"STOP_AT": "2:1"}],
     "overfit": [{"STOP_AT": "1:2"}],
+    "by_hand": [{"STOP_AT": "0:1"}, {"STOP_AT": "1:4"}, {"KILL_AT": "2:3"}],
+    "averaged": [{"STOP_AT": "1:4"}, {"STOP_AT": "3:2"}, {"KILL_AT": "4:3"}],
+    "streamed": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:2"}, {"KILL_AT": "2:1"}],
+    "searched": [{"STOP_AT": "1:2"}, {"KILL_AT": "2:1"}],
     "two_ranks": [{"STOP_AT": "1:2"}, {"KILL_AT": "2:1"}],
     "three_ranks": [{"STOP_AT": "1:2"}],
 }
 
 
+OF_THE_SOAK = ("averaged", "streamed", "searched")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.soak if case in OF_THE_SOAK else ()) for case in CASES],
+)
 def test_a_program_of_ones_own(tmp_path: Path, case: str):
     check(tmp_path, case, *CASES[case])
     if case == "loaders":
