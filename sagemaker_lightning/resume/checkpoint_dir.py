@@ -227,7 +227,7 @@ class Writer:
             if isinstance(self.problem, OSError):
                 raise UserError(
                     f"{self.folder.label}: no checkpoint could be written there ({self.why}); make "
-                    "room, or give another folder"
+                    "room there (in a job by VolumeSizeInGB), or give another folder"
                 )
             raise self.problem
         print(
