@@ -512,8 +512,6 @@ class ExactResume(EarlyCallback):
         if self.proof:
             self.proof.close()
         if self.owns_stop:
-            if isinstance(exception, KeyboardInterrupt) and self.stop:
-                self.stop.hear()  # Lightning ignores SIGINT by now, and a notebook lives on
             self._leave_signals()
         loggers.trained(trainer.loggers)
         self.changed.close()
