@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-fast test-thorough compat soak mutants zoo projects lint format lock sbom audit build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-thorough test-fast compat soak mutants zoo projects lint format lock sbom audit build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning

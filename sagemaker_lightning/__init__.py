@@ -25,6 +25,8 @@ PUBLIC = {
     "make_deterministic": "data.deterministic",
     "Heartbeat": "callbacks.heartbeat",
     "RankConsistency": "callbacks.rank_consistency",
+    "GradientWeighting": "callbacks.gradient_weighting",
+    "LearningRateScaling": "callbacks.lr_scaling",
     "Divergence": "callbacks.divergence",
     "LogProgress": "callbacks.progress",
     "HostMetrics": "callbacks.host_metrics",

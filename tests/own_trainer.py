@@ -7,17 +7,34 @@ model sends its own process a signal (tests/strangers.py).
 """
 
 import hashlib
+import random
 import sys
 from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    EarlyStopping,
+    LearningRateFinder,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.tuner import Tuner
 from strangers import interrupt
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, random_split
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    get_worker_info,
+    random_split,
+)
+from torchmetrics import MaxMetric
+from torchmetrics.classification import BinaryAccuracy
 
 from sagemaker_lightning import ExactResume, SageMakerEnvironment, report_failures
 
@@ -119,6 +136,95 @@ class Adversarial(pl.LightningModule):
         ], []
 
 
+class Blobs(pl.LightningDataModule):
+    """Splits its points in setup, with no seed of its own."""
+
+    def __init__(self, batch_size: int = 4) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+
+    def setup(self, stage: str) -> None:
+        points = torch.randn(43, 2)
+        labels = (points.sum(1, keepdim=True) > 0).float()
+        self.train, self.val = random_split(TensorDataset(points, labels), [35, 8])
+
+    def train_dataloader(self):
+        return DataLoader(self.train, self.batch_size, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, 4)
+
+
+class Bare(Classifier):
+    """Gets its data from a data module or a loader."""
+
+    train_dataloader = val_dataloader = test_dataloader = pl.LightningModule.val_dataloader
+
+
+class ByHand(Bare):
+    """Steps every third batch, clips, keeps metrics and a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.accuracy = BinaryAccuracy()
+        self.best = MaxMetric()
+        self.history: list[float] = []
+
+    def training_step(self, batch, batch_idx):
+        interrupt(f"{self.current_epoch}:{batch_idx}")
+        loss = self.step((batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1])) / 3
+        self.manual_backward(loss)
+        self.accuracy(self.network(batch[0]), batch[1])
+        self.log("accuracy", self.accuracy, on_epoch=True)
+        if (batch_idx + 1) % 3 == 0 or self.trainer.is_last_batch:
+            optimizer = self.optimizers()
+            self.clip_gradients(optimizer, 0.5, "norm")
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def on_train_epoch_end(self):
+        self.lr_schedulers().step()
+
+    def on_validation_epoch_end(self):
+        self.best(self.trainer.callback_metrics["val_loss"])
+        self.history.append(float(self.best.compute()))
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["history"] = self.history
+
+    def on_load_checkpoint(self, checkpoint):
+        self.history = checkpoint["history"]
+
+
+class OnPlateau(Bare):
+    """Lowers its learning rate when the validation gets no better."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), self.lr, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"},
+        }
+
+
+class Shards(IterableDataset):
+    """Shares its shards out among the data workers, and mixes them in a buffer."""
+
+    def __iter__(self):
+        worker = get_worker_info()
+        buffer = []
+        for shard in range(worker.id, 8, worker.num_workers):
+            for sample in range(5):
+                buffer.append(torch.tensor([shard / 8, sample / 5]))
+                if len(buffer) > 6:
+                    point = buffer.pop(random.randrange(len(buffer)))
+                    yield point + 0.05 * torch.randn(2), point[:1].round()
+        random.shuffle(buffer)
+        yield from ((point, point[:1].round()) for point in buffer)
+
+
 def trainer(
     job: SageMakerEnvironment, folder: str = "", seed: int | None = 42, **options
 ) -> pl.Trainer:
@@ -214,6 +320,47 @@ def overfit(job) -> list:
     made = trainer(job, overfit_batches=5)
     model = Classifier()
     made.fit(model)
+    return [model]
+
+
+def by_hand(job) -> list:
+    """Optimize by hand, with a data module that draws a split."""
+    made = trainer(job, logger=CSVLogger("curves", version=0), log_every_n_steps=1)
+    model = ByHand()
+    made.fit(model, datamodule=Blobs())
+    print("BEST", model.history)
+    return [model]
+
+
+def averaged(job) -> list:
+    """Average the weights; the user's own checkpoints are in the same folder."""
+    best = ModelCheckpoint(job.checkpoint_dir, monitor="val_loss", save_top_k=2, save_last=True)
+    averaging = StochasticWeightAveraging(0.02, swa_epoch_start=2, annealing_epochs=2)
+    callbacks = [averaging, EarlyStopping("val_loss", patience=3), best]
+    made = trainer(job, callbacks=callbacks, max_epochs=5)
+    model = OnPlateau()
+    loader = DataLoader(Noisy(), 8)
+    made.fit(model, DataLoader(Noisy(), 4, shuffle=True, drop_last=True), loader)
+    print("BEST", Path(best.best_model_path).name, made.test(model, loader, "best", verbose=False))
+    return [model]
+
+
+def streamed(job) -> list:
+    """Train on a stream in data workers that stay."""
+    made = trainer(job, accumulate_grad_batches=2, gradient_clip_val=0.3)
+    model = Bare()
+    made.fit(model, DataLoader(Shards(), 4, num_workers=2, persistent_workers=True))
+    return [model]
+
+
+def searched(job) -> list:
+    """Search for batch size and learning rate by callbacks."""
+    searches = [BatchSizeFinder(max_trials=2), LearningRateFinder(num_training_steps=10)]
+    made = trainer(job, callbacks=searches)
+    model = Bare()
+    data = Blobs(batch_size=2)
+    made.fit(model, datamodule=data)
+    print("SIZE", data.batch_size, model.lr)
     return [model]
 
 

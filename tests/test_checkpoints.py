@@ -429,7 +429,7 @@ def test_a_disk_that_is_full_costs_no_training_while_there_is_an_older_one(
         nothing = BackgroundWriter(CheckpointDir(folder.path.with_name("new"), 3))
         nothing.write(state(40), 40, 1)
         nothing.wait()
-        with pytest.raises(OSError):
+        with pytest.raises(UserError, match="no checkpoint could be written there.*; make room"):
             nothing.warn_of_problem("training goes on, but")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -238,9 +238,13 @@ def test_a_model_with_loaders_of_its_own_trains_on_them(channels, monkeypatch, t
     again = cli("--config=config.yaml", channels=channels)
     assert type(again.model) is type(made.model) and again.datamodule is None
     again.trainer.fit_loop.max_epochs = 1
+    # A loader of this kind is as exact as a data module's, while the training lasts.
+    shared_out = []
+    again.model.on_train_epoch_end = lambda: shared_out.append(
+        divided(again.trainer.train_dataloader)
+    )
     again.trainer.fit(again.model)
-    # A loader of this kind is as exact as a data module's.
-    assert again.trainer.global_step == 8 and divided(again.trainer.train_dataloader)
+    assert again.trainer.global_step == 8 and shared_out[0]
     with pytest.raises(
         UserError, match="--data.batch_size: the model has a train_dataloader of its own"
     ):

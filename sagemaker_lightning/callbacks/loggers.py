@@ -5,6 +5,9 @@ again by the resumed run, and what hooks log before training resumes was logged 
 run: both are removed. TensorBoard's events contain the time at which they were written. For
 CSVLogger's file, the checkpoint contains how long it was.
 
+A program may train several times, and log something in between, such as the results of a test. A
+training that continues from a checkpoint of an earlier one does not log that again: it stays.
+
 A file of TensorBoard is a sequence of records: the length of an event (uint64), a checksum of the
 length (4 bytes), the event, a checksum of the event (tensorflow/core/lib/io/record_writer.h).
 """
@@ -13,6 +16,7 @@ import csv
 import io
 import struct
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,8 @@ from sagemaker_lightning.compat import lightning_loggers
 from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.errors import UserError
 
+OF_FILES = (CSVLogger, TensorBoardLogger)
+"""Lightning's loggers whose files a resumed run continues."""
 HEAD = struct.Struct("<QI")
 TAIL = 4  # bytes of the checksum after an event
 
@@ -74,6 +80,55 @@ class Logger(TensorBoardLogger):
         self.next_save_at = time.monotonic() + self.seconds_between_saves
 
 
+class Trainings:
+    """The trainings of this process that a logger has seen, and the pauses between them.
+
+    Pause 0 is before the first training, pause 1 after it, and so on.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Number of trainings that have begun."""
+        self.pauses: list[list[float]] = [[0.0, float("inf")]]
+        """When each pause began and ended, in seconds since the epoch."""
+        self.rows: list[list[dict[str, Any]]] = [[]]
+        """What a CSVLogger wrote in each pause."""
+
+    @property
+    def in_pause(self) -> bool:
+        """Whether no training is running."""
+        return len(self.pauses) > self.count
+
+    def begin(self) -> None:
+        """End the pause: a training begins."""
+        self.end()  # one that was left without a word
+        self.pauses[-1][1] = time.time()
+        self.count += 1
+
+    def end(self) -> None:
+        """Begin a pause, if a training is running."""
+        if not self.in_pause:
+            self.pauses.append([time.time(), float("inf")])
+            self.rows.append([])
+
+    def write(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Remember rows that are written in a pause."""
+        if self.in_pause:
+            self.rows[-1] += rows
+
+    def pauses_since(self, number: int) -> list[list[float]]:
+        """Return when the pauses between training `number` and this one began and ended."""
+        return self.pauses[number : self.count]
+
+    def rows_since(self, number: int) -> list[dict[str, Any]]:
+        """Return the rows of these pauses."""
+        return [row for rows in self.rows[number : self.count] for row in rows]
+
+
+_trainings: "weakref.WeakKeyDictionary[Any, Trainings]" = weakref.WeakKeyDictionary()
+"""The trainings of this process, by logger."""
+
+
 class ContinuedWriter(lightning_loggers.Writer):
     """The writer of CSVLogger's file; it keeps a file that is there already.
 
@@ -83,13 +138,21 @@ class ContinuedWriter(lightning_loggers.Writer):
         log_dir: Folder or s3:// address of the file.
         waits: Whether it is not known yet if this run continues the file that is there.
         adds: Whether it adds rows to the file that is there until it waits.
+        trainings: Gets the rows that are written between two trainings.
     """
 
     waits = False
 
-    def __init__(self, log_dir: str, waits: bool, adds: bool = False) -> None:
+    def __init__(
+        self,
+        log_dir: str,
+        waits: bool,
+        adds: bool = False,
+        trainings: Trainings | None = None,
+    ) -> None:
         self.waits = waits
         self.adds = adds
+        self.trainings = trainings or Trainings()
         super().__init__(log_dir)
         if adds and (content := self._read()):
             self.metrics_keys = next(csv.reader(io.StringIO(content)))
@@ -106,6 +169,7 @@ class ContinuedWriter(lightning_loggers.Writer):
     def save(self) -> None:
         """Write the new rows, once it is known which file they belong to."""
         if not self.waits:
+            self.trainings.write(self.metrics)
             super().save()
 
     def start_file(self) -> None:
@@ -114,11 +178,18 @@ class ContinuedWriter(lightning_loggers.Writer):
             self.waits = self.adds = False
             self.begin_file()
 
-    def continue_from(self, columns: Sequence[str], size: int) -> None:
+    def continue_from(self, columns: Sequence[str], size: int, training: int | None = None) -> None:
         """Continue a file as it was when the checkpoint was taken.
 
-        It had these columns and `size` bytes. Rows after that are removed. If the file has fewer
-        bytes, a warning says that rows are missing.
+        It had these columns and `size` bytes. Rows after that are removed, except those that were
+        written between the training of the checkpoint and this one. If the file has fewer bytes, a
+        warning says that rows are missing.
+
+        Args:
+            columns: The columns that the file had.
+            size: Its size in bytes.
+            training: Number of the training of this process that took the checkpoint; None for
+                this one.
         """
         self.metrics = []
         self.metrics_keys = list(columns)
@@ -135,10 +206,13 @@ class ContinuedWriter(lightning_loggers.Writer):
             )
         if kept:
             _replace_file(self.files, path, kept)
-            return
-        self.metrics_keys = []
-        if self.files.isfile(path):
-            self.files.rm_file(path)
+        else:
+            self.metrics_keys = []
+            if self.files.isfile(path):
+                self.files.rm_file(path)
+        if training is not None:
+            self.metrics = self.trainings.rows_since(training)
+            super().save()
 
     def state(self) -> dict[str, Any]:
         """Return what `continue_from` takes: the columns, and the file's size in bytes."""
@@ -167,7 +241,7 @@ class ContinuedCSVLogger(lightning_loggers.WriterLogger):
 
     def make_writer(self) -> ContinuedWriter:
         """Return the writer."""
-        return ContinuedWriter(self.log_dir, self.waits, self.adds)
+        return ContinuedWriter(self.log_dir, self.waits, self.adds, _trainings_of(self))
 
     def continue_file(self, trains: bool) -> None:
         """Keep the file that is there.
@@ -208,13 +282,36 @@ def prepare_files(
             )
             if writer := lightning_loggers.writer(logger):
                 writer.__class__ = ContinuedWriter
+                writer.trainings = _trainings_of(logger)
+        if trains and isinstance(logger, OF_FILES):
+            _flush(logger)
+            _trainings_of(logger).begin()
     for logger, state in _with_states(loggers, states):
         lightning_loggers.set_version_if_none(logger, state["version"])
         if logger.version == state["version"]:
             if isinstance(logger, ContinuedCSVLogger):
                 logger.continue_file(trains)
-        elif trains and isinstance(logger, (CSVLogger, TensorBoardLogger)):
+        elif trains and isinstance(logger, OF_FILES):
             _say_that_it_is_another_folder(logger, state["version"])
+
+
+def trained(loggers: Iterable[Any]) -> None:
+    """Note that the training which the loggers were prepared for is over."""
+    for logger in loggers:
+        if isinstance(logger, OF_FILES):
+            _flush(logger)
+            _trainings_of(logger).end()
+
+
+def _trainings_of(logger: CSVLogger | TensorBoardLogger) -> Trainings:
+    """Return the trainings of this process that a logger has seen."""
+    return _trainings.setdefault(logger, Trainings())
+
+
+def _flush(logger: Any) -> None:
+    """Write the rows that a CSVLogger still holds."""
+    if isinstance(logger, ContinuedCSVLogger) and (writer := lightning_loggers.writer(logger)):
+        writer.save()
 
 
 @rank_zero_only
@@ -242,6 +339,7 @@ def save_states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
             "kind": type(logger).__name__,
             "name": _plain_or_none(logger.name),
             "version": _plain_or_none(logger.version),
+            "training": _trainings_of(logger).count if isinstance(logger, OF_FILES) else 0,
         }
         states.append(
             state | (logger.experiment.state() if isinstance(logger, ContinuedCSVLogger) else {})
@@ -264,14 +362,16 @@ def continue_files(
     """
     loggers = list(loggers)
     for logger, state in _with_states(loggers, states):
-        if state["version"] != logger.version:
+        if not isinstance(logger, OF_FILES) or state["version"] != logger.version:
             continue  # it writes to another folder
+        trainings = _trainings_of(logger)
+        training = state.get("training", trainings.count)
         if isinstance(logger, TensorBoardLogger) and (first or "://" not in logger.log_dir):
             if first:
                 logger.experiment.close()  # later events go to a new file
-            remove_later_events(logger.log_dir, moment)
+            remove_later_events(logger.log_dir, moment, trainings.pauses_since(training))
         elif isinstance(logger, ContinuedCSVLogger) and first:
-            logger.experiment.continue_from(state["columns"], state["size"])
+            logger.experiment.continue_from(state["columns"], state["size"], training)
     begin_files(loggers if first else ())
 
 
@@ -318,19 +418,24 @@ def _with_columns(content: str, columns: Sequence[str]) -> str:
     return output.getvalue()
 
 
-def remove_later_events(folder: str, moment: float) -> None:
+def remove_later_events(folder: str, moment: float, pauses: Sequence[Sequence[float]] = ()) -> None:
     """Remove from TensorBoard's files what was written after a moment.
 
     Args:
         folder: Folder or s3:// address of the files.
         moment: In seconds since the epoch.
+        pauses: Beginnings and ends of the times after it of which everything is kept.
     """
     file_system, path_in_files = url_to_fs(folder)
     for path in file_system.find(path_in_files) if file_system.exists(path_in_files) else ():
         if ".tfevents." not in path.rpartition("/")[2]:
             continue
         content = file_system.cat_file(path)
-        kept = b"".join(record for record, written_at in _records(content) if written_at <= moment)
+        kept = b"".join(
+            record
+            for record, written_at in _records(content)
+            if written_at <= moment or any(begin <= written_at < end for begin, end in pauses)
+        )
         if not kept and content:  # such as a file that was begun just now
             file_system.rm_file(path)
         elif kept != content:

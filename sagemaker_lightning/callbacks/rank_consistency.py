@@ -5,7 +5,7 @@ The learning rate is scaled as N ranks need it.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -13,26 +13,19 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
+from sagemaker_lightning.callbacks.gradient_weighting import (
+    GradientWeighting,
+    known_share,
+    weight,
+)
+from sagemaker_lightning.callbacks.lr_scaling import LearningRateScaling, scale_rates
 from sagemaker_lightning.compat.lightning_trainer import ddp_arguments
-from sagemaker_lightning.compat.torch_modules import LAST_RATES_ATTRIBUTE, inner_schedulers
 from sagemaker_lightning.contract.environment import SageMakerEnvironment
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.job_summary import masked
 from sagemaker_lightning.contract.settings import differences
 from sagemaker_lightning.data.deterministic import divided
 from sagemaker_lightning.data.gather import gather
-
-# Every learning rate that an optimizer's group or a scheduler of torch.optim keeps, CyclicLR and
-# SWALR included.
-GROUP_KEYS = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
-SCHEDULER_ATTRIBUTES = (
-    "base_lrs",
-    LAST_RATES_ATTRIBUTE,
-    "max_lrs",
-    "min_lrs",
-    "default_min_lr",
-    "eta_min",
-)
 
 REMEDY = {
     "world size": "give all hosts the same --trainer.num_nodes and --trainer.devices",
@@ -78,16 +71,24 @@ class RankConsistency(Callback):
         self.other_rate = other_rate
         self.environment = environment or SageMakerEnvironment.read()
         self.settings = dict(settings)
-        self.lr_scaling = lr_scaling
-        self.lr_factor = 1.0  # factor that the optimizers' learning rates contain
+        self.scaling = LearningRateScaling(lr_scaling)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Reset the factor, and set DDP's arguments before it is made.
 
         Gradients are exchanged in place and in one order.
+
+        Raises:
+            UserError: The trainer has a callback that does a part of the same.
         """
-        if stage == "fit":
-            self.lr_factor = 1.0
+        for callback in trainer.callbacks:
+            if isinstance(callback, (GradientWeighting, LearningRateScaling)):
+                raise UserError(
+                    f"Trainer(callbacks=...): found {type(callback).__name__}, which "
+                    "RankConsistency and ExactResume do themselves (lr_scaling=... is theirs, "
+                    "too); leave it out"
+                )
+        self.scaling.setup(trainer, pl_module, stage)
         if isinstance(trainer.strategy, DDPStrategy):
             arguments = ddp_arguments(trainer.strategy)
             if trainer.world_size > 2:
@@ -109,14 +110,14 @@ class RankConsistency(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the factor that the checkpoint's learning rates contain."""
-        return {"lr_factor": self.lr_factor}
+        return {"lr_factor": self.scaling.factor}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore that factor.
 
         Lightning restores the optimizers themselves after on_fit_start.
         """
-        self.lr_factor = state_dict["lr_factor"]
+        self.scaling.load_state_dict({"factor": state_dict["lr_factor"]})
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the settings of all ranks; raise UserError if two contradict."""
@@ -131,14 +132,10 @@ class RankConsistency(Callback):
         # A rank with one batch more would wait in it for the others' gradients for ever.
         if ranks > 1:
             self._agree({"batches of an epoch": trainer.num_training_batches})
-        factor = {"none": 1.0, "linear": float(ranks), "sqrt": math.sqrt(ranks)}[self.lr_scaling]
         if self.other_rate:
             self._apply_rates_of_flags(trainer)
-        rates_before = _rates(trainer, 1 / self.lr_factor)
-        # If they are equal, the rates come from a checkpoint, and stay the same to the last bit.
-        if factor != self.lr_factor:
-            scale_rates(trainer, factor / self.lr_factor)
-            self.lr_factor = factor
+        rates_before = _rates(trainer, 1 / self.scaling.factor)
+        self.scaling.on_train_start(trainer, pl_module)
         if ranks > 1 and trainer.is_global_zero:
             loader = trainer.train_dataloader
             accumulated = trainer.accumulate_grad_batches
@@ -147,7 +144,7 @@ class RankConsistency(Callback):
             )
             print(
                 f"world_size={ranks} hosts={len(self.environment.hosts)} "
-                f"lr_scaling={self.lr_scaling} lr={rates_before} -> {_rates(trainer)} "
+                f"lr_scaling={self.scaling.rule} lr={rates_before} -> {_rates(trainer)} "
                 "effective_batch_size="
                 f"{batch_size * ranks * accumulated if batch_size else 'unknown'} "
                 f"({batch_size or 'unknown'} x {ranks} ranks x {accumulated} accumulated)",
@@ -161,16 +158,7 @@ class RankConsistency(Callback):
 
         DDP takes the mean over the ranks.
         """
-        loader = divided(trainer.train_dataloader)
-        if trainer.world_size == 1 or loader is None or not loss.requires_grad:
-            return
-        sizes = loader.sizes(trainer.current_epoch, trainer.fit_loop.batch_idx)
-        if len(sizes) != trainer.world_size:
-            # The user's own sampler shares the data out; its slices are not known.
-            return
-        weight = sizes[trainer.global_rank] * len(sizes) / sum(sizes)
-        if weight != 1:
-            loss.register_hook(lambda gradient: gradient * weight)
+        weight(loss, known_share(trainer))
 
     def _apply_rates_of_flags(self, trainer: Trainer) -> None:
         """Scale the restored learning rates to the initial ones that the flags give.
@@ -179,7 +167,7 @@ class RankConsistency(Callback):
         """
         restored = _initial_rates(trainer)
         factors = [
-            wanted * self.lr_factor / restored_rate
+            wanted * self.scaling.factor / restored_rate
             for wanted, restored_rate in zip(self.initial_rates, restored, strict=True)
             if restored_rate
         ]
@@ -262,33 +250,6 @@ def _without_places(places: Mapping[str, str], value: str) -> str:
     for name, text in sorted(places.items(), key=lambda place: -len(place[1])):
         value = value.replace(text, f"<{name}>")
     return value
-
-
-def scale_rates(trainer: Trainer, factor: float) -> None:
-    """Multiply every learning rate of the trainer by `factor`.
-
-    These are the rates that optimizers and schedulers keep, nested schedulers included.
-    """
-    for optimizer in trainer.optimizers:
-        for group in optimizer.param_groups:
-            group.update({key: group[key] * factor for key in GROUP_KEYS if key in group})
-    for scheduler in _schedulers(config.scheduler for config in trainer.lr_scheduler_configs):
-        for name, value in vars(scheduler).items():
-            if name in SCHEDULER_ATTRIBUTES and value is not None:
-                scaled = (
-                    [rate * factor for rate in value] if isinstance(value, list) else value * factor
-                )
-                setattr(scheduler, name, scaled)
-
-
-def _schedulers(schedulers) -> Iterator[object]:
-    """Yield schedulers, and the schedulers within them.
-
-    SequentialLR and ChainedScheduler are made of others.
-    """
-    for scheduler in schedulers:
-        yield scheduler
-        yield from _schedulers(inner_schedulers(scheduler))
 
 
 def _initial_rates(trainer: Trainer) -> list[float]:

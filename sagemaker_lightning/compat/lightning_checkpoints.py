@@ -11,12 +11,17 @@ four methods below, and with what).
 
 import functools
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
+
+from sagemaker_lightning.contract.errors import UserError
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
@@ -31,6 +36,8 @@ def replace_loading(trainer: Trainer, load: Callable[[Any], bool]) -> None:
     given: `fit(ckpt_path=...)`, or one that a search for a learning rate has saved. It does so
     without running code in the file, unless the caller of `fit` has chosen otherwise
     (`weights_only`, which Lightning has since 2.6).
+
+    UserError if that file is no checkpoint that a training can begin with.
     """
     connector = trainer._checkpoint_connector
     # Lightning's own, even if this was called before.
@@ -41,9 +48,47 @@ def replace_loading(trainer: Trainer, load: Callable[[Any], bool]) -> None:
         if not load(checkpoint_path):
             safe = True if weights_only is None else weights_only
             options = {"weights_only": safe} if has_choice else {}
-            resume_start_of_lightning(checkpoint_path, **options)
+            with _refused(checkpoint_path):
+                resume_start_of_lightning(checkpoint_path, **options)
+            if checkpoint_path and trainer.state.fn == TrainerFn.FITTING:
+                _check(connector._loaded_checkpoint, checkpoint_path)
 
     connector.resume_start = resume_start
+
+
+@contextmanager
+def _refused(path: Any) -> Iterator[None]:
+    """Raise UserError if the block cannot read a file as a checkpoint of Lightning's.
+
+    What the readers raise for a file of another kind may be anything, such as a KeyError: 101.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else ""
+        if not reason:
+            reason = f"{type(error).__name__}: {error}".split("\n")[0].split(". ")[0].rstrip(": ")
+        advice = ""
+        if "Weights only load failed" in reason:
+            objects = re.search(r"WeightsUnpickler error: (.*)", str(error))
+            reason = objects[1] if objects else reason
+            advice = ", or weights_only=False if its objects are yours"
+        raise UserError(
+            f"fit(ckpt_path={path}): found no checkpoint that could be read ({reason}); expected "
+            f"one that a Trainer has saved{advice}"
+        ) from error
+
+
+def _check(checkpoint: dict[str, Any], path: Any) -> None:
+    """Raise UserError if a checkpoint lacks what a training begins with."""
+    needed = ("state_dict", "optimizer_states", "lr_schedulers")
+    if missing := [name for name in needed if name not in checkpoint]:
+        raise UserError(
+            f"fit(ckpt_path={path}): found no {' and no '.join(missing)} in it; expected a whole "
+            "checkpoint that a Trainer has saved, without save_weights_only"
+        )
 
 
 def set_loaded_checkpoint(trainer: Trainer, checkpoint: dict[str, Any], path: str) -> None:

@@ -6,7 +6,8 @@ of Python: Lib/random.py.
 
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,3 +31,14 @@ def replace_entropy(bits: Callable[[int], int]) -> None:
 
     random.Random.seed = seed
     random.seed = PROCESS_GENERATORS[0].seed
+
+
+@contextmanager
+def entropy_replaced(bits: Callable[[int], int]) -> Iterator[None]:
+    """Do what `replace_entropy` does until the block ends."""
+    before = np.random.bit_generator.randbits, random.Random.seed, random.seed
+    replace_entropy(bits)
+    try:
+        yield
+    finally:
+        np.random.bit_generator.randbits, random.Random.seed, random.seed = before

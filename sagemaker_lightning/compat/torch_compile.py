@@ -6,6 +6,9 @@ _inductor/config.py. torch.compile(dynamic=False) is public and does the same, b
 of torch.compile can pass it: the user's code.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch._dynamo import config as dynamo
 from torch._dynamo.pgo import FrameStateSizeEntry
 from torch._inductor import config as inductor
@@ -15,8 +18,9 @@ from torch._inductor import config as inductor
 MAX_SHAPES = 64
 
 
-def compile_each_shape() -> None:
-    """Have each shape of an input compiled by itself, for the rest of this process.
+@contextmanager
+def compile_each_shape() -> Iterator[None]:
+    """Have each shape of an input compiled by itself, until the block ends.
 
     When a size changes, as in an epoch's last batch, torch compiles one kernel for all sizes, with
     the size as a variable. A step's kernel, and the last bits of its sums, would then depend on the
@@ -24,7 +28,14 @@ def compile_each_shape() -> None:
     they change all the time, and no sum's order depends on them. torch does not measure which
     kernel is fastest either, because the answer differs each time.
     """
-    FrameStateSizeEntry.is_size_dynamic = lambda self, dim: False
-    FrameStateSizeEntry.is_stride_dynamic = lambda self, dim: False
+    entry = FrameStateSizeEntry
+    methods = entry.is_size_dynamic, entry.is_stride_dynamic
+    settings = dynamo.recompile_limit, inductor.deterministic
+    entry.is_size_dynamic = entry.is_stride_dynamic = lambda self, dim: False
     dynamo.recompile_limit = max(MAX_SHAPES, dynamo.recompile_limit)
     inductor.deterministic = True
+    try:
+        yield
+    finally:
+        entry.is_size_dynamic, entry.is_stride_dynamic = methods
+        dynamo.recompile_limit, inductor.deterministic = settings

@@ -8,7 +8,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from sagemaker_lightning.compat import namespaces
+from sagemaker_lightning.contract.environment import failure_file, place
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.failures import report_uncaught
 
 OLDEST = "2.5.2"
 BELOW = "2.7"
@@ -24,8 +26,17 @@ OLDEST_TORCH = "2.11"
 def check() -> None:
     """Raise UserError if the installed Lightning and torch are not what this program works with.
 
-    It reads files, and imports neither.
+    It reads files, and imports neither. If nobody catches the error, it is reported as
+    report_failures does: a program imports our names before it can enter that.
     """
+    try:
+        _check()
+    except UserError:
+        report_uncaught(failure_file(), place())
+        raise
+
+
+def _check() -> None:
     namespaces.refuse_malicious()
     if len(namespaces.imported()) > 1:
         raise UserError(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sagemaker_lightning.contract import deadlines, job_config
 from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.contract.failures import report_uncaught
 
 # SDK 3's ModelTrainer sends the job's source and its own drivers as channels. They are no training
 # data.
@@ -94,8 +95,18 @@ class SageMakerEnvironment:
     def read(cls, variables: Mapping[str, str] = os.environ) -> "SageMakerEnvironment":
         """Return the environment that `variables` describe.
 
-        Raises UserError, which names the variable, if one is wrong or contradicts another.
+        Raises UserError, which names the variable, if one is wrong or contradicts another. If
+        nobody catches it, it is reported as report_failures does: a program reads its environment
+        before it can enter that.
         """
+        try:
+            return cls._read(variables)
+        except UserError:
+            report_uncaught(failure_file(variables), place(variables))
+            raise
+
+    @classmethod
+    def _read(cls, variables: Mapping[str, str]) -> "SageMakerEnvironment":
         all_hosts = tuple(_json(variables, "SM_HOSTS", list, list(cls.hosts)))
         current_host = variables.get("SM_CURRENT_HOST", all_hosts[0] if len(all_hosts) == 1 else "")
         if current_host not in all_hosts:

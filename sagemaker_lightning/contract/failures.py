@@ -4,7 +4,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 
@@ -150,6 +150,36 @@ def reported(
                     flush=True,
                 )
         sys.exit(1)
+
+
+def report_uncaught(failure_file: Path | None, place: str = "") -> None:
+    """Have a UserError that ends this program reported as `reported` does.
+
+    It is for one that is raised before a program can have entered `reported`. Python calls
+    sys.excepthook with an exception that nobody has caught; a notebook shows exceptions by itself.
+
+    Args:
+        failure_file: See `reported`.
+        place: See `reported`.
+    """
+    if not isinstance(sys.excepthook, _Uncaught):
+        sys.excepthook = _Uncaught(sys.excepthook, failure_file, place)
+
+
+class _Uncaught:
+    """A sys.excepthook that reports a UserError in one line."""
+
+    def __init__(self, hook_before: Callable, failure_file: Path | None, place: str) -> None:
+        self.hook_before = hook_before
+        self.failure_file = failure_file
+        self.place = place
+
+    def __call__(self, kind: type, error: BaseException, trace: object) -> None:
+        if not isinstance(error, UserError):
+            self.hook_before(kind, error, trace)
+            return
+        with suppress(SystemExit), reported(self.failure_file, self.place):
+            raise error  # Python itself ends with status 1
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:

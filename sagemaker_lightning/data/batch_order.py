@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.partition import Course, Division
-from sagemaker_lightning.data.seeded_indices import Key, Keys, seed_all
+from sagemaker_lightning.data.seeded_indices import FEW, Key, Keys, number_of, seed_all
 from sagemaker_lightning.state import generators
 
 
@@ -46,6 +46,8 @@ class Batches(Sampler):
         self.size = size
         self.at = (0, 0, 0)  # epoch, turn and batch at which the next iteration starts
         self.begun: list | None = None  # the order of that iteration, if it is drawn already
+        self.drawn = 0
+        """A hash of what the sampler has drawn first; equal on all ranks that share its batches."""
         length = sized_len(self.sampler)
         self.endless = length is None
         if self.endless:
@@ -77,6 +79,8 @@ class Batches(Sampler):
         """
         self.at = epoch, turn, batch
         self.begun = None if self.endless else self._order(epoch, turn)
+        if self.begun and self.ranks > 1:
+            self.drawn = number_of(self.begun[:FEW])
 
     def rewind(self, epoch: int) -> None:
         """Have iterations start at the first batch of an epoch that nobody has begun."""

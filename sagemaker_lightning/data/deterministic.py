@@ -23,11 +23,13 @@ from sagemaker_lightning.compat.torch_data import (
     CustomIndexLoader,
     CustomIteratorLoader,
     combines_datasets,
+    end_workers,
 )
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.batch_order import Batches
 from sagemaker_lightning.data.partition import PartitionedLoader
 from sagemaker_lightning.data.sample_seeding import DrawnWithState, Plan, drawing, has_state
+from sagemaker_lightning.state.object_graph import LOADER_ATTRIBUTES
 
 
 def position(trainer: Trainer) -> tuple[int, int]:
@@ -99,6 +101,16 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     _make_exact(loader, seed, rank, world_size)
     loader.__class__ = of_class(ExactInPlaces if has_own_iter else Exact, type(loader))
     return loader, ""
+
+
+def given_back(loader: Any) -> Any:
+    """Return a loader that `exact` has changed as it was before."""
+    if isinstance(loader, (Exact, Streamed)):
+        end_workers(loader)
+        loader.__class__ = type(loader).users_class
+        for name in LOADER_ATTRIBUTES:
+            vars(loader).pop(name, None)
+    return loader
 
 
 def make_deterministic(

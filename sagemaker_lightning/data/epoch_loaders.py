@@ -179,6 +179,16 @@ class Placed(Together):
         ) or self._why_ahead_is_unsavable(fetcher)
         return done
 
+    @property
+    def shared_orders(self) -> dict[str, int]:
+        """What each loader whose batches the ranks share draws first, as a hash, by sampler."""
+        batches = [divided(loader) for loader in self.flattened]
+        return {
+            f"{number} {type(each.sampler).__name__}": each.drawn
+            for number, each in enumerate(batches)
+            if isinstance(each, Batches) and each.drawn
+        }
+
     def _why_ahead_is_unsavable(self, fetcher: Any) -> str:
         """Return why the batches fetched ahead cannot be saved; "" if they can.
 

@@ -1,5 +1,6 @@
 """Random draws of a whole run: functions of (seed, epoch, position)."""
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ from pytorch_lightning.utilities import CombinedLoader
 
 from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.compat.lightning_loops import combined_loader
-from sagemaker_lightning.compat.random_generators import replace_entropy
-from sagemaker_lightning.data.deterministic import exact, of_class
+from sagemaker_lightning.compat.random_generators import entropy_replaced
+from sagemaker_lightning.data.deterministic import exact, given_back, of_class
 from sagemaker_lightning.data.epoch_loaders import Drawn, Placed
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 
@@ -30,6 +31,8 @@ class Seeding(Callback):
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed
         self.loaders = {}
+        self.changed = ExitStack()
+        """Gives back what a run of the trainer has changed in this process."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Agree on a seed with all ranks; make the loaders exact when they are prepared."""
@@ -38,7 +41,7 @@ class Seeding(Callback):
         self.seed = trainer.strategy.broadcast(
             torch.initial_seed() if self.seed is None else self.seed
         )
-        replace_entropy(unseeded.bits)
+        self.changed.enter_context(entropy_replaced(unseeded.bits))
 
         # Lightning names the last two arguments when it calls this.
         def prepare(dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
@@ -53,6 +56,16 @@ class Seeding(Callback):
     def use_seed(self, seed: int) -> None:
         """Draw by another seed from now on: that of the run that is resumed."""
         self.seed = seed
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Leave the process and the user's loaders as they were."""
+        self.changed.close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the process and the user's loaders as they were."""
+        self.changed.close()
 
     def leave_loaders_to_lightning(self, trainer: Trainer) -> None:
         """Leave the preparation of the loaders to Lightning."""
@@ -123,4 +136,8 @@ class Seeding(Callback):
         loaders = self.loaders.setdefault(kind, [])
         number = [len(loaders)] if loaders and kind == "train" else []
         loaders.append(loader)
-        return exact(loader, self.seed, kind, *number, **ranks)[0]
+        loader_class = type(loader)
+        loader = exact(loader, self.seed, kind, *number, **ranks)[0]
+        if type(loader) is not loader_class:
+            self.changed.callback(given_back, loader)
+        return loader

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -33,16 +34,25 @@ from sagemaker_lightning.compat import lightning_checkpoints, torch_compile
 from sagemaker_lightning.compat.lightning_callbacks import EarlyCallback, is_search_only
 from sagemaker_lightning.compat.lightning_loops import end_evaluation_mode
 from sagemaker_lightning.compat.lightning_trainer import copies_this_process
+from sagemaker_lightning.compat.random_generators import entropy_replaced
 from sagemaker_lightning.contract import rendezvous, shutdown
 from sagemaker_lightning.contract.atomic_files import check_writable
 from sagemaker_lightning.contract.environment import SageMakerEnvironment, in_container
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.contract.reporting import report_stop
 from sagemaker_lightning.contract.shutdown import Interrupted, Stop, TrainingStop, loses_sigterm
-from sagemaker_lightning.data.seeded_indices import seed_all
+from sagemaker_lightning.data.epoch_loaders import digest_of
+from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 from sagemaker_lightning.data.seeding import Seeding
 from sagemaker_lightning.process import parent_process
-from sagemaker_lightning.resume import best_model, checkpoint_file, fit_loops, run_settings
+from sagemaker_lightning.resume import (
+    best_model,
+    checkpoint_file,
+    fit_loops,
+    folder_lock,
+    model_changes,
+    run_settings,
+)
 from sagemaker_lightning.resume.agreement import Agreement, Comparison
 from sagemaker_lightning.resume.checkpoint_dir import BackgroundWriter, CheckpointDir
 from sagemaker_lightning.resume.restore import Restart
@@ -52,6 +62,8 @@ from sagemaker_lightning.resume.verification import Proof
 
 # Share of the time, at most, that training waits for checkpoints saved by the clock.
 MAX_SAVING_SHARE = 0.01
+LOCK_SECONDS = 10.0
+"""Seconds to wait for another training in the folder: a killed one may take a moment to be gone."""
 
 _finished: dict[Path, "weakref.ref[LightningModule]"] = {}
 """The models that this process has trained to their end, by the folder of their checkpoints."""
@@ -184,6 +196,8 @@ class ExactResume(EarlyCallback):
         if self.owns_stop:
             parent_process.end_with_launcher(os.environ)
         self.trainer: Trainer | None = None
+        self.changed = ExitStack()
+        """Gives back what a run of the trainer has changed in this process."""
         self.exact = exact
         self.enabled = saves and exact
         self._forget_run()
@@ -201,6 +215,7 @@ class ExactResume(EarlyCallback):
         self.why_only_epochs = ""  # why a run cannot be resumed within an epoch; "" if it can
         self.saved_step = 0  # optimizer step of the last checkpoint
         self.checkpoint_due = False  # whether a checkpoint waits for the end of an optimizer step
+        self.has_compared_batches = False  # whether the first batches of the ranks were compared
         self.epoch_was_cut = False  # whether a limit ended the epoch before its last batch
         self.proof: Proof | None = None  # compares a resumed run with the interrupted one
 
@@ -226,6 +241,10 @@ class ExactResume(EarlyCallback):
         """
         self.enabled = self.arguments["saves"] and self.arguments["exact"]
         self.enabled = self.enabled and not trainer.fast_dev_run
+        self.changed.close()
+        if self.arguments["exact"]:
+            self.changed.enter_context(entropy_replaced(unseeded.bits))
+            self.changed.enter_context(torch_compile.compile_each_shape())
         if trainer.state.fn != TrainerFn.FITTING:
             self._continue_logs(trainer, trains=False)
             return
@@ -302,8 +321,10 @@ class ExactResume(EarlyCallback):
             raise self._unsupported(strategy)
         if self.enabled and trainer.local_rank == 0:
             check_writable(self.folder.path, "checkpoints")
-        torch_compile.compile_each_shape()
         self.agreement = Agreement(trainer)
+        if self.enabled:
+            self.changed.callback(folder_lock.unlock, self.folder.path)
+            self._lock_folder()
         self.divergence = divergence.divergence_of(trainer)
         self.restart = Restart(
             trainer, self.folder, self.seeding, self.agreement, self.other_settings
@@ -317,6 +338,22 @@ class ExactResume(EarlyCallback):
             reads = not self.owns_stop or bool(best_model.callbacks(trainer))
             trainer.strategy.checkpoint_io = checkpoint_file.CheckedIO(plain_values=reads)
         lightning_checkpoints.replace_loading(trainer, self._load_newest)
+
+    def _lock_folder(self) -> None:
+        """Lock the folder until the training ends; all ranks call it.
+
+        Rank 0 does so for all: hosts may share the folder.
+
+        Raises:
+            UserError: Another process trains with the folder. All ranks raise it.
+        """
+        is_first = self.trainer.is_global_zero
+        own_answer = folder_lock.lock(self.folder.path, LOCK_SECONDS) if is_first else ""
+        if owner := self.agreement.gather(own_answer)[0]:
+            raise UserError(
+                f"{self.folder.label}: {owner} trains with these checkpoints now; end it first, or "
+                "give each training a folder of its own"
+            )
 
     def _unsupported(self, strategy: Any) -> UserError:
         """Return the error for a strategy whose runs cannot be resumed."""
@@ -450,7 +487,10 @@ class ExactResume(EarlyCallback):
                 self.restart.entries["run"]
                 if self.restart.entries
                 else run_settings.describe(trainer, self.settings_of_run)
-                | {"optimizers": self.restart.optimizers}
+                | {
+                    "optimizers": self.restart.optimizers,
+                    "defaults": self.restart.optimizer_defaults,
+                }
             )
             if problem := checkpoint_file.why_unreadable(self.snapshot.lightning_checkpoint()[0]):
                 raise UserError(f"a checkpoint of this run could not be read again: {problem}")
@@ -482,12 +522,17 @@ class ExactResume(EarlyCallback):
             self.proof.close()
         if self.owns_stop:
             self._leave_signals()
+        loggers.trained(trainer.loggers)
+        self.changed.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the trainer's loops and the signals as they were before."""
         if stage == "fit" and self.owns_stop:
             self._leave_signals()
             fit_loops.remove(trainer)
+            model_changes.search_again(trainer)
+        loggers.trained(trainer.loggers)
+        self.changed.close()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -495,6 +540,23 @@ class ExactResume(EarlyCallback):
         """Record the batch in the journal."""
         if self.enabled:
             self.proof.begin_batch(batch, batch_idx)
+            if trainer.world_size > 1 and not self.has_compared_batches:
+                self._warn_of_equal_batches(batch)
+
+    def _warn_of_equal_batches(self, batch: Any) -> None:
+        """Warn, once, if all ranks train on the same samples; all ranks call it.
+
+        Our loaders share the samples of a dataset with indices. A stream has to do so itself.
+        """
+        self.has_compared_batches = True
+        digests = self.agreement.gather(digest_of(batch))
+        if len(set(digests)) == 1 and self.trainer.is_global_zero:
+            print(
+                f"warning: all {len(digests)} ranks train on the same batch: they share the "
+                "samples of a dataset with indices, while an IterableDataset has to yield "
+                "the samples of its own rank",
+                flush=True,
+            )
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
@@ -533,14 +595,27 @@ class ExactResume(EarlyCallback):
         if stops and not done:
             self._exit_all_ranks(ResumePoint.BATCH)
 
-    def epoch_begins(self, why: str) -> None:
+    def epoch_begins(self, why: str, orders: Mapping[str, int]) -> None:
         """Learn, when an epoch begins, why any rank cannot be resumed within it.
 
         Args:
             why: The reason on this rank; "" if there is none.
+            orders: What each loader that the ranks share draws first, as a hash, by sampler.
+
+        Raises:
+            UserError: A sampler draws other samples on another rank. It shares them out by itself,
+                and sharing out what each rank has would leave samples out.
         """
         known_before = self.why_only_epochs
-        self.why_only_epochs = next(filter(None, self.agreement.gather(why)), "")
+        reasons, orders_of_ranks = zip(*self.agreement.gather((why, orders)), strict=True)
+        self.why_only_epochs = next(filter(None, reasons), "")
+        for name, drawn in orders_of_ranks[0].items():
+            if any(others.get(name) != drawn for others in orders_of_ranks):
+                raise UserError(
+                    f"Trainer(use_distributed_sampler=...): found True, and {name.split()[1]}, "
+                    "which draws other samples on each rank; give use_distributed_sampler=False if "
+                    "it shares the samples out itself, else the same order on all ranks"
+                )
         if self.why_only_epochs and not known_before and self.trainer.is_global_zero:
             print(
                 f"{self.why_only_epochs}: checkpoints are saved only at the end of an epoch, and a "

@@ -228,11 +228,18 @@ class BackgroundWriter:
             beginning: How the sentence of the warning begins.
 
         Raises:
-            Exception: It could not be written, and there is no older checkpoint.
+            UserError: The disk could not take it, and there is no older checkpoint.
+            Exception: There is another reason, and no older checkpoint.
         """
         if not self.problem:
             return
         if not self.folder.intact_steps:
+            if isinstance(self.problem, OSError):
+                raise UserError(
+                    f"{self.folder.label}: no checkpoint could be written there "
+                    f"({self.problem_text}); make room there (in a job by VolumeSizeInGB), or give "
+                    "another folder"
+                )
             raise self.problem
         print(
             f"warning: {beginning} no checkpoint could be written to {self.folder.path} "

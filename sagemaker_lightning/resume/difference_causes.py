@@ -135,8 +135,9 @@ def likely_causes(trainer: Trainer, kinds: Collection[DifferenceKind], changes: 
         )
     elif DifferenceKind.RATE in kinds:
         names = [type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs]
-        setters = " or ".join(dict.fromkeys(names)) or "what sets the learning rate"
-        other = f"the state of {setters}, which is another one"
+        causes += dict.fromkeys(f"{name}, whose arguments or state are others" for name in names)
+        causes += (f"what {name} sets, which is another value" for name in _rate_setters(trainer))
+        other = "what sets the learning rate, which is another value"
     else:
         causes += dict.fromkeys(_causes_in_model(trainer))
         other = "state that no checkpoint holds, or a kernel that is not deterministic"
@@ -171,6 +172,17 @@ def _causes_in_data(trainer: Trainer) -> Iterator[str]:
         for owner in (trainer.lightning_module, trainer.datamodule):
             if owner is not None and is_overridden(hook, owner):
                 yield f"what {_class_name(type(owner))}.{hook} draws"
+
+
+def _rate_setters(trainer: Trainer) -> Iterator[str]:
+    """Yield the names of the user's functions that mention the optimizers' parameter groups."""
+    for owner in (trainer.lightning_module, *trainer.callbacks):
+        for class_ in type(owner).__mro__:
+            for name, member in (
+                {} if object_graph.is_library_class(class_) else vars(class_).items()
+            ):
+                if "param_groups" in getattr(getattr(member, "__code__", None), "co_names", ()):
+                    yield f"{_class_name(class_)}.{name}"
 
 
 def _causes_in_model(trainer: Trainer) -> Iterator[str]:

@@ -168,10 +168,14 @@ class FitLoop(_Loaders, lightning_loops.FitLoop):
         self.restart.recreate_objects(self.resume.snapshot.user_state)
         self.restart.restore(self.resume.snapshot.user_state)  # overwrite what hooks have reset
         self.restart.restore_loaders(self)
+        only_end_is_left = super().done
         differing = self.restart.differing_values(self.resume.snapshot.user_state)
+        if only_end_is_left:
+            # StochasticWeightAveraging has replaced the schedule, which no step uses any more.
+            differing = [name for name in differing if not name.startswith("lr_schedulers")]
         self.resume.proof.check_restored(differing)
         self.restart.continue_logs()
-        if super().done:  # only the end of an epoch is left
+        if only_end_is_left:
             self.resume.only_end_is_left(cut=not lightning_loops.batches_are_done(self.trainer))
             self.restart.print_nothing_left()
 
@@ -212,7 +216,7 @@ class EpochLoop(_Connected, lightning_loops.EpochLoop):
             data_fetcher, epoch, batches_done, states, proves=saves_checkpoints
         )
         if saves_checkpoints:
-            self.resume.epoch_begins(loader.why)
+            self.resume.epoch_begins(loader.why, loader.shared_orders)
         data_fetcher.fetched += batches_done  # the fetcher detects the last batch by this number
         self.profile(data_fetcher)
         if self.resume.is_training:

@@ -188,6 +188,13 @@ def apply_search_results(trainer: Trainer, results: Mapping[str, Any]) -> None:
         lightning_setattr(trainer.lightning_module, name, decode(value))
 
 
+def search_again(trainer: Trainer) -> None:
+    """Let the callbacks search again in another training, if `settle_searches` has kept them."""
+    for callback in trainer.callbacks:
+        if lightning_callbacks.is_search(callback):
+            vars(callback).pop("on_fit_start", None)
+
+
 def run_creating_hooks(trainer: Trainer, missing_attributes: list[tuple[str, str]]) -> None:
     """Run the hooks on_train_epoch_start that create what is missing.
 

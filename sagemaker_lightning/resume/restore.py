@@ -11,7 +11,11 @@ from typing import Any
 from pytorch_lightning import Trainer
 
 from sagemaker_lightning.callbacks import loggers
-from sagemaker_lightning.compat import lightning_checkpoints, lightning_loops
+from sagemaker_lightning.compat import (
+    lightning_callbacks,
+    lightning_checkpoints,
+    lightning_loops,
+)
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import divided, position
 from sagemaker_lightning.data.seeded_indices import seed_all
@@ -70,6 +74,7 @@ class Restart:
         self.limits_of_flags = model_changes.limits(trainer)
         self.limits_added = [0, 0]  # epochs and steps that a callback had added to the limits
         self.optimizers: list[str] = []  # classes of the optimizers, before hooks change them
+        self.optimizer_defaults: list[dict[str, str]] = []  # the numbers they were made with
         self.raised_epochs = 0  # epochs added to the limit while Lightning loads the checkpoint
         self.limit_exceeded = ""  # the limit of this training that the checkpoint is beyond
         # Whether the loaders' saved states were taken, or no longer apply.
@@ -292,7 +297,9 @@ class Restart:
                 "settings val_check_batch"
             }
             self.saved_digests = {
-                name: value for name, value in self.saved_digests.items() if name not in outdated
+                name: value
+                for name, value in self.saved_digests.items()
+                if name not in outdated and not name.startswith(restore_check.DATA)
             }
             saved_state.update(
                 plain=plain_kept | new_state["plain"], generators=new_state["generators"]
@@ -360,13 +367,33 @@ class Restart:
                 state would be loaded, and fail or be misread at the first step.
         """
         self.optimizers = run_settings.optimizers(self.trainer)
+        self.optimizer_defaults = run_settings.optimizer_defaults(self.trainer)
         if not self.entries:
             return
         before = self.entries["run"]["optimizers"]
         if before != self.optimizers:
             words = [", ".join(names) or "none" for names in (before, self.optimizers)]
             self._refuse_another_run([f"the optimizer was {words[0]}, is {words[1]}"])
+        self._refuse_another_run(self._changed_defaults())
         model_changes.add_parameter_groups(self.trainer, self.entries["groups"])
+
+    def _changed_defaults(self) -> list[str]:
+        """Return which numbers of the optimizers are others than in the checkpoint's run.
+
+        Lightning would load those of the checkpoint, and the ones in the code would have no effect.
+        The learning rate may depend on the number of ranks, and a search may have found it.
+        """
+        before = self.entries["run"]["defaults"]
+        free = self.other_settings or not self._same_ranks
+        free = free or any(map(lightning_callbacks.is_search, self.trainer.callbacks))
+        return [
+            f"{name} of {class_name} was {numbers_before.get(name)}, is {numbers.get(name)}"
+            for class_name, numbers_before, numbers in zip(
+                self.optimizers, before, self.optimizer_defaults, strict=True
+            )
+            for name in sorted(numbers_before.keys() | numbers.keys())
+            if numbers_before.get(name) != numbers.get(name) and not (free and name == "lr")
+        ]
 
     def _undo_hooks(self) -> None:
         """Restore what hooks at the start of training have overwritten.

@@ -19,6 +19,8 @@ WEIGHTS = "state_dict", "current_model_state", "averaging_state"
 """Parts of a checkpoint; the model may rightly have more or less of them than was saved."""
 RANK_PARTS = "buffers", "metrics"  # parts of a rank's state
 USER_PARTS = "plain", "generators", "stateful", "settings"  # parts of the user's objects' state
+DATA = "the length of ", "the numbers in "
+"""How the names of values begin that tell the training data from others."""
 
 
 def fingerprint(state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> dict[str, int]:
@@ -59,6 +61,7 @@ def fingerprint(state: Mapping[str, Any], rank_state: Mapping[str, Any]) -> dict
             values[".".join(path) if isinstance(path, tuple) else f"{part} {path}"] = (
                 without_devices(value)
             )
+    values |= rank_state["held"].get("data", {})
     for part in ("eval", "frozen"):
         values |= {f"{part} {name or 'model'}": True for name in rank_state["held"][part]}
     return {

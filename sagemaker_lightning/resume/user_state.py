@@ -5,13 +5,15 @@ does not know.
 """
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
+from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 from torch import nn
+from torch.utils.data import Dataset, IterableDataset
 
 from sagemaker_lightning.compat.lightning_loaders import flattened
 from sagemaker_lightning.compat.lightning_loops import combined_loader, fetcher
@@ -44,6 +46,12 @@ def user_objects(trainer: Trainer) -> dict[str, Any]:
         if not object_graph.is_library_class(type(object_))
     ]
     objects |= {f"optimizers.{position}": object_ for position, object_ in own_optimizers}
+    # Those that keep what they log in memory; libraries' loggers write files.
+    objects |= {
+        f"loggers.{position} {type(object_).__name__}": object_
+        for position, object_ in enumerate(trainer.loggers)
+        if not object_graph.is_library_class(type(object_))
+    }
     for stage, loaders in (("train", trainer.train_dataloader), ("val", trainer.val_dataloaders)):
         for number, loader in enumerate(flattened(loaders)):
             if not has_state(loader):
@@ -108,6 +116,7 @@ class UserState:
         self._report_unsaved()
         return {
             "plain": plain,
+            "data": self._data_identity(plain),
             "made": sorted(self.state.opaque_attributes() - self.attributes_at_start),
             "generators": {
                 path: encode(generators.state_of(object_))
@@ -126,6 +135,32 @@ class UserState:
             )
             if point
             else None,
+        }
+
+    def _data_identity(self, changed: Collection[tuple[str, str]]) -> dict[str, Any]:
+        """Return what tells the training data from others, by name.
+
+        These are lengths, and the numbers that the datasets hold: of those that the program has
+        made and nothing has changed since. A text may rightly be another one, such as a folder.
+
+        Args:
+            changed: The plain values that are others than at the start; they are saved themselves.
+        """
+        datasets = {
+            path: object_
+            for path, object_ in user_objects(self.trainer).items()
+            # Asking a stream for its length may change it, as of litdata's.
+            if path.startswith("train.") and not isinstance(object_, IterableDataset)
+        }
+        lengths = {
+            f"the length of {path}": sized_len(dataset)
+            for path, dataset in datasets.items()
+            if isinstance(dataset, Dataset)
+        }
+        return lengths | {
+            f"the numbers in {'.'.join(key)}": mark
+            for key, mark in self.state.numbers().items()
+            if key[0].startswith("train.") and key not in changed
         }
 
     def state_before_data(self) -> dict[str, Any]:
@@ -155,7 +190,8 @@ class UserState:
                 try:
                     encode(value)
                 except NotPlain as error:
-                    if error.kind.partition(".")[0] not in object_graph.LIBRARIES:
+                    is_libraries = error.kind.partition(".")[0] in object_graph.LIBRARIES
+                    if not is_libraries or key[0].startswith("loggers."):
                         unsaved[key] = f"holds a {error.kind}"
         self.reported |= unsaved.keys()
         owners = (

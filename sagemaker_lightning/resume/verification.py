@@ -22,7 +22,12 @@ from torch import Tensor
 from sagemaker_lightning.compat.lightning_loops import fetcher, steps_draw_batches
 from sagemaker_lightning.contract.errors import UserError
 from sagemaker_lightning.data.deterministic import position
-from sagemaker_lightning.resume import difference_causes, fit_loops, run_settings
+from sagemaker_lightning.resume import (
+    difference_causes,
+    fit_loops,
+    restore_check,
+    run_settings,
+)
 from sagemaker_lightning.resume.agreement import Comparison
 from sagemaker_lightning.resume.checkpoint_dir import CheckpointDir
 from sagemaker_lightning.resume.difference_causes import DifferenceKind
@@ -178,6 +183,10 @@ class Proof:
             description = f"{', '.join(differing[:3])}{rest} differ"
             cause = (
                 ", or ".join(self.changes[:3])
+                or (
+                    all(name.startswith(restore_check.DATA) for name in differing)
+                    and "data that were read or drawn anew, and are others"
+                )
                 or "a name that has changed, or a hook that sets it anew"
             )
             self.difference = Difference(

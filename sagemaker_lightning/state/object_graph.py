@@ -80,6 +80,7 @@ LIBRARIES = {
     "builtins",
     *sys.stdlib_module_names,
 }
+LIGHTNINGS = ("pytorch_lightning.", "lightning.", "sagemaker_lightning.")
 ENTERED_CLASSES = (
     nn.Module,
     Callback,
@@ -207,7 +208,7 @@ def _handled_by_libraries(class_: type) -> frozenset[str]:
         names |= OPTIMIZER_ATTRIBUTES
     for base in class_.__mro__:
         is_excluded = base in BASES or (issubclass(base, Callback) and is_library_class(base))
-        if is_excluded or (base.__module__ or "").startswith(("pytorch_lightning.", "lightning.")):
+        if is_excluded or (base.__module__ or "").startswith(LIGHTNINGS):
             for member in vars(base).values():
                 function = (
                     member.fget

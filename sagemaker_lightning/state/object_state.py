@@ -55,6 +55,7 @@ class PlainState:
         self.roots = roots
         self.skip = skip
         self.at_start: dict[tuple[str, str], bytes] = {}
+        self.numbers_at_start: set[tuple[str, str]] = set()
         self.touched: set[tuple[str, str]] = set()
         self.unsaved: dict[tuple[str, str], str] = {}
         """Changed values that cannot be saved, and why.
@@ -65,7 +66,16 @@ class PlainState:
 
     def mark(self) -> None:
         """Take the present state as the one at the start."""
-        self.at_start = {key: _fingerprint(value) for key, value in self._plain_values().items()}
+        values = self._plain_values()
+        self.at_start = {key: _fingerprint(value) for key, value in values.items()}
+        self.numbers_at_start = {key for key, value in values.items() if _is_numbers(value)}
+
+    def numbers(self) -> dict[tuple[str, str], bytes]:
+        """Return a hash of each value at the start that consists of numbers alone.
+
+        The hash is the same in another process. Single numbers are left out.
+        """
+        return {key: self.at_start[key] for key in self.numbers_at_start}
 
     def touch(self) -> None:
         """Count all that has changed since `mark` as changed from now on."""
@@ -275,6 +285,22 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     except NotPlain:
         return False
     return True
+
+
+def _is_numbers(value: Any) -> bool:
+    """Return whether a value is an array or a container of numbers that has an equal hash anywhere.
+
+    Of a long list, the hash depends on the process.
+    """
+    if isinstance(value, (Tensor, np.ndarray)):
+        return isinstance(value, Tensor) or value.dtype.kind in "biufc"
+    return (
+        isinstance(value, (list, tuple))
+        and 0 < len(value) <= COMPARED_IN_FULL
+        and all(
+            isinstance(element, (int, float, np.number, Tensor, np.ndarray)) for element in value
+        )
+    )
 
 
 def _size(value: Any) -> int:
