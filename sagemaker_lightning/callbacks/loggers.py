@@ -1,9 +1,10 @@
 """Resumed curves: what an interrupted run logged is neither lost nor doubled.
 
-This is for Lightning's loggers that write files. What was logged after a checkpoint will be logged
-again by the resumed run, and what hooks log before training resumes was logged by the interrupted
-run: both are removed. TensorBoard's events contain the time at which they were written. For
-CSVLogger's file, the checkpoint contains how long it was.
+This is for Lightning's own loggers. What was logged after a checkpoint will be logged again by the
+resumed run, and what hooks log before training resumes was logged by the interrupted run. Both are
+removed from files. TensorBoard's events contain the time at which they were written. For
+CSVLogger's file, the checkpoint contains how long it was. From a server nothing can be removed:
+what it has is not sent again (mlflow_points.py, wandb_rows.py).
 
 A file of TensorBoard is a sequence of records: the length of an event (uint64), a checksum of the
 length (4 bytes), the event, a checksum of the event (tensorflow/core/lib/io/record_writer.h).
@@ -19,9 +20,10 @@ from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from pytorch_lightning.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
+from sagemaker_lightning.callbacks import mlflow_points, wandb_rows
 from sagemaker_lightning.compat import lightning_loggers
 from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.errors import UserError
@@ -179,9 +181,12 @@ class OfRows(lightning_loggers.WriterLogger):
 
 
 def prepare(
-    loggers: Iterable[Any], states: Sequence[Mapping[str, Any]], trains: bool = True
+    loggers: Iterable[Any],
+    states: Sequence[Mapping[str, Any]],
+    folder: Path | None = None,
+    trains: bool = True,
 ) -> None:
-    """Make loggers write to the files that the interrupted run wrote to.
+    """Make loggers continue the files and runs of the interrupted run.
 
     A logger that somebody has used before has chosen its version already: it stays there, and a
     line says so.
@@ -189,36 +194,67 @@ def prepare(
     Args:
         loggers: The loggers of this run.
         states: What `tell` returned in the interrupted run.
+        folder: The folder of the checkpoints; None if this run saves none.
         trains: Whether the training begins, and not another run of the trainer, such as a
             validation or a search.
     """
     loggers = list(loggers)
     for logger in loggers:
-        logger_class = type(logger)
-        # It uses Lightning's writer, not one of its own class.
-        if isinstance(logger, CSVLogger) and logger_class.experiment is CSVLogger.experiment:
-            logger.__class__ = type(
-                logger_class.__name__,
-                (OfRows, logger_class),
-                {"__module__": logger_class.__module__},
-            )
-            if writer := lightning_loggers.writer(logger):
-                writer.__class__ = Rows
+        _use_ours(logger, folder)
     for logger, state in _with_states(loggers, states):
+        if isinstance(logger, (MLFlowLogger, WandbLogger)):
+            _continue_run(logger, state["version"], trains)
+            continue
         lightning_loggers.take_version(logger, state["version"])
         if logger.version == state["version"]:
             if isinstance(logger, OfRows):
                 logger.continue_file(trains)
         elif trains and isinstance(logger, (CSVLogger, TensorBoardLogger)):
-            _say_that_it_is_another_folder(logger, state["version"])
+            _say_that_it_is_another(logger, state["version"], "version")
+
+
+def _use_ours(logger: Any, folder: Path | None) -> None:
+    """Put what continues files and runs into a logger, unless its class has its own."""
+    kinds = [(CSVLogger, OfRows, {})]
+    if folder:
+        kinds.append((WandbLogger, wandb_rows.OfRows, {"folder": folder}))
+    own_class = type(logger)
+    for lightnings, ours, attributes in kinds:
+        if isinstance(logger, lightnings) and own_class.experiment is lightnings.experiment:
+            if isinstance(logger, WandbLogger) and lightning_loggers.copies_tensorboard(logger):
+                continue
+            attributes = {"__module__": own_class.__module__} | attributes
+            logger.__class__ = type(own_class.__name__, (ours, own_class), attributes)
+            if isinstance(logger, CSVLogger) and (writer := lightning_loggers.writer(logger)):
+                writer.__class__ = Rows
+    if folder and isinstance(logger, MLFlowLogger):
+        mlflow_points.points(logger)
 
 
 @rank_zero_only
-def _say_that_it_is_another_folder(logger: Any, version: int | str | None) -> None:
+def _continue_run(logger: Any, run_id: str | None, trains: bool) -> None:
+    """Make a logger of a server continue the interrupted run."""
+    is_mlflow = isinstance(logger, MLFlowLogger)
+    if not run_id or (is_mlflow and not mlflow_points.is_there(logger, run_id)):
+        return
+    lightning_loggers.take_version(logger, run_id)
+    if lightning_loggers.version(logger) != run_id:
+        if trains:
+            _say_that_it_is_another(logger, run_id, "run_id" if is_mlflow else "id")
+    elif is_mlflow and trains:
+        mlflow_points.points(logger).wait(run_id)
+    elif is_mlflow:
+        mlflow_points.points(logger).repeat(run_id)
+    elif isinstance(logger, wandb_rows.OfRows):
+        logger.wait()
+
+
+@rank_zero_only
+def _say_that_it_is_another(logger: Any, version: int | str | None, argument: str) -> None:
     print(
-        f"{type(logger).__name__}: it writes version {logger.version}, and the interrupted run "
-        f"wrote version {version}: what both logged is not in one curve; give it "
-        f"version={version!r}, or use it after fit has begun",
+        f"{type(logger).__name__}: it writes {argument} {lightning_loggers.version(logger)}, and "
+        f"the interrupted run wrote {argument} {version}: what both logged is not in one curve; "
+        f"give it {argument}={version!r}, or use it after fit has begun",
         flush=True,
     )
 
@@ -226,19 +262,26 @@ def _say_that_it_is_another_folder(logger: Any, version: int | str | None) -> No
 def tell(loggers: Iterable[Any]) -> list[dict[str, Any]]:
     """Return what a resumed run has to know about the loggers.
 
-    All that was logged is written when this returns.
+    All that was logged is written when this returns, or sent.
     """
     states = []
     for logger in loggers:
         if isinstance(logger, Logger):
             logger.due = 0.0
         logger.save()
+        version = _plain_or_none(lightning_loggers.version(logger))
         state = {
             "kind": type(logger).__name__,
-            "name": _plain_or_none(logger.name),
-            "version": _plain_or_none(logger.version),
+            "name": _plain_or_none(lightning_loggers.identity(logger)),
+            "version": version,
         }
-        states.append(state | (logger.experiment.state() if isinstance(logger, OfRows) else {}))
+        if isinstance(logger, OfRows):
+            state |= logger.experiment.state()
+        elif isinstance(logger, wandb_rows.OfRows) and logger.rows:
+            state |= logger.rows.state()
+        elif isinstance(logger, MLFlowLogger) and version:
+            state["points"] = mlflow_points.points(logger).state(version)
+        states.append(state)
     return states
 
 
@@ -257,7 +300,7 @@ def go_on(
     """
     loggers = list(loggers)
     for logger, state in _with_states(loggers, states):
-        if state["version"] != logger.version:
+        if state["version"] != lightning_loggers.version(logger):
             continue  # it writes to another folder
         if isinstance(logger, TensorBoardLogger) and (first or "://" not in logger.log_dir):
             if first:
@@ -265,6 +308,10 @@ def go_on(
             cut(logger.log_dir, moment)
         elif isinstance(logger, OfRows) and first:
             logger.experiment.go_on(state["columns"], state["size"])
+        elif isinstance(logger, MLFlowLogger) and first and state["version"]:
+            mlflow_points.points(logger).go_on(state["version"], state["points"])
+        elif isinstance(logger, wandb_rows.OfRows) and first and "rows" in state:
+            logger.begun_rows().go_on(state["rows"], state["size"])
     begin(loggers if first else ())
 
 
@@ -273,6 +320,10 @@ def begin(loggers: Iterable[Any]) -> None:
     for logger in loggers:
         if isinstance(logger, OfRows):
             logger.experiment.begin()
+        elif isinstance(logger, MLFlowLogger):
+            mlflow_points.points(logger).begin()
+        elif isinstance(logger, wandb_rows.OfRows) and logger.rows:
+            logger.rows.begin()
 
 
 def _with_states(
@@ -287,7 +338,7 @@ def _with_states(
         for state in states_left:
             if (state["kind"], state["name"]) == (
                 type(logger).__name__,
-                _plain_or_none(logger.name),
+                _plain_or_none(lightning_loggers.identity(logger)),
             ):
                 states_left.remove(state)
                 yield logger, state

@@ -261,7 +261,10 @@ class ExactResume(EarlyCallback):
         self._continue_logs(trainer, trains=True)
 
     def _continue_logs(self, trainer: Trainer, trains: bool) -> None:
-        loggers.prepare(trainer.loggers, self.folder.loggers() if self.enabled else (), trains)
+        if self.enabled:
+            loggers.prepare(trainer.loggers, self.folder.loggers(), self.folder.path, trains)
+        else:
+            loggers.prepare(trainer.loggers, (), None, trains)
 
     def _settings_of_run(self, trainer: Trainer) -> dict[str, object]:
         """Return the settings that identify the run, by name."""
