@@ -173,7 +173,9 @@ def tracked(job) -> list:
         MLFlowLogger(os.environ["EXPERIMENT"], tracking_uri=os.environ["TRACKING"]),
         WandbLogger(project="mine", offline=True),
     ]
-    made = trainer(job, logger=loggers, log_every_n_steps=1, callbacks=[LearningRateMonitor()])
+    devices = int(os.environ["DEVICES"])
+    settings = {"log_every_n_steps": 1, "callbacks": [LearningRateMonitor()], "devices": devices}
+    made = trainer(job, logger=loggers, strategy="ddp" if devices > 1 else "auto", **settings)
     model = Classifier()
     made.fit(model)
     made.test(model, verbose=False)

@@ -432,6 +432,20 @@ def test_lightning_bolts_can_be_left_out(tag: str):
     )
 
 
+@pytest.mark.soak
+def test_loggers_are_a_build_argument(tag: str):
+    run = build(tag, **build_variables(), LOGGERS="mlflow wandb")
+    assert run.returncode == 0, run.stdout[-3000:]
+    code = "import mlflow, sagemaker_mlflow, wandb; print(wandb.__version__)"
+    (version,) = re.findall(r"wandb==(\S+)", (ROOT / "environment.yml").read_text())
+    assert docker("run", "--rm", tag, "python", "-c", code).stdout.strip() == version
+    listed = docker("run", "--rm", tag, "cat", "sbom/packages.cdx.json").stdout
+    assert '"mlflow-skinny"' in listed
+    run = build(tag, **build_variables(), LOGGERS="neptune")
+    assert run.returncode != 0
+    assert "error: LOGGERS: found neptune; allowed are mlflow and wandb" in run.stdout
+
+
 def test_a_job_is_drilled_in_the_image(image: str, tmp_path):
     """docs/drill.md has the command."""
     page = (ROOT / "docs/drill.md").read_text()
@@ -492,6 +506,28 @@ def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
 # At a terminal, and with others in the container --------------------------------------------------
 
 
+WAITS = """
+import time
+from pathlib import Path
+print("READY", flush=True)
+while not Path("/tmp/go").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> tuple[str, ...]:
+    """The options of a container whose job waits until /tmp/go is there."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/train.py").write_text(WAITS)
+    (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
+    given = "/opt/ml/input/config/hyperparameters.json"
+    return (
+        *mount(tmp_path / "hyperparameters.json", given, "ro"),
+        *mount(tmp_path / "code", "/opt/ml/code", "ro"),
+    )
+
+
 def test_a_shell_at_a_terminal(image):
     """It has the environment, the window's size, Ctrl-C for what it runs, and its exit status."""
     terminal = Terminal(DOCKER, "run", "--rm", "-it", *sweeper.labels(), image, "bash")
@@ -511,6 +547,18 @@ def test_a_shell_at_a_terminal(image):
         terminal.expect("STATUS=130")
         terminal.type("exit 7\n")
         assert terminal.wait() == 7
+    finally:
+        terminal.kill()
+
+
+def test_training_at_a_terminal(image: str, waiting: tuple[str, ...]):
+    """No command is given. Ctrl-C reaches the program."""
+    terminal = Terminal(DOCKER, "run", "--rm", "-it", *sweeper.labels(), *waiting, image)
+    try:
+        terminal.expect("READY")
+        terminal.type("\x03")
+        terminal.expect("KeyboardInterrupt")
+        assert terminal.wait() == 130
     finally:
         terminal.kill()
 
@@ -539,13 +587,6 @@ def test_a_debugger_that_a_job_brings(container, tmp_path: Path):
     assert run.returncode == 3 and "DEBUGGER ANSWERS" in run.stdout, run.stdout
 
 
-WAITS = """
-import time
-from pathlib import Path
-print("READY", flush=True)
-while not Path("/tmp/go").exists():
-    time.sleep(0.05)
-"""
 SESSION = """
 import os
 from pathlib import Path
@@ -567,20 +608,12 @@ Path("/tmp/go").touch()
 """
 
 
-def test_a_session_beside_the_job(image, tmp_path: Path):
+def test_a_session_beside_the_job(image: str, waiting: tuple[str, ...]):
     """Such as SageMaker's remote debugging: what it leaves behind becomes a child of `train`.
 
     tests/test_supervise.py shows that `train` leaves alone what has not got its mark.
     """
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code/train.py").write_text(WAITS)
-    (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
-    given = "/opt/ml/input/config/hyperparameters.json"
-    options = (
-        *mount(tmp_path / "hyperparameters.json", given, "ro"),
-        *mount(tmp_path / "code", "/opt/ml/code", "ro"),
-    )
-    name = docker("run", "--detach", *options, image, "train").stdout.strip()
+    name = docker("run", "--detach", *waiting, image, "train").stdout.strip()
     try:
         while "READY" not in (said := docker("logs", name).stdout):
             assert docker("inspect", "--format", "{{.State.Running}}", name).stdout == "true\n", (
