@@ -16,7 +16,7 @@ import sweeper
 import torch
 from conftest import CLASSES, write_cifar
 from containers import DOCKER, ROOT, build, build_variables, docker
-from environments import python_of
+from environments import packages_of
 from terminal import Terminal
 from test_doctor import gpu_host
 from torchvision.models import resnet18
@@ -579,8 +579,10 @@ sys.exit(3)
 
 def test_a_debugger_that_a_job_brings(container, tmp_path: Path):
     (tmp_path / "train.py").write_text(DEBUGGED)
-    site = python_of("debugpy").parent.parent / "lib/python3.11/site-packages"
-    options = (*mount(tmp_path, "/mine", "ro"), *mount(site.resolve(), "/debugpy", "ro"))
+    options = (
+        *mount(tmp_path, "/mine", "ro"),
+        *mount(packages_of("debugpy").resolve(), "/debugpy", "ro"),
+    )
     options += ("--env", "PYTHONPATH=/opt/sagemaker-lightning:/debugpy")
     line = ("python", "-m", "debugpy", "--listen", "127.0.0.1:5678", "/mine/train.py")
     run = container(*line, options=options, timeout=120)
