@@ -22,6 +22,7 @@ import warm
 from containers import ROOT
 from environments import packages_of, python_of
 
+from sagemaker_lightning.callbacks import wandb_rows
 from sagemaker_lightning.callbacks.mlflow_points import Points
 from sagemaker_lightning.callbacks.wandb_rows import Rows
 
@@ -282,16 +283,21 @@ class Run:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_run_has_each_row_once(tmp_path: Path, seed: int):
-    """It sends rows in the background: any number of the last ones may be lost, or all."""
+    """It sends rows in the background: any number of the last ones may be lost, or all.
+
+    The file, too, may be an older one.
+    """
     draw = random.Random(seed)
     expected = [{"loss": draw.random(), "epoch": number // 9} for number in range(30)]
     saved, state, there, end = 0, None, [], 0
+    path = tmp_path / "wandb-mine.jsonl"
     while end < len(expected):
         run = Run(there)
-        rows = Rows(run, tmp_path / "wandb-mine.jsonl", waits=state is not None)
+        rows = Rows(run, path, waits=state is not None)
         if state is not None:
             run.log({"begun": 1.0})
             rows.go_on(**state)
+            assert path.stat().st_size == state["size"]
         end = draw.randint(saved, len(expected)) if state else len(expected) // 2
         for number in range(saved, end):
             row = expected[number]
@@ -303,18 +309,27 @@ def test_a_run_has_each_row_once(tmp_path: Path, seed: int):
             if draw.random() < 0.2 or state is None:
                 saved, state = number + 1, rows.state()
         rows.file.close()
+        os.truncate(path, draw.randint(0, path.stat().st_size))
         there = run.rows if end == len(expected) else run.rows[: draw.randint(0, len(run.rows))]
         there = there if seed % 2 or end == len(expected) else []
     assert run.rows == expected
 
 
-def test_rows_that_are_lost_are_said_and_so_is_what_cannot_be_kept(tmp_path: Path, capsys):
+def test_rows_that_are_lost_are_said_and_so_is_what_cannot_be_kept(
+    tmp_path: Path, capsys, monkeypatch
+):
+    monkeypatch.setattr(wandb_rows, "END", 100)
     path = tmp_path / "wandb-mine.jsonl"
     rows = Rows(Run([]), path, waits=False)
     rows.log({"loss": 1.0, "picture": object()})
     assert "W&B: picture is a object, which is sent once" in capsys.readouterr().out
+    assert json.loads(path.read_text() or rows.state()["end"])[2]["loss"] == 1.0
+    for number in range(9):
+        rows.log({"loss": number})
     state = rows.state()
-    assert state["rows"] == 1 and json.loads(path.read_text())[2]["loss"] == 1.0
+    assert len(state["end"]) == 100 and state["rows"] == 10
     path.unlink()
-    Rows(Run([]), path, waits=True).go_on(**state)
+    run = Run([{}] * 9)
+    Rows(run, path, waits=True).go_on(**state)
     assert "lacks rows of the interrupted run" in capsys.readouterr().out
+    assert run.rows[9:] == [{"loss": 8}] and len(path.read_text().splitlines()) == 1

@@ -311,7 +311,7 @@ def go_on(
         elif isinstance(logger, MLFlowLogger) and first and state["version"]:
             mlflow_points.points(logger).go_on(state["version"], state["points"])
         elif isinstance(logger, wandb_rows.OfRows) and first and "rows" in state:
-            logger.begun_rows().go_on(state["rows"], state["size"])
+            logger.begun_rows().go_on(state["rows"], state["size"], state["end"])
     begin(loggers if first else ())
 
 

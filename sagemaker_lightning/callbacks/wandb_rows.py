@@ -17,6 +17,9 @@ from typing import Any
 
 from sagemaker_lightning.compat import lightning_loggers
 
+END = 2**16
+"""How many of the file's last bytes a checkpoint has: hundreds of rows."""
+
 
 class Rows:
     """Sends a run's rows, and keeps them in a file.
@@ -71,34 +74,44 @@ class Rows:
         for arguments in held or ():
             self.log(*arguments)
 
-    def go_on(self, rows: int, size: int) -> None:
-        """Continue the run after as many rows, whose file had `size` bytes.
+    def go_on(self, rows: int, size: int, end: str) -> None:
+        """Continue the run after as many rows, whose file had `size` bytes, the last being `end`.
 
-        Rows that were kept back are among them. If the file has fewer bytes, a warning says so. A
-        run that this process has begun goes on by itself.
+        Rows that were kept back are among them. If bytes before `end` are missing, a warning says
+        so. A run that this process has begun goes on by itself.
         """
         if self.held is None:
             return
         self.held = None
         self.file.seek(0)
-        lines = self.file.read(size)
-        self.file.truncate(len(lines))
-        if len(lines) < size:
+        before = self.file.read(size - len(end))
+        if len(before) + len(end) < size:
             print(
                 f"warning: {self.path} lacks rows of the interrupted run: the curves in W&B may "
                 "have a gap",
                 flush=True,
             )
-        for line in lines.splitlines():
+            before = before[: before.rfind(b"\n") + 1]  # whole lines
+            end = end.partition("\n")[2]
+        self.file.truncate(len(before))
+        self.file.write(end.encode())
+        self.file.flush()
+        for line in (before + end.encode()).splitlines():
             row, complete, data = json.loads(line)
             self._send(data, row, complete)
         self.row = rows
 
-    def state(self) -> dict[str, int]:
-        """Return what `go_on` takes; the file is on the disk."""
+    def state(self) -> dict[str, int | str]:
+        """Return what `go_on` takes; the file is on the disk.
+
+        SageMaker copies a folder to S3 file by file: the copy of this file may be older than that
+        of the checkpoint. So the checkpoint has its end.
+        """
         self.file.flush()
         os.fsync(self.file.fileno())
-        return {"rows": self.row, "size": os.fstat(self.file.fileno()).st_size}
+        size = os.fstat(self.file.fileno()).st_size
+        end = os.pread(self.file.fileno(), END, max(size - END, 0)).decode()
+        return {"rows": self.row, "size": size, "end": end}
 
     def _send(self, data: Mapping[str, Any], row: int, complete: bool) -> None:
         if row >= self.sent:
