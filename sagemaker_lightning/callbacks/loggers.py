@@ -215,20 +215,22 @@ def prepare(
 
 def _use_ours(logger: Any, folder: Path | None) -> None:
     """Put what continues files and runs into a logger, unless its class has its own."""
-    kinds = [(CSVLogger, OfRows, {})]
-    if folder:
-        kinds.append((WandbLogger, wandb_rows.OfRows, {"folder": folder}))
-    own_class = type(logger)
-    for lightnings, ours, attributes in kinds:
-        if isinstance(logger, lightnings) and own_class.experiment is lightnings.experiment:
-            if isinstance(logger, WandbLogger) and lightning_loggers.copies_tensorboard(logger):
-                continue
-            attributes = {"__module__": own_class.__module__} | attributes
-            logger.__class__ = type(own_class.__name__, (ours, own_class), attributes)
-            if isinstance(logger, CSVLogger) and (writer := lightning_loggers.writer(logger)):
-                writer.__class__ = Rows
-    if folder and isinstance(logger, MLFlowLogger):
+    experiment = getattr(type(logger), "experiment", None)
+    if isinstance(logger, CSVLogger) and experiment is CSVLogger.experiment:
+        _put_before_its_class(logger, OfRows)
+        if writer := lightning_loggers.writer(logger):
+            writer.__class__ = Rows
+    elif folder and isinstance(logger, WandbLogger) and experiment is WandbLogger.experiment:
+        if not lightning_loggers.copies_tensorboard(logger):
+            _put_before_its_class(logger, wandb_rows.OfRows, folder=folder)
+    elif folder and isinstance(logger, MLFlowLogger):
         mlflow_points.points(logger)
+
+
+def _put_before_its_class(logger: Any, ours: type, **attributes: Any) -> None:
+    own_class = type(logger)
+    attributes["__module__"] = own_class.__module__
+    logger.__class__ = type(own_class.__name__, (ours, own_class), attributes)
 
 
 @rank_zero_only
