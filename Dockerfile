@@ -101,6 +101,17 @@ RUN if [ "$LIGHTNING_BOLTS" != 0 ]; then \
      && rm -rf /tmp/uv*; \
     fi
 
+# Off unless it is set: "mlflow", "wandb" or both, for Lightning's MLFlowLogger and WandbLogger.
+ARG LOGGERS=
+COPY locks/mlflow.txt locks/wandb.txt locks/
+RUN for name in $LOGGERS; do \
+        [[ $name =~ ^(mlflow|wandb)$ ]] \
+     || { echo "error: LOGGERS: found $name; allowed are mlflow and wandb" >&2; exit 1; }; \
+        UV_FOLDER=/tmp/uv UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
+            scripts/install_locked.sh "$(command -v python)" install --compile-bytecode "locks/$name.txt"; \
+    done \
+ && rm -rf /tmp/uv*
+
 # What is in it: sbom/packages.cdx.json (CycloneDX) and sbom/licenses.txt. pip takes no malicious release for a job, either.
 COPY locks/tools.txt locks/never.txt locks/
 COPY scripts/make_sbom.sh scripts/

@@ -19,6 +19,7 @@
 #   EXTRA_CA_CERTIFICATE  PEM text of certificates to trust as well, in the build and in the image
 #   SAGEMAKER_PROGRAM     what `train` runs, e.g. app/train_torchrun.py
 #   LIGHTNING_BOLTS       0: without Lightning Bolts
+#   LOGGERS               "mlflow", "wandb" or both: the packages that these loggers need
 #   COMPILER              1: a C++ compiler, for torch.compile
 #
 # The image's version and revision, and the address of its source, come from git.
@@ -34,7 +35,7 @@ fi
 
 arguments=(--tag "${IMAGE:-sagemaker-lightning}")
 for name in BASE_IMAGE MINICONDA_URL MINICONDA_SHA256 PIP_INDEX_URL CONDA_CHANNEL_ALIAS EXTRA_CA_CERTIFICATE \
-    SAGEMAKER_PROGRAM LIGHTNING_BOLTS COMPILER; do
+    SAGEMAKER_PROGRAM LIGHTNING_BOLTS LOGGERS COMPILER; do
     [ -z "${!name:-}" ] || arguments+=(--build-arg "$name=${!name}")
 done
 arguments+=(

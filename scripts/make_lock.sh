@@ -22,6 +22,9 @@ lock tests --constraints locks/image.txt tests/requirements.txt - <<<"$pins"
 lock toolkit --no-deps - <<<"$(grep '^sagemaker-training==' <<<"$pins")"
 lock build --no-deps --constraints locks/image.txt - <<<setuptools
 lock bolts --no-deps - <<<"$(grep -o 'lightning-bolts==[^ ]*' environment.yml)"
+# They are added to the image's packages, and change none of them.
+lock mlflow --constraints locks/image.txt - <<<"$(grep -oE '(mlflow-skinny|sagemaker-mlflow)==[^ ]*' environment.yml)"
+lock wandb --constraints locks/image.txt - <<<"$(grep -o 'wandb==[^ ]*' environment.yml)"
 lock uv - <<<"$(grep -o '^uv==[^ ]*' scripts/tools.txt)"
 lock tools scripts/tools.txt
 for list in tests/environments/*.txt; do

@@ -54,6 +54,8 @@ LISTS = {
     "toolkit": {"sagemaker-training": CONDA["sagemaker-training"]},
     "build": {"setuptools": max(locked("image")["setuptools"])},
     "bolts": pins("environment.yml", r"^# .*: (?=lightning-bolts)"),
+    "mlflow": pins("environment.yml", r"(?:: |and )(?=mlflow-skinny|sagemaker-mlflow)"),
+    "wandb": pins("environment.yml", ", (?=wandb)"),
     "tools": pins("scripts/tools.txt"),
     "uv": {"uv": pins("scripts/tools.txt")["uv"]},
 } | {
