@@ -62,9 +62,9 @@ COPY app app
 RUN chmod -R u=rwX,go=rX /files && find /files -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 
 
-# ---- base: the system and Miniconda ---------------------------------------------------------------------------------
+# ---- system: what comes from apt ------------------------------------------------------------------------------------
 
-FROM ${BASE_IMAGE} AS base
+FROM ${BASE_IMAGE} AS system
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 COPY --from=files /files/base /
 
@@ -90,7 +90,12 @@ ENV LANG=C.UTF-8 \
 # Outside of /opt/ml, which is SageMaker's: it mounts over it.
 WORKDIR /opt/sagemaker-lightning
 
-# Miniconda is checked before it runs. conda-forge replaces its `defaults` channel, which has other terms of use.
+
+# ---- base: Miniconda ------------------------------------------------------------------------------------------------
+
+FROM system AS base
+
+# It is checked before it runs. conda-forge replaces its `defaults` channel, which has other terms of use.
 ARG MINICONDA_URL=https://repo.anaconda.com/miniconda/Miniconda3-py311_24.11.1-0-Linux-x86_64.sh
 ARG MINICONDA_SHA256=807774bae6cd87132094458217ebf713df436f64779faf9bb4c3d4b6615c1e3a
 ARG SOURCE_DATE_EPOCH

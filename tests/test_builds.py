@@ -147,6 +147,18 @@ def test_two_builds_have_layers_of_the_same_bytes(source: Path, tags, tmp_path):
     assert layers(tags[0]) == layers(tags[1]), differences(*tags)[:20]
 
 
+@pytest.mark.soak
+def test_the_whole_image_built_again_has_layers_of_the_same_bytes(image: str, tags):
+    """Nothing comes from a cache, and only the layers that apt writes may differ."""
+    done = build(tags[0], ROOT, "--no-cache", **build_variables())
+    assert done.returncode == 0, done.stdout[-3000:]
+    done = build(tags[1], ROOT, "--target=system", **build_variables())
+    assert done.returncode == 0, done.stdout[-3000:]
+    system = len(layers(tags[1]))
+    assert layers(image)[system:] == layers(tags[0])[system:]
+    assert len(layers(image)) > system + 8
+
+
 def test_byte_code_is_for_the_sources_as_they_are(source: Path, tags):
     """It has the date of its source, as Python expects it, so that Python loads it.
 
