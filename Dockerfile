@@ -178,7 +178,7 @@ RUN python=$(command -v python) \
 ARG LIGHTNING_BOLTS=1
 COPY --from=files /files/bolts /
 RUN if [ "$LIGHTNING_BOLTS" != 0 ]; then \
-        UV_FOLDER=/tmp/uv UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
+        UV_FOLDER=/tmp/uv UV_NO_CACHE=1 UV_INSTALLER=/opt/conda/bin/python PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
             scripts/install_bolts.sh "$(command -v python)" \
      && rm -rf /tmp/uv* \
      && scripts/finish_layer.sh python; \

@@ -24,7 +24,9 @@ said=$(mktemp)
 trap 'rm -f "$said"' EXIT
 "$home/scripts/uv.sh" pip "$command" --python "$environment" "${arguments[@]}" 2>"$said" && exit
 cat "$said" >&2
-if grep -q "Hash mismatch" "$said"; then
+if grep -q "^error: locks/uv.txt" "$said"; then
+    exit 1 # uv.sh has said it
+elif grep -q "Hash mismatch" "$said"; then
     why="the index serves another file than the one that was locked, do not install it; PIP_INDEX_URL names another index"
 elif grep -Eq "was not found in the package registry|[Nn]o version of|has no wheels" "$said"; then
     why="the index lacks a package of this lock; set PIP_INDEX_URL to an index that has it, or lock other versions: make lock"

@@ -9,9 +9,11 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import threading
 import uuid
+import zipfile
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -196,6 +198,7 @@ def cpu(source: Path, served) -> tuple[Path, dict[str, str]]:
     (source / "environment.yml").write_text(kept)
     for package in ("torch", "torchvision"):
         version = re.search(rf" {package}==(\S+)", text)[1]
+        (folder / "cpu" / package).mkdir(parents=True)
         wheel = write_wheel(folder / "cpu" / package, package, f"{version}+cpu")
         (wheel.parent / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
     shutil.copy(ROOT / "locks/image.txt", source / "locks/image.txt")
@@ -226,6 +229,68 @@ def test_the_cpu_build_of_torch(cpu, tags):
     for package in ("torch", "torchvision"):
         assert re.search(rf"^{package}-[\d.]+\+cpu.dist-info$", listed, re.M)
     assert "psutil" in listed and "nvidia" not in listed and "cuda-compat" not in listed
+
+
+def torchvision_for_cpu(wheel: Path, target: Path) -> None:
+    """Write a stand-in of torchvision's CPU build: without its kernels, which are for CUDA.
+
+    Models, transforms and data sets need none of them; importing it needs two to be declared.
+    """
+    declared = (
+        'for _n in ("nms", "qnms"):\n    torch.library.define("torchvision::" + _n, '
+        '"(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")\n'
+    )
+    version = wheel.name.split("-")[1]
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(target, "w") as new:
+        names = [name for name in old.namelist() if not name.endswith((".so", "/RECORD"))]
+        for name in names:
+            data = old.read(name).decode() if name.endswith((".py", "METADATA")) else old.read(name)
+            if name.endswith("_meta_registrations.py"):
+                data = data.replace("import torch\n", f"import torch\n{declared}", 1)
+            elif name.endswith("METADATA"):
+                data = data.replace(f"Version: {version}\n", f"Version: {version}+cpu\n", 1)
+            new.writestr(name.replace(f"-{version}.dist", f"-{version}+cpu.dist"), data)
+        record = f"torchvision-{version}+cpu.dist-info/RECORD"
+        new.writestr(record, "".join(f"{name},,\n" for name in (*new.namelist(), record)))
+
+
+@pytest.mark.soak
+def test_the_cpu_image_trains_and_is_small(tmp_path, served, tags):
+    """With a CPU build of torch that pip finds here: an older one than the list's."""
+    address, folder = served
+    copy_checkout(tmp_path / "source")
+    source = tmp_path / "source"
+    for name, version in (("torch", "2.13.0+cpu"), ("torchvision", "0.28.0")):
+        place = folder / "cpu" / name
+        place.mkdir(parents=True)
+        line = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={place}"]
+        if subprocess.run([*line, f"{name}=={version}"], capture_output=True).returncode:
+            pytest.skip(f"pip finds no {name}=={version} here")
+        (wheel,) = place.glob("*.whl")
+        if name == "torchvision":
+            target = place / wheel.name.replace(version, f"{version}+cpu")
+            torchvision_for_cpu(wheel, target)
+            wheel = target
+        (place / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
+        for file in ("environment.yml", "locks/image.txt"):
+            text = (source / file).read_text()
+            if file == "environment.yml":
+                text = re.sub(f" {name}==\\S+", f" {name}=={version.partition('+')[0]}", text)
+            else:
+                text = re.sub(rf"^{name}==.*\n(?:    .*\n)+", "", text, flags=re.M)
+            (source / file).write_text(text)
+    variables = {"TORCH": "cpu", "TORCH_INDEX_URL": f"{address}/cpu"}
+    done = make(source, "lock", **variables)
+    assert done.returncode == 0, done.stdout
+    done = build(tags[0], source, **build_variables() | variables)
+    assert done.returncode == 0, done.stdout[-3000:]
+    size = int(docker("image", "inspect", "--format={{.Size}}", tags[0]).stdout)
+    (tmp_path / "model").mkdir()
+    mounted = ("--volume", f"{tmp_path / 'model'}:/opt/ml/model")
+    done = docker("run", "--rm", "--network=none", *mounted, tags[0], "train")
+    assert done.returncode == 0 and (tmp_path / "model/model.pt").exists(), done.stdout
+    docker("tag", tags[0], "image-cpu:keep")
+    assert size <= 1.2e9
 
 
 def test_a_tampered_wheel_ends_the_build(cpu, served, tags):
