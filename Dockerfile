@@ -154,8 +154,10 @@ RUN /opt/conda/envs/sagemaker-lightning/bin/python -m venv /tmp/build \
 FROM environment
 
 # uv installs what environment.yml has under `pip:` as locked, by version and SHA-256, in one layer with its cleaning.
-# Removed is what nothing here can use: static libraries (no linker), tests, the multi-GPU cuSOLVER (torch does not link
-# it), NVSHMEM's device bitcode (it takes a compiler), Triton's AMD code generator and its profiler's copies of CUPTI.
+# Removed is what nothing here can use: static libraries (no linker), tests, torch's protoc, the multi-GPU cuSOLVER (torch does
+# not link it), NVSHMEM's device bitcode (it takes a compiler), Triton's AMD code generator and its profiler's copies of CUPTI.
+# TORCH=cpu is to be small, too: it has no byte code (training starts some seconds later), no headers for a compiler, none
+# of Arrow's remote procedure calls (Flight), and TensorBoard reads its files by Python alone.
 ARG PIP_INDEX_URL=
 ARG TORCH
 ARG TORCH_INDEX_URL=
@@ -171,7 +173,13 @@ RUN python=$(command -v python) \
  && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
  && find . \( -name '*.a' -o -type d -name tests \) -prune -exec rm -rf {} + \
  && rm -rf nvidia/*/lib/libcusolverMg.so.* nvidia/nvshmem/lib/libnvshmem_device_*.bc \
-        triton/backends/amd/lib triton/backends/nvidia/lib/cupti* \
+        triton/backends/amd/lib triton/backends/nvidia/lib/cupti* torch/test \
+ && find . -path './torch/bin/*' -type f ! -name torch_shm_manager -delete \
+ && if [ "$TORCH" = cpu ]; then \
+        rm -rf torch/include pyarrow/include pyarrow/libarrow_flight* pyarrow/libarrow_substrait* \
+            tensorboard_data_server/bin \
+         && python=; \
+    fi \
  && /opt/sagemaker-lightning/scripts/finish_layer.sh $python
 
 # Lightning Bolts' data modules, for those who have used them; LIGHTNING_BOLTS=0 leaves them out.
@@ -181,7 +189,7 @@ RUN if [ "$LIGHTNING_BOLTS" != 0 ]; then \
         UV_FOLDER=/tmp/uv UV_NO_CACHE=1 UV_INSTALLER=/opt/conda/bin/python PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore \
             scripts/install_bolts.sh "$(command -v python)" \
      && rm -rf /tmp/uv* \
-     && scripts/finish_layer.sh python; \
+     && scripts/finish_layer.sh $([ "$TORCH" = cpu ] || echo python); \
     fi
 
 # What is in it: sbom/packages.cdx.json (CycloneDX) and sbom/licenses.txt. pip takes no malicious release for a job, either.

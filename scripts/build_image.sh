@@ -50,6 +50,10 @@ if [ -n "${TORCH:-}" ] && [ ! -e "locks/image-$TORCH.txt" ]; then
         "index can be reached" >&2
     exit 1
 fi
+if [ "${TORCH:-}" = cpu ] && [ -n "${COMPILER:-}" ]; then
+    echo "error: COMPILER: found '$COMPILER' with TORCH=cpu, which leaves out the headers that torch.compile takes; set one of both" >&2
+    exit 1
+fi
 
 arguments=(--tag "${IMAGE:-sagemaker-lightning}")
 for name in BASE_IMAGE MINICONDA_URL MINICONDA_SHA256 PIP_INDEX_URL CONDA_CHANNEL_ALIAS EXTRA_CA_CERTIFICATE \

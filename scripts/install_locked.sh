@@ -20,15 +20,16 @@ for word in "$@"; do
     arguments+=("$word")
 done
 export UV_INSTALLER=${UV_INSTALLER:-$environment}
-said=$(mktemp)
-trap 'rm -f "$said"' EXIT
-"$home/scripts/uv.sh" pip "$command" --python "$environment" "${arguments[@]}" 2>"$said" && exit
-cat "$said" >&2
-if grep -q "^error: locks/uv.txt" "$said"; then
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+"$home/scripts/uv.sh" pip "$command" --python "$environment" "${arguments[@]}" 2>"$output" && exit
+cat "$output" >&2
+said=$(tr -s '\n ' ' ' <"$output") # uv breaks its lines anywhere
+if [[ $said == *"error: locks/uv.txt"* ]]; then
     exit 1 # uv.sh has said it
-elif grep -q "Hash mismatch" "$said"; then
+elif [[ $said == *"Hash mismatch"* ]]; then
     why="the index serves another file than the one that was locked, do not install it; PIP_INDEX_URL names another index"
-elif grep -Eq "was not found in the package registry|[Nn]o version of|has no wheels" "$said"; then
+elif [[ $said =~ "not found in the"|"no version of"|"no usable wheels"|"no wheels with" ]]; then
     why="the index lacks a package of this lock; set PIP_INDEX_URL to an index that has it, or lock other versions: make lock"
 else
     why="not installed as it is locked; after a change of a list of packages: make lock"

@@ -18,8 +18,9 @@ DOCKER = os.environ.get("DOCKER", "docker")
 TAG = os.environ.get("SAGEMAKER_LIGHTNING_TEST_IMAGE_TAG", "sagemaker-lightning-test")
 STAND_INS = (ROOT / "tests/image/base.sh", ROOT / "tests/image/miniconda_stand_in.sh")
 # Checkouts with other stand-ins do not take each other's base.
-BASE = "sagemaker-lightning-base:" + (
-    hashlib.sha256(b"".join(path.read_bytes() for path in STAND_INS)).hexdigest()[:12]
+BASE = (
+    "sagemaker-lightning-base:"
+    + (hashlib.sha256(b"".join(path.read_bytes() for path in STAND_INS)).hexdigest()[:12])
 )
 
 

@@ -289,7 +289,7 @@ def test_the_cpu_image_trains_and_is_small(tmp_path, served, tags):
     mounted = ("--volume", f"{tmp_path / 'model'}:/opt/ml/model")
     done = docker("run", "--rm", "--network=none", *mounted, tags[0], "train")
     assert done.returncode == 0 and (tmp_path / "model/model.pt").exists(), done.stdout
-    docker("tag", tags[0], "image-cpu:keep")
+    print("bytes of the image:", size)
     assert size <= 1.2e9
 
 
