@@ -51,6 +51,10 @@ BETWEEN_THE_LINES = {
     ),
     "docker exec": "test_container.py::test_a_session_beside_the_job",
     "make lock": "test_locks.py::test_make_lock_changes_nothing_where_lock_and_list_agree",
+    "make lock TORCH=cpu": "test_builds.py::test_the_cpu_build_of_torch",
+    "make build TORCH=cpu": "test_builds.py::test_the_cpu_build_of_torch",
+    "make lock-conda": "test_builds.py::test_what_conda_installed_is_locked",
+    "EFA=1 make build": "test_builds.py::test_efa_is_a_build_argument",
     "make sbom": "test_locks.py::test_the_sbom_of_an_environment",
     "make audit": "test_locks.py::test_an_audit",
     "python -m sagemaker_lightning.doctor": (
