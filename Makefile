@@ -1,6 +1,6 @@
 # Every target is a command that a person could type. `make` alone prints them.
 .DEFAULT_GOAL := help
-.PHONY: help env train test test-thorough test-fast compat soak mutants zoo projects lint format lock sbom audit build run push rehearsal benchmark scaling gpu clean
+.PHONY: help env train test test-thorough test-fast compat soak mutants zoo projects lint format lock lock-conda sbom audit build run push rehearsal benchmark scaling gpu clean
 
 PYTHON ?= python3
 IMAGE ?= sagemaker-lightning
@@ -61,8 +61,14 @@ format: $(VENV)/ready  ## put the code into its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock:  ## write locks/ anew after a change of a list of packages (FLAGS="--upgrade" takes newer ones, too)
+lock:  ## write locks/ anew after a change of a list of packages (FLAGS="--upgrade" takes newer ones, too; TORCH=cpu locks another build of torch)
 	UV_INSTALLER=$(PYTHON) scripts/make_lock.sh $(FLAGS)
+
+DOCKER ?= docker
+PYTHON_VERSION ?= 3.11
+lock-conda:  ## lock what conda itself has installed in IMAGE, so that later builds install the same files (PYTHON_VERSION, TORCH: as it was built)
+	$(DOCKER) run --rm $(IMAGE) conda list --name sagemaker-lightning --explicit --sha256 >locks/conda.part
+	mv locks/conda.part locks/conda-$(PYTHON_VERSION)$(if $(TORCH),-$(TORCH)).txt
 
 TOOLS := .venvs/tools
 $(TOOLS)/locked.txt: locks/tools.txt
@@ -81,8 +87,8 @@ audit: $(TOOLS)/locked.txt  ## look the locked packages up in a database of know
 	$(TOOLS)/bin/pip-audit --strict --no-deps --disable-pip --requirement locks/image.txt --requirement locks/bolts.txt $(FLAGS) || \
 		{ echo "error: a package has a known vulnerability, or the database could not be asked: see above"; exit 1; }
 
-build:  ## build the image (IMAGE, BASE_IMAGE, ...: see scripts/build_image.sh)
-	IMAGE=$(IMAGE) scripts/build_image.sh
+build:  ## build the image (IMAGE, BASE_IMAGE, ...: see scripts/build_image.sh; FLAGS are docker's)
+	IMAGE=$(IMAGE) scripts/build_image.sh $(FLAGS)
 
 run:  ## train in the image on the embedded data; the model is in output/model
 	mkdir -p output/model

@@ -118,7 +118,8 @@ if [[ ${1-} == train ]]; then
     (($# == 1)) || fail "train takes no flags (found: ${*:2}); hyperparameters are in $base/input/config/hyperparameters.json"
     prepare
     busy
+    # The variable tells what the job starts from what comes in from outside (process/supervisor.py).
     [[ ${SAGEMAKER_TRAINING_MODULE-} != sagemaker_lightning.launch.toolkit_hook:main ]] ||
-        exec env --block-signal=TERM --block-signal=INT python -m sagemaker_lightning.launch.train_command
+        exec env --block-signal=TERM --block-signal=INT SAGEMAKER_LIGHTNING_TRAIN=1 python -m sagemaker_lightning.launch.train_command
 fi
 exec "$@"

@@ -20,8 +20,19 @@ for word in "$@"; do
     arguments+=("$word")
 done
 export UV_INSTALLER=${UV_INSTALLER:-$environment}
-"$home/scripts/uv.sh" pip "$command" --python "$environment" "${arguments[@]}" || {
-    echo "error: ${*: -1}: not installed as it is locked, see above; after a change of a list of packages: make lock; with a" \
-        "hash that differs: the index serves another file than the one that was locked, do not install it" >&2
-    exit 1
-}
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+"$home/scripts/uv.sh" pip "$command" --python "$environment" "${arguments[@]}" 2>"$output" && exit
+cat "$output" >&2
+said=$(tr -s '\n ' ' ' <"$output") # uv breaks its lines anywhere
+if [[ $said == *"error: locks/uv.txt"* ]]; then
+    exit 1 # uv.sh has said it
+elif [[ $said == *"Hash mismatch"* ]]; then
+    why="the index serves another file than the one that was locked, do not install it; PIP_INDEX_URL names another index"
+elif [[ $said =~ "not found in the"|"no version of"|"no usable wheels"|"no wheels with" ]]; then
+    why="the index lacks a package of this lock; set PIP_INDEX_URL to an index that has it, or lock other versions: make lock"
+else
+    why="not installed as it is locked; after a change of a list of packages: make lock"
+fi
+echo "error: ${*: -1}: $why (see above)" >&2
+exit 1

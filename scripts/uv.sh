@@ -7,6 +7,8 @@
 #
 #   UV_INSTALLER    a python with pip, to install uv      (default: python3)
 #   UV_FOLDER       where uv is, or goes                  (default: .venvs/uv)
+#   TORCH           another build of torch than PyPI's: cpu, cu126, ...
+#   TORCH_INDEX_URL the index that has it                 (default: PyTorch's own)
 #   UV_CACHE_DIR, UV_LINK_MODE, UV_DEFAULT_INDEX, SSL_CERT_FILE, ...  uv's own
 set -euo pipefail
 
@@ -16,7 +18,13 @@ if ! cmp -s "$home/locks/uv.txt" "$folder/lock.txt"; then
     mkdir -p "$(dirname "$folder")"
     made=$(mktemp -d "$folder.XXXXXX")
     "${UV_INSTALLER:-python3}" -m pip install --quiet --disable-pip-version-check --target "$made" \
-        --require-hashes --requirement "$home/locks/uv.txt"
+        --require-hashes --requirement "$home/locks/uv.txt" || {
+        echo "error: locks/uv.txt: uv, which installs the packages, cannot be installed, see above; if a hash differs, the index" \
+            "serves another file than the one that was locked: do not use it; if the index lacks uv, set PIP_INDEX_URL to one" \
+            "that has it" >&2
+        rm -rf "$made"
+        exit 1
+    }
     cp "$home/locks/uv.txt" "$made/lock.txt"
     rm -rf "$folder"
     mv "$made" "$folder"
@@ -27,4 +35,7 @@ export UV_CACHE_DIR=${UV_CACHE_DIR:-$home/.venvs/cache} UV_LINK_MODE=${UV_LINK_M
 export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-${PIP_INDEX_URL-}} SSL_CERT_FILE=${SSL_CERT_FILE:-${PIP_CERT-}}
 [[ -n $UV_DEFAULT_INDEX ]] || unset UV_DEFAULT_INDEX
 [[ -n $SSL_CERT_FILE ]] || unset SSL_CERT_FILE
+# PyTorch's index has older copies of other packages, too. A lock's hashes, not the order of the indexes, say what is right.
+[[ -z ${TORCH-} ]] ||
+    export UV_INDEX=${TORCH_INDEX_URL:-https://download.pytorch.org/whl/$TORCH} UV_INDEX_STRATEGY=unsafe-best-match
 exec "$folder/bin/uv" --quiet "$@"

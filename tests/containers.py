@@ -4,6 +4,7 @@
 """
 
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
@@ -15,7 +16,12 @@ import sweeper
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = os.environ.get("DOCKER", "docker")
 TAG = os.environ.get("SAGEMAKER_LIGHTNING_TEST_IMAGE_TAG", "sagemaker-lightning-test")
-BASE = "sagemaker-lightning-base:stand-in"
+STAND_INS = (ROOT / "tests/image/base.sh", ROOT / "tests/image/miniconda_stand_in.sh")
+# Checkouts with other stand-ins do not take each other's base.
+BASE = (
+    "sagemaker-lightning-base:"
+    + (hashlib.sha256(b"".join(path.read_bytes() for path in STAND_INS)).hexdigest()[:12])
+)
 
 
 def docker(*arguments: str, timeout: float = 600, **options) -> subprocess.CompletedProcess:
@@ -73,10 +79,12 @@ def copy_checkout(folder: Path) -> None:
         shutil.copy2(ROOT / name, folder / name)
 
 
-def build(tag: str, source: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
-    """Build the image as `make build` does."""
+def build(
+    tag: str, source: Path = ROOT, *flags: str, **variables: str
+) -> subprocess.CompletedProcess:
+    """Build the image as `make build` does, with flags of `docker build`."""
     return subprocess.run(
-        ["make", "-C", str(source), "build", f"IMAGE={tag}"],
+        ["make", "-C", str(source), "build", f"IMAGE={tag}", f"FLAGS={' '.join(flags)}"],
         env=os.environ | {"DOCKER": DOCKER} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -39,6 +39,12 @@ def python_of(name: str) -> Path:
     return python
 
 
+def packages_of(name: str) -> Path:
+    """Return the folder of the packages of .venvs/NAME, which is made on first use."""
+    (folder,) = python_of(name).parent.parent.glob("lib/python*/site-packages")
+    return folder
+
+
 if __name__ == "__main__":
     for requirements in sorted((ROOT / "tests/environments").glob("*.txt")):
         python_of(requirements.stem)

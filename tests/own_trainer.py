@@ -7,6 +7,7 @@ model sends its own process a signal (tests/strangers.py).
 """
 
 import hashlib
+import os
 import random
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from pytorch_lightning.callbacks import (
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
-from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.loggers import CSVLogger, MLFlowLogger, WandbLogger
 from pytorch_lightning.tuner import Tuner
 from strangers import interrupt
 from torch import nn
@@ -268,6 +269,22 @@ def loaders(job) -> list:
     print(
         "BEST", best.best_model_path.removeprefix(str(Path.cwd())), f"{best.best_model_score:.6f}"
     )
+    return [model]
+
+
+def tracked(job) -> list:
+    """Log to a server of MLflow and to W&B besides a file."""
+    loggers = [
+        CSVLogger("curves", version=0),
+        MLFlowLogger(os.environ["EXPERIMENT"], tracking_uri=os.environ["TRACKING"]),
+        WandbLogger(project="mine", offline=True),
+    ]
+    devices = int(os.environ["DEVICES"])
+    settings = {"log_every_n_steps": 1, "callbacks": [LearningRateMonitor()], "devices": devices}
+    made = trainer(job, logger=loggers, strategy="ddp" if devices > 1 else "auto", **settings)
+    model = Classifier()
+    made.fit(model)
+    made.test(model, verbose=False)
     return [model]
 
 

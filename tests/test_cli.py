@@ -395,6 +395,14 @@ MISTAKES = [
         ["--trainer.val_check_interval=-1"],
         "--trainer.val_check_interval: found -1, which cannot be: .*",
     ),
+    (
+        ["--trainer.logger=MLFlowLogger", "--trainer.logger.tracking_uri=x"],
+        "--trainer.logger: found MLFlowLogger, and mlflow is not installed here; name mlflow-s",
+    ),
+    (
+        ["--trainer.logger=[WandbLogger,MLFlowLogger]"],
+        "--trainer.logger: found WandbLogger, and wandb is .* build the image with LOGGERS=wandb",
+    ),
     (["--checkpoint.mode=x"], "--checkpoint.mode: found 'x', which cannot be: `mode` can be m"),
     (
         ["--checkpoint.every_n_epochs=-1"],

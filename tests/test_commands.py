@@ -43,7 +43,18 @@ BETWEEN_THE_LINES = {
     "make lint": "test_commands.py::test_what_continuous_integration_runs",
     "COMPILER=1 make build": "test_container.py::test_a_compiler_is_a_build_argument",
     "LIGHTNING_BOLTS=0 make build": "test_container.py::test_lightning_bolts_can_be_left_out",
+    "LOGGERS=mlflow make build": "test_container.py::test_loggers_are_a_build_argument",
+    "docker run -it IMAGE": "test_container.py::test_training_at_a_terminal",
+    "docker run -it IMAGE bash": "test_container.py::test_a_shell_at_a_terminal",
+    "python -m debugpy --listen 0.0.0.0:5678 my_train.py": (
+        "test_container.py::test_a_debugger_that_a_job_brings"
+    ),
+    "docker exec": "test_container.py::test_a_session_beside_the_job",
     "make lock": "test_locks.py::test_make_lock_changes_nothing_where_lock_and_list_agree",
+    "make lock TORCH=cpu": "test_builds.py::test_the_cpu_build_of_torch",
+    "make build TORCH=cpu": "test_builds.py::test_the_cpu_build_of_torch",
+    "make lock-conda": "test_builds.py::test_what_conda_installed_is_locked",
+    "EFA=1 make build": "test_builds.py::test_efa_is_a_build_argument",
     "make sbom": "test_locks.py::test_the_sbom_of_an_environment",
     "make audit": "test_locks.py::test_an_audit",
     "python -m sagemaker_lightning.doctor": (

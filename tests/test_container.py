@@ -12,9 +12,12 @@ import uuid
 from pathlib import Path
 
 import pytest
+import sweeper
 import torch
 from conftest import CLASSES, write_cifar
 from containers import DOCKER, ROOT, build, build_variables, docker
+from environments import packages_of
+from terminal import Terminal
 from test_doctor import gpu_host
 from torchvision.models import resnet18
 
@@ -299,6 +302,39 @@ def test_what_is_in_the_image_and_what_is_not(container, image: str):
     assert labels["org.opencontainers.image.source"]
 
 
+def test_the_history_of_the_image(container, image: str):
+    """No password is in it, and no file in two layers: they are as large as what they show."""
+    told = docker("history", "--no-trunc", "--format={{.CreatedBy}}", image).stdout
+    assert not re.search(r"://[^/\s]*@|(?i:password|secret|token)\S*=", told), told
+    run = container(
+        "bash", "-c", "du --summarize --one-file-system --bytes / && find / -xdev -type d | wc -l"
+    )
+    size, folders = (int(line.split()[0]) for line in run.stdout.splitlines())
+    assert inspect(image)["Size"] < 1.01 * (size - 4096 * folders) + 20e6, run.stdout
+
+
+CARD = (
+    "sagemaker_training",
+    "pytorch_lightning",
+    "torch",
+    "torchvision",
+    "pl_bolts.datamodules",
+    "jsonargparse",
+)
+
+
+def test_each_package_of_the_projects_card_is_imported(container):
+    code = "import importlib, sys\nfor name in sys.argv[1:]: print(importlib.import_module(name))"
+    done = container("python", "-W", "ignore", "-c", code, *CARD)
+    assert done.returncode == 0, done.stdout
+    for package in CARD:
+        assert f"<module '{package}' from " in done.stdout, done.stdout
+
+
+def test_conda_is_in_the_image(container):
+    assert re.search(r"^conda \d", container("conda", "--version").stdout, re.MULTILINE)
+
+
 def locked(name: str) -> set[str]:
     """Return the allowed versions of a package in the image."""
     texts = ((ROOT / f"locks/{lock}.txt").read_text() for lock in ("image", "bolts"))
@@ -430,6 +466,20 @@ def test_lightning_bolts_can_be_left_out(tag: str):
     )
 
 
+@pytest.mark.soak
+def test_loggers_are_a_build_argument(tag: str):
+    run = build(tag, **build_variables(), LOGGERS="mlflow wandb")
+    assert run.returncode == 0, run.stdout[-3000:]
+    code = "import mlflow, sagemaker_mlflow, wandb; print(wandb.__version__)"
+    (version,) = re.findall(r"wandb==(\S+)", (ROOT / "environment.yml").read_text())
+    assert docker("run", "--rm", tag, "python", "-c", code).stdout.strip() == version
+    listed = docker("run", "--rm", tag, "cat", "sbom/packages.cdx.json").stdout
+    assert '"mlflow-skinny"' in listed
+    run = build(tag, **build_variables(), LOGGERS="neptune")
+    assert run.returncode != 0
+    assert "error: LOGGERS: found neptune; allowed are mlflow and wandb" in run.stdout
+
+
 @pytest.mark.thorough  # outside of it: tests/test_drill.py
 def test_a_job_is_drilled_in_the_image(image: str, tmp_path):
     """docs/drill.md has the command."""
@@ -456,7 +506,10 @@ def test_a_compiler_is_a_build_argument(image: str, tag: str):
 def test_an_installer_with_another_checksum_is_not_run(tag: str):
     run = build(tag, **build_variables() | {"MINICONDA_SHA256": "0" * 64})
     assert run.returncode != 0
-    assert "/tmp/miniconda.sh: FAILED" in run.stdout
+    line = (
+        rf"error: MINICONDA_SHA256: found [0-9a-f]{{64}}, expected {'0' * 64}: file:///opt/\S+ is "
+    )
+    assert re.search(line, run.stdout), run.stdout[-3000:]
     assert docker("image", "inspect", tag).returncode != 0
 
 
@@ -486,3 +539,128 @@ def test_the_legacy_builder_builds_it_too(image: str, source: Path, tag: str):
     ]
     assert unversioned[0] == unversioned[1]
     assert "error: train takes no flags" in docker("run", "--rm", tag, "train", "--x").stdout
+
+
+# At a terminal, and with others in the container --------------------------------------------------
+
+
+WAITS = """
+import time
+from pathlib import Path
+print("READY", flush=True)
+while not Path("/tmp/go").exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> tuple[str, ...]:
+    """The options of a container whose job waits until /tmp/go is there."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/train.py").write_text(WAITS)
+    (tmp_path / "hyperparameters.json").write_text('{"sagemaker_program": "train.py"}')
+    given = "/opt/ml/input/config/hyperparameters.json"
+    return (
+        *mount(tmp_path / "hyperparameters.json", given, "ro"),
+        *mount(tmp_path / "code", "/opt/ml/code", "ro"),
+    )
+
+
+def test_a_shell_at_a_terminal(image):
+    """It has the environment, the window's size, Ctrl-C for what it runs, and its exit status."""
+    terminal = Terminal(DOCKER, "run", "--rm", "-it", *sweeper.labels(), image, "bash")
+    try:
+        terminal.resize(40, 120)
+        terminal.type('until [ "$(stty size)" = "40 120" ]; do sleep 0.1; done; echo SI""ZE\n')
+        terminal.expect("SIZE")
+        terminal.type('echo IN""=$CONDA_DEFAULT_ENV $(command -v python)\n')
+        terminal.expect("IN=sagemaker-lightning /opt/conda/envs/sagemaker-lightning/bin/python")
+        terminal.type(
+            'python -c \'import time; print("SLE" + "EPS", flush=True); time.sleep(600)\'\n'
+        )
+        terminal.expect("SLEEPS")
+        terminal.type("\x03")
+        terminal.expect("KeyboardInterrupt")
+        terminal.type('echo STA""TUS=$?\n')
+        terminal.expect("STATUS=130")
+        terminal.type("exit 7\n")
+        assert terminal.wait() == 7
+    finally:
+        terminal.kill()
+
+
+def test_training_at_a_terminal(image: str, waiting: tuple[str, ...]):
+    """No command is given. Ctrl-C reaches the program."""
+    terminal = Terminal(DOCKER, "run", "--rm", "-it", *sweeper.labels(), *waiting, image)
+    try:
+        terminal.expect("READY")
+        terminal.type("\x03")
+        terminal.expect("KeyboardInterrupt")
+        assert terminal.wait() == 130
+    finally:
+        terminal.kill()
+
+
+DEBUGGED = """
+import json, socket, sys
+with socket.create_connection(("127.0.0.1", 5678)) as client:
+    request = {"type": "request", "command": "initialize", "arguments": {"adapterID": "x"}}
+    body = json.dumps(request | {"seq": 1})
+    client.sendall(f"Content-Length: {len(body)}\\r\\n\\r\\n{body}".encode())
+    said = b""
+    while b"supportsConditionalBreakpoints" not in said:
+        said += client.recv(65536)
+print("DEBUGGER ANSWERS", flush=True)
+sys.exit(3)
+"""
+
+
+def test_a_debugger_that_a_job_brings(container, tmp_path: Path):
+    (tmp_path / "train.py").write_text(DEBUGGED)
+    options = (
+        *mount(tmp_path, "/mine", "ro"),
+        *mount(packages_of("debugpy").resolve(), "/debugpy", "ro"),
+    )
+    options += ("--env", "PYTHONPATH=/opt/sagemaker-lightning:/debugpy")
+    line = ("python", "-m", "debugpy", "--listen", "127.0.0.1:5678", "/mine/train.py")
+    run = container(*line, options=options, timeout=120)
+    assert run.returncode == 3 and "DEBUGGER ANSWERS" in run.stdout, run.stdout
+
+
+SESSION = """
+import os
+from pathlib import Path
+from sagemaker_lightning.process.supervisor import MARK
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() != 1:
+        pass
+    Path("/tmp/orphan").write_text(str(os.getpid()))
+    os.execvp("sleep", ["sleep", "600"])
+while not Path("/tmp/orphan").exists() or not Path("/tmp/orphan").read_text():
+    pass
+marked = [f"{MARK}=1".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\\0")
+          for pid in (1, Path("/tmp/orphan").read_text())]
+print("MARKED", marked)
+Path("/tmp/go").touch()
+"""
+
+
+def test_a_session_beside_the_job(image: str, waiting: tuple[str, ...]):
+    """Such as SageMaker's remote debugging: what it leaves behind becomes a child of `train`.
+
+    tests/test_supervisor.py shows that `train` leaves alone what has not got its mark.
+    """
+    name = docker("run", "--detach", *waiting, image, "train").stdout.strip()
+    try:
+        while "READY" not in (said := docker("logs", name).stdout):
+            assert docker("inspect", "--format", "{{.State.Running}}", name).stdout == "true\n", (
+                said
+            )
+            time.sleep(0.1)
+        assert docker("exec", name, "python", "-c", SESSION).stdout == "MARKED [True, False]\n"
+        assert docker("wait", name).stdout == "0\n", docker("logs", name).stdout
+    finally:
+        docker("rm", "--force", "--volumes", name)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,10 @@ import psutil
 import pytest
 import warm
 from containers import ROOT
+from pytorch_lightning.loggers import MLFlowLogger
+
+from sagemaker_lightning.contract.errors import UserError
+from sagemaker_lightning.drill.drilled_run import Drilled
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +137,15 @@ def test_what_is_not_exact_is_named(desk: Desk, model, data, only, first, cause)
     assert done.returncode == 1, done.stdout
     assert first in done.stdout and cause in done.stdout.partition("likely cause: ")[2], done.stdout
     assert done.stdout.endswith(f"NOT identical: {only}\n")
+
+
+def test_a_drill_logs_to_no_server(tmp_path: Path):
+    asked = {"folder": tmp_path, "reached": tmp_path, "epochs": 1, "steps": 1}
+    drilled = Drilled(asked | {"moment": None, "workers": None}, None)
+    logger = MLFlowLogger.__new__(MLFlowLogger)  # its package is not installed here
+    trainer = types.SimpleNamespace(loggers=[logger])
+    with pytest.raises(UserError, match="MLFlowLogger: a drill would log to its server, too"):
+        drilled.setup(trainer, None, "fit")
 
 
 WRONG = {

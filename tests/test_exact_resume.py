@@ -720,7 +720,9 @@ def test_another_learning_rate_is_one_line(tmp_path: Path):
     """It would have no effect: the checkpoint has its own."""
     with pytest.raises(SystemExit):
         short(tmp_path, Presses(1)).fit(Classifier())
-    with pytest.raises(UserError, match=r"is of another run: lr of AdamW was 0.05, is 0.1; continue"):
+    with pytest.raises(
+        UserError, match=r"is of another run: lr of AdamW was 0.05, is 0.1; continue"
+    ):
         short(tmp_path).fit(Classifier(lr=0.1))
     resume = ExactResume(tmp_path, seed=1, other_settings=True)
     trainer = short(tmp_path, callbacks=[resume])

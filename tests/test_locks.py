@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,7 +22,8 @@ from containers import ROOT, copy_checkout
 LOCKS = {
     path.stem: path.read_text()
     for path in sorted((ROOT / "locks").glob("*.txt"))
-    if path.stem != "never"
+    # image-cpu, conda-3.11, ...: locked by a person, for a variant of the image.
+    if path.stem != "never" and not path.stem.startswith(("image-", "conda-"))
 }
 STANZA = re.compile(r"^([a-z0-9.-]+)==(\S+)(?: ; ([^\\\n]+))? \\\n((?:^    .*\n)+)", re.MULTILINE)
 PIN = r"([\w.-]+)(?:\[.*\])?==(\S+)"
@@ -54,6 +56,8 @@ LISTS = {
     "toolkit": {"sagemaker-training": CONDA["sagemaker-training"]},
     "build": {"setuptools": max(locked("image")["setuptools"])},
     "bolts": pins("environment.yml", r"^# .*: (?=lightning-bolts)"),
+    "mlflow": pins("environment.yml", r"(?:: |and )(?=mlflow-skinny|sagemaker-mlflow)"),
+    "wandb": pins("environment.yml", ", (?=wandb)"),
     "tools": pins("scripts/tools.txt"),
     "uv": {"uv": pins("scripts/tools.txt")["uv"]},
 } | {
@@ -199,6 +203,97 @@ def test_a_package_that_no_lock_has_is_not_installed(tmp_path):
         and "six==9.9" in refused.stderr
         and not (tmp_path / "site/six.py").exists()
     )
+
+
+def test_a_package_that_the_index_lacks_is_one_line(tmp_path):
+    (tmp_path / "index").mkdir()
+    refused = install(tmp_path, f"six==1.17.0 --hash=sha256:{'0' * 64}\n", tmp_path / "index")
+    last = refused.stderr.splitlines()[-1]
+    assert (
+        refused.returncode == 1
+        and last.startswith("error: ")
+        and "lock.txt: the index lacks a" in last
+    )
+    assert "set PIP_INDEX_URL to an index that has it" in last
+
+
+@pytest.mark.slow
+def test_another_uv_than_the_locked_one_is_not_installed(tmp_path):
+    """uv.sh has pip check it."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "locks").mkdir()
+    for name in ("uv.sh", "install_locked.sh"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
+    version = max(locked("uv")["uv"])
+    write_wheel(tmp_path / "index", "uv", version)
+    for name in ("uv", "build"):
+        (tmp_path / f"locks/{name}.txt").write_text(LOCKS[name])
+    index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "index")}
+    line = [tmp_path / "scripts/install_locked.sh", sys.executable, "install", "locks/uv.txt"]
+    done = subprocess.run(line, env=os.environ | index, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("error: locks/uv.txt: uv, which installs"), done
+    assert done.stderr.count("error: ") == 1 and not list(tmp_path.glob(".venvs/uv*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.12", "3.13"])
+def test_the_lock_serves_other_pythons(tmp_path, version):
+    """Every package has a wheel for it on Linux that the lock knows; nothing is installed.
+
+    The toolkit and inotify-simple, which it needs, have no wheel for any.
+    """
+    lock = re.sub(
+        r"^(?:sagemaker-training|inotify-simple)==.*\n(?:    .*\n)+", "", LOCKS["image"], flags=re.M
+    )
+    (tmp_path / "lock.txt").write_text(lock)
+    line = ["scripts/uv.sh", "pip", "install", "--dry-run", "--require-hashes", "--no-deps"]
+    line += ["--only-binary=:all:", f"--python-version={version}", f"--target={tmp_path / 'site'}"]
+    line += ["--python-platform=x86_64-manylinux_2_28", f"--requirement={tmp_path / 'lock.txt'}"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+FETCHED = {
+    "another file": ("0" * 64, "file", "NAME_SHA256: found {found}, expected 000"),
+    "no checksum": ("", "file", "NAME_SHA256: found '', expected the SHA-256 of file://"),
+    "no such file": ("0" * 64, "nowhere", "NAME_URL: file:///"),
+}
+
+
+@pytest.mark.parametrize(("digest", "name", "line"), FETCHED.values(), ids=FETCHED)
+def test_what_a_build_fetches_is_checked(tmp_path, digest, name, line):
+    """scripts/fetch.sh keeps no file that is not the one that was meant."""
+    (tmp_path / "file").write_text("x")
+    found = hashlib.sha256(b"x").hexdigest()
+    given = {"NAME_URL": f"file://{tmp_path / name}", "NAME_SHA256": digest}
+    script = [ROOT / "scripts/fetch.sh", "NAME", tmp_path / "fetched"]
+    done = subprocess.run(script, env=os.environ | given, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.startswith(f"error: {line.format(found=found)}"), done
+    assert not (tmp_path / "fetched").exists()
+    given = {"NAME_URL": f"file://{tmp_path / 'file'}", "NAME_SHA256": found}
+    subprocess.run(script, env=os.environ | given, check=True)
+    assert (tmp_path / "fetched").read_text() == "x"
+
+
+MISTAKEN = {
+    "a password": ({"PIP_INDEX_URL": "https://me:x@host/simple"}, "PIP_INDEX_URL: found a user or"),
+    "no lock": ({"TORCH": "cu999"}, "TORCH: found 'cu999', but there is no locks/image-cu999.txt"),
+}
+
+
+@pytest.mark.parametrize(("variables", "line"), MISTAKEN.values(), ids=MISTAKEN)
+def test_a_mistake_in_a_build_argument_is_one_line(variables, line):
+    """The engine is not asked to build anything."""
+    done = subprocess.run(
+        [ROOT / "scripts/build_image.sh"],
+        env=os.environ | {"DOCKER": "true"} | variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {line}"), done
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -175,7 +175,7 @@ def test_n_ranks_compute_what_one_does(
         assert (tmp_path / host / "output/data/prepared").read_text() == "prepared\n"
 
 
-@pytest.mark.thorough  # beside tests/test_peers.py
+@pytest.mark.thorough  # beside tests/test_mesh.py
 def test_nodes_that_are_late_and_have_no_names_yet(image: str, tmp_path: Path):
     hosts = ["algo-1", "algo-10", "algo-2"]
     users = {"MASTER_PORT": "29511", "NCCL_SOCKET_IFNAME": "mine"}  # and what a user has set stays
@@ -222,7 +222,7 @@ def test_a_local_rank_is_killed(image: str, tmp_path: Path, program: str):
             assert re.search(killed, nodes.failure(host)), nodes.failure(host)
 
 
-@pytest.mark.thorough  # beside tests/test_peers.py
+@pytest.mark.thorough  # beside tests/test_mesh.py
 def test_a_nodes_network_is_cut(image: str, tmp_path: Path):
     """The ranks on both sides wait for one another, and are ended."""
     with job(image, tmp_path, 3, LONG) as nodes:

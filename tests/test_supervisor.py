@@ -3,6 +3,7 @@
 That holds for whatever it started, and however it ended.
 """
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import uuid
 
 import psutil
 import pytest
+from containers import ROOT
 
 from sagemaker_lightning.process import supervisor as supervise
 from sagemaker_lightning.process.supervisor import Supervisor
@@ -71,6 +73,34 @@ def test_other_peoples_processes_are_left_alone(tmp_path, monkeypatch):
         for child in psutil.Process(other.pid).children():
             child.kill()
         other.wait()
+
+
+OUTSIDE = """
+import subprocess, sys
+from pathlib import Path
+from sagemaker_lightning.process import supervisor
+supervisor.REST_IS_KILLED = 0.5
+left = f"{sys.executable} -c 'import time; time.sleep(300)' {sys.argv[1]}"
+program = f"env -u {supervisor.MARK} setsid {left}-outside & {left}-inside & exit 3"
+assert supervisor.Supervisor().run(["sh", "-c", program], Path.cwd()).status == 3
+"""
+
+
+def test_what_came_from_outside_is_left_alone(tmp_path):
+    """As a session of remote debugging; it has none of the job's variables."""
+    mark = f"session-{uuid.uuid4().hex}"
+    variables = os.environ | {supervise.MARK: "1", "PYTHONPATH": str(ROOT)}
+    line = [sys.executable, "-c", OUTSIDE, mark]
+    subprocess.run(line, cwd=tmp_path, env=variables, check=True, timeout=60)
+    left = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(mark in part for part in process.info["cmdline"] or [])
+    ]
+    names = [process.info["cmdline"][-1] for process in left]
+    for process in left:
+        process.kill()
+    assert names == [f"{mark}-outside"]
 
 
 def _wait_for(mark: str) -> None:

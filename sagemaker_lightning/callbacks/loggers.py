@@ -1,9 +1,10 @@
 """Loggers in a resumed run: what the interrupted run logged is neither lost nor doubled.
 
-This is for Lightning's loggers that write files. What was logged after a checkpoint will be logged
-again by the resumed run, and what hooks log before training resumes was logged by the interrupted
-run: both are removed. TensorBoard's events contain the time at which they were written. For
-CSVLogger's file, the checkpoint contains how long it was.
+This is for Lightning's own loggers. What was logged after a checkpoint will be logged again by the
+resumed run, and what hooks log before training resumes was logged by the interrupted run. Both are
+removed from files. TensorBoard's events contain the time at which they were written. For
+CSVLogger's file, the checkpoint contains how long it was. From a server nothing can be removed:
+what it has is not sent again (mlflow_points.py, wandb_rows.py).
 
 A program may train several times, and log something in between, such as the results of a test. A
 training that continues from a checkpoint of an earlier one does not log that again: it stays.
@@ -23,9 +24,10 @@ from typing import Any
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from pytorch_lightning.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 
+from sagemaker_lightning.callbacks import mlflow_points, wandb_rows
 from sagemaker_lightning.compat import lightning_loggers
 from sagemaker_lightning.contract.atomic_files import atomic_write
 from sagemaker_lightning.contract.errors import UserError
@@ -257,9 +259,12 @@ class ContinuedCSVLogger(lightning_loggers.WriterLogger):
 
 
 def prepare_files(
-    loggers: Iterable[Any], states: Sequence[Mapping[str, Any]], trains: bool = True
+    loggers: Iterable[Any],
+    states: Sequence[Mapping[str, Any]],
+    folder: Path | None = None,
+    trains: bool = True,
 ) -> None:
-    """Make loggers write to the files that the interrupted run wrote to.
+    """Make loggers continue the files and runs of the interrupted run.
 
     A logger that somebody has used before has chosen its version already: it stays there, and a
     line says so.
@@ -267,32 +272,47 @@ def prepare_files(
     Args:
         loggers: The loggers of this run.
         states: What `save_states` returned in the interrupted run.
+        folder: The folder of the checkpoints; None if this run saves none.
         trains: Whether the training begins, and not another run of the trainer, such as a
             validation or a search.
     """
     loggers = list(loggers)
     for logger in loggers:
-        logger_class = type(logger)
-        # It uses Lightning's writer, not one of its own class.
-        if isinstance(logger, CSVLogger) and logger_class.experiment is CSVLogger.experiment:
-            logger.__class__ = type(
-                logger_class.__name__,
-                (ContinuedCSVLogger, logger_class),
-                {"__module__": logger_class.__module__},
-            )
-            if writer := lightning_loggers.writer(logger):
-                writer.__class__ = ContinuedWriter
-                writer.trainings = _trainings_of(logger)
+        _use_ours(logger, folder)
         if trains and isinstance(logger, OF_FILES):
             _flush(logger)
             _trainings_of(logger).begin()
     for logger, state in _with_states(loggers, states):
+        if isinstance(logger, (MLFlowLogger, WandbLogger)):
+            _continue_run(logger, state["version"], trains)
+            continue
         lightning_loggers.set_version_if_none(logger, state["version"])
         if logger.version == state["version"]:
             if isinstance(logger, ContinuedCSVLogger):
                 logger.continue_file(trains)
         elif trains and isinstance(logger, OF_FILES):
-            _say_that_it_is_another_folder(logger, state["version"])
+            _say_that_it_is_another(logger, state["version"], "version")
+
+
+def _use_ours(logger: Any, folder: Path | None) -> None:
+    """Put what continues files and runs into a logger, unless its class has its own."""
+    experiment = getattr(type(logger), "experiment", None)
+    if isinstance(logger, CSVLogger) and experiment is CSVLogger.experiment:
+        _put_before_its_class(logger, ContinuedCSVLogger)
+        if writer := lightning_loggers.writer(logger):
+            writer.__class__ = ContinuedWriter
+            writer.trainings = _trainings_of(logger)
+    elif folder and isinstance(logger, WandbLogger) and experiment is WandbLogger.experiment:
+        if not lightning_loggers.copies_tensorboard(logger):
+            _put_before_its_class(logger, wandb_rows.ContinuedWandbLogger, folder=folder)
+    elif folder and isinstance(logger, MLFlowLogger):
+        mlflow_points.points(logger)
+
+
+def _put_before_its_class(logger: Any, ours: type, **attributes: Any) -> None:
+    own_class = type(logger)
+    attributes["__module__"] = own_class.__module__
+    logger.__class__ = type(own_class.__name__, (ours, own_class), attributes)
 
 
 def trained(loggers: Iterable[Any]) -> None:
@@ -315,11 +335,30 @@ def _flush(logger: Any) -> None:
 
 
 @rank_zero_only
-def _say_that_it_is_another_folder(logger: Any, version: int | str | None) -> None:
+def _continue_run(logger: Any, run_id: str | None, trains: bool) -> None:
+    """Make a logger of a server continue the interrupted run."""
+    is_mlflow = isinstance(logger, MLFlowLogger)
+    if not run_id or (is_mlflow and not mlflow_points.is_there(logger, run_id)):
+        return
+    lightning_loggers.set_version_if_none(logger, run_id)
+    if lightning_loggers.version(logger) != run_id:
+        if trains:
+            _say_that_it_is_another(logger, run_id, "run_id" if is_mlflow else "id")
+    elif is_mlflow and trains:
+        mlflow_points.points(logger).wait(run_id)
+    elif is_mlflow:
+        mlflow_points.points(logger).repeat(run_id)
+    elif isinstance(logger, wandb_rows.ContinuedWandbLogger):
+        logger.wait()
+
+
+@rank_zero_only
+def _say_that_it_is_another(logger: Any, version: int | str | None, argument: str) -> None:
     print(
-        f"{type(logger).__name__}: this run logs to version {logger.version}, the interrupted run "
-        f"logged to version {version}, so their values are not in one curve; give the logger "
-        f"version={version!r}, or use it only after fit has begun",
+        f"{type(logger).__name__}: this run logs to {argument} "
+        f"{lightning_loggers.version(logger)}, the interrupted run logged to {argument} {version}, "
+        f"so their values are not in one curve; give the logger {argument}={version!r}, or use it "
+        "only after fit has begun",
         flush=True,
     )
 
@@ -327,7 +366,7 @@ def _say_that_it_is_another_folder(logger: Any, version: int | str | None) -> No
 def save_states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
     """Return what a resumed run has to know about the loggers.
 
-    All that was logged is written when this returns.
+    All that was logged is written when this returns, or sent.
     """
     states = []
     for logger in loggers:
@@ -335,15 +374,20 @@ def save_states(loggers: Iterable[Any]) -> list[dict[str, Any]]:
             logger.save_now()
         else:
             logger.save()
+        version = _plain_or_none(lightning_loggers.version(logger))
         state = {
             "kind": type(logger).__name__,
-            "name": _plain_or_none(logger.name),
-            "version": _plain_or_none(logger.version),
+            "name": _plain_or_none(lightning_loggers.identity(logger)),
+            "version": version,
             "training": _trainings_of(logger).count if isinstance(logger, OF_FILES) else 0,
         }
-        states.append(
-            state | (logger.experiment.state() if isinstance(logger, ContinuedCSVLogger) else {})
-        )
+        if isinstance(logger, ContinuedCSVLogger):
+            state |= logger.experiment.state()
+        elif isinstance(logger, wandb_rows.ContinuedWandbLogger) and logger.rows:
+            state |= logger.rows.state()
+        elif isinstance(logger, MLFlowLogger) and version:
+            state["points"] = mlflow_points.points(logger).state(version)
+        states.append(state)
     return states
 
 
@@ -362,8 +406,16 @@ def continue_files(
     """
     loggers = list(loggers)
     for logger, state in _with_states(loggers, states):
-        if not isinstance(logger, OF_FILES) or state["version"] != logger.version:
+        if state["version"] != lightning_loggers.version(logger):
             continue  # it writes to another folder
+        if isinstance(logger, MLFlowLogger):
+            if first and state["version"]:
+                mlflow_points.points(logger).continue_from(state["version"], state["points"])
+            continue
+        if not isinstance(logger, OF_FILES):
+            if isinstance(logger, wandb_rows.ContinuedWandbLogger) and first and "rows" in state:
+                logger.make_rows().continue_from(state["rows"], state["size"], state["end"])
+            continue
         trainings = _trainings_of(logger)
         training = state.get("training", trainings.count)
         if isinstance(logger, TensorBoardLogger) and (first or "://" not in logger.log_dir):
@@ -380,6 +432,10 @@ def begin_files(loggers: Iterable[Any]) -> None:
     for logger in loggers:
         if isinstance(logger, ContinuedCSVLogger):
             logger.experiment.start_file()
+        elif isinstance(logger, MLFlowLogger):
+            mlflow_points.points(logger).log_held()
+        elif isinstance(logger, wandb_rows.ContinuedWandbLogger) and logger.rows:
+            logger.rows.log_held()
 
 
 def _with_states(
@@ -394,7 +450,7 @@ def _with_states(
         for state in states_left:
             if (state["kind"], state["name"]) == (
                 type(logger).__name__,
-                _plain_or_none(logger.name),
+                _plain_or_none(lightning_loggers.identity(logger)),
             ):
                 states_left.remove(state)
                 yield logger, state

@@ -12,6 +12,7 @@ import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import nn
 
+from sagemaker_lightning.callbacks import wandb_rows
 from sagemaker_lightning.cli.lightning_cli import CommandLine
 from sagemaker_lightning.contract.atomic_files import (
     atomic_writes,
@@ -90,12 +91,10 @@ def uploaded_checkpoints(cli: CommandLine, environment: SageMakerEnvironment) ->
     output = environment.output_data_dir
     if output == SageMakerEnvironment.output_data_dir or folder != output / "checkpoints":
         return []
-    files = [
-        path for _, path in cli.resume.folder.checkpoints()
-    ] + cli.config_init.checkpoint.files()
-    return [
-        path for path in files + journal.files(folder) if path.parent.resolve() == folder.resolve()
-    ]
+    files = [path for _, path in cli.resume.folder.checkpoints()]
+    files += cli.config_init.checkpoint.files()
+    files += journal.files(folder) + wandb_rows.files(folder)
+    return [path for path in files if path.parent.resolve() == folder.resolve()]
 
 
 def logs(cli: CommandLine, environment: SageMakerEnvironment) -> str:

@@ -1,5 +1,7 @@
 """Refuses settings that are impossible on this machine, in this job, or at all."""
 
+from importlib.util import find_spec
+
 import torch
 from jsonargparse import Namespace
 
@@ -24,6 +26,11 @@ LEAST = {
 # How many workers a data loader may have: more would only fill the memory.
 WORKERS_PER_CPU = 8
 WORKERS = 64
+
+
+LOGGERS = {"MLFlowLogger": "mlflow", "WandbLogger": "wandb"}
+"""Lightning's loggers whose package is not in every image, and that package."""
+BROUGHT_BY = {"mlflow": "mlflow-skinny and sagemaker-mlflow", "wandb": "wandb"}
 
 
 def check(config: Namespace, environment: SageMakerEnvironment, application: Application) -> None:
@@ -53,6 +60,7 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
             f"--trainer.accelerator={accelerator}: this machine has no GPU; allowed here are cpu "
             "and auto; or start it where there is a GPU"
         )
+    _check_loggers(config.trainer.logger)
     channels = environment.channels
     reads_channel = application.channel_data and class_path(application.channel_data)
     chosen = config.data
@@ -76,3 +84,16 @@ def check(config: Namespace, environment: SageMakerEnvironment, application: App
             flush=True,
         )
         config.trainer.num_nodes = nodes_of_job
+
+
+def _check_loggers(loggers: object) -> None:
+    """Raise UserError if a logger's package is not installed."""
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        name = logger.class_path.rpartition(".")[2] if isinstance(logger, Namespace) else ""
+        package = LOGGERS.get(name)
+        if package and not find_spec(package):
+            raise UserError(
+                f"--trainer.logger: found {name}, and {package} is not installed here; name "
+                f"{BROUGHT_BY[package]} in the requirements.txt of the job's source, or build the "
+                f"image with LOGGERS={package}"
+            )

@@ -1,4 +1,4 @@
-"""How CSVLogger begins its file, and how loggers of files choose a version.
+"""How CSVLogger begins its file, and where loggers keep their version, client and run.
 
 A CSVLogger removes the file of the run that is being resumed: Lightning-AI/pytorch-lightning #19446
 made it so, as rows with other columns cannot be added to a file. callbacks/loggers.py continues the
@@ -6,13 +6,14 @@ file.
 
 On an upgrade: compare loggers/csv_logs.py of pytorch_lightning and of lightning_fabric: when the
 writer is made, and which of its methods touch the file; and where loggers keep the version that
-they were given.
+they were given. Compare loggers/mlflow.py: when the run is made, and that all points go to the
+client's `log_batch`; and loggers/wandb.py: when `wandb.init` is called, and with which arguments.
 """
 
 from typing import Any
 
 from fsspec import AbstractFileSystem
-from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.loggers import CSVLogger, MLFlowLogger, WandbLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 
@@ -68,10 +69,70 @@ def writer(logger: CSVLogger) -> ExperimentWriter | None:
     return logger._experiment
 
 
+class RunLogger(WandbLogger):
+    """A WandbLogger that hands out a run that `take_run` has seen; a base before its own class."""
+
+    def take_run(self, run: Any) -> None:
+        """See the run before anything is logged to it; to be overridden.
+
+        It is called whenever somebody asks for the run.
+        """
+        raise NotImplementedError
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """The run, made when it is first used."""
+        run = super().experiment
+        self.take_run(run)
+        return run
+
+
+def copies_tensorboard(logger: WandbLogger) -> bool:
+    """Return whether the points come from TensorBoard's files, by `sync_tensorboard`."""
+    return bool(logger._wandb_init.get("sync_tensorboard"))
+
+
+def client(logger: MLFlowLogger) -> Any:
+    """Return what a logger sends its points by."""
+    return logger._mlflow_client
+
+
+def tracking_uri(logger: MLFlowLogger) -> str:
+    """Return the address or the ARN of a logger's server."""
+    return logger._tracking_uri
+
+
+def send_by(logger: MLFlowLogger, client: Any) -> None:
+    """Have a logger send its points by another client."""
+    logger._mlflow_client = client
+
+
+def identity(logger: Any) -> Any:
+    """Return the name of a logger, by which the interrupted run's logger is known.
+
+    It is a query: to ask a MLFlowLogger for its `name` makes a run.
+    """
+    return logger._experiment_name if isinstance(logger, MLFlowLogger) else logger.name
+
+
+def version(logger: Any) -> Any:
+    """Return the version of a logger, which is the id of its run for MLflow and W&B.
+
+    It is None if they have not made the run yet: to ask a MLFlowLogger makes it.
+    """
+    return logger._run_id if isinstance(logger, MLFlowLogger) else logger.version
+
+
 def set_version_if_none(logger: Any, version: int | str) -> None:
     """Give a logger a version if it has none.
 
-    By itself it would take the next free one.
+    By itself it would take the next free one, or a new run.
     """
-    if getattr(logger, "_version", "") is None:
+    if isinstance(logger, MLFlowLogger):
+        logger._run_id = logger._run_id or version
+    elif isinstance(logger, WandbLogger):
+        if logger.version is None:
+            logger._id = logger._wandb_init["id"] = version
+    elif getattr(logger, "_version", "") is None:
         logger._version = version

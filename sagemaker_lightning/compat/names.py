@@ -176,7 +176,13 @@ NEEDS: dict[str, dict[str, dict[str, str]]] = {
             "CSVLogger._experiment": "attribute",
             "CSVLogger._fs": "attribute",
             "CSVLogger._version": "attribute",
+            "MLFlowLogger._experiment_name": "attribute",
+            "MLFlowLogger._mlflow_client": "attribute",
+            "MLFlowLogger._run_id": "attribute",
+            "MLFlowLogger._tracking_uri": "attribute",
             "TensorBoardLogger._version": "attribute",
+            "WandbLogger._id": "attribute",
+            "WandbLogger._wandb_init": "attribute",
         },
         "pytorch_lightning.loggers.csv_logs": {
             "ExperimentWriter._check_log_dir_exists": "(self)",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers import MLFlowLogger, WandbLogger
 from pytorch_lightning.trainer.states import RunningStage
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
@@ -163,6 +164,12 @@ class Drilled(Callback):
 
     def _refuse_other_folders(self, trainer: Trainer) -> None:
         """Raise UserError if a callback or logger writes outside of the drill's folder."""
+        for logger in trainer.loggers:
+            if isinstance(logger, (MLFlowLogger, WandbLogger)):
+                raise UserError(
+                    f"{type(logger).__name__}: a drill would log to its server, too; allowed are "
+                    "loggers of files; drill the program without it, as by --trainer.logger=true"
+                )
         settings = [(callback, "dirpath") for callback in trainer.callbacks] + [
             (logger, "save_dir") for logger in trainer.loggers
         ]

@@ -27,6 +27,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STDERR_BYTES_KEPT = 64 * 2**10
 """Bytes of stderr that are kept: enough for a traceback of each of a few ranks."""
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
+MARK = "SAGEMAKER_LIGHTNING_TRAIN"
+"""The variable that entrypoint.sh starts `train` with; all that the job starts inherits it."""
 
 
 class StoppedBeforeStart(BaseException):
@@ -160,7 +162,8 @@ def adopt_orphans() -> None:
 def living_processes(program: int, others: Container[int]) -> list[psutil.Process]:
     """Return the living processes that a program started, itself included.
 
-    Their process groups do not matter.
+    Their process groups do not matter. Those that came into the container from outside are left
+    out: a session of SageMaker's remote debugging, or of `docker exec`.
 
     It also reaps those of them that have ended and have become children of this process.
 
@@ -173,11 +176,23 @@ def living_processes(program: int, others: Container[int]) -> list[psutil.Proces
     for process in [*children, *(below for child in children for below in _descendants(child))]:
         with suppress(psutil.NoSuchProcess, ChildProcessError):
             if process.status() != psutil.STATUS_ZOMBIE:
-                running.append(process)
+                if not _came_from_outside(process):
+                    running.append(process)
             # Only its new parent, this process, can reap an orphan.
             elif process.pid != program and process.ppid() == os.getpid():
                 os.waitpid(process.pid, os.WNOHANG)
     return running
+
+
+def _came_from_outside(process: psutil.Process) -> bool:
+    """Return whether the job did not start a process.
+
+    It may be a child of this process: so is every orphan in a container whose first process this
+    is.
+    """
+    with suppress(psutil.AccessDenied):  # what the job starts as another user stays the job's
+        return MARK in psutil.Process().environ() and MARK not in process.environ()
+    return False
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

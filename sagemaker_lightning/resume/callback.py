@@ -282,9 +282,12 @@ class ExactResume(EarlyCallback):
         self._continue_logs(trainer, trains=True)
 
     def _continue_logs(self, trainer: Trainer, trains: bool) -> None:
-        loggers.prepare_files(
-            trainer.loggers, self.folder.logger_states() if self.enabled else (), trains
-        )
+        if self.enabled:
+            loggers.prepare_files(
+                trainer.loggers, self.folder.logger_states(), self.folder.path, trains
+            )
+        else:
+            loggers.prepare_files(trainer.loggers, (), None, trains)
 
     def _settings_of_run(self, trainer: Trainer) -> dict[str, object]:
         """Return the settings that identify the run, by name."""

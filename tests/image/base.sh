@@ -40,6 +40,9 @@ make_root() {  # DIRECTORY: fill it with a minimal Debian
     done
     rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
     find "$root/usr/lib" -name 'libpython*.a' -delete
+    # As in Ubuntu's image: of the documentation, licences alone.
+    rm -rf "$root"/usr/share/{man,locale}
+    find "$root/usr/share/doc" ! -type d ! -name copyright -delete
     install -m 644 "$installer" "$root$installer_in_image"
 }
 

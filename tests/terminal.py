@@ -1,0 +1,68 @@
+"""A program at a terminal, as a person runs it."""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import termios
+import time
+from contextlib import suppress
+
+LIMIT = 120  # seconds; what takes longer hangs
+
+
+class Terminal:
+    """Runs a command at a terminal of its own.
+
+    Args:
+        command: The command and its arguments.
+    """
+
+    def __init__(self, *command: str) -> None:
+        self.said = ""
+        self.pid, self.end = pty.fork()
+        if self.pid == 0:
+            try:
+                os.execvp(command[0], command)
+            finally:
+                os._exit(127)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Give the window another size."""
+        fcntl.ioctl(self.end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text: str) -> None:
+        """Type something; \\x03 is Ctrl-C."""
+        os.write(self.end, text.encode())
+
+    def expect(self, text: str) -> None:
+        """Wait until the terminal shows a text, after what was expected before."""
+        deadline = time.monotonic() + LIMIT
+        while text not in self.said:
+            assert self._read() and time.monotonic() < deadline, self.said
+        self.said = self.said.partition(text)[2]
+
+    def wait(self) -> int:
+        """Return the exit status when the command has ended."""
+        while self._read():
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def kill(self) -> None:
+        """End the command if it still runs."""
+        os.close(self.end)
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+
+    def _read(self) -> bool:
+        """Read what there is, for a second at most; False if the terminal is closed."""
+        if select.select([self.end], [], [], 1)[0]:
+            with suppress(OSError):
+                read = os.read(self.end, 65536)
+                self.said += read.decode(errors="replace")
+                return bool(read)
+            return False
+        return True
