@@ -225,6 +225,8 @@ def pytest_configure(config):
     """
     if hasattr(config, "workerinput"):
         return
+    for name in ("FLAGS", "MAKEFLAGS"):  # of `make test`: no other make gets them
+        os.environ.pop(name, None)
     run = os.environ[sweeper.VARIABLE] = uuid.uuid4().hex
     line = [sys.executable, str(Path(sweeper.__file__)), run, containers.TAG]
     config.sweeper = subprocess.Popen(
