@@ -75,7 +75,8 @@ class PlainState:
 
         The hash is the same in another process. Single numbers are left out.
         """
-        return {key: self.at_start[key] for key in self.numbers_at_start}
+        # A kind of array that is not saved, such as a memory map, has none.
+        return {key: self.at_start[key] for key in self.numbers_at_start if self.at_start[key]}
 
     def touch(self) -> None:
         """Count all that has changed since `mark` as changed from now on."""
