@@ -4,6 +4,7 @@ Each node has its own /opt/ml.
 """
 
 import json
+import re
 import subprocess
 import time
 import uuid
@@ -13,6 +14,16 @@ from pathlib import Path
 from containers import docker
 
 LIMIT = 150  # seconds: a job that has not ended by then hangs
+
+
+def local_rank(pid: str) -> int:
+    """Return the local rank that a process was started with; -1 if it was started with none."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_text()
+    except OSError:  # it has ended
+        return -1
+    found = re.search(r"(?:^|\0)LOCAL_RANK=(\d+)\0", variables)
+    return int(found[1]) if found else -1
 
 
 class Nodes:
@@ -145,14 +156,18 @@ class Nodes:
         docker("kill", "--signal=TERM", self.containers[host])
 
     def kill_last_rank(self, host: str) -> None:
-        """Kill the rank of a host that was started last."""
-        listed = docker("top", self.containers[host], "-eo", "pid,args").stdout.splitlines()[1:]
+        """Kill the rank of a host that has the highest local rank."""
+        listed = docker("top", self.containers[host], "-eo", "pid,ppid").stdout.splitlines()[1:]
+        parents = dict(line.split() for line in listed)
+        local_ranks = {pid: local_rank(pid) for pid in parents}
+        last = max(local_ranks.values())
+        assert last > 0, local_ranks
         ranks = [
-            line.split()[0]
-            for line in listed
-            if "app/train" in line and "sagemaker_lightning/launch/torchrun.py" not in line
+            pid
+            for pid, number in local_ranks.items()
+            if number == last and local_ranks.get(parents[pid]) != last
         ]
-        subprocess.run(["kill", "-KILL", ranks[-1]], check=True)
+        subprocess.run(["kill", "-KILL", *ranks], check=True)
 
     def cut(self, host: str) -> None:
         """Cut a host's network cable."""

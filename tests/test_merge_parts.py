@@ -165,6 +165,15 @@ def test_of_a_merge_that_fails_at_its_very_end_nothing_is_left(tmp_path, monkeyp
     )
 
 
+def refused_scores(folder: Path, **description: object) -> str:
+    """Return why parts are refused whose manifest describes the scores otherwise."""
+    write_parts(folder / "parts")
+    arrays = arrays_of(folder / "parts")
+    arrays["scores"] |= description
+    edited(folder / "parts", arrays=arrays)
+    return refused([folder / "parts"], folder / "merged")
+
+
 DTYPES = [
     "|O",
     "O",
@@ -181,11 +190,7 @@ DTYPES += ["float32", "f4", ">x9", None, 4, "<M8[nonsense]", "<f4\n", "|S0", "m8
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_dtype_that_is_not_plain(tmp_path, dtype):
-    write_parts(tmp_path / "parts")
-    arrays = arrays_of(tmp_path / "parts")
-    arrays["scores"]["dtype"] = dtype
-    edited(tmp_path / "parts", arrays=arrays)
-    assert "is damaged (scores " in refused([tmp_path / "parts"], tmp_path / "merged")
+    assert "is damaged (scores " in refused_scores(tmp_path, dtype=dtype)
 
 
 SHAPES = [
@@ -207,11 +212,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_shape_that_is_none(tmp_path, shape):
-    write_parts(tmp_path / "parts")
-    arrays = arrays_of(tmp_path / "parts")
-    arrays["scores"]["shape"] = shape
-    edited(tmp_path / "parts", arrays=arrays)
-    assert "is damaged (" in refused([tmp_path / "parts"], tmp_path / "merged")
+    assert "is damaged (" in refused_scores(tmp_path, shape=shape)
 
 
 def test_what_would_be_merged_wrongly_is_refused(tmp_path):

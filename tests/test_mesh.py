@@ -98,6 +98,12 @@ class Hosts:
         everyone = [peer for watch in self.up.values() for peer in watch.mesh.others.values()]
         assert comes(lambda: all(peer.last_heard for peer in everyone))
 
+    def tell_status(self, name: str, status: str) -> None:
+        """Set a host's status, and wait until the other hosts have heard of it."""
+        self.up[name].mesh.set_status(status)
+        copies = [watch.mesh.others[name] for other, watch in self.up.items() if other != name]
+        assert comes(lambda: all(peer.status == status for peer in copies))
+
     def reasons(self, *names: str) -> list[str | None]:
         """Return the reasons of hosts to end, and wait long enough for them."""
         comes(lambda: all(self.up[name].reason for name in names))
@@ -210,9 +216,7 @@ def test_who_does_not_answer_is_said_by_the_one_who_called(hosts):
 def test_a_host_that_goes_quiet(hosts):
     hosts.start(*ALL)
     hosts.meet()
-    hosts.up["algo-3"].mesh.set_status("epoch 2, step 7")
-    seen = [hosts.up[name].mesh.others["algo-3"] for name in ALL[:2]]
-    assert comes(lambda: all(peer.status == "epoch 2, step 7" for peer in seen))
+    hosts.tell_status("algo-3", "epoch 2, step 7")
     going_on = hosts.freeze("algo-3")
     time.sleep(SILENCE / 3)  # a short silence is no failure
     going_on.set()
@@ -713,9 +717,7 @@ class Switch(Hosts):
 def test_a_network_that_is_cut(switch):
     switch.plug(*ALL)
     switch.meet()
-    switch.up["algo-3"].mesh.set_status("epoch 2, step 7")
-    seen = [switch.up[name].mesh.others["algo-3"] for name in ALL[:2]]
-    assert comes(lambda: all(peer.status == "epoch 2, step 7" for peer in seen))
+    switch.tell_status("algo-3", "epoch 2, step 7")
     switch.cut("algo-3")
     first, second, third = switch.reasons(*ALL)
     for why in (first, second):

@@ -42,16 +42,16 @@ class GradientWeighting(Callback):
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
         """Weight this rank's gradient."""
-        weight(loss, self.weight)
+        weight_gradients(loss, self.weight)
 
 
-def weight(loss: Tensor, share: float | Tensor) -> None:
+def weight_gradients(loss: Tensor, share: float | Tensor) -> None:
     """Multiply the gradients of a loss by `share` when they are computed."""
     if loss.requires_grad and (isinstance(share, Tensor) or share != 1):
         loss.register_hook(lambda gradient: gradient * share)
 
 
-def known_share(trainer: Trainer) -> float:
+def share_of_batch(trainer: Trainer) -> float:
     """Return the weight of this rank's gradient if our loaders share out the batch; else 1."""
     loader = divided(trainer.train_dataloader)
     if trainer.world_size == 1 or loader is None:

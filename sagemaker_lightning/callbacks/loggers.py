@@ -315,7 +315,7 @@ def _put_before_its_class(logger: Any, ours: type, **attributes: Any) -> None:
     logger.__class__ = type(own_class.__name__, (ours, own_class), attributes)
 
 
-def trained(loggers: Iterable[Any]) -> None:
+def end_training(loggers: Iterable[Any]) -> None:
     """Note that the training which the loggers were prepared for is over."""
     for logger in loggers:
         if isinstance(logger, OF_FILES):

@@ -50,7 +50,7 @@ class Points:
             return self.log_batch(run_id, [metric], synchronous=synchronous)
         # A server knows a point again that is sent with the same time.
         return self.client.log_metric(
-            run_id, key, value, timestamp, step, **_given(synchronous), **options
+            run_id, key, value, timestamp, step, **_synchronous_argument(synchronous), **options
         )
 
     def log_batch(
@@ -75,7 +75,9 @@ class Points:
         params = [param for param in params if param.key not in known]
         if not (metrics or params or tags):
             return None
-        operation = self.client.log_batch(run_id, metrics, params, tags, **_given(synchronous))
+        operation = self.client.log_batch(
+            run_id, metrics, params, tags, **_synchronous_argument(synchronous)
+        )
         if operation is not None:
             self.sending.append(operation)
         return operation
@@ -200,7 +202,7 @@ class _Run:
         return False
 
 
-def _given(synchronous: bool | None) -> dict[str, bool]:
+def _synchronous_argument(synchronous: bool | None) -> dict[str, bool]:
     """Return the argument if there is one: MLflow before 2.8 has no such argument."""
     return {} if synchronous is None else {"synchronous": synchronous}
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from sagemaker_lightning.callbacks.gradient_weighting import (
     GradientWeighting,
-    known_share,
-    weight,
+    share_of_batch,
+    weight_gradients,
 )
 from sagemaker_lightning.callbacks.lr_scaling import LearningRateScaling, scale_rates
 from sagemaker_lightning.compat.lightning_trainer import ddp_arguments
@@ -158,7 +158,7 @@ class RankConsistency(Callback):
 
         DDP takes the mean over the ranks.
         """
-        weight(loss, known_share(trainer))
+        weight_gradients(loss, share_of_batch(trainer))
 
     def _apply_rates_of_flags(self, trainer: Trainer) -> None:
         """Scale the restored learning rates to the initial ones that the flags give.

@@ -103,14 +103,13 @@ def exact(loader: Any, *seed: object, rank: int = 0, world_size: int = 1) -> tup
     return loader, ""
 
 
-def given_back(loader: Any) -> Any:
-    """Return a loader that `exact` has changed as it was before."""
+def restore_loader(loader: Any) -> None:
+    """Make a loader that `exact` has changed what it was before."""
     if isinstance(loader, (Exact, Streamed)):
         end_workers(loader)
         loader.__class__ = type(loader).users_class
         for name in LOADER_ATTRIBUTES:
             vars(loader).pop(name, None)
-    return loader
 
 
 def make_deterministic(

@@ -11,7 +11,7 @@ from pytorch_lightning.utilities import CombinedLoader
 from sagemaker_lightning.compat import lightning_loaders
 from sagemaker_lightning.compat.lightning_loops import combined_loader
 from sagemaker_lightning.compat.random_generators import entropy_replaced
-from sagemaker_lightning.data.deterministic import exact, given_back, of_class
+from sagemaker_lightning.data.deterministic import exact, of_class, restore_loader
 from sagemaker_lightning.data.epoch_loaders import Drawn, Placed
 from sagemaker_lightning.data.seeded_indices import seed_all, unseeded
 
@@ -139,5 +139,5 @@ class Seeding(Callback):
         loader_class = type(loader)
         loader = exact(loader, self.seed, kind, *number, **ranks)[0]
         if type(loader) is not loader_class:
-            self.changed.callback(given_back, loader)
+            self.changed.callback(restore_loader, loader)
         return loader

@@ -525,7 +525,7 @@ class ExactResume(EarlyCallback):
             self.proof.close()
         if self.owns_stop:
             self._leave_signals()
-        loggers.trained(trainer.loggers)
+        loggers.end_training(trainer.loggers)
         self.changed.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -534,7 +534,7 @@ class ExactResume(EarlyCallback):
             self._leave_signals()
             fit_loops.remove(trainer)
             model_changes.search_again(trainer)
-        loggers.trained(trainer.loggers)
+        loggers.end_training(trainer.loggers)
         self.changed.close()
 
     def on_train_batch_start(
