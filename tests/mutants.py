@@ -106,7 +106,7 @@ def tests_of(module: str) -> list[str]:
             found.append(path)
     trains = [
         ROOT / f"tests/test_{end}.py"
-        for end in ("exact", "cli", "train", "interruptions", "interrupted_ranks")
+        for end in ("exact_resume", "cli", "train", "interruptions", "interrupted_ranks")
     ]
     found += [path for path in trains if path not in found]
     kept = [path for path in found if "mark.docker" not in path.read_text().partition("def ")[0]]
