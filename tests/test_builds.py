@@ -23,7 +23,8 @@ import pytest
 from containers import DOCKER, ROOT, build, build_variables, copy_checkout, docker
 from test_locks import LOCKS, STANZA, write_wheel
 
-pytestmark = pytest.mark.docker
+# tests/test_container.py has the image as it is, tests/test_locks.py the locks.
+pytestmark = [pytest.mark.docker, pytest.mark.thorough]
 
 DATE = 315532800  # the Dockerfile's SOURCE_DATE_EPOCH
 SITE = "/opt/conda/envs/sagemaker-lightning/lib/python3.11/site-packages"
@@ -293,7 +294,6 @@ def test_the_cpu_image_trains_and_is_small(tmp_path, served, tags):
     assert size <= 1.2e9
 
 
-@pytest.mark.thorough  # beside tests/test_locks.py
 def test_a_tampered_wheel_ends_the_build(cpu, served, tags):
     """The index serves another file of the same name and version; then it lacks the package."""
     source, variables = cpu
@@ -386,7 +386,6 @@ def test_efa_is_a_build_argument(source: Path, tags, installer, tmp_path):
     assert linked == ["/opt/amazon/efa/lib", "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu"]
 
 
-@pytest.mark.thorough  # beside tests/test_locks.py
 def test_an_efa_installer_with_another_checksum_is_not_run(source: Path, tags, installer):
     done = build(tags[0], source, **build_variables() | installer | {"EFA_SHA256": "0" * 64})
     line = f"error: EFA_SHA256: found {installer['EFA_SHA256']}, expected {'0' * 64}: "

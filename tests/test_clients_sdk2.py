@@ -128,6 +128,7 @@ def test_unknown_hyperparameters(client: Client, image: str, tmp_path: Path):
     assert not list(unpacked(tmp_path / "out/model.tar.gz").iterdir())
 
 
+@pytest.mark.thorough  # without a source, above; an entry script by SDK 3
 def test_hyperparameters_beside_a_source(client: Client, image: str, bucket, tmp_path: Path):
     """The image's program runs with a source archive of the job in S3.
 

@@ -95,6 +95,7 @@ def test_an_entry_script_with_hyperparameters(trained):
     ) in said
 
 
+@pytest.mark.thorough  # without a client: tests/test_toolkit.py
 def test_torchrun_of_a_plain_pytorch_script(trained):
     source = {"entry_script": "ddp.py", "source_dir": SOURCE}
     said, artifacts = trained(

@@ -496,6 +496,7 @@ def test_a_job_is_drilled_in_the_image(image: str, tmp_path):
     )
 
 
+@pytest.mark.thorough  # another image
 def test_a_compiler_is_a_build_argument(image: str, tag: str):
     run = build(tag, **build_variables(), COMPILER="1")
     assert run.returncode == 0, run.stdout[-3000:]

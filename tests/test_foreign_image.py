@@ -15,7 +15,9 @@ from rehearsals import ROLE, Rehearsal
 from test_package import wheel  # noqa: F401  (a fixture)
 from test_rehearsal_clients import Person
 
-pytestmark = pytest.mark.docker
+# In our image: tests/test_clients_sdk2.py and tests/test_clients_sdk3.py. Without one:
+# tests/test_package.py and tests/test_exact_resume.py.
+pytestmark = [pytest.mark.docker, pytest.mark.thorough]
 
 SOURCE = str(ROOT / "tests/clients/stranger")
 STEPS = 40
@@ -122,7 +124,6 @@ def stopped_then_killed(
     )
 
 
-@pytest.mark.thorough  # by SDK 3 below
 def test_by_sdk_2(rehearsal, foreign, trained, tmp_path):
     """With our hook by the job's environment and the toolkit as first process; then without."""
     common = {

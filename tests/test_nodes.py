@@ -120,7 +120,13 @@ DISTRIBUTION = {
         pytest.param(
             ["algo-1", "algo-10", "algo-2", "algo-3"], 1, LAUNCHERS[1], {}, marks=pytest.mark.soak
         ),
-        (["algo-1", "algo-2", "algo-3"], 2, LAUNCHERS[0], DISTRIBUTION),
+        pytest.param(  # two hosts, as processes: tests/test_rehearsal_processes.py
+            ["algo-1", "algo-2", "algo-3"],
+            2,
+            LAUNCHERS[0],
+            DISTRIBUTION,
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=[
         "2 nodes of 2 ranks, Lightning",

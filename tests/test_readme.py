@@ -24,6 +24,10 @@ pytestmark = pytest.mark.slow
 BLOCKS = [(page, *block) for page in PAGES if page not in TESTS for block in blocks(page)]
 COMMANDS = [block for block in BLOCKS if "from sagemaker" not in block[2]]
 NEEDS_DOCKER = re.compile(r"docker|make build|make rehearsal|output/model/")
+# The README's containers show what those of the other pages show. A page's blocks stay together.
+THOROUGH_PAGES = {
+    page for page, _, text in COMMANDS if page.startswith("docs/") and NEEDS_DOCKER.search(text)
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +73,10 @@ def image_variables() -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("page", "language", "text"),
-    COMMANDS,
+    [
+        pytest.param(*block, marks=[pytest.mark.thorough] if block[0] in THOROUGH_PAGES else [])
+        for block in COMMANDS
+    ],
     ids=[f"{page}: {text.splitlines()[-1]}" for page, _, text in COMMANDS],
 )
 def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: str):
