@@ -102,7 +102,7 @@ def tests_of(module: str) -> list[str]:
     for path in files:
         text = path.read_text()
         imports = rf"from {package} import (\([^)]*|[^\n(]*)\b{short}\b"
-        if re.search(rf"\b{name}\b|{imports}|{module}", text):
+        if path.stem == f"test_{short}" or re.search(rf"\b{name}\b|{imports}|{module}", text):
             found.append(path)
     trains = [
         ROOT / f"tests/test_{end}.py"
