@@ -301,15 +301,6 @@ def pytest_xdist_make_scheduler(config, log):
     return lanes.Lanes(config, log)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item, nextitem):
-    """Run a test beside those of other lanes, or alone."""
-    if not (run := os.environ.get("PYTEST_XDIST_TESTRUNUID")):
-        return (yield)
-    with lanes.turn(run, alone=item.get_closest_marker("alone") is not None):
-        return (yield)
-
-
 seconds: dict[str, float] = {}
 
 
@@ -320,7 +311,7 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Write the table of durations if it is asked for, and remove the run's locks."""
+    """Write the table of durations if it is asked for."""
     session.config.came_to_its_end = exitstatus in (
         pytest.ExitCode.OK,
         pytest.ExitCode.TESTS_FAILED,
@@ -329,9 +320,6 @@ def pytest_sessionfinish(session, exitstatus):
         table = lanes.durations() | {file: round(value, 1) for file, value in seconds.items()}
         there = {file: table[file] for file in sorted(table) if (ROOT / file).exists()}
         lanes.TABLE.write_text(json.dumps(there, indent=1) + "\n")
-    if run := getattr(session.config, "workerinput", {}).get("testrunuid"):
-        for path in lanes.LOCKS.glob(f"tests-{run}.*"):
-            path.unlink(missing_ok=True)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,14 +1,10 @@
-"""Lanes of tests side by side (`make test`): their order, and tests that run alone.
+"""Lanes of tests side by side (`make test`), and their order.
 
 A lane is a set of files that run one after another. pytest-xdist's own `loadgroup` is `load` under
 pytest 9.2, which no longer lets a plugin change `item.nodeid`.
 """
 
-import contextlib
-import fcntl
 import json
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
@@ -21,7 +17,6 @@ SHARED = {
     "rehearsal": {"test_rehearsal", "test_rehearsal_processes", "test_sweeper"},
 }
 TABLE = Path(__file__).with_name("durations.json")
-LOCKS = Path(tempfile.gettempdir())
 
 
 def lane(nodeid: str) -> str:
@@ -53,19 +48,3 @@ def longest_first(nodeids: list[str]) -> dict[str, int]:
         files, key=lambda file: (-lanes[lane(file)], lane(file), -seconds.get(file, 0.0), file)
     )
     return {file: place for place, file in enumerate(ordered)}
-
-
-@contextlib.contextmanager
-def turn(run: str, alone: bool) -> Iterator[None]:
-    """Hold a test's turn in run `run`, beside other tests or alone.
-
-    A test that waits to run alone is not overtaken.
-    """
-    with (
-        (LOCKS / f"tests-{run}.gate").open("w") as gate,
-        (LOCKS / f"tests-{run}.turn").open("w") as held,
-    ):
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        fcntl.flock(held, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(gate, fcntl.LOCK_UN)
-        yield

@@ -137,7 +137,7 @@ def _run_tests(folder: str, files: list[str], log: str) -> None:
         "-p",
         "no:cacheprovider",
         "-m",
-        "not docker and not soak and not alone",
+        "not docker and not soak",
         f"--timeout={LIMIT}",
     ]
     os._exit(pytest.main([*line, *files]))

@@ -30,8 +30,8 @@ from sagemaker_lightning.nodes import mesh
 from sagemaker_lightning.nodes.mesh import Mesh, StopReason
 from sagemaker_lightning.nodes.watchdog import Watchdog
 
-ENOUGH = 30.0  # seconds; what is waited for comes within a few
-SILENCE = 1.5
+ENOUGH = 120.0  # seconds; what is waited for comes within a few
+SILENCE = 3.0  # seconds: three workers and an image build can stall a host for two
 ALL = ("algo-1", "algo-2", "algo-3")
 
 
