@@ -61,6 +61,7 @@ def test_unknown_hyperparameters(trained):
     assert "\n" not in failure
 
 
+@pytest.mark.thorough  # by SDK 2
 def test_two_instances(trained, cifar: Path):
     """The SDK names an interface that no container has, ethwe: our code must not rely on it."""
     given = SHORT | {"data.val_split": 40, "trainer.enable_checkpointing": True}

@@ -53,10 +53,10 @@ def checkouts(tmp_path_factory) -> Callable[[str], Path]:
         short = '"trainer.limit_train_batches": "12", "optimizer": "SGD", "resume.every'
         example.write_text(text.replace('"resume.every', short))
         write_cifar(folder / "cifar10", images=10)
-        # Twenty epochs are the soak's (tests/test_train.py).
+        # More epochs are tests/test_train.py's.
         config = folder / "output/ml/input/config"
         config.mkdir(parents=True)
-        (config / "hyperparameters.json").write_text('{"trainer.max_epochs": "2"}')
+        (config / "hyperparameters.json").write_text('{"trainer.max_epochs": "1"}')
         return folder
 
     return checkout
@@ -130,7 +130,7 @@ def test_a_block_of_a_page(checkouts, request, page: str, language: str, text: s
     elif "--help" not in text and "--dry-run" not in text and language == "sh":
         assert "model.pt" in done.stdout
     if "make build" in text:
-        assert "epoch=2/2" in done.stdout
+        assert "epoch=1/1" in done.stdout
     if text == "make train\n":
         assert (checkout / "output/ml/model/model.pt").is_file()
 

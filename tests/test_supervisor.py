@@ -4,11 +4,13 @@ That holds for whatever it started, and however it ended.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 import uuid
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -57,6 +59,39 @@ def test_the_end_may_come_before_the_start(tmp_path):
         supervisor.run([sys.executable, "-c", "import time; time.sleep(300)"], cwd=tmp_path).status
         == -15
     )
+
+
+COUNTING = """
+import signal, sys, time
+signals = []
+signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+open("ready", "w").close()
+while not signals:
+    time.sleep(0.01)
+time.sleep(1)
+sys.exit(len(signals))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(subprocess, "Popen"), (threading, "Thread")],
+    ids=["before it is known", "once it is known"],
+)
+def test_a_signal_at_the_start_reaches_the_program_once(tmp_path, monkeypatch, module, name):
+    def make(*args, **options):
+        """Return what the module makes; meanwhile the job is told to stop."""
+        made = getattr(module, name)(*args, **options)
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.3)  # two signals at the same time would be one
+        return made
+
+    monkeypatch.setattr(supervise, module.__name__, SimpleNamespace(**vars(module) | {name: make}))
+    with Supervisor() as supervisor:
+        end = supervisor.run([sys.executable, "-c", COUNTING], cwd=tmp_path)
+    assert (end.status, end.stop_signal) == (1, signal.SIGTERM)
 
 
 def test_other_peoples_processes_are_left_alone(tmp_path, monkeypatch):

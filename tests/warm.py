@@ -20,6 +20,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,11 +28,14 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import time
 import traceback
 import types
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver, reduction
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 # Modules that take most of a start's time. The toolkit itself is not among them: it reads its
@@ -46,6 +50,8 @@ PRELOADED = (
     "tensorboard.backend.event_processing.event_file_loader",
     "warm",
 )
+STACK_SIGNAL = signal.SIGRTMIN + 5
+"""A process writes its stack when it gets this signal, for which programs have no use."""
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(list(PRELOADED))
 # The folder in which each process notes its environment: /proc/PID/environ still has the server's.
@@ -92,7 +98,9 @@ class Started:
         reader.start()
         reader.join(timeout)
         if reader.is_alive():
-            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            error = subprocess.TimeoutExpired(str(self.pid), timeout)
+            error.add_note(stacks(self.pid))
+            raise error
         self.wait(timeout)
         return said[0], None
 
@@ -172,6 +180,28 @@ def environ(pid: int) -> dict[str, str]:
         return json.loads(Path(notes, str(pid)).read_text())
     except (OSError, ValueError):
         return {}
+
+
+def stacks(pid: int) -> str:
+    """Return what a process and all below it are doing: states, signals, Python's stacks."""
+    lines = []
+    processes = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        processes = [process, *process.children(recursive=True)]
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            lines += [
+                f"{process.pid}, child of {process.ppid()}: {' '.join(process.cmdline())[:200]}"
+            ]
+            lines += re.findall(r"^(?:State|Threads|Sig\w+|ShdPnd):.*", status, re.MULTILINE)
+            stack = Path(notes, f"{process.pid}.stack")
+            if stack.exists():  # else it was not started warm, and the signal would end it
+                process.send_signal(STACK_SIGNAL)
+                time.sleep(0.5)
+                lines.append(stack.read_text())
+    return "\n".join(lines)
 
 
 def ensure_server() -> None:
@@ -266,6 +296,8 @@ def _forget() -> None:
     )
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
+    # It is open as long as the process runs.
+    faulthandler.register(STACK_SIGNAL, Path(notes, f"{os.getpid()}.stack").open("w"))  # noqa: SIM115
     multiprocessing.process._children.clear()
     multiprocessing.process._current_process._config["daemon"] = False
     for name, module in list(sys.modules.items()):
