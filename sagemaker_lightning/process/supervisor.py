@@ -97,8 +97,8 @@ class Supervisor:
             target=_copy, args=(self.child.stderr.fileno(), stderr_end), daemon=True
         )
         reader.start()
-        # The signal may have come before there was a program to pass it on to. A program that has got
-        # it gets no second one: it may be saving.
+        # The signal may have come before there was a program to pass it on to. If the program has
+        # got it, it gets no second one: it may be saving.
         if self.stop_signal and not self.kill_timers:
             self._stop(self.stop_signal, HOOK_KILLS)
         elif self.grace is not None and not self.kill_timers:
