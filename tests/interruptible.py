@@ -198,10 +198,10 @@ class Model(LightningModule):
         """Return the learning rate."""
         return self.trainer.optimizers[0].param_groups[0]["lr"]
 
-    def note(self, kind: str, epoch: int, at: int, *values: object) -> None:
+    def note(self, event: str, epoch: int, position: int, *values: object) -> None:
         """Write a line."""
         with Path(f"events-{self.global_rank}.jsonl").open("a") as file:
-            file.write(json.dumps([kind, epoch, at, *values]) + "\n")
+            file.write(json.dumps([event, epoch, position, *values]) + "\n")
 
 
 class Wider(Model):
@@ -243,12 +243,12 @@ def events(folder: Path, rank: int = 0) -> dict[str, list]:
 
     AssertionError: something was done twice, with different results.
     """
-    found: dict[str, list] = {}
+    recorded: dict[str, list] = {}
     for line in (folder / f"events-{rank}.jsonl").read_text().splitlines():
-        kind, epoch, at, *values = json.loads(line)
-        key = f"{kind} {epoch} {at}"
-        assert found.setdefault(key, values) == values, (key, found[key], values)
-    return found
+        event, epoch, position, *values = json.loads(line)
+        key = f"{event} {epoch} {position}"
+        assert recorded.setdefault(key, values) == values, (key, recorded[key], values)
+    return recorded
 
 
 def main() -> None:

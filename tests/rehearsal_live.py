@@ -18,9 +18,9 @@ from rehearsal.report import live_view
 
 def wait_until(true: Callable[[], bool]) -> None:
     """Return when a condition holds."""
-    end = time.monotonic() + 60
+    deadline = time.monotonic() + 60
     while not true():
-        assert time.monotonic() < end
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -122,16 +122,16 @@ def check_log_cannot_steer_the_terminal() -> None:
 def check_live_terminal_is_refreshed() -> None:
     """The view asks for the jobs again and again, and once more at its end."""
     console = terminal()
-    asked = []
+    times_asked = []
 
     def jobs():
-        asked.append(time.monotonic())
+        times_asked.append(time.monotonic())
         return [(running("first", time.time()), {})]
 
     with live_view.View(jobs, console=console):
-        wait_until(lambda: len(asked) >= 3)
-        before = len(asked)
-    assert len(asked) > before
+        wait_until(lambda: len(times_asked) >= 3)
+        asked_in_view = len(times_asked)
+    assert len(times_asked) > asked_in_view
     assert "first" in console.export_text()
 
 

@@ -126,7 +126,7 @@ def train_prepared() -> list[list[int]]:
 @pytest.mark.slow
 def test_on_two_nodes_of_two_ranks_data_is_prepared_once_a_node_and_read_once(tmp_path):
     ended = ranks.run(train_prepared, nodes=[2, 2], folder=tmp_path)
-    assert not any(rank.error for rank in ended), ended[0].said
+    assert not any(rank.error for rank in ended), ended[0].output
     assert [len(list((tmp_path / f"node-{node}").glob("prepared-*"))) for node in range(2)] == [
         1,
         1,

@@ -155,7 +155,7 @@ def test_all_ranks_fail_alike_where_one_diverges(tmp_path: Path, flag):
         diverge_on_a_rank, ["--model.rank=1", "--model.step=3", flag], folder=tmp_path
     )
     assert [one.error for one in ended] == ["SystemExit: 1"] * 2
-    errors = [re.findall("^error: (.*) \\[host", one.said, re.MULTILINE) for one in ended]
+    errors = [re.findall("^error: (.*) \\[host", one.output, re.MULTILINE) for one in ended]
     assert errors[0] == errors[1] and len(errors[0]) == 1
     assert errors[0][0].startswith("the loss is inf at step 3; ")
 

@@ -82,5 +82,5 @@ def test_after_a_training(at_a_desk, flags):
 @pytest.mark.slow
 def test_on_two_ranks(tmp_path: Path):
     ended = ranks.run(evaluated, ["--trainer.strategy=ddp", "--trainer.devices=2"], folder=tmp_path)
-    assert not [one.error for one in ended if one.error], ended[0].said
+    assert not [one.error for one in ended if one.error], ended[0].output
     assert ended[0].value == ended[1].value

@@ -831,10 +831,10 @@ def test_who_shares_the_samples_out_is_said(tmp_path: Path, kind, says):
     """Each sample once, or a line on it."""
     ended = ranks.run(fit_two_ranks, kind, folder=tmp_path)
     if kind == "own":
-        assert all(says in rank.error for rank in ended), ended[0].said
+        assert all(says in rank.error for rank in ended), ended[0].output
     else:
-        assert not ended[0].error and not ended[1].error, ended[0].said
-        assert ended[0].said.count("warning: ") == bool(says) and says in ended[0].said
+        assert not ended[0].error and not ended[1].error, ended[0].output
+        assert ended[0].output.count("warning: ") == bool(says) and says in ended[0].output
 
 
 def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path: Path, monkeypatch):

@@ -46,8 +46,8 @@ def lines(said: str) -> list[str]:
 @pytest.mark.slow
 def test_one_rank_of_every_host_writes(tmp_path: Path):
     ended = ranks.run(fit, 0, "../logs", nodes=[2, 2], folder=tmp_path)
-    assert not any(rank.error for rank in ended), ended[0].said
-    assert [lines(rank.said) for rank in ended] == [["a"] * 4, [], ["b"] * 4, []]
+    assert not any(rank.error for rank in ended), ended[0].output
+    assert [lines(rank.output) for rank in ended] == [["a"] * 4, [], ["b"] * 4, []]
     for host in "ab":
         (folder,) = tmp_path.glob(f"logs/lightning_logs/version_0/system/{host}")
         events = EventAccumulator(str(folder)).Reload()
@@ -114,7 +114,7 @@ def test_on_s3(bucket, tmp_path: Path):
         folder=tmp_path,
         variables=lambda node: bucket.variables,
     )
-    assert not any(rank.error for rank in ended), ended[0].said
+    assert not any(rank.error for rank in ended), ended[0].output
     for host in "ab":
         assert len(bucket.keys(f"logs/lightning_logs/version_0/system/{host}/events.")) == 1
 

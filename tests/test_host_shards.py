@@ -81,9 +81,10 @@ def test_all_ranks_make_the_same_steps(tmp_path: Path, nodes, sizes, options, st
     assert not any(rank.error for rank in ended), [rank.error for rank in ended]
     assert {len(rank.value["seen"]) for rank in ended} == {2 * steps}
     assert (
-        f"an epoch of {steps} steps" in ended[0].said and f"leaves out {left_out}" in ended[0].said
+        f"an epoch of {steps} steps" in ended[0].output
+        and f"leaves out {left_out}" in ended[0].output
     )
-    assert not any("shards" in rank.said for rank in ended[1:])
+    assert not any("shards" in rank.output for rank in ended[1:])
     epochs = [
         [
             number
@@ -126,7 +127,7 @@ def fit_and_keep(sizes: list[int]):
 def test_the_gradient_is_that_of_one_process_on_the_samples_of_all_nodes(tmp_path: Path):
     """19 and 30 images, on two ranks each: the second batch has 5 + 4 and 5 + 5."""
     ended = ranks.run(fit_and_keep, [21, 32], nodes=[2, 2], folder=tmp_path)
-    assert not ended[0].error, ended[0].said
+    assert not ended[0].error, ended[0].output
     assert [[len(part[1]) for part in rank.value[0]] for rank in ended] == [
         [5, 5],
         [5, 4],
@@ -151,7 +152,7 @@ def test_a_run_goes_on_in_mid_epoch_where_it_stopped(tmp_path: Path):
     whole = ranks.run(fit, [24, 44], options, 3, nodes=[1, 1], folder=tmp_path)
     rest = ranks.run(fit, [24, 44], options, 3, "../seven.ckpt", nodes=[1, 1], folder=tmp_path)
     for uninterrupted, resumed in zip(whole, rest, strict=True):
-        assert len(uninterrupted.value["seen"]) == 15 and not resumed.error, resumed.said
+        assert len(uninterrupted.value["seen"]) == 15 and not resumed.error, resumed.output
         assert resumed.value["seen"] == uninterrupted.value["seen"][7:]
 
 
@@ -267,13 +268,13 @@ def test_a_job_with_a_sharded_channel(tmp_path: Path, nodes):
     folders = write_shards(tmp_path, *FOUR)
     flags = ["--data=CIFAR10DataModule", "--data.val_split=41", f"--trainer.devices={nodes[0]}"]
     ended = ranks.run(program, *flags, nodes=nodes, folder=tmp_path, variables=toolkit(folders))
-    assert not any(rank.error for rank in ended), ended[-1].said
+    assert not any(rank.error for rank in ended), ended[-1].output
     steps = 4 if nodes == [1, 1] else 2  # 80 - 21 images in batches of 16 for each rank
     assert (
         f"host algo-1 59 + 21, host algo-2 100 + 20; an epoch of {steps} steps, the fewest "
-        "that one has" in ended[0].said
+        "that one has" in ended[0].output
     )
-    assert "leaves out" in ended[0].said and "dataset fingerprint" not in ended[0].said
+    assert "leaves out" in ended[0].output and "dataset fingerprint" not in ended[0].output
     written = json.loads((tmp_path / "node-0/output/model/model.json").read_text())
     assert (
         "test_acc" in written["metrics"]
@@ -311,9 +312,11 @@ def test_what_a_node_lacks_is_one_line_on_every_rank(tmp_path: Path, first, seco
         (folders[1] / "cifar-10-batches-py/data_batch_2").write_bytes(b"nothing")
     ended = ranks.run(program, *ONE_STEP, nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
     for node, rank in enumerate(ended):
-        assert rank.error == "SystemExit: 1" and re.search(f"error: .*{says}", rank.said), rank.said
+        assert rank.error == "SystemExit: 1" and re.search(f"error: .*{says}", rank.output), (
+            rank.output
+        )
         assert re.search(says, (tmp_path / f"node-{node}/failure").read_text())
-        assert "Traceback" not in rank.said.partition("error: ")[0]
+        assert "Traceback" not in rank.output.partition("error: ")[0]
 
 
 @pytest.mark.slow
@@ -322,7 +325,7 @@ def test_a_damaged_test_file_on_one_of_two_hosts_that_have_it(tmp_path: Path):
     (folders[1] / "cifar-10-batches-py/test_batch").write_bytes(b"nothing")
     ended = ranks.run(program, *ONE_STEP, nodes=[1, 1], folder=tmp_path, variables=toolkit(folders))
     assert all(
-        re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\(on host algo-2\)", rank.said)
+        re.search(r"error: .*test_batch is not a CIFAR-10 batch.*\(on host algo-2\)", rank.output)
         for rank in ended
     )
 

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import pytest
 from aws_services import free_port
-from rank_process import may, process
+from rank_process import let_run, process
 
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
 from sagemaker_lightning.contract import deadlines
@@ -462,8 +462,8 @@ def test_a_rank_that_was_killed_is_the_reason_and_none_that_aborts_before_that_i
     first, second = (ranks.hosts.up[name].path for name in ALL[:2])
     with process(second, "the cause", KILL) as dead, process(first, "the victim", ABORT) as victim:
         going_on = ranks.hosts.freeze("algo-2")
-        may(dead)
-        may(victim)
+        let_run(dead)
+        let_run(victim)
         assert comes(lambda: ranks.hosts.up["algo-1"].suspicions)
         assert (
             ranks.hosts.up["algo-1"].own_suspicion.why
@@ -482,7 +482,7 @@ def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
     Here a rank raises because it lost a peer, and a host's connection breaks off.
     """
     with process(ranks.hosts.up["algo-2"].path, "the dead one", KILL) as dead:
-        may(dead)
+        let_run(dead)
         ranks.suspected(1)
         ranks.lines["1", 0].failed("error: OSError: no space left")
         lost = ranks.hosts.up["algo-2"]
@@ -497,7 +497,7 @@ def test_what_happens_after_a_rank_was_killed_comes_of_it(ranks):
 
 def test_who_is_told_to_stop_is_so_whatever_is_suspected(ranks):
     with process(ranks.hosts.up["algo-2"].path, "the dead one", KILL) as dead:
-        may(dead)
+        let_run(dead)
         ranks.suspected(1)
         ranks.hosts.up["algo-1"].fail("interrupted, resume from step 7", is_request=True)
         assert ranks.hosts.reasons(*ALL[:2]) == ["interrupted, resume from step 7"] * 2
@@ -515,7 +515,7 @@ def test_of_two_that_may_be_the_reason_the_first_is(ranks):
 def test_an_exception_is_a_better_reason_than_a_rank_that_aborts(ranks):
     """It may come later: a rank that raises lets go of its peers before it says why."""
     with process(ranks.hosts.up["algo-1"].path, "the victim", ABORT) as victim:
-        may(victim)
+        let_run(victim)
         ranks.suspected(1)
         ranks.lines["2", 0].failed("error: ValueError: boom")
         assert ranks.hosts.reasons(*ALL[:2]) == ["a rank failed: ValueError: boom"] * 2

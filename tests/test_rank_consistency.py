@@ -100,7 +100,7 @@ def test_gradients_losses_and_weights_are_those_of_one_process(
     tmp_path: Path, world, size, accumulate
 ):
     ended = ranks.run(fit, size, accumulate, nodes=[world], folder=tmp_path)
-    assert not any(rank.error for rank in ended), ended[0].said
+    assert not any(rank.error for rank in ended), ended[0].output
     losses, gradients, weights = as_one_process(size, world, accumulate)
     for rank in ended:
         _, _, their_gradients, their_weights = rank.value
@@ -146,7 +146,7 @@ def fit_with_weighting_alone(size: int):
 def test_the_weighting_alone(tmp_path: Path):
     """It knows nothing of the loader; the ranks tell each other how many samples they have."""
     ended = ranks.run(fit_with_weighting_alone, 41, folder=tmp_path)
-    assert not ended[0].error, ended[0].said
+    assert not ended[0].error, ended[0].output
     for rank in ended:
         torch.testing.assert_close(rank.value, as_one_process(41, 2)[2], **CLOSE)
 
@@ -175,7 +175,7 @@ def plain_ddp(size: int):
 def test_even_batches_are_plain_ddp(tmp_path: Path, world):
     ours = ranks.run(fit, 36, nodes=[world], folder=tmp_path / "ours")
     theirs = ranks.run(plain_ddp, 36, nodes=[world], folder=tmp_path / "theirs")
-    assert not theirs[0].error, theirs[0].said
+    assert not theirs[0].error, theirs[0].output
     for rank in (*ours, *theirs):
         weights = rank.value if torch.is_tensor(rank.value) else rank.value[3]
         torch.testing.assert_close(weights, theirs[0].value, **CLOSE)
@@ -221,12 +221,12 @@ def test_ranks_that_were_told_the_same_train(tmp_path: Path):
             SM_CHECKPOINT_DIR=str(tmp_path / f"two-{node}"),
         ),
     )
-    assert [rank.value for rank in ended] == [2, 2], ended[1].said
+    assert [rank.value for rank in ended] == [2, 2], ended[1].output
     line = (
         "world_size=2 hosts=2 lr_scaling=sqrt lr=0.001 -> 0.00141421 effective_batch_size=128 "
         "(64 x 2 ranks x 1"
     )
-    assert [line in rank.said for rank in ended] == [True, False]
+    assert [line in rank.output for rank in ended] == [True, False]
 
 
 CONTRADICTIONS = {
@@ -275,7 +275,7 @@ def test_a_contradiction_is_one_line_on_every_rank(tmp_path: Path, variables, fl
     assert len({rank.error for rank in ended}) == 1
     assert ended[0].error.startswith(f"UserError: {says}") and "\n" not in ended[0].error, ended[
         0
-    ].said
+    ].output
 
 
 def test_hosts_with_other_files(tmp_path: Path):
@@ -298,7 +298,7 @@ def test_hosts_with_other_files(tmp_path: Path):
         r"UserError: dataset fingerprint: algo-1 \(rank 0\) has (\w{16}), algo-2 \(rank 1\) "
         r"has (?!\1)\w{16}; give all"
     )
-    assert all(re.match(says, rank.error) for rank in ended), ended[0].said
+    assert all(re.match(says, rank.error) for rank in ended), ended[0].output
 
 
 class Fingerprinted(ranks.Numbered):
@@ -322,7 +322,7 @@ def test_a_users_own_fingerprint(tmp_path: Path):
     says = (
         "UserError: dataset fingerprint: localhost (rank 0) has set 0, localhost (rank 1) has set 1"
     )
-    assert all(rank.error.startswith(says) for rank in ended), ended[0].said
+    assert all(rank.error.startswith(says) for rank in ended), ended[0].output
 
 
 class Uneven(ranks.Numbered):
@@ -347,7 +347,7 @@ def test_epochs_of_different_lengths_are_an_error_and_no_hang(tmp_path: Path):
         "UserError: batches of an epoch: localhost (rank 0) has 2, localhost (rank 1) has 4; "
         "give all hosts as many"
     )
-    assert all(rank.error.startswith(says) for rank in ended), ended[0].said
+    assert all(rank.error.startswith(says) for rank in ended), ended[0].output
 
 
 # The learning rate --------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ def test_learning_rates_of_every_scheduler_are_scaled_and_once_only(tmp_path: Pa
     monkeypatch.chdir(tmp_path / "here")
     plain = curves("none")
     linear = ranks.run(curves, "linear", folder=tmp_path)[0]
-    assert not linear.error, linear.said
+    assert not linear.error, linear.output
     root = ranks.run(curves, "sqrt", nodes=[3], folder=tmp_path)[0].value
     # Two ranks stop after three steps. Then three runs go on: two ranks, one rank alone, and two
     # ranks that do not scale.
@@ -513,9 +513,9 @@ def test_with_an_optimizer_by_flags(tmp_path: Path):
         "--trainer.devices=2",
         folder=tmp_path,
     )
-    assert "lr_scaling=linear lr=0.01 -> 0.02 effective_batch_size=128" in ended[0].said, ended[
+    assert "lr_scaling=linear lr=0.01 -> 0.02 effective_batch_size=128" in ended[0].output, ended[
         0
-    ].said
+    ].output
 
 
 def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):

@@ -436,8 +436,8 @@ def test_ranks_that_go_on_as_before(tmp_path: Path):
     ended = ranks.run(twice, False, False, folder=tmp_path)
     assert not any(one.error for one in ended), [one.error for one in ended]
     line = "resumed at step 5: the next 3 steps are those of the interrupted run, bit for bit\n"
-    assert [one.said.count(line) for one in ended] == [1, 0]
-    assert [one.said.count("warning: resumed") for one in ended] == [0, 0]
+    assert [one.output.count(line) for one in ended] == [1, 0]
+    assert [one.output.count("warning: resumed") for one in ended] == [0, 0]
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -452,7 +452,7 @@ def test_the_rank_that_does_not_is_named(tmp_path: Path, strict):
         assert all(one.error.startswith(f"UserError: --resume.strict: {what}") for one in ended)
     else:
         assert not any(one.error for one in ended), [one.error for one in ended]
-        assert [one.said.count(f"warning: {what}") for one in ended] == [1, 0]
+        assert [one.output.count(f"warning: {what}") for one in ended] == [1, 0]
 
 
 def test_other_ranks_are_not_compared(tmp_path: Path):
@@ -460,8 +460,8 @@ def test_other_ranks_are_not_compared(tmp_path: Path):
     ended = ranks.run(twice_otherwise, folder=tmp_path)
     assert not ended[0].error and not ended[1].error
     alone = ranks.run(train, "run", folder=tmp_path, nodes=(1,))
-    assert not alone[0].error and "resumed at step" not in alone[0].said
-    assert "2 ranks saved it, now there are 1" in alone[0].said
+    assert not alone[0].error and "resumed at step" not in alone[0].output
+    assert "2 ranks saved it, now there are 1" in alone[0].output
 
 
 def twice_otherwise() -> None:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from aws_services import free_port
-from rank_process import may, process
+from rank_process import let_run, process
 
 from sagemaker_lightning.callbacks import heartbeat
 from sagemaker_lightning.callbacks.heartbeat import Heartbeat
@@ -170,7 +170,7 @@ ENDS = {
 @pytest.mark.parametrize(("code", "why", "doubt"), ENDS.values(), ids=ENDS)
 def test_how_a_rank_ended(watch, code, why, doubt):
     with process(watch.path, RANK, code) as started:
-        may(started)
+        let_run(started)
         assert comes(lambda: watch.reason)
         assert watch.reason == StopReason(why, is_local=True, doubt=doubt)
 
@@ -180,7 +180,7 @@ def test_how_a_rank_ended(watch, code, why, doubt):
 )
 def test_a_rank_that_was_told_to_stop_before_it_could_say_so_is_no_reason(watch, code):
     with process(watch.path, RANK, code) as started:
-        may(started)
+        let_run(started)
         assert not comes(lambda: watch.own_suspicion or watch.reason, NEVER)
 
 
@@ -194,10 +194,10 @@ def test_a_rank_that_its_launcher_takes_with_it(watch, end):
     holds_the_line = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
     code = f"launch({RANK!r})\ninput()\n{holds_the_line}{end}"
     with process(watch.path, OTHER, code) as started:
-        may(started)
+        let_run(started)
         # The loop knows which launcher the rank has.
         assert comes(lambda: watch.mesh.status == f"{RANK} is there")
-        may(started)
+        let_run(started)
         assert comes(lambda: watch.own_suspicion)
         assert watch.own_suspicion == StopReason(AFTER, is_local=True, doubt=2)
 
@@ -271,7 +271,7 @@ def test_a_rank_that_its_launcher_stops_as_another_one_has_ended_is_no_stop(watc
 def test_an_exception_after_a_rank_has_died(watch, code, expected):
     """The death is the reason, unless the death itself may have another cause."""
     with process(watch.path, RANK, code) as started:
-        may(started)
+        let_run(started)
         assert comes(lambda: watch.own_suspicion)
         rank(watch, OTHER).failed("error: boom")
         assert comes(lambda: watch.reason)
@@ -326,7 +326,7 @@ def test_a_rank_that_was_killed_is_named_at_once(monkeypatch):
         watched(("algo-1", "algo-2")) as watch,
         process(watch.path, RANK, ENDS["killed"][0]) as started,
     ):
-        may(started)
+        let_run(started)
         assert watch.wait_for_reason().why == ENDS["killed"][1]
 
 
