@@ -54,7 +54,7 @@ CASES = [
         ("forkserver", "a batch", True),
     ]
 ]
-LIMIT = 120  # seconds
+HANG_SECONDS = 120
 
 
 class Loading:
@@ -80,13 +80,13 @@ class Loading:
         """Return the processes that it has started."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def until(self, when: str) -> None:
+    def until(self, text: str) -> None:
         """Wait until the output has `when`, and there is a worker."""
-        end = time.monotonic() + LIMIT
-        while when not in self.said or not any(
-            "resource_tracker" not in one.cmdline()[-1] for one in self.below()
+        deadline = time.monotonic() + HANG_SECONDS
+        while text not in self.said or not any(
+            "resource_tracker" not in process.cmdline()[-1] for process in self.below()
         ):
-            assert self.process.poll() is None and time.monotonic() < end, self.said
+            assert self.process.poll() is None and time.monotonic() < deadline, self.said
             time.sleep(0.01)
 
 
@@ -96,7 +96,7 @@ def test_a_signal_to_the_group_costs_no_batch(tmp_path: Path, method, when):
     loading.until(when)
     for process in [*loading.below(), loading.process]:
         process.send_signal(signal.SIGTERM)
-    assert loading.process.wait(LIMIT) == 0, loading.said
+    assert loading.process.wait(HANG_SECONDS) == 0, loading.said
     assert (
         "heard" in loading.said
         and "[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]" in loading.said
@@ -109,7 +109,7 @@ def test_no_worker_outlives_its_loader(tmp_path: Path, method, when):
     loading.until(when)
     below = loading.below()
     loading.process.kill()
-    _, left = psutil.wait_procs(below, LIMIT)
-    for process in left:
+    _, alive = psutil.wait_procs(below, HANG_SECONDS)
+    for process in alive:
         process.kill()
-    assert below and not left
+    assert below and not alive

@@ -47,11 +47,14 @@ def test_the_parts_of_what_a_lost_host_takes(whole: float):
 
 def test_by_default_a_lost_rank_ends_all_in_time_too():
     """The doubt of a death, the launcher's own end, and what is then killed."""
-    whole = deadlines.LOST_HOST_ENDS_JOB
-    doubt = deadlines.better_reason(deadlines.silence(whole))
-    assert doubt + deadlines.ENDS_BY_ITSELF + deadlines.ends_after_loss(whole) < whole
+    seconds_in_all = deadlines.LOST_HOST_ENDS_JOB
+    doubt = deadlines.better_reason(deadlines.silence(seconds_in_all))
+    assert (
+        doubt + deadlines.ENDS_BY_ITSELF + deadlines.ends_after_loss(seconds_in_all)
+        < seconds_in_all
+    )
     # A job whose hosts never met says so before anybody would take a host for lost.
-    assert whole > deadlines.HOST_APPEARS
+    assert seconds_in_all > deadlines.HOST_APPEARS
     assert (
         max(pause for pause, _ in zip(pauses(), range(30), strict=False)) == deadlines.LONGEST_PAUSE
     )

@@ -224,5 +224,5 @@ def test_a_user_without_a_name_or_a_home(job: Job):
     ]
     command += ["bash", "-c", 'touch "$HOME/x" && rm -r "$HOME" && echo "$USER $TMPDIR"']
     variables = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "TMPDIR": "/nowhere"}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, cwd="/")
-    assert done.returncode == 0 and done.stdout == "54321 /tmp\n", done.stderr
+    completed = subprocess.run(command, env=variables, capture_output=True, text=True, cwd="/")
+    assert completed.returncode == 0 and completed.stdout == "54321 /tmp\n", completed.stderr

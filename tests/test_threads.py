@@ -25,17 +25,17 @@ MANY = 64  # CPUs of the machine that has the quotas below
 
 def run(code: str, *path: Path, **variables: str) -> subprocess.CompletedProcess:
     """Run Python code in a process with no OpenMP variables but the given ones."""
-    kept = {
+    environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("OMP_", "GOMP_", "MKL_"))
     }
-    kept |= {"PYTHONPATH": ":".join(map(str, (*path, ROOT)))} | variables
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=60
+    environment |= {"PYTHONPATH": ":".join(map(str, (*path, ROOT)))} | variables
+    completed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
-    return done
+    assert completed.returncode == 0, completed.stderr
+    return completed
 
 
 def write(folder: Path, **files: str) -> None:
@@ -149,7 +149,7 @@ def test_ranks_of_lightning_share_a_quota(monkeypatch):
     The variable that `prepare` set in this process is not the user's; the other ranks get the
     share.
     """
-    before = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     monkeypatch.setattr(threads, "USER_VARIABLES", {})
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
@@ -159,7 +159,7 @@ def test_ranks_of_lightning_share_a_quota(monkeypatch):
         threads.divide_cpus(2)
         assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (2, "2")
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
 
 
 def test_what_the_toolkit_has_set_is_not_the_users(monkeypatch):
@@ -195,11 +195,11 @@ def test_a_training_with_too_many_processes_never_starts(monkeypatch, tmp_path, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(threads, "usable_cpus", lambda: 2)
     monkeypatch.setattr(pytorch_lightning.Trainer, "fit", fit)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as raised:
         train.main(["--trainer.devices=64", "--trainer.accelerator=cpu"])
-    assert left.value.code == 1
-    said = capsys.readouterr().err
-    assert "error: --trainer.devices: found 64" in said and "Traceback" not in said
+    assert raised.value.code == 1
+    output = capsys.readouterr().err
+    assert "error: --trainer.devices: found 64" in output and "Traceback" not in output
 
 
 # torch's libgomp without torch: two threads that only wait, 20 times for 20 ms.

@@ -88,8 +88,8 @@ def test_nothing_is_written_outside(code, tmp_path, filters, members, monkeypatc
         user_program.unpack(archive)
     except UserError as error:
         assert "could not be unpacked" in str(error)
-    found = {path for path in tmp_path.rglob("evil") if not path.is_relative_to(code)}
-    assert not found and not Path("/evil").exists()
+    outside = {path for path in tmp_path.rglob("evil") if not path.is_relative_to(code)}
+    assert not outside and not Path("/evil").exists()
 
 
 def test_what_a_job_left_is_read_with_every_python(tmp_path, filters):
@@ -199,8 +199,8 @@ def test_of_a_source_that_is_a_package_setup_py_is_named(job: Job):
     job.write("code/train.py", "")
     job.write("input/config/hyperparameters.json", '{"sagemaker_program": "train.py"}')
     assert job.run(PIP_NO_BUILD_ISOLATION="0", PIP_NO_INDEX="1").returncode == 1
-    first = job.failure.splitlines()[0]
+    first_line = job.failure.splitlines()[0]
     assert (
-        first.startswith("error: setup.py: pip could not install")
-        and "RuntimeError: no luck" in first
+        first_line.startswith("error: setup.py: pip could not install")
+        and "RuntimeError: no luck" in first_line
     )
