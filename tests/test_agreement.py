@@ -50,7 +50,7 @@ RANK_THAT_WAITS = """
 import os, signal, sys, time
 from pathlib import Path
 from sagemaker_lightning.contract import shutdown
-shutdown.WAIT = 0.2
+shutdown.BATCH_WAIT_SECONDS = 0.2
 with shutdown.Stop(Path("nowhere"), lambda line: print(line, flush=True)) as heard:
     heard.begin()
     heard.batch_seconds = float(sys.argv[1])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sagemaker_lightning.contract.atomic_files import (
-    IGNORED,
+    IGNORED_SUFFIX,
     atomic_write,
     atomic_writes,
     check_writable,
@@ -75,7 +75,9 @@ def test_what_is_not_finished_leaves_what_was_there(tmp_path: Path, error):
     with pytest.raises(error), atomic_write(path) as file:
         file.write(b"half")
         aside = [entry for entry in tmp_path.iterdir() if entry != path]
-        assert [entry.suffix for entry in aside] == [IGNORED] and path.read_bytes() == b"before"
+        assert [entry.suffix for entry in aside] == [
+            IGNORED_SUFFIX
+        ] and path.read_bytes() == b"before"
         raise error
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"before"
 
@@ -107,9 +109,10 @@ def test_several_files_get_their_names_when_all_are_on_the_disk(tmp_path: Path, 
 
 
 def test_what_a_killed_writer_left_is_removed_and_nothing_else(tmp_path: Path):
-    leftover = tmp_path / f"model.pt.abc{IGNORED}"
+    leftover = tmp_path / f"model.pt.abc{IGNORED_SUFFIX}"
     other_files = [
-        tmp_path / name for name in ("model.pt", f"config.yaml.abc{IGNORED}", f"mine{IGNORED}")
+        tmp_path / name
+        for name in ("model.pt", f"config.yaml.abc{IGNORED_SUFFIX}", f"mine{IGNORED_SUFFIX}")
     ]
     for path in (leftover, *other_files):
         path.touch()

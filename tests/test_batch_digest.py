@@ -89,7 +89,7 @@ def test_a_gpu_has_the_same(name, monkeypatch):
 
     words = batch_digest._words(VALUES[name])
     here = leaf_digests(VALUES[name])
-    monkeypatch.setattr(batch_digest, "QUICK", ())
+    monkeypatch.setattr(batch_digest, "QUICK_DTYPES", ())
     monkeypatch.setattr(
         batch_digest, "_words", lambda value: None if words is None else words.as_subclass(There)
     )

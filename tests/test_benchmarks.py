@@ -90,7 +90,7 @@ def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):
 
 def trains(clock) -> None:
     """Tick the clock, as a training does."""
-    for _ in range(yardstick.WARMUP + 1):
+    for _ in range(yardstick.WARMUP_STEPS + 1):
         clock.tick(images=4)
 
 

@@ -30,7 +30,7 @@ from sagemaker_lightning.resume.checkpoint_file import examine, read, write
 def state(step: int) -> dict:
     return {
         "weights": torch.full((100,), float(step)),
-        checkpoint_file.KEY: {"loggers": [{"version": 3}]},
+        checkpoint_file.ENTRIES_KEY: {"loggers": [{"version": 3}]},
     }
 
 
@@ -233,7 +233,9 @@ def test_a_thousand_damaged_folders(folder: CheckpointDir, tmp_path: Path, capsy
     assert outcomes["whole"] > 500 and outcomes["error"] > 20
 
 
-@pytest.mark.parametrize("version", [checkpoint_file.FORMAT - 1, checkpoint_file.FORMAT + 1, 12])
+@pytest.mark.parametrize(
+    "version", [checkpoint_file.FORMAT_VERSION - 1, checkpoint_file.FORMAT_VERSION + 1, 12]
+)
 def test_a_checkpoint_of_another_format_is_refused(folder: CheckpointDir, version: int):
     """In one line, before anything of it is read.
 
@@ -283,7 +285,7 @@ def test_a_checkpoint_names_no_class_of_ours(tmp_path: Path):
     assert run.returncode == 0, run.stdout
     checkpoint = read(tmp_path / "checkpoints/last.ckpt")
     # These are the flags, which choose classes.
-    run_settings = checkpoint[checkpoint_file.KEY].pop("run")
+    run_settings = checkpoint[checkpoint_file.ENTRIES_KEY].pop("run")
     assert run_settings
     assert set(checkpoint["callbacks"]) >= {
         "sagemaker_lightning.rank_consistency",

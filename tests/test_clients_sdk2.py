@@ -193,7 +193,7 @@ def test_what_the_client_sends_for_a_distribution(client: Client):
     assert enabled == [[name] for name in distributions] + [
         ["sagemaker_distributed_dataparallel_enabled"]
     ]
-    assert set(distributions) <= {*user_program.DISTRIBUTIONS, *user_program.REFUSED}
+    assert set(distributions) <= {*user_program.DISTRIBUTIONS, *user_program.REFUSED_DISTRIBUTIONS}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,11 @@ def test_whoever_waits_for_another_waits_longer():
     after_the_program = deadlines.REST_IS_KILLED + deadlines.STDERR_IS_READ
     assert deadlines.HOOK_KILLS + after_the_program < deadlines.SAGEMAKER_KILLS
     # A batch of unknown length gets no more time than a checkpoint that is being written.
-    assert shutdown.WAIT < shutdown.WAIT_FOR_WRITING == deadlines.CHECKPOINT_IS_WRITTEN
+    assert (
+        shutdown.BATCH_WAIT_SECONDS
+        < shutdown.WRITING_WAIT_SECONDS
+        == deadlines.CHECKPOINT_IS_WRITTEN
+    )
 
 
 @pytest.mark.parametrize("whole", [6.0, deadlines.LOST_HOST_ENDS_JOB, 600.0])

@@ -45,7 +45,7 @@ def run_of(folder: Path, **changes) -> Path:
     checkpoint = {
         "state_dict": state,
         "callbacks": {"Timer": {"time_elapsed": values["moment"]}},
-        checkpoint_file.KEY: own_state,
+        checkpoint_file.ENTRIES_KEY: own_state,
     }
     checkpoint_file.write(
         folder / "ml/checkpoints/step-000000002.ckpt", checkpoint, 2, values["moment"]
@@ -142,7 +142,10 @@ def test_the_moments_lie_in_the_middle_of_the_run():
         "stop-in-validation": ("validation", 1, 4, 0),
         "workers": ("batch", 1, 1),
     }
-    assert not lacking and [interruption.name for interruption in interruptions] == command.NAMES
+    assert (
+        not lacking
+        and [interruption.name for interruption in interruptions] == command.INTERRUPTION_NAMES
+    )
     assert [
         interruption.workers for interruption in interruptions if interruption.workers is not None
     ] == [2]
@@ -182,8 +185,8 @@ def test_what_a_run_says_of_itself():
 
 
 def test_the_working_folder_is_mirrored_and_not_written_to(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(command, "COPIED", (10, 12))
-    monkeypatch.setattr(command, "ENTRIES", 12)
+    monkeypatch.setattr(command, "MAX_COPIED_BYTES", (10, 12))
+    monkeypatch.setattr(command, "MAX_ENTRIES", 12)
     home, data, large_folder, drill_folder = (
         tmp_path / "home" / name for name in ("", "data", "many", "drill-1")
     )

@@ -343,7 +343,7 @@ def test_a_folder_with_a_link_or_a_pipe_in_a_files_place(tmp_path):
 
 
 def test_too_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "FILES", 3)
+    monkeypatch.setattr(archives, "MAX_FILES", 3)
     write_parts(tmp_path / "parts")
     assert "more than 3 files" in refused([tmp_path / "parts"], tmp_path / "merged")
 

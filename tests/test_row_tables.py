@@ -68,7 +68,7 @@ def test_the_fingerprint_is_that_of_all_rows_however_many_are_read_at_a_time(tmp
     """Here 2 of 4 at a time; the pieces of a real file have 64 MiB."""
     np.save(tmp_path / "a.npy", ROWS)
     at_once = Table.read(tmp_path, "x").fingerprint
-    monkeypatch.setattr(embeddings, "PIECE", 2 * ROWS[0].nbytes)
+    monkeypatch.setattr(embeddings, "PIECE_BYTES", 2 * ROWS[0].nbytes)
     assert Table.read(tmp_path, "x").fingerprint == at_once
     fingerprints = set()
     for row in range(len(ROWS)):

@@ -18,7 +18,7 @@ PREAMBLE = """
 import sys, time
 from sagemaker_lightning.process import start_notice
 start_notice._busy = lambda: {busy}
-start_notice.FIRST_LINE_AFTER, start_notice.LINE_EVERY = {first}, {next}
+start_notice.FIRST_LINE_SECONDS, start_notice.LINE_INTERVAL_SECONDS = {first}, {next}
 """
 
 

@@ -83,7 +83,7 @@ from pathlib import Path
 from sagemaker_lightning.process import supervisor
 supervisor.REST_IS_KILLED = 0.5
 left = f"{sys.executable} -c 'import time; time.sleep(300)' {sys.argv[1]}"
-program = f"env -u {supervisor.MARK} setsid {left}-outside & {left}-inside & exit 3"
+program = f"env -u {supervisor.MARK_VARIABLE} setsid {left}-outside & {left}-inside & exit 3"
 assert supervisor.Supervisor().run(["sh", "-c", program], Path.cwd()).status == 3
 """
 
@@ -91,7 +91,7 @@ assert supervisor.Supervisor().run(["sh", "-c", program], Path.cwd()).status == 
 def test_what_came_from_outside_is_left_alone(tmp_path):
     """As a session of remote debugging; it has none of the job's variables."""
     mark = f"session-{uuid.uuid4().hex}"
-    variables = os.environ | {supervise.MARK: "1", "PYTHONPATH": str(ROOT)}
+    variables = os.environ | {supervise.MARK_VARIABLE: "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", OUTSIDE, mark]
     subprocess.run(command, cwd=tmp_path, env=variables, check=True, timeout=60)
     processes_left = [

@@ -228,7 +228,7 @@ def wait_for(count):
     while sum(thread.name == "spinning" for thread in threading.enumerate()) != count:
         time.sleep(0.01)
 
-threads._scheduled, threads.INTERVAL, threads.HOLD = scheduled, 0.05, 2.0
+threads._scheduled, threads.MEASURING_SECONDS, threads.SHORTEST_HOLD_SECONDS = scheduled, 0.05, 2.0
 threads.spin_only_alone(2)
 alone = used()
 crowded = True

@@ -322,7 +322,7 @@ def test_a_run_has_each_row_once(tmp_path: Path, seed: int):
 def test_rows_that_are_lost_are_said_and_so_is_what_cannot_be_kept(
     tmp_path: Path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(wandb_rows, "END", 100)
+    monkeypatch.setattr(wandb_rows, "TAIL_BYTES", 100)
     path = tmp_path / "wandb-mine.jsonl"
     rows = Rows(Run([]), path, waits=False)
     rows.log({"loss": 1.0, "picture": object()})

@@ -19,7 +19,7 @@ from sagemaker_lightning.launch import requirements, user_program
 @pytest.fixture
 def code(tmp_path, monkeypatch) -> Path:
     """The folder for a job's source."""
-    monkeypatch.setattr(user_program, "CODE", tmp_path / "code")
+    monkeypatch.setattr(user_program, "CODE_FOLDER", tmp_path / "code")
     return tmp_path / "code"
 
 
