@@ -27,7 +27,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """Return a port on which nobody listens at `host`, an address of this machine."""
+    """Return a free port at `host`, an address of this machine."""
     with socket.socket() as server:
         server.bind((host, 0))
         return server.getsockname()[1]
@@ -67,7 +67,7 @@ def moto(folder: Path, host: str = LOOPBACK) -> Iterator[str]:
 
 
 def variables(endpoint: str | None = None, **others: str) -> dict[str, str]:
-    """Return an environment for the AWS at `endpoint`, with nothing of this machine's user.
+    """Return an environment for the AWS at `endpoint`, without this machine's user's settings.
 
     Without an endpoint, the environment has no credentials either.
     """

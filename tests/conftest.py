@@ -1,4 +1,4 @@
-"""Fixtures and hooks of all tests: CIFAR-10 folders, runs of `train`, the image, the order."""
+"""Fixtures and hooks of all tests: data, runs of `train`, the image, order, leaks."""
 
 import json
 import os
@@ -26,7 +26,7 @@ CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 
 @pytest.fixture(autouse=True)
 def check_for_leaks():
-    """Fail a test that leaks an environment variable, a signal handler or a process group."""
+    """Fail a test that leaks a variable, a signal handler or a process group."""
     variables = _checked_variables()
     handlers = _handlers()
     yield
@@ -154,7 +154,7 @@ class Job:
     def _prepare(
         self, variables: dict[str, str]
     ) -> tuple[subprocess.CompletedProcess, dict[str, str]]:
-        """Run entrypoint.sh up to the toolkit's command; return the run and the environment.
+        """Run entrypoint.sh up to the toolkit's command; return run and environment.
 
         The environment is the one that the toolkit gets; it is empty if entrypoint.sh ended before.
         """
@@ -220,7 +220,7 @@ def bucket(s3_server: str) -> s3.Bucket:
 
 
 def pytest_configure(config):
-    """Start the sweeper, which removes what a killed run leaves behind (tests/sweeper.py).
+    """Start the sweeper (tests/sweeper.py), which removes what a killed run leaves behind.
 
     From now on, SIGTERM ends the run as SIGINT does.
     """
@@ -274,7 +274,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Order the files; deselect tests that nobody asked for; skip those that cannot run here."""
+    """Order the files, deselect what nobody asked for, skip what cannot run here."""
     positions = lanes.longest_first([item.nodeid for item in items])
     if (seed := config.option.shuffle) is not None:  # all workers get the same order
         random.Random(seed).shuffle(items)

@@ -58,7 +58,7 @@ def no_engine() -> str | None:
 
 
 def build_variables() -> dict[str, str]:
-    """Return the variables for scripts/build_image.sh: the stand-ins where they can be made.
+    """Return the variables for scripts/build_image.sh: the stand-ins, if we can make them.
 
     With debootstrap, stand-ins for the base image and Miniconda come in through the Dockerfile's
     own build arguments: tests/image/base.sh. Without debootstrap there are no stand-ins, and the

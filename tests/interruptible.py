@@ -1,8 +1,8 @@
 """A job that records all it does, so that tests can interrupt and compare it.
 
-The model and the data are a user's own. Random are the order (a DataLoader that shuffles), the
-augmentation (in workers, too) and dropout. A resumed run must continue batch norm, an average of
-the weights, a schedule, early stopping and epoch-level metrics.
+The model and the data are a user's own. Three things are random: the order (a DataLoader that
+shuffles), the augmentation (in workers, too) and dropout. A resumed run must continue batch norm,
+an average of the weights, a schedule, early stopping and epoch-level metrics.
 """
 
 import hashlib
@@ -252,7 +252,7 @@ def events(folder: Path, rank: int = 0) -> dict[str, list]:
 
 
 def main() -> None:
-    """Train with the flags of the command line; LIMIT_FILES, if set, limits files' sizes."""
+    """Train with the command line's flags; LIMIT_FILES, if set, limits the size of files."""
     from app import train
 
     if limit := os.environ.get("LIMIT_FILES"):

@@ -1,4 +1,4 @@
-"""Changes one place of app/ or sagemaker_lightning/ at a time; prints what no test finds.
+"""Changes the code in one place at a time, and prints the changes that no test finds.
 
     make mutants
     python tests/mutants.py [--n 200] [--seed 1] [--jobs 2]
@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HANG_SECONDS = 600  # a mutant with which tests take longer makes them hang, and is found
+HANG_SECONDS = 600  # a mutant whose tests take longer counts as found
 SWAPPED_OPERATORS = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -53,7 +53,7 @@ SWAPPED_OPERATORS = {
 
 
 def mutations(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
-    """Yield (kind of change, node, node in its place) for each place that can be changed."""
+    """Yield (kind of change, node, node that replaces it) for each possible change."""
     for node in ast.walk(tree):
         changed = copy.deepcopy(node)
         if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED_OPERATORS:

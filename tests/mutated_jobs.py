@@ -133,7 +133,7 @@ def function():
 
 @dataclass
 class Case:
-    """A job: its hyperparameters, what is done to its folder, and how it must end."""
+    """A job: its hyperparameters, the damage to its folder, and how it must end."""
 
     name: str
     hyperparameters: dict[str, object] = field(default_factory=dict)
@@ -227,14 +227,14 @@ FLAGS = {
     "system.host": "me",
     "seed_everything": "7",
 }
-NEEDS = {
+NEEDED_SETTINGS = {
     "optimizer.": {"optimizer": "SGD"},
     "lr_scheduler.": {"optimizer": "SGD", "lr_scheduler": "StepLR"},
     "lr_scheduler": {"optimizer": "SGD", "lr_scheduler.step_size": "1"},
     "lr_scaling": {"optimizer": "SGD"},
     "trainer.gradient_clip_algorithm": {"trainer.gradient_clip_val": "1"},
 }
-VALUES = [
+WRONG_VALUES = [
     "",
     " ",
     "null",
@@ -306,7 +306,7 @@ VALUES = [
 ]
 # Values that would start many processes or take much memory: others use this machine, too.
 COSTLY_VALUES = {"1e3", "99999999999999999999", "٥", "5 ", 3, "1e400", "inf"}
-NAMES = [
+WRONG_NAMES = [
     "",
     " ",
     "=",
@@ -367,7 +367,7 @@ CONFIGS = {
 # Numbers that no user gives on purpose.
 NUMBERS = ["-1", "0", "0.5", "1e30", "1e400", "nan", str(2**63 - 1), str(2**63), "9" * 400]
 # Settings that add flags to those that every job has; each flag gets the NUMBERS.
-CHOSEN = [
+CLASS_CHOICES = [
     {
         "data": "DigitsDataModule",
         "optimizer": "SGD",
@@ -392,15 +392,15 @@ CHOSEN = [
     {"trainer.callbacks": "StochasticWeightAveraging", "trainer.callbacks.swa_lrs": "0.1"},
 ]
 # Flags that take numbers and other values; the parser does not show that they take numbers.
-ALSO = {
+OTHER_NUMERIC_FLAGS = {
     "trainer.devices": {},
     "trainer.max_time": {},
     "checkpoint.train_time_interval": {},
-    "trainer.callbacks.patience": CHOSEN[5],
-    "trainer.callbacks.min_delta": CHOSEN[5],
-    "trainer.callbacks.swa_lrs": CHOSEN[6],
-    "trainer.callbacks.annealing_epochs": CHOSEN[6],
-    "trainer.callbacks.swa_epoch_start": CHOSEN[6],
+    "trainer.callbacks.patience": CLASS_CHOICES[5],
+    "trainer.callbacks.min_delta": CLASS_CHOICES[5],
+    "trainer.callbacks.swa_lrs": CLASS_CHOICES[6],
+    "trainer.callbacks.annealing_epochs": CLASS_CHOICES[6],
+    "trainer.callbacks.swa_epoch_start": CLASS_CHOICES[6],
     "optimizer.betas": {"optimizer": "Adam"},
     "model.width": {"model": "mine.Model"},
 }
@@ -409,7 +409,7 @@ ALSO = {
 def numbers() -> Iterator[Case]:
     """Yield a job for each flag that takes a number and each of the NUMBERS."""
     names_seen = set()
-    for chosen in CHOSEN:
+    for chosen in CLASS_CHOICES:
         hyperparameters = {
             name: value for name, value in BASE.items() if not name.startswith("model")
         } | chosen
@@ -420,13 +420,13 @@ def numbers() -> Iterator[Case]:
                     f"{flag} = {_short(value)} ({' '.join(chosen.values())})",
                     hyperparameters | {flag: value},
                 )
-    for flag, chosen in ALSO.items():
+    for flag, chosen in OTHER_NUMERIC_FLAGS.items():
         for value in [*NUMBERS, "[0.5, -1]", "00:00:00:00"]:
             yield Case(f"{flag} = {_short(value)}", BASE | chosen | {flag: value})
 
 
 def _numeric(chosen: dict[str, str], seen: set) -> Iterator[str]:
-    """Yield the flags that take a number, as the parser knows them, without those in `seen`."""
+    """Yield the flags that the parser reads as a number, without those in `seen`."""
     from sagemaker_lightning.cli.lightning_cli import CommandLine
     from sagemaker_lightning.contract.environment import SageMakerEnvironment
 
@@ -463,7 +463,7 @@ def cases(seed: int) -> Iterator[Case]:
 def _needed(flag: str) -> dict[str, str]:
     return {
         key: value
-        for start, more in NEEDS.items()
+        for start, more in NEEDED_SETTINGS.items()
         if flag.startswith(start)
         for key, value in more.items()
     }
@@ -471,7 +471,7 @@ def _needed(flag: str) -> dict[str, str]:
 
 def _value(draw: random.Random) -> Case:
     flag = draw.choice(list(FLAGS))
-    value = draw.choice(VALUES)
+    value = draw.choice(WRONG_VALUES)
     if (
         flag in ("trainer.devices", "data.num_workers", "trainer.num_nodes")
         and value in COSTLY_VALUES
@@ -519,7 +519,7 @@ def _old(draw: random.Random) -> Case:
 
 
 def _name(draw: random.Random) -> Case:
-    name = draw.choice(NAMES)
+    name = draw.choice(WRONG_NAMES)
     return Case(f"name {_short(name)}", BASE | {name: draw.choice(["1", "x", "", "{}", "true"])})
 
 

@@ -1,4 +1,4 @@
-"""Several nodes for the tests: containers of the image on a Docker network of their own.
+"""Several nodes for the tests: containers of the image on their own Docker network.
 
 Each node has its own /opt/ml.
 """
@@ -17,7 +17,7 @@ HANG_SECONDS = 150  # a job that has not ended by then hangs
 
 
 def local_rank(pid: str) -> int:
-    """Return the local rank that a process was started with; -1 if it was started with none."""
+    """Return the local rank of a process; -1 if it has none."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_text()
     except OSError:  # it has ended
@@ -129,7 +129,7 @@ class Nodes:
             assert time.monotonic() < deadline and self.runs(host), output[-3000:]
             time.sleep(0.2)
 
-    def deadline(self) -> dict[str, int]:
+    def end(self) -> dict[str, int]:
         """Wait until all hosts that were started have ended, and return their exit statuses."""
         deadline = time.monotonic() + HANG_SECONDS
         while any(self.runs(host) for host in self.containers):

@@ -1,4 +1,4 @@
-"""A process that stands in for a rank: it connects to the watchdog, and ends as a test wants.
+"""A stand-in for a rank's process: it connects to the watchdog, and ends as a test wants.
 
     python tests/rank_process.py PATH NAME CODE
 

@@ -119,7 +119,7 @@ def _rank(function, args, environment, folder: Path, log: Path, connection) -> N
 
 
 class Numbered(ResidentDataModule):
-    """Random images whose label is their number; 4 of them are for validation."""
+    """Random images, each labelled with its number; 4 of them are for validation."""
 
     classes = tuple(map(str, range(100)))
     mean = (0.5,) * 3

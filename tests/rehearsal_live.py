@@ -72,7 +72,7 @@ def check_view_of_a_job() -> None:
 
 
 def check_view_fits() -> None:
-    """Ten running and 200 ended jobs: no line is too long, and there are not too many lines."""
+    """Check that 210 jobs fit: no line is too long, and there are not too many lines."""
     for size in (
         {"width": 120, "height": 30},
         {"width": 60, "height": 24},
@@ -103,7 +103,7 @@ def view_fits(size: dict) -> None:
 
 
 def check_a_failure_shows_no_secret() -> None:
-    """Neither the table nor a line of its own shows the secret."""
+    """Check that neither the table nor a separate line shows the secret."""
     record = replace(job(status="Failed", failure="the key abcdefgh is wrong"), created=time.time())
     record.request["HyperParameters"] = {"api_key": "abcdefgh"}
     assert "the key ****** is wrong" in shown([(record, {})], width=200)

@@ -1,4 +1,4 @@
-"""A rehearsal for the tests: the real server in a process of its own, and clients of it."""
+"""A rehearsal for the tests: the real server in its own process, and its clients."""
 
 import contextlib
 import fcntl
@@ -29,9 +29,11 @@ STARTS_LOCK = Path(tempfile.gettempdir(), "tests-rehearsal-starts")
 
 @contextlib.contextmanager
 def starting(alone: bool = False) -> Iterator[None]:
-    """Hold one's turn to start a rehearsal; `alone`: no other test starts one meanwhile.
+    """Wait for the turn to start a rehearsal, and hold it while the block lasts.
 
-    A rehearsal that starts ends the orphans of all that were killed.
+    With `alone`, no other test starts a rehearsal meanwhile.
+
+    A rehearsal that starts also ends what killed rehearsals have left behind.
     """
     with STARTS_LOCK.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
@@ -39,7 +41,9 @@ def starting(alone: bool = False) -> Iterator[None]:
 
 
 class Rehearsal:
-    """The server of a rehearsal, while it is entered; afterwards nothing of its jobs may be left.
+    """The server of a rehearsal, while it is entered.
+
+    When it is left, nothing of its jobs may be there any more.
 
     Args:
         folder: Gets its reports, and what it keeps while jobs run.

@@ -36,7 +36,7 @@ owner.close(client)
 
 
 def labels() -> list[str]:
-    """Return the docker client's flags that label what it makes for this run, if there is one."""
+    """Return the docker client's flags that label what this run makes; [] outside a run."""
     run = os.environ.get(RUN_VARIABLE)
     return [f"--label={RUN_VARIABLE}={run}"] if run else []
 
@@ -57,7 +57,7 @@ def processes(run: str) -> list[int]:
                 members.add(number)
     members.discard(os.getpid())
     ordered = list(members)
-    for number in ordered:  # which grows
+    for number in ordered:  # the list grows meanwhile
         ordered += [child for child in children.get(number, []) if child not in members]
         members.update(children.get(number, []))
     return ordered
@@ -65,7 +65,7 @@ def processes(run: str) -> list[int]:
 
 def end_processes(run: str) -> None:
     """Kill all processes that are left of a run."""
-    for _ in range(20):  # what is killed may just have started something
+    for _ in range(20):  # a process may have started another one just before it was killed
         if not (remaining := processes(run)):
             break
         for number in remaining:
@@ -74,7 +74,7 @@ def end_processes(run: str) -> None:
 
 
 def remove_containers(run: str, image: str, folder: str) -> None:
-    """Remove the containers of a run, and the networks of these containers and of the run.
+    """Remove the containers and networks of a run.
 
     Containers of `image` that mount something below `folder` count, too.
     """

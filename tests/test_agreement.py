@@ -1,4 +1,4 @@
-"""A signal to one rank is heard by all ranks at the next step, however long steps take."""
+"""All ranks learn of a signal to one rank at the next step, however long steps take."""
 
 import os
 from pathlib import Path

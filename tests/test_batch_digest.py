@@ -1,4 +1,4 @@
-"""state/batch_digest.py: different batches have different digests, and nothing fails it.
+"""state/batch_digest.py: different batches have different digests; no value fails.
 
 The digest of a batch is the same on each device.
 """

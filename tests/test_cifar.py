@@ -154,7 +154,7 @@ def test_a_truncated_file_is_named(folder):
 
 
 def test_two_hundred_damaged_batches_end_in_one_line_or_in_images(folder):
-    """Flipped bytes: never a crash, never another exception than the one that names the file."""
+    """Flipped bytes cause no crash, and no exception but the one that names the file."""
     path = folder / cifar10_files.FOLDER / "test_batch"
     content = path.read_bytes()
     draw = random.Random(0)

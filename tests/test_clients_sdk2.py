@@ -177,7 +177,10 @@ ENABLED = {"enabled": True}
 
 
 def test_what_the_client_sends_for_a_distribution(client: Client):
-    """Of instances that there is no local mode of. The toolkit's process knows each name."""
+    """The toolkit's process knows each name.
+
+    Local mode cannot stand in for these instances.
+    """
     distributions = {
         "sagemaker_torch_distributed_enabled": {"torch_distributed": ENABLED},
         "sagemaker_distributed_dataparallel_enabled": {"smdistributed": {"dataparallel": ENABLED}},
@@ -187,8 +190,12 @@ def test_what_the_client_sends_for_a_distribution(client: Client):
     run = client.run("sdk2_distribution.py", [*distributions.values(), {"pytorchddp": ENABLED}])
     sent = json.loads(re.search(r"SENT (.*)", run.stdout)[1])
     enabled = [
-        [name for name, value in one.items() if name.endswith("_enabled") and value == "true"]
-        for one in sent
+        [
+            name
+            for name, value in hyperparameters.items()
+            if name.endswith("_enabled") and value == "true"
+        ]
+        for hyperparameters in sent
     ]
     assert enabled == [[name] for name in distributions] + [
         ["sagemaker_distributed_dataparallel_enabled"]

@@ -109,7 +109,7 @@ def test_torchrun_of_a_plain_pytorch_script(trained):
 
 @pytest.mark.thorough  # a plain script, above
 def test_torchrun_of_our_own(trained):
-    """One host of two processes: what Torchrun sets of torch.distributed's variables stays."""
+    """One host has two processes, and keeps the variables that torchrun sets."""
     source = {"entry_script": "train_two.py", "source_dir": SOURCE}
     output, artifacts = trained(source_code=source, torchrun={"process_count_per_node": 2})
     assert "MEMBER: 2/2" in output

@@ -28,8 +28,8 @@ from sagemaker_lightning.process import lightning_import
 
 APP = ROOT / "app"
 RUNTIME = ROOT / "sagemaker_lightning"
-COMPAT = sorted(path for path in (RUNTIME / "compat").glob("*.py") if path.stem != "names")
-OTHERS = sorted(
+COMPAT_FILES = sorted(path for path in (RUNTIME / "compat").glob("*.py") if path.stem != "names")
+OTHER_FILES = sorted(
     path for path in (*APP.rglob("*.py"), *RUNTIME.rglob("*.py")) if path.parent.name != "compat"
 )
 PACKAGES = {
@@ -42,8 +42,8 @@ PACKAGES = {
 }
 PACKAGES |= {"jsonargparse", "sagemaker_training", "fsspec", "lightning"}
 # `_fields` of a named tuple belongs to Python, and is public.
-PRIVATE = re.compile(r"(?!_fields$)_[A-Za-z]\w*")
-TOOLKIT = {"user_program", "requirements", "train_command", "toolkit_hook", "__main__"}
+PRIVATE_NAME = re.compile(r"(?!_fields$)_[A-Za-z]\w*")
+TOOLKIT_MODULES = {"user_program", "requirements", "train_command", "toolkit_hook", "__main__"}
 """Modules that import the toolkit, which reads its folders' paths at import.
 
 None of their classes has a foreign base class.
@@ -137,7 +137,9 @@ def stored_attributes(cls: type) -> set[str]:
             one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"
         }
         attributes |= {
-            text for text in code.co_consts if isinstance(text, str) and PRIVATE.fullmatch(text)
+            text
+            for text in code.co_consts
+            if isinstance(text, str) and PRIVATE_NAME.fullmatch(text)
         }
     return attributes
 
@@ -149,7 +151,7 @@ def private_names(cls: type) -> set[str]:
     return {
         name
         for name in names_found.union(*(code.co_names for code in code_objects(cls)))
-        if PRIVATE.fullmatch(name)
+        if PRIVATE_NAME.fullmatch(name)
     }
 
 
@@ -179,7 +181,7 @@ def mentioned_names(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.Constant):
             candidates = [node.value]
         yield from (
-            name for name in candidates if isinstance(name, str) and PRIVATE.fullmatch(name)
+            name for name in candidates if isinstance(name, str) and PRIVATE_NAME.fullmatch(name)
         )
 
 
@@ -192,7 +194,7 @@ def own_definitions(tree: ast.AST) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", COMPAT, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", COMPAT_FILES, ids=lambda path: path.stem)
 def test_the_table_has_all_that_a_module_uses(path: Path):
     """And nothing that it does not use."""
     tree = ast.parse(path.read_text())
@@ -209,7 +211,7 @@ def test_the_table_has_all_that_a_module_uses(path: Path):
     listed_names = {
         name.rpartition(".")[2] for needed_names in needed.values() for name in needed_names
     }
-    assert sorted({name for name in listed_names if PRIVATE.fullmatch(name)} - used) == [], (
+    assert sorted({name for name in listed_names if PRIVATE_NAME.fullmatch(name)} - used) == [], (
         "nobody needs them any more"
     )
 
@@ -217,7 +219,7 @@ def test_the_table_has_all_that_a_module_uses(path: Path):
 def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
     """If a new version adds the same public name, ours would override it unnoticed."""
     taken = []
-    for path in COMPAT:
+    for path in COMPAT_FILES:
         module = importlib.import_module(f"sagemaker_lightning.compat.{path.stem}")
         for cls in (
             one
@@ -249,7 +251,7 @@ def test_nobody_goes_around_the_seam():
     The private names are overridden, or used through `self`.
     """
     around = []
-    for path in (one for one in OTHERS if one.stem not in TOOLKIT):
+    for path in (one for one in OTHER_FILES if one.stem not in TOOLKIT_MODULES):
         module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         tree = ast.parse(path.read_text())
         for node in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
@@ -262,7 +264,7 @@ def test_nobody_goes_around_the_seam():
                 around += [
                     f"{path.name}:{node.lineno}: {name}"
                     for name in texts
-                    if PRIVATE.fullmatch(name)
+                    if PRIVATE_NAME.fullmatch(name)
                 ]
         for node in (one for one in ast.walk(tree) if isinstance(one, ast.ClassDef)):
             cls = getattr(module, node.name, None)

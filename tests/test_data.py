@@ -59,7 +59,7 @@ def test_an_iteration_that_starts_in_mid_epoch_sees_the_rest_of_it():
 
 
 def test_an_iteration_of_somebody_elses_sees_all_of_the_epoch():
-    """Once it is told where an epoch begins, wherever training is by then."""
+    """A loader that was told where an epoch begins starts there, wherever training is."""
     resident_loader = loader(position=lambda: (1, 9))
     assert len(list(resident_loader)) == 2
     resident_loader.begin(1, 4)
@@ -152,7 +152,7 @@ def test_fewer_samples_than_a_batch_of_every_rank_is_an_error_that_names_the_fla
     ("ranks_before", "ranks_after"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1), (1, 4)]
 )
 def test_an_epoch_goes_on_with_another_number_of_ranks(ranks_before, ranks_after, drop_last):
-    """The same order, no sample twice, none left out but what drop_last leaves out anyway."""
+    """The order stays, no sample comes twice, and only drop_last leaves samples out."""
     options = {"position": lambda: (1, 0), "drop_last": drop_last}
     order = sum(labels_of(loader(position=lambda: (1, 0))), [])
     first_loaders = [

@@ -50,7 +50,7 @@ def test_the_parts_of_what_a_lost_host_takes(whole: float):
 
 
 def test_by_default_a_lost_rank_ends_all_in_time_too():
-    """The doubt of a death, the launcher's own end, and what is then killed."""
+    """The time is that of the doubt about a death, the launcher's end, and the kill."""
     seconds_in_all = deadlines.LOST_HOST_ENDS_JOB
     doubt = deadlines.better_reason(deadlines.silence(seconds_in_all))
     assert (

@@ -248,7 +248,7 @@ def test_a_loader_stays_what_it_is():
 @pytest.mark.parametrize("mode", ["max_size_cycle", "min_size", "max_size"])
 @pytest.mark.parametrize("done", [0, 2, 3, 4, 6])
 def test_several_loaders_begin_where_they_were(mode, done):
-    """Also where one of them has begun again, and where one has no positions."""
+    """This holds if one of them has begun again, and if one has no positions."""
 
     class Stream(IterableDataset):
         def __iter__(self):

@@ -122,7 +122,7 @@ def test_with_another_learning_rate_the_run_goes_on_from_before(fit, tmp_path: P
 
 
 def test_what_is_no_divergence(fit):
-    """A batch that training_step skips is none; nor is any loss, if the user wants that.
+    """A skipped batch is no divergence; with the user's flag, no loss is one.
 
     What is written then is JSON all the same.
     """

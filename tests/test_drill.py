@@ -1,4 +1,4 @@
-"""The drill says what is exact, and where other results differ first.
+"""The drill says which runs are identical, and where others differ first.
 
 It leaves nothing behind.
 """

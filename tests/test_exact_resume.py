@@ -188,7 +188,7 @@ class PressCtrlC(pl.Callback):
 
 
 def test_a_training_leaves_the_process_as_it_was(tmp_path: Path):
-    """Also after a failure, and where somebody waits for signals by a descriptor of his own."""
+    """This holds after a failure, and if a wakeup descriptor for signals is set."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     handlers_without_pipe = installed_handlers()
@@ -301,7 +301,7 @@ def without_lightnings(loader: DataLoader) -> dict[str, object]:
 
 
 def test_a_training_leaves_no_flag_function_or_class_changed(tmp_path: Path):
-    """Nor a loader of the user's, which a notebook may iterate over afterwards."""
+    """The user's loaders stay the same, too: a notebook may use them afterwards."""
 
     def check(folder: Path, *callbacks) -> None:
         loaders = [DataLoader(Noisy(), 4, shuffle=True), DataLoader(Noisy(), 4)]
@@ -337,7 +337,7 @@ class Fails(pl.Callback):
 
 
 def test_ctrl_c_stops_with_a_checkpoint_and_the_next_fit_goes_on(tmp_path: Path, capfd):
-    """As in a notebook, whose kernel lives on; with the same trainer or a new one."""
+    """The kernel of a notebook lives on; fit is called on the same trainer or a new one."""
     expected = Classifier()
     state = copy.deepcopy(expected.state_dict())
     short_trainer(tmp_path / "alone").fit(expected)
@@ -720,7 +720,7 @@ def test_a_run_with_other_settings_is_one_line(tmp_path: Path):
     ],
 )
 def test_other_data_are_said_at_an_epochs_end_too(tmp_path: Path, capfd, samples, seed, says):
-    """Where no step is known yet that could differ."""
+    """No step is recorded there yet that could differ."""
 
     def loader(samples: int, seed: int) -> DataLoader:
         generator = torch.Generator().manual_seed(seed)
@@ -827,7 +827,7 @@ class Stream(IterableDataset):
 
 
 def fit_two_ranks(kind: str) -> str:
-    """Train with a loader that does not leave it to Lightning to share the samples out."""
+    """Train with a loader whose samples Lightning does not distribute over the ranks."""
     loaders = {
         "own": lambda: DataLoader(Noisy(), batch_sampler=OwnShare()),
         "stream": lambda: DataLoader(Stream(), 4),
@@ -941,7 +941,7 @@ def test_fast_dev_run_saves_nothing(tmp_path: Path):
 
 
 def test_a_copy_is_one_of_its_own(tmp_path: Path):
-    """As where callbacks are made once and copied for each trainer."""
+    """Some users make callbacks once, and copy them for each trainer."""
     resume = ExactResume(tmp_path, seed=3, keep=5)
     trainer = short_trainer(tmp_path / "a")
     trainer.fit(Classifier())
@@ -957,7 +957,7 @@ def test_a_copy_is_one_of_its_own(tmp_path: Path):
 
 @pytest.mark.parametrize("steps", [11, 15])
 def test_ckpt_path_is_where_a_run_begins(tmp_path: Path, capfd, steps):
-    """Lightning's checkpoint, at an epoch's end or within one; a resumed run has its own."""
+    """A run begins with Lightning's checkpoint; a resumed run begins with its own."""
     saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=steps, save_top_k=-1)
     pl.Trainer(max_epochs=2, accelerator="cpu", logger=False, devices=1, callbacks=[saves]).fit(
         Classifier()

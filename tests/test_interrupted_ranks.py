@@ -113,7 +113,7 @@ def test_two_ranks(uninterrupted: Ranks, tmp_path: Path, program):
 
 
 def test_gradients_that_are_added_up(tmp_path: Path):
-    """Each rank has its own sum, to which its next step adds; a stop does not wait for that."""
+    """Each rank adds to its own sum; a stop does not wait until the sum is used."""
     jobs = [Ranks(tmp_path / name / "ml") for name in ("whole", "run")]
     added = {"trainer.accumulate_grad_batches": "11"}  # of 12 batches an epoch
     assert jobs[0].begin(**added).wait(HANG_SECONDS) == 0, (jobs[0].base / "log").read_text()[
@@ -180,7 +180,7 @@ def test_a_rank_that_is_frozen_does_not_hold_a_stop_up(tmp_path: Path):
 @pytest.mark.soak  # two ranks above, two hosts in tests/test_rehearsal_processes.py
 @pytest.mark.docker
 def test_two_nodes(image: str, uninterrupted: Ranks, tmp_path: Path):
-    """One is told to stop, and both stop at the same step; then one is lost, and the other ends.
+    """Both nodes stop at the step at which one is told to; one that is lost ends both.
 
     Both go on, and end with the same weights.
     """

@@ -184,7 +184,7 @@ def test_what_the_toolkit_cannot_use_is_one_line_and_no_framework_error(job: Job
 
 
 def test_a_framework_error_gets_a_first_line(tmp_path, monkeypatch, capsys):
-    """Whatever else the toolkit raises outside of sagemaker_lightning/launch/toolkit_hook.py."""
+    """This is for all that the toolkit raises outside of launch/toolkit_hook.py."""
 
     def train():
         (tmp_path / "output/failure").write_text(

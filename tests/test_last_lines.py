@@ -1,4 +1,4 @@
-"""What a run says at its end: the mistake alone, not its effects, and where the logs are."""
+"""A run ends with one line on the mistake, none on its effects, and where the logs are."""
 
 import logging
 from pathlib import Path

@@ -37,7 +37,10 @@ def running(*command: str, **variables: str) -> Iterator[subprocess.Popen]:
 
 
 def wait_for(result: Callable[[], object], *processes: subprocess.Popen) -> object:
-    """Call `found` until it returns something, and return that; the processes have to run."""
+    """Call `found` until it returns something, and return that.
+
+    AssertionError: a process has ended, or it takes too long.
+    """
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         assert all(process.poll() is None for process in processes)

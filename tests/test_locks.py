@@ -95,7 +95,7 @@ def test_lock_and_list_agree(name):
 
 @pytest.mark.parametrize("name", LISTS)
 def test_every_package_has_hashes_and_no_place(name):
-    """Each line is a package, its hashes, or who asks for it; no line names an index."""
+    """Each line has a package, its hashes, or what needs it; no line names an index."""
     text = LOCKS[name]
     named = re.findall(r"^[^\s#].*$", text, re.MULTILINE)
     stanzas = STANZA.findall(text)
@@ -241,7 +241,7 @@ def test_another_uv_than_the_locked_one_is_not_installed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_the_lock_serves_other_pythons(tmp_path, version):
-    """Every package has a wheel for it on Linux that the lock knows; nothing is installed.
+    """The lock has a wheel of each package for that Python on Linux. Nothing is installed.
 
     The toolkit and inotify-simple, which it needs, have no wheel for any.
     """
@@ -409,7 +409,7 @@ def test_an_audit(database):
 
 @pytest.mark.slow
 def test_the_sbom_of_an_environment(tmp_path):
-    """`make sbom` lists what is locked, nearly all with a licence; here, of this environment."""
+    """`make sbom` lists the packages, nearly all with a licence; here, of this environment."""
     output = make("--dry-run", "sbom")
     assert (
         output.returncode == 0
@@ -431,7 +431,7 @@ def test_the_sbom_of_an_environment(tmp_path):
 @pytest.mark.soak
 @pytest.mark.slow
 def test_make_lock_changes_nothing_where_lock_and_list_agree(tmp_path):
-    """Where a list asks for another version of a package, that package alone changes."""
+    """If a list asks for another version of a package, only that package changes."""
     copy_checkout(tmp_path)
     command = [tmp_path / "scripts/make_lock.sh"]
     variables = os.environ | {

@@ -171,7 +171,7 @@ def test_of_a_merge_that_fails_at_its_very_end_nothing_is_left(tmp_path, monkeyp
 
 
 def refused_scores(folder: Path, **description: object) -> str:
-    """Return why parts are refused whose manifest describes the scores otherwise."""
+    """Return why parts are refused if their manifest describes the scores differently."""
     write_parts(folder / "parts")
     arrays = arrays_of(folder / "parts")
     arrays["scores"] |= description
@@ -221,7 +221,7 @@ def test_a_shape_that_is_none(tmp_path, shape):
 
 
 def test_what_would_be_merged_wrongly_is_refused(tmp_path):
-    """Each of these once gave a result without some rows, or with wrong numbers, and no error."""
+    """Each of these once lost rows or gave wrong numbers, without an error."""
     write_parts(tmp_path / "parts")
     arrays = arrays_of(tmp_path / "parts")
     arrays.pop("scores")

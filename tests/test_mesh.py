@@ -181,7 +181,7 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_host_that_never_appears(hosts, known):
-    """Whoever looked says what it found out; hosts call those before them in the list."""
+    """The host that looked says why; each host calls those before it in the list."""
     if known:
         hosts.names["algo-2"] = hosts.address("algo-2")  # where nothing listens
     hosts.start("algo-1", "algo-3", hosts=(*ALL_HOSTS, "algo-4"), connect_timeout=0.6)
@@ -248,7 +248,7 @@ def test_whose_program_waits_for_a_reason_hears_of_the_host_that_is_quiet(hosts,
 
 
 def test_a_connection_that_breaks_off(hosts):
-    """As when a machine is switched off while its network lives: no silence has to pass."""
+    """A machine is switched off while its network lives; the hosts notice it at once."""
     hosts.start(*ALL_HOSTS, silence_timeout=60.0)
     hosts.meet()
     lost = hosts.up["algo-2"]
@@ -596,7 +596,7 @@ def test_settings_of_a_stranger_may_be_anything(hosts):
 
 @pytest.mark.parametrize(("caller", "reached"), [("algo-2", "algo-3"), ("algo-3", "algo-1")])
 def test_a_name_that_leads_to_another_host_at_first(hosts, caller, reached):
-    """As the name of a host that is not up yet, whose address another host had before."""
+    """The name's address belonged to another host before; its own host is not up yet."""
     called = "algo-1" if caller == "algo-2" else "algo-2"
     hosts.start(reached)
     hosts.names[called] = hosts.address(reached)

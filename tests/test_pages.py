@@ -47,7 +47,7 @@ def test_each_page_is_one_click_from_the_readme():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_lines_are_wrapped(page):
-    """No line is wider than WIDEST; rows of tables and blocks of code cannot be wrapped."""
+    """No line is wider than MAX_COLUMNS; rows of tables and blocks of code cannot be wrapped."""
     lines = FENCE.sub("", PAGES[page]).splitlines()
     assert not [
         line for line in lines if len(line) > MAX_COLUMNS and not line.startswith(("|", "!["))

@@ -48,7 +48,7 @@ def train(folder: str, fails: int = -1) -> Own:
 
 
 def interrupted() -> tuple:
-    """Return whether the weights are those of a run left alone, and what was loaded."""
+    """Return whether the weights are those of an uninterrupted run, and what was loaded."""
     alone = train("alone")
     with suppress(RuntimeError):
         train("run", fails=8)

@@ -1,4 +1,4 @@
-"""The examination of public packages (docs/real-projects.md), with scripts that need none.
+"""The examination of public packages (docs/real-projects.md), on scripts without any.
 
 It sees what differs.
 """
@@ -72,7 +72,7 @@ def test_each_script_names_its_package_and_what_it_trains():
 
 
 def test_the_command_of_the_page():
-    """It installs packages, so that a test does not run it: it is one that the program takes."""
+    """The program accepts the command, which installs packages; no test runs it."""
     (command,) = re.findall(
         r"^```sh\n(.*?)^```$",
         (ROOT / "docs/real-projects.md").read_text(),

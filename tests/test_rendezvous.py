@@ -79,7 +79,7 @@ def test_efa_is_where_its_device_and_its_provider_are(tmp_path, monkeypatch, cap
 
 
 def test_an_interface_that_this_machine_has_not_is_forgotten(capsys):
-    """SDK 3's local mode names ethwe where there is eth0."""
+    """SDK 3's local mode names ethwe, but the container has eth0."""
     variables = {"NCCL_SOCKET_IFNAME": "ethwe", "GLOO_SOCKET_IFNAME": "ethwe", "NCCL_DEBUG": "INFO"}
     rendezvous.forget_absent_interface(SageMakerEnvironment(network_interface="ethwe"), variables)
     assert variables == {"NCCL_DEBUG": "INFO"}

@@ -172,7 +172,7 @@ def test_the_table_of_the_article():
 
 
 class Jobs(SageMakerStandIn):
-    """Jobs that take longer the fewer instances they have; jobs with `broken` instances fail."""
+    """Jobs that are faster on more instances; jobs with `broken` instances fail."""
 
     def __init__(self, broken: int = 0) -> None:
         super().__init__([COMPLETED_STATE], {"algo-1": ["a line"]})

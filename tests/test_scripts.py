@@ -306,7 +306,7 @@ def test_make_push_needs_a_repository():
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """A copy of scripts/ in which CIFAR-10 is a small file; the real one is out of reach."""
+    """A copy of scripts/ in which CIFAR-10 is a small file; tests cannot reach the real one."""
     for folder in ("scripts", "launcher"):
         shutil.copytree(ROOT / folder, tmp_path / "checkout" / folder)
     (tmp_path / "published").write_bytes(b"cifar")

@@ -469,7 +469,7 @@ def test_max_restarts_is_a_number(job: Job):
 
 
 def test_a_program_gets_what_its_job_set(job: Job):
-    """No variable of the user is overwritten, and none is added where there is one host."""
+    """No variable of the user is overwritten, and none is added if there is one host."""
     program(
         job,
         "import os\nprint([os.environ.get(name) for name in ('MASTER_PORT', 'FI_PROVIDER', "

@@ -1,4 +1,4 @@
-"""The curves of an interrupted run in MLflow and in Weights & Biases: no point lost, none doubled.
+"""Curves of interrupted runs in MLflow and Weights & Biases: each point once.
 
 The server is MLflow's own, which SageMaker's plugin finds by an ARN. W&B is offline: its files are
 read. CSVLogger's file, which tests/test_loggers.py looks at, says what the points are.
@@ -133,7 +133,7 @@ def test_a_script_of_ones_own(server: Server, tmp_path: Path):
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
 def test_a_script_at_random_places(server: Server, tmp_path: Path, seed: int):
-    """Every other one has two ranks. A finished one that is started again changes nothing."""
+    """Every other run has two ranks. Starting a finished run again changes nothing."""
     draw = random.Random(seed)
     devices = 1 + seed % 2
     batches = range(11 // devices)
@@ -212,7 +212,7 @@ class Client:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_server_gets_each_point_once(seed: int):
-    """Points of one millisecond, too, and those of a step that is counted anew in each epoch."""
+    """This holds for points of one millisecond, and for steps counted anew in each epoch."""
     draw = random.Random(seed)
     lr = types.SimpleNamespace(key="lr")
     batches = []
@@ -263,7 +263,7 @@ def test_what_the_clock_logs_is_not_there_twice():
 
 
 class Run:
-    """A run of W&B, of which the server has had some rows when it is resumed."""
+    """A run of W&B; the server has some of its rows when it is resumed."""
 
     id = "mine"
 
@@ -285,7 +285,7 @@ class Run:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_run_has_each_row_once(tmp_path: Path, seed: int):
-    """It sends rows in the background: any number of the last ones may be lost, or all.
+    """W&B sends rows in the background: any number of the last ones may be lost.
 
     The file, too, may be an older one.
     """

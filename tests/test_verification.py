@@ -30,7 +30,7 @@ class Broken(Run):
     program = ROOT / "tests/broken.py"
 
     def kill(self, at: str = "1:9") -> None:
-        """Kill the run where the model says so, which loses a few steps."""
+        """Kill the run at a position of the model's, which loses a few steps."""
         assert self.start(KILL_AT=at) == -signal.SIGKILL, self.said[-3000:]
 
     def stop(self, at: str = "1:6") -> None:
@@ -457,7 +457,7 @@ def test_ranks_that_go_on_as_before(tmp_path: Path):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_rank_that_does_not_is_named(tmp_path: Path, strict):
-    """Rank 0 names rank 1, which differs; if this is to end the job, all ranks end alike."""
+    """Rank 0 names rank 1, which differs; with --resume.strict, all ranks end alike."""
     ended = ranks.run(twice, True, strict, folder=tmp_path)
     expected = (
         "resumed at step 5: step 7 is not that of the interrupted run: on rank 1, the loss "

@@ -305,7 +305,7 @@ def test_a_rank_that_may_have_been_ended_with_another_waits_for_another_node(mon
 
 
 def test_that_time_is_within_the_wait_for_a_reason(monkeypatch):
-    """A program that waits hears of the dead rank in time, however long better reasons may take."""
+    """A waiting program hears of the dead rank in time, even if no better reason comes."""
     monkeypatch.setattr("sagemaker_lightning.contract.deadlines.ENDS_BY_ITSELF", 0.4)
     with watched(("algo-1", "algo-2"), silence_timeout=0.5) as watch:
         watch.program_ended()

@@ -11,7 +11,7 @@ import subprocess
 import pytest
 from containers import ROOT
 from zoo import report, rounds
-from zoo.__main__ import RIGHT, launchers
+from zoo.__main__ import RIGHT_OUTCOMES, launchers
 from zoo.table import CONFIGURATIONS
 
 SEED = int(os.environ.get("ZOO_SEED", 1))
@@ -33,8 +33,8 @@ QUICK_CONFIGURATIONS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "launcher"), QUICK_CONFIGURATIONS.items())
 def test_a_few(tmp_path, name, launcher):
-    """Each is stopped in the second epoch, and killed after a checkpoint in the rest of it."""
-    reference = rounds.left_alone(tmp_path / "alone", CONFIGURATIONS[name], launcher)
+    """Each is stopped in the second epoch, and killed after a checkpoint later in it."""
+    reference = rounds.uninterrupted_run(tmp_path / "alone", CONFIGURATIONS[name], launcher)
     moments = [
         rounds.Interruption("SIGTERM", "self", f"hook 0 {int(reference.hooks * 0.55)} 0"),
         rounds.Interruption("SIGKILL", "all", f"hook 0 {int(reference.hooks * 0.2)} 0"),
@@ -57,12 +57,12 @@ def test_a_few(tmp_path, name, launcher):
     [(name, way) for name, one in CONFIGURATIONS.items() for way in launchers(one)],
 )
 def test_all(tmp_path, name, launcher):
-    reference = rounds.left_alone(tmp_path / "alone", CONFIGURATIONS[name], launcher)
+    reference = rounds.uninterrupted_run(tmp_path / "alone", CONFIGURATIONS[name], launcher)
     round = rounds.Round(name, launcher, SEED)
     completed_round = rounds.interrupted(
         tmp_path / "run", reference, round, rounds.draws(round, reference, 3)
     )
-    assert completed_round.outcome in RIGHT, completed_round
+    assert completed_round.outcome in RIGHT_OUTCOMES, completed_round
 
 
 @pytest.mark.slow
@@ -71,7 +71,7 @@ def test_other_weights_are_found(tmp_path):
 
     A job that is compared with one of another configuration is wrong in all that differs.
     """
-    reference = rounds.left_alone(tmp_path / "alone", CONFIGURATIONS["Noam"], "process")
+    reference = rounds.uninterrupted_run(tmp_path / "alone", CONFIGURATIONS["Noam"], "process")
     completed_round = rounds.interrupted(
         tmp_path / "run", reference, rounds.Round("the control", "process", SEED), []
     )

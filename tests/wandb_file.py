@@ -15,26 +15,28 @@ from pathlib import Path
 
 from wandb.proto.wandb_internal_pb2 import Record
 
-BLOCK = 2**15
-PIECE = struct.Struct("<IHB")
+BLOCK_BYTES = 2**15
+FRAGMENT_HEADER = struct.Struct("<IHB")
 WHOLE, FIRST, _, LAST = 1, 2, 3, 4
 
 
 def records(content: bytes) -> Iterator[Record]:
     """Yield the records of a file; the last may be incomplete, and is left out."""
     position, record = 7, b""
-    while position + PIECE.size <= len(content):
-        _, length, fragment = PIECE.unpack_from(content, position)
-        fragment_end = position + PIECE.size + length
+    while position + FRAGMENT_HEADER.size <= len(content):
+        _, length, fragment = FRAGMENT_HEADER.unpack_from(content, position)
+        fragment_end = position + FRAGMENT_HEADER.size + length
         if fragment == 0 or fragment_end > len(content):
             return
         record = (b"" if fragment in (WHOLE, FIRST) else record) + content[
-            position + PIECE.size : fragment_end
+            position + FRAGMENT_HEADER.size : fragment_end
         ]
         if fragment in (WHOLE, LAST):
             yield Record.FromString(record)
-        bytes_left_in_block = BLOCK - fragment_end % BLOCK
-        position = fragment_end + (bytes_left_in_block if bytes_left_in_block < PIECE.size else 0)
+        bytes_left_in_block = BLOCK_BYTES - fragment_end % BLOCK_BYTES
+        position = fragment_end + (
+            bytes_left_in_block if bytes_left_in_block < FRAGMENT_HEADER.size else 0
+        )
 
 
 for name in sys.argv[1:]:
