@@ -38,7 +38,8 @@ EXTRA_PATHS = [str(ROOT)]
 SAME_VERSIONS = ("torch", "torchvision", "pytorch-lightning", "torchmetrics")
 """The packages of .venv that no project may replace."""
 
-BEGIN, END = "<!-- begin: python -m tests.real_projects -->", "<!-- end -->"
+BEGIN = "<!-- begin: python -m tests.real_projects -->"
+END = "<!-- end -->"
 
 EXIT_STATUSES = {signal.SIGTERM: (143, -signal.SIGTERM), signal.SIGKILL: (-signal.SIGKILL,)}
 """The exit statuses after a signal; the second one where no training is going on."""
@@ -58,7 +59,8 @@ def requirements(name: str) -> list[str]:
 def environment(name: str) -> Path:
     """Return the Python of a project's environment; it is made if it is not there."""
     folder = ENVIRONMENTS / name
-    python, ready = folder / "bin/python", folder / "ready"
+    python = folder / "bin/python"
+    ready = folder / "ready"
     if ready.exists() and ready.read_text() == "\n".join(requirements(name)):
         return python
     shutil.rmtree(folder, ignore_errors=True)
@@ -199,7 +201,8 @@ def one_round(
 
     job = Job(name, folder)
     counts: dict[str, object] = {"stops": 0, "kills": 0, "resumed": 0}
-    status, outputs = None, []
+    status = None
+    outputs = []
     for _ in range(draws.randint(2, 5)):
         number = draws.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGKILL])
         status = job.run(draws.uniform(0, 0.9) * seconds, number)
@@ -242,7 +245,8 @@ def examine(name: str, rounds: int, seed: int, home: Path) -> dict[str, object]:
     report = {"name": name, "version": metadata.version(package), "rounds": []}
     folder = home / name
     shutil.rmtree(folder, ignore_errors=True)
-    reference, repetition = Job(name, folder / "alone"), Job(name, folder / "again")
+    reference = Job(name, folder / "alone")
+    repetition = Job(name, folder / "again")
     if status := reference.run_cold():
         return report | {"failed": f"left alone, it ends with {status}"}
     Job(name, folder / "warm").run(

@@ -424,7 +424,8 @@ def test_what_is_logged_between_two_trainings_is_kept(tmp_path: Path, monkeypatc
 class History(Logger):
     """Keeps what is logged in memory."""
 
-    name, version = "history", 0
+    name = "history"
+    version = 0
 
     def __init__(self, as_arrays: bool = False) -> None:
         super().__init__()

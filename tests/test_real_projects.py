@@ -55,7 +55,8 @@ def test_a_script_is_interrupted_and_compared(tmp_path, monkeypatch, saved_expre
 def test_one_bit_is_a_difference():
     original = {"a": [torch.tensor([1.0, 0.0]), 3], "b": {"c": 1.0}}
     changed = {"a": [torch.tensor([1.0, -0.0]), 3], "b": {"c": 1.0}}
-    original_leaves, changed_leaves = real_projects.flat(original), real_projects.flat(changed)
+    original_leaves = real_projects.flat(original)
+    changed_leaves = real_projects.flat(changed)
     assert not real_projects.differences(original_leaves, real_projects.flat(original))
     assert (
         real_projects.differences(original_leaves, changed_leaves) == "1 of 3 differ, such as .a.0"

@@ -177,7 +177,10 @@ class Metric:
     """A point, as of mlflow.entities."""
 
     def __init__(self, key: str, value: float, timestamp: int, step: int) -> None:
-        self.key, self.value, self.timestamp, self.step = key, value, timestamp, step
+        self.key = key
+        self.value = value
+        self.timestamp = timestamp
+        self.step = step
 
     def __iter__(self):
         return iter(vars(self).items())
@@ -221,7 +224,9 @@ def test_a_server_gets_each_point_once(seed: int):
         step = number % 7 if seed % 2 else number // 2
         batches.append([Metric(key, draw.choice((0.5, 1.5)), 1000, step) for key in keys])
     server = Client()
-    saved, counts, batches_end = 0, None, 0
+    saved = 0
+    counts = None
+    batches_end = 0
     while batches_end < len(batches):
         client = Points(server)
         if counts is not None:
@@ -232,7 +237,8 @@ def test_a_server_gets_each_point_once(seed: int):
         for number in range(saved, batches_end):
             client.log_batch("run", batches[number])
             if draw.random() < 0.2 or counts is None:
-                saved, counts = number + 1, client.state("run")
+                saved = number + 1
+                counts = client.state("run")
     expected = Counter(
         (metric.key, metric.step, metric.value) for batch in batches for metric in batch
     )
@@ -291,7 +297,10 @@ def test_a_run_has_each_row_once(tmp_path: Path, seed: int):
     """
     draw = random.Random(seed)
     expected = [{"loss": draw.random(), "epoch": number // 9} for number in range(30)]
-    saved, state, server_rows, rows_end = 0, None, [], 0
+    saved = 0
+    state = None
+    server_rows = []
+    rows_end = 0
     path = tmp_path / "wandb-mine.jsonl"
     while rows_end < len(expected):
         run = Run(server_rows)
@@ -309,7 +318,8 @@ def test_a_run_has_each_row_once(tmp_path: Path, seed: int):
             else:
                 run.log(row)
             if draw.random() < 0.2 or state is None:
-                saved, state = number + 1, rows.state()
+                saved = number + 1
+                state = rows.state()
         rows.file.close()
         os.truncate(path, draw.randint(0, path.stat().st_size))
         server_rows = (

@@ -22,7 +22,8 @@ WHOLE, FIRST, _, LAST = 1, 2, 3, 4
 
 def records(content: bytes) -> Iterator[Record]:
     """Yield the records of a file; the last may be incomplete, and is left out."""
-    position, record = 7, b""
+    position = 7
+    record = b""
     while position + FRAGMENT_HEADER.size <= len(content):
         _, length, fragment = FRAGMENT_HEADER.unpack_from(content, position)
         fragment_end = position + FRAGMENT_HEADER.size + length
