@@ -80,7 +80,7 @@ def mutations(tree: ast.Module) -> Iterator[tuple[str, ast.AST, ast.AST]]:
 
 
 def mutated(source: str, node: ast.AST, replacement: ast.AST) -> str:
-    """Return a source with the text of `node` replaced by that of `other`."""
+    """Return a source with the text of `node` replaced by that of `replacement`."""
     lines = source.encode().splitlines(keepends=True)
     text_before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
     text_after = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(

@@ -63,22 +63,22 @@ def cold(command: list[str]) -> subprocess.CompletedProcess:
 )
 def test_a_benchmark_prints_ratios_and_where_they_were_measured(name):
     command = [sys.executable, "-m", f"benchmarks.{name}", "--n=1", *FLAGS.get(name, [])]
-    done = warm.run(command, ROOT) if name != "startup" else cold(command)
-    assert done.returncode == 0, done.stdout
+    completed = warm.run(command, ROOT) if name != "startup" else cold(command)
+    assert completed.returncode == 0, completed.stdout
     rows = re.findall(
-        r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ / .+ \|$", done.stdout, re.MULTILINE
+        r"^\| (.+?) \| (\S+) \[(\S+)\.\.(\S+)\] \| 1 \| .+ / .+ \|$", completed.stdout, re.MULTILINE
     )
-    assert [row[0] for row in rows] == ROWS[name], done.stdout
+    assert [row[0] for row in rows] == ROWS[name], completed.stdout
     for row in rows:
         middle, low, high = map(float, row[1:])
         assert 0 < low <= middle <= high and math.isfinite(high)
-    assert re.search(r"^hardware: .+ \d+ cores.*; GPU: .+", done.stdout, re.MULTILINE)
+    assert re.search(r"^hardware: .+ \d+ cores.*; GPU: .+", completed.stdout, re.MULTILINE)
     assert re.search(
         r"^versions: python .+ torch .+ torchvision .+ pytorch-lightning ",
-        done.stdout,
+        completed.stdout,
         re.MULTILINE,
     )
-    assert re.search(r"^commit: \w+", done.stdout, re.MULTILINE)
+    assert re.search(r"^commit: \w+", completed.stdout, re.MULTILINE)
 
 
 def test_jobs_side_by_side_are_compared_with_one_alone(monkeypatch):

@@ -54,9 +54,9 @@ def test_unpacked_loose_and_packed_give_the_same(folder):
         assert (folder_of_files[0] == images).all() and (folder_of_files[1] == labels).all()
 
 
-@pytest.mark.parametrize("other", ["data_batch_1", "data_batch_4"])
-def test_batches_of_other_lengths_come_in_their_order_too(folder, other):
-    path = folder / cifar10_files.FOLDER / other
+@pytest.mark.parametrize("changed_file", ["data_batch_1", "data_batch_4"])
+def test_batches_of_other_lengths_come_in_their_order_too(folder, changed_file):
+    path = folder / cifar10_files.FOLDER / changed_file
     path.write_bytes(pickle.dumps(batch(10, 9)))
     sent = [
         pickle.loads((folder / cifar10_files.FOLDER / name).read_bytes(), encoding="bytes")
@@ -100,10 +100,10 @@ class Evil:
         return os.system, (f"touch {self.marker}",)
 
 
-@pytest.mark.parametrize("where", ["alone", "inside"])
-def test_a_pickle_cannot_run_code(folder, tmp_path, where):
+@pytest.mark.parametrize("code_position", ["alone", "inside"])
+def test_a_pickle_cannot_run_code(folder, tmp_path, code_position):
     evil = Evil(tmp_path / "ran")
-    content = evil if where == "alone" else batch(20, 1) | {"filenames": [evil]}
+    content = evil if code_position == "alone" else batch(20, 1) | {"filenames": [evil]}
     (folder / cifar10_files.FOLDER / "data_batch_3").write_bytes(pickle.dumps(content))
     with pytest.raises(UserError, match=r"channel training: data_batch_3 .*system"):
         read(folder)

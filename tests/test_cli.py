@@ -652,11 +652,12 @@ BROKEN_FILES = {
 }
 
 
-@pytest.mark.parametrize(("text", "why"), BROKEN_FILES.items(), ids=BROKEN_FILES)
-def test_a_broken_file_of_flags_is_named(tmp_path, text, why):
+@pytest.mark.parametrize(("text", "reason"), BROKEN_FILES.items(), ids=BROKEN_FILES)
+def test_a_broken_file_of_flags_is_named(tmp_path, text, reason):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(
-        UserError, match=rf"^--config: 'mine.yaml' {why}.* allowed is YAML.*; also --trainer.zzz: "
+        UserError,
+        match=rf"^--config: 'mine.yaml' {reason}.* allowed is YAML.*; also --trainer.zzz: ",
     ):
         cli("--config=mine.yaml", "--trainer.zzz=3")
 

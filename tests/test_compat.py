@@ -131,10 +131,10 @@ def stored_attributes(cls: type) -> set[str]:
 
     Its code sets them, its annotations declare them, or a string names them.
     """
-    attributes = {name for one in cls.__mro__ for name in inspect.get_annotations(one)}
+    attributes = {name for entry in cls.__mro__ for name in inspect.get_annotations(entry)}
     for code in code_objects(cls):
         attributes |= {
-            one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"
+            entry.argval for entry in dis.get_instructions(code) if entry.opname == "STORE_ATTR"
         }
         attributes |= {
             text
@@ -170,10 +170,10 @@ def mentioned_names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         candidates: list[object] = []
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            texts = [getattr(node, "module", None) or "", *(one.name for one in node.names)]
+            texts = [getattr(node, "module", None) or "", *(entry.name for entry in node.names)]
             candidates = [name_part for text in texts for name_part in text.split(".")]
         elif isinstance(node, ast.ClassDef):
-            candidates = [one.name for one in node.body if isinstance(one, ast.FunctionDef)]
+            candidates = [entry.name for entry in node.body if isinstance(entry, ast.FunctionDef)]
         elif isinstance(node, ast.Attribute):
             candidates = [node.attr]
         elif isinstance(node, ast.keyword):
@@ -222,14 +222,14 @@ def test_what_we_add_to_a_class_of_theirs_is_not_theirs():
     for path in COMPAT_FILES:
         module = importlib.import_module(f"sagemaker_lightning.compat.{path.stem}")
         for cls in (
-            one
-            for one in vars(module).values()
-            if getattr(one, "__module__", "") == module.__name__
+            entry
+            for entry in vars(module).values()
+            if getattr(entry, "__module__", "") == module.__name__
         ):
             bases = [
-                one
-                for one in getattr(cls, "__mro__", ())
-                if not one.__module__.startswith("sagemaker_lightning.compat.")
+                entry
+                for entry in getattr(cls, "__mro__", ())
+                if not entry.__module__.startswith("sagemaker_lightning.compat.")
             ]
             foreign_names = {
                 name for base in bases for name in (*vars(base), *stored_attributes(base))
@@ -251,14 +251,16 @@ def test_nobody_goes_around_the_seam():
     The private names are overridden, or used through `self`.
     """
     around = []
-    for path in (one for one in OTHER_FILES if one.stem not in TOOLKIT_MODULES):
+    for path in (
+        other_file for other_file in OTHER_FILES if other_file.stem not in TOOLKIT_MODULES
+    ):
         module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
         tree = ast.parse(path.read_text())
-        for node in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
+        for node in (entry for entry in ast.walk(tree) if isinstance(entry, ast.Call)):
             texts = {
-                one.value
-                for one in node.args[1:2]
-                if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                entry.value
+                for entry in node.args[1:2]
+                if isinstance(entry, ast.Constant) and isinstance(entry.value, str)
             }
             if getattr(node.func, "id", "") in ("getattr", "setattr", "hasattr", "delattr"):
                 around += [
@@ -266,7 +268,7 @@ def test_nobody_goes_around_the_seam():
                     for name in texts
                     if PRIVATE_NAME.fullmatch(name)
                 ]
-        for node in (one for one in ast.walk(tree) if isinstance(one, ast.ClassDef)):
+        for node in (entry for entry in ast.walk(tree) if isinstance(entry, ast.ClassDef)):
             cls = getattr(module, node.name, None)
             bases = cls.__mro__[1:] if isinstance(cls, type) else ()
             foreign_names = {
@@ -287,18 +289,18 @@ def test_a_version_that_is_not_supported_is_one_line(monkeypatch):
     has = {}
     monkeypatch.setattr(versions, "version", lambda name: has.get(name, ""))
     name = namespaces.distribution()
-    for found in ("", "2.5.2", "2.5.10", "2.6", "2.6.0.post0", "2.6.7rc1"):
-        has[name] = found
+    for installed in ("", "2.5.2", "2.5.10", "2.6", "2.6.0.post0", "2.6.7rc1"):
+        has[name] = installed
         lightning_import.check_version()
-    for found in ("1.9.5", "2.5.1.post0", "2.7.0", "2.10.1", "3.0.0"):
-        has[name] = found
+    for installed in ("1.9.5", "2.5.1.post0", "2.7.0", "2.10.1", "3.0.0"):
+        has[name] = installed
         with pytest.raises(
-            UserError, match=f"^requirements.txt: found {name} {found}, expected 2.5.2 or later"
+            UserError, match=f"^requirements.txt: found {name} {installed}, expected 2.5.2 or later"
         ):
             lightning_import.check_version()
     has[name] = "2.6.6"
-    for found in ("2.11.0", "2.15.0+cu130", "3.0"):
-        has["torch"] = found
+    for installed in ("2.11.0", "2.15.0+cu130", "3.0"):
+        has["torch"] = installed
         lightning_import.check_version()
     has["torch"] = "2.9.1"
     with pytest.raises(UserError, match="^torch: found 2.9.1, expected 2.11 or later"):

@@ -226,11 +226,11 @@ def test_cutout_is_the_papers_for_the_same_centres():
     plain = list(loader(augment=True))
     cut = list(loader(augment=True, cutout=3))
     assert all(
-        (after[after != 0] == before[after != 0]).all()
-        for (before, _), (after, _) in zip(plain, cut, strict=True)
+        (cut_images[cut_images != 0] == plain_images[cut_images != 0]).all()
+        for (plain_images, _), (cut_images, _) in zip(plain, cut, strict=True)
     )
-    assert sum(int((after == 0).sum()) for after, _ in cut) > sum(
-        int((before == 0).sum()) for before, _ in plain
+    assert sum(int((cut_images == 0).sum()) for cut_images, _ in cut) > sum(
+        int((plain_images == 0).sum()) for plain_images, _ in plain
     )
 
 

@@ -36,13 +36,13 @@ def test_whoever_waits_for_another_waits_longer():
     )
 
 
-@pytest.mark.parametrize("whole", [6.0, deadlines.LOST_HOST_ENDS_JOB, 600.0])
-def test_the_parts_of_what_a_lost_host_takes(whole: float):
-    silence = deadlines.silence(whole)
+@pytest.mark.parametrize("seconds_in_all", [6.0, deadlines.LOST_HOST_ENDS_JOB, 600.0])
+def test_the_parts_of_what_a_lost_host_takes(seconds_in_all: float):
+    silence = deadlines.silence(seconds_in_all)
     # Several messages of a host may be late before it counts as lost.
     assert 5 * deadlines.status_interval(silence) <= silence
     # Every host notices the loss, tells all, and ends within the time that the user has set.
-    assert silence + deadlines.ends_after_loss(whole) < whole
+    assert silence + deadlines.ends_after_loss(seconds_in_all) < seconds_in_all
     # A node that waits for a reason waits until the node that knows the reason has noticed it; that
     # node waits for less.
     assert deadlines.better_reason(silence) < deadlines.any_reason(silence)

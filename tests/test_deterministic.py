@@ -187,7 +187,7 @@ def test_a_loader_without_batches_is_exact():
         assert not reason
         return [sample.tolist() for sample in loader_made]
 
-    assert [len(one) for one in drawn(0, 0)] == [2, 2, 2, 2, 1]
+    assert [len(batch) for batch in drawn(0, 0)] == [2, 2, 2, 2, 1]
     assert drawn(2, 0) == drawn(0, 0)[2:] == drawn(2, 1)
 
 
@@ -246,8 +246,8 @@ def test_a_loader_stays_what_it_is():
 
 
 @pytest.mark.parametrize("mode", ["max_size_cycle", "min_size", "max_size"])
-@pytest.mark.parametrize("done", [0, 2, 3, 4, 6])
-def test_several_loaders_begin_where_they_were(mode, done):
+@pytest.mark.parametrize("batches_before", [0, 2, 3, 4, 6])
+def test_several_loaders_begin_where_they_were(mode, batches_before):
     """This holds if one of them has begun again, and if one has no positions."""
 
     class Stream(IterableDataset):
@@ -273,7 +273,7 @@ def test_several_loaders_begin_where_they_were(mode, done):
         return drawn_batches
 
     assert len(epoch(0)) == {"max_size_cycle": 11, "min_size": 3, "max_size": 11}[mode]
-    assert epoch(done) == epoch(0)[done:]
+    assert epoch(batches_before) == epoch(0)[batches_before:]
 
 
 class CollatesItself(DataLoader):

@@ -136,18 +136,18 @@ ALWAYS_RUN = [
 
 @pytest.mark.parametrize("limit", [0, 3])
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=() if kind in ALWAYS_RUN else pytest.mark.soak) for kind in LOADERS],
+    "name",
+    [pytest.param(name, marks=() if name in ALWAYS_RUN else pytest.mark.soak) for name in LOADERS],
 )
-def test_any_batch(kind, limit):
-    alone = train(LOADERS[kind], limit=limit)
+def test_any_batch(name, limit):
+    alone = train(LOADERS[name], limit=limit)
     later = (2, 0) if alone[-1][0] == 2 else (1, 0)
     for stops in (
         [(0, 2)],
         [(1, 0)],
         [(0, 2), (1, 1), later] if later[0] == 2 else [(0, 2), later],
     ):
-        assert train(LOADERS[kind], stops, limit) == alone
+        assert train(LOADERS[name], stops, limit) == alone
 
 
 @pytest.mark.parametrize("options", [{}, STATEFUL, {**STATEFUL, "persistent": True}], ids=str)
@@ -236,20 +236,20 @@ def test_litdata(tmp_path, monkeypatch, workers):
     "workers", [pytest.param(0, marks=pytest.mark.soak), pytest.param(1, marks=pytest.mark.soak), 2]
 )
 @pytest.mark.parametrize(
-    "kind",
+    "mode",
     [
         "all",
         *(
-            pytest.param(kind, marks=pytest.mark.soak)
-            for kind in ("weights", "batches", "parallel")
+            pytest.param(mode, marks=pytest.mark.soak)
+            for mode in ("weights", "batches", "parallel")
         ),
     ],
 )
-def test_litdata_of_several_datasets(tmp_path, monkeypatch, workers, kind):
+def test_litdata_of_several_datasets(tmp_path, monkeypatch, workers, mode):
     """Here its state is right between epochs only, so an epoch is drawn again."""
     monkeypatch.chdir(tmp_path)
     streams.Mixed().prepare_data()
-    make = lambda: streams.Mixed(workers, kind).train_dataloader()  # noqa: E731
+    make = lambda: streams.Mixed(workers, mode).train_dataloader()  # noqa: E731
     alone = train(make)
     last_batch = max(batch for epoch, batch, _ in alone if epoch == 1)
     assert len({batch for _, _, batch in alone}) == len(alone)
@@ -301,16 +301,16 @@ def test_a_batch_ahead_that_no_checkpoint_can_hold_is_told():
 
 def test_states_are_taken_only_when_they_are_asked_for():
     class Counting(streams.Keeping):
-        asked = 0
+        states_taken = 0
 
         def state_dict(self):
-            Counting.asked += 1
+            Counting.states_taken += 1
             return super().state_dict()
 
     train(Counting)
-    assert Counting.asked == 1  # asked once: can a checkpoint hold it?
+    assert Counting.states_taken == 1  # asked once: can a checkpoint hold it?
     train(Counting, [(0, 2)])
-    assert Counting.asked == 3
+    assert Counting.states_taken == 3
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_not_needed():

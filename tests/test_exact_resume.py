@@ -827,21 +827,21 @@ class Stream(IterableDataset):
         yield from map(Noisy().__getitem__, range(20))
 
 
-def fit_two_ranks(kind: str) -> str:
+def fit_two_ranks(loader_name: str) -> str:
     """Train with a loader whose samples Lightning does not distribute over the ranks."""
     loaders = {
         "own": lambda: DataLoader(Noisy(), batch_sampler=OwnShare()),
         "stream": lambda: DataLoader(Stream(), 4),
     }
-    options = {"use_distributed_sampler": False} if kind == "own, as it is" else {}
+    options = {"use_distributed_sampler": False} if loader_name == "own, as it is" else {}
     trainer = short_trainer(Path("run"), devices=2, strategy="ddp", **options)
-    trainer.fit(Untested(), loaders[kind.partition(",")[0]]())
+    trainer.fit(Untested(), loaders[loader_name.partition(",")[0]]())
     return ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("loader_name", "says"),
     [
         (
             "own",
@@ -852,10 +852,10 @@ def fit_two_ranks(kind: str) -> str:
         ("stream", "warning: all 2 ranks train on the same batch: they share"),
     ],
 )
-def test_who_shares_the_samples_out_is_said(tmp_path: Path, kind, says):
+def test_who_shares_the_samples_out_is_said(tmp_path: Path, loader_name, says):
     """Each sample once, or a line on it."""
-    ended = ranks.run(fit_two_ranks, kind, folder=tmp_path)
-    if kind == "own":
+    ended = ranks.run(fit_two_ranks, loader_name, folder=tmp_path)
+    if loader_name == "own":
         assert all(says in rank.error for rank in ended), ended[0].output
     else:
         assert not ended[0].error and not ended[1].error, ended[0].output

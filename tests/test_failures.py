@@ -24,7 +24,7 @@ TORCH_ERRORS = (
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "says"),
+    ("class_name", "message", "says"),
     [
         (
             "OutOfMemoryError",
@@ -98,8 +98,8 @@ TORCH_ERRORS = (
         ("ValueError", "two\n  lines", "ValueError: two lines"),
     ],
 )
-def test_what_to_do_about_an_exception(kind, message, says):
-    line = explain(kind, message)
+def test_what_to_do_about_an_exception(class_name, message, says):
+    line = explain(class_name, message)
     assert says in line and "\n" not in line
     assert " ".join(message.split())[:60] in line
 
@@ -375,10 +375,10 @@ def test_a_mistake_that_quotes_a_long_value_has_room_in_the_failure_file(tmp_pat
     )
 
 
-def code(file: Path, line: str) -> Callable[[], object]:
+def code(file: Path, source_line: str) -> Callable[[], object]:
     """Return a function with one line of code, as if from the module in `file`."""
     names = {"__name__": "app.somebodys", "UserError": UserError}
-    exec(compile(f"def run():\n    {line}\n", str(file), "exec"), names)
+    exec(compile(f"def run():\n    {source_line}\n", str(file), "exec"), names)
     return names["run"]
 
 
@@ -413,13 +413,13 @@ class Missing(FileNotFoundError, UserError):
     """A user's own kind of error."""
 
 
-@pytest.mark.parametrize("kind", [UserError, Missing])
+@pytest.mark.parametrize("error_class", [UserError, Missing])
 @pytest.mark.parametrize("folder", [ROOT / "app", Path("/opt/ml/code")], ids=["app", "code"])
-def test_a_mistake_is_one_line_wherever_its_code_is(tmp_path, capsys, folder, kind):
+def test_a_mistake_is_one_line_wherever_its_code_is(tmp_path, capsys, folder, error_class):
     raising = code(
         folder / "mine.py", "raise kind('--flag: found 1,\\n allowed is 2') from KeyError('x')"
     )
-    raising.__globals__["kind"] = kind
+    raising.__globals__["kind"] = error_class
     with pytest.raises(SystemExit) as raised, reported(tmp_path / "failure", "host algo-1"):
         raising()
     line = "error: --flag: found 1, allowed is 2 [host algo-1]"

@@ -199,7 +199,7 @@ GOOD_MACHINE = {
 
 
 @pytest.mark.parametrize(
-    ("found", "line"),
+    ("machine_state", "message"),
     [
         ({}, ""),
         (
@@ -215,9 +215,9 @@ GOOD_MACHINE = {
         ({"disk": 1.5}, "disk for temporary files: 1.5 GiB are free, needed are 8"),
     ],
 )
-def test_a_machine_that_will_not_do_is_told_in_a_line(found, line):
-    obstacle = Machine(**GOOD_MACHINE | found).obstacle()
-    assert re.match(line, obstacle) and "\n" not in obstacle and bool(obstacle) == bool(line)
+def test_a_machine_that_will_not_do_is_told_in_a_line(machine_state, message):
+    obstacle = Machine(**GOOD_MACHINE | machine_state).obstacle()
+    assert re.match(message, obstacle) and "\n" not in obstacle and bool(obstacle) == bool(message)
 
 
 @pytest.mark.parametrize(

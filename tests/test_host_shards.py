@@ -341,8 +341,8 @@ def test_a_damaged_test_file_on_one_of_two_hosts_that_have_it(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [(), ("--data=CIFAR10DataModule",)])
-def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
+@pytest.mark.parametrize("data_flags", [(), ("--data=CIFAR10DataModule",)])
+def test_the_channel_says_whether_data_is_sharded(data_flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     two_hosts = {
@@ -352,7 +352,7 @@ def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
     }
     sharded = SageMakerEnvironment(**two_hosts, sharded_channels=frozenset({"training"}))
     flags = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp"]
-    datamodule = CommandLine(sharded, [*given, *flags], APPLICATION).datamodule
+    datamodule = CommandLine(sharded, [*data_flags, *flags], APPLICATION).datamodule
     assert (
         type(datamodule) is CIFAR10DataModule
         and datamodule.sharded is True
@@ -360,17 +360,17 @@ def test_the_channel_says_whether_data_is_sharded(given, tmp_path, monkeypatch):
     )
     assert (
         CommandLine(
-            sharded, [*given, "--data.sharded=false", *flags], APPLICATION
+            sharded, [*data_flags, "--data.sharded=false", *flags], APPLICATION
         ).datamodule.sharded
         is False
     )
     assert (
         CommandLine(
-            SageMakerEnvironment(**two_hosts), [*given, *flags], APPLICATION
+            SageMakerEnvironment(**two_hosts), [*data_flags, *flags], APPLICATION
         ).datamodule.sharded
         is False
     )
-    if not given:  # for classes without such a parameter
+    if not data_flags:  # for classes without such a parameter
         assert CommandLine(
             sharded,
             ["--data=foreign.Data", "--data.size=16", "--model=foreign.Model", *flags],

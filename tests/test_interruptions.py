@@ -183,8 +183,8 @@ def test_a_signal_loses_no_step(tmp_path: Path, number):
     assert run.steps == 33
 
 
-@pytest.mark.parametrize("told", ["torchrun", "a rank"])
-def test_torchrun_by_hand_ends_as_its_ranks_do(tmp_path: Path, told):
+@pytest.mark.parametrize("target", ["torchrun", "a rank"])
+def test_torchrun_by_hand_ends_as_its_ranks_do(tmp_path: Path, target):
     flags = [*FLAGS, "--trainer.devices=2", "--model.sleep=0.1", "--resume.every_n_minutes=0"]
     run = Run(tmp_path / "run", [])
     with (run.folder / "log").open("w") as log:
@@ -196,7 +196,7 @@ def test_torchrun_by_hand_ends_as_its_ranks_do(tmp_path: Path, told):
         time.sleep(0.01)
     children = psutil.Process(process.pid).children(recursive=True)
     ranks = [child.pid for child in children if "LOCAL_RANK" in warm.environ(child.pid)]
-    os.kill(process.pid if told == "torchrun" else ranks[-1], signal.SIGTERM)
+    os.kill(process.pid if target == "torchrun" else ranks[-1], signal.SIGTERM)
     assert process.wait(HANG_SECONDS) == 143, run.said[-3000:]
     assert (
         f"interrupted, resume from step {run.steps}: SIGTERM; " in run.said
@@ -302,13 +302,13 @@ def test_one_continuous_curve_on_s3(bucket, tmp_path: Path):
     runs[1].interrupt(signal.SIGKILL, lambda: runs[1].steps >= 16)
     runs[1].interrupt(signal.SIGTERM, lambda: runs[1].steps >= 24)
     runs[1].finish()
-    found = []
+    curves = []
     for name in ("whole", "run"):
         for key in filter(lambda key: "tfevents" in key, bucket.keys(name)):
             bucket.download(key, tmp_path / "downloaded" / key)
-        found.append(sorted(map(str, points(tmp_path / "downloaded" / name / "lightning_logs"))))
+        curves.append(sorted(map(str, points(tmp_path / "downloaded" / name / "lightning_logs"))))
         assert len(list((tmp_path / "downloaded" / name / "lightning_logs").iterdir())) == 1
-    assert found[0] and found[0] == found[1]
+    assert curves[0] and curves[0] == curves[1]
 
 
 def test_a_folder_that_has_moved_still_has_the_best_model(tmp_path: Path):

@@ -67,13 +67,13 @@ def launch(tmp_path):
     """
 
     def run(
-        *arguments: str, endpoint: str | None = None, **others: str
+        *arguments: str, endpoint: str | None = None, **variables: str
     ) -> subprocess.CompletedProcess:
-        others = {"AWS_REGION": REGION} | others
+        variables = {"AWS_REGION": REGION} | variables
         return script(
             "launch.py",
             *arguments,
-            environment=aws_services.variables(endpoint, **others),
+            environment=aws_services.variables(endpoint, **variables),
             folder=tmp_path,
         )
 

@@ -36,15 +36,15 @@ def running(*command: str, **variables: str) -> Iterator[subprocess.Popen]:
         process.wait()
 
 
-def wait_for(result: Callable[[], object], *processes: subprocess.Popen) -> object:
-    """Call `found` until it returns something, and return that.
+def wait_for(get_value: Callable[[], object], *processes: subprocess.Popen) -> object:
+    """Call `get_value` until it returns something, and return that.
 
     AssertionError: a process has ended, or it takes too long.
     """
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         assert all(process.poll() is None for process in processes)
-        if value := result():
+        if value := get_value():
             return value
         time.sleep(0.5)
     raise AssertionError(f"nothing came in {HANG_SECONDS} seconds")

@@ -158,11 +158,11 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     ready = [first_ready, hosts.work.submit(hosts.up["algo-3"].wait_until_all_are_ready)]
     assert becomes_true(lambda: hosts.up["algo-2"].mesh.others["algo-3"].ready)
     # And a host that waits is not taken for lost.
-    assert not becomes_true(lambda: any(one.done() for one in ready), SILENCE_SECONDS * 1.3)
+    assert not becomes_true(lambda: any(future.done() for future in ready), SILENCE_SECONDS * 1.3)
     assert "does not resolve" not in hosts.up["algo-2"].mesh.others["algo-1"].problem
     hosts.start("algo-1")
     assert hosts.up["algo-1"].wait_until_all_are_ready() is None
-    assert [one.result(HANG_SECONDS) for one in ready] == [None, None]
+    assert [future.result(HANG_SECONDS) for future in ready] == [None, None]
 
     ended = hosts.work.submit(hosts.up["algo-1"].wait_until_all_are_done)
     second = hosts.work.submit(hosts.up["algo-2"].wait_until_all_are_done)
@@ -170,10 +170,10 @@ def test_hosts_wait_for_the_last_one_at_the_start_and_at_the_end(hosts):
     assert not becomes_true(lambda: ended.done() or second.done(), 0.3)
     assert hosts.up["algo-3"].mesh.others["algo-1"].status == "its program had ended well"
     assert hosts.up["algo-3"].wait_until_all_are_done() is None
-    left = hosts.leave("algo-3")
+    leaving = hosts.leave("algo-3")
     assert (ended.result(HANG_SECONDS), second.result(HANG_SECONDS)) == (None, None)
-    for one in (left, hosts.leave("algo-1")):
-        one.result(HANG_SECONDS)
+    for future in (leaving, hosts.leave("algo-1")):
+        future.result(HANG_SECONDS)
     assert all(watch.reason is None for watch in hosts.up.values()) and not any(
         hosts.ended.values()
     )

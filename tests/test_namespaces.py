@@ -268,13 +268,13 @@ def test_neither_is_one_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "others", [[], ["pytorch-lightning"]], ids=["alone", "beside pytorch-lightning"]
+    "distributions", [[], ["pytorch-lightning"]], ids=["alone", "beside pytorch-lightning"]
 )
 @pytest.mark.parametrize(
     "code", ["import lightning.pytorch", "from sagemaker_lightning import ExactResume"]
 )
-def test_a_malicious_release_is_not_run(tmp_path: Path, others: list[str], code: str):
-    for distribution in others:
+def test_a_malicious_release_is_not_run(tmp_path: Path, distributions: list[str], code: str):
+    for distribution in distributions:
         install(tmp_path, distribution)
     install(tmp_path, "lightning", "2.6.3")
     output = run(tmp_path, "import sagemaker_lightning", code, status=1)

@@ -545,21 +545,27 @@ def test_one_rank_says_and_changes_nothing(tmp_path: Path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)]
+    ("strategy_options", "expected"), [({}, True), ({"gradient_as_bucket_view": False}, False)]
 )
-def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(given, expected):
-    trainer = Trainer(accelerator="cpu", devices=2, strategy=DDPStrategy(**given), logger=False)
+def test_gradients_are_exchanged_where_they_are_unless_told_otherwise(strategy_options, expected):
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy=DDPStrategy(**strategy_options), logger=False
+    )
     RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
     assert trainer.strategy._ddp_kwargs["gradient_as_bucket_view"] == expected
 
 
-@pytest.mark.parametrize(("ranks", "static", "told"), [(2, True, 0), (3, True, 1), (3, False, 0)])
-def test_buckets_of_another_order_after_the_first_step_are_told(capsys, ranks, static, told):
+@pytest.mark.parametrize(
+    ("ranks", "static", "warnings_expected"), [(2, True, 0), (3, True, 1), (3, False, 0)]
+)
+def test_buckets_of_another_order_after_the_first_step_are_told(
+    capsys, ranks, static, warnings_expected
+):
     trainer = Trainer(
         accelerator="cpu", devices=ranks, strategy=DDPStrategy(static_graph=static), logger=False
     )
     RankConsistency(SageMakerEnvironment(), {}).setup(trainer, None, "fit")
     assert (
         capsys.readouterr().out.count("static_graph adds the gradients of 3 ranks in another order")
-        == told
+        == warnings_expected
     )

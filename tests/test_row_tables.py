@@ -29,10 +29,10 @@ def test_npy(tmp_path, dtype, order):
 
 
 @pytest.mark.parametrize(
-    "kind", [pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.float64(), 3)]
+    "list_type", [pyarrow.list_(pyarrow.float32()), pyarrow.list_(pyarrow.float64(), 3)]
 )
-def test_parquet_with_a_column_of_lists(tmp_path, kind):
-    table = Table.read(parquet(tmp_path, embedding=pyarrow.array(ROWS.tolist(), kind)), "x")
+def test_parquet_with_a_column_of_lists(tmp_path, list_type):
+    table = Table.read(parquet(tmp_path, embedding=pyarrow.array(ROWS.tolist(), list_type)), "x")
     assert np.array_equal(table[range(4)], ROWS)
 
 

@@ -198,14 +198,14 @@ IN_SOAK_ONLY = [
 
 
 @pytest.mark.parametrize(
-    "kind",
+    "name",
     [
-        pytest.param(kind, marks=pytest.mark.soak if kind in IN_SOAK_ONLY else ())
-        for kind in STRANGERS
+        pytest.param(name, marks=pytest.mark.soak if name in IN_SOAK_ONLY else ())
+        for name in STRANGERS
     ],
 )
-def test_within_an_epoch(tmp_path: Path, kind):
-    flags = STRANGERS[kind]
+def test_within_an_epoch(tmp_path: Path, name):
+    flags = STRANGERS[name]
     all_flags = "".join(flags)
     places = (
         ("3:2", "5:1")
@@ -229,9 +229,9 @@ EPOCH_ENDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", EPOCH_ENDS)
-def test_at_an_epochs_end(tmp_path: Path, kind):
-    check(tmp_path, *STRANGERS[kind], at=("0:9", "2:0"))
+@pytest.mark.parametrize("name", EPOCH_ENDS)
+def test_at_an_epochs_end(tmp_path: Path, name):
+    check(tmp_path, *STRANGERS[name], at=("0:9", "2:0"))
 
 
 def test_killed_it_goes_on_from_the_epochs_end(tmp_path: Path):

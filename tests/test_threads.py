@@ -126,9 +126,10 @@ def test_what_the_user_has_set_stays(monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    ("own", "found"), [({}, "1"), ({"OMP_NUM_THREADS": "7"}, "7"), ({"MKL_NUM_THREADS": "7"}, None)]
+    ("own", "threads_expected"),
+    [({}, "1"), ({"OMP_NUM_THREADS": "7"}, "7"), ({"MKL_NUM_THREADS": "7"}, None)],
 )
-def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
+def test_the_number_is_set_before_torch_is_imported(tmp_path, own, threads_expected):
     for package in ("pytorch_lightning", "torchvision"):
         (tmp_path / f"{package}.py").write_text(
             "import os; print(os.environ.get('OMP_NUM_THREADS'))"
@@ -140,7 +141,7 @@ def test_the_number_is_set_before_torch_is_imported(tmp_path, own, found):
     code += "lightning_import.import_lightning()"
     if len(os.sched_getaffinity(0)) == 1 and not own:
         pytest.skip("one CPU: there is nothing to say")
-    assert set(run(code, tmp_path, **own).stdout.split()) == {str(found)}
+    assert set(run(code, tmp_path, **own).stdout.split()) == {str(threads_expected)}
 
 
 def test_ranks_of_lightning_share_a_quota(monkeypatch):

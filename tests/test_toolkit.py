@@ -220,9 +220,10 @@ def test_a_distribution_runs_as_torchrun(job: Job, option, warns):
 
 
 @pytest.mark.parametrize(
-    ("own", "found"), [({}, str(max(1, usable_cpus() // 2))), ({"OMP_NUM_THREADS": "7"}, "7")]
+    ("own", "threads_expected"),
+    [({}, str(max(1, usable_cpus() // 2))), ({"OMP_NUM_THREADS": "7"}, "7")],
 )
-def test_the_ranks_of_a_jobs_own_program_share_the_cpus(job: Job, own, found):
+def test_the_ranks_of_a_jobs_own_program_share_the_cpus(job: Job, own, threads_expected):
     """torchrun itself would warn, and leave each of them one thread."""
     hyperparameters = {
         "sagemaker_torch_distributed_enabled": "true",
@@ -237,7 +238,8 @@ def test_the_ranks_of_a_jobs_own_program_share_the_cpus(job: Job, own, found):
     run = job.run(**own)
     assert run.returncode == 0, run.stdout
     assert (
-        run.stdout.count(f"THREADS {found}\n") == 2 and "Setting OMP_NUM_THREADS" not in run.stdout
+        run.stdout.count(f"THREADS {threads_expected}\n") == 2
+        and "Setting OMP_NUM_THREADS" not in run.stdout
     )
 
 

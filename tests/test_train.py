@@ -124,8 +124,8 @@ def test_the_same_seed_gives_the_same_weights(job: Job, tmp_path: Path):
     assert weights[0] == weights[1] != weights[2]
 
 
-@pytest.mark.parametrize(("asked", "status"), [("true", 1), ("warn", 0), ("false", 0)])
-def test_an_operation_that_is_not_deterministic(job: Job, asked, status):
+@pytest.mark.parametrize(("value", "status"), [("true", 1), ("warn", 0), ("false", 0)])
+def test_an_operation_that_is_not_deterministic(job: Job, value, status):
     """`put_` is one, also on a CPU, in the list of torch.use_deterministic_algorithms."""
     job.write(
         "code/own.py",
@@ -136,11 +136,11 @@ def test_an_operation_that_is_not_deterministic(job: Job, asked, status):
     )
     job.write(
         "input/config/hyperparameters.json",
-        json.dumps(SHORT_TRAINING | {"model": "own.Model", "trainer.deterministic": asked}),
+        json.dumps(SHORT_TRAINING | {"model": "own.Model", "trainer.deterministic": value}),
     )
     run = job.run()
     assert run.returncode == status, run.stdout
-    assert ("put_ does not have a deterministic implementation" in run.stdout) == (asked != "false")
+    assert ("put_ does not have a deterministic implementation" in run.stdout) == (value != "false")
     if status:
         assert "put_ does not have a deterministic implementation" in job.failure.splitlines()[0]
 

@@ -176,13 +176,13 @@ def test_why_pip_could_not(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [True, False], ids=["the job's program", "the image's"])
-@pytest.mark.parametrize("given", [True, False], ids=["PIP_LOG", ""])
-def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, given):
+@pytest.mark.parametrize("has_pip_log", [True, False], ids=["PIP_LOG", ""])
+def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, has_pip_log):
     (tmp_path / "train.py").touch()
     (tmp_path / "requirements.txt").write_text("pip\nnosuchpackage-of-ours==1.0\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.syspath_prepend(str(tmp_path))  # the toolkit does it
-    if given:
+    if has_pip_log:
         (tmp_path / "log").write_text("ERROR: No matching distribution found for an-earlier-one\n")
         monkeypatch.setenv("PIP_LOG", str(tmp_path / "log"))
     with pytest.raises(
@@ -190,7 +190,7 @@ def test_a_package_that_is_not_there_is_named(tmp_path, monkeypatch, own, given)
         match="requirements.txt: pip could not install nosuchpackage-of-ours==1.0: No match",
     ):
         requirements.install(tmp_path, "train.py", own)
-    assert ("PIP_LOG" in os.environ) == given
+    assert ("PIP_LOG" in os.environ) == has_pip_log
 
 
 @pytest.mark.slow

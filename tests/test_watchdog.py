@@ -122,7 +122,7 @@ def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
     """A DataLoader's worker outlives a rank for a while, whether the rank left or was killed."""
     gate = os.pipe()
     held = os.pipe()
-    if not (made := os.fork()):
+    if not (worker_pid := os.fork()):
         rank(watch)
         os.close(held[1])
         if not os.fork():
@@ -135,7 +135,7 @@ def test_a_forked_worker_does_not_hold_the_line_of_a_rank(watch, number):
             os.kill(os.getpid(), number)
         os._exit(0)
     try:
-        assert os.waitpid(made, 0)[1] & 0x7F == number
+        assert os.waitpid(worker_pid, 0)[1] & 0x7F == number
         assert becomes_true(lambda: watch.reason) and watch.reason.why.startswith(WORDLESS)
     finally:
         for descriptor in (*gate, *held):
@@ -188,15 +188,17 @@ def test_a_rank_that_was_told_to_stop_before_it_could_say_so_is_no_reason(watch,
         assert not becomes_true(lambda: watch.own_suspicion or watch.reason, QUIET_SECONDS)
 
 
-@pytest.mark.parametrize("end", ["os.abort()", "say(failed='error: lost a peer'); os._exit(1)"])
-def test_a_rank_that_its_launcher_takes_with_it(watch, end):
+@pytest.mark.parametrize(
+    "way_to_end", ["os.abort()", "say(failed='error: lost a peer'); os._exit(1)"]
+)
+def test_a_rank_that_its_launcher_takes_with_it(watch, way_to_end):
     """The kernel kills a rank with its launcher.
 
     The rank's connection may break before the launcher's, because other threads of the launcher
     live a moment longer.
     """
     holds_the_line = "if not os.fork():\n    os.close(1)\n    os.read(0, 1)\n    os._exit(0)\n"
-    code = f"launch({RANK_NAME!r})\ninput()\n{holds_the_line}{end}"
+    code = f"launch({RANK_NAME!r})\ninput()\n{holds_the_line}{way_to_end}"
     with process(watch.path, OTHER_RANK_NAME, code) as started:
         let_run(started)
         # The loop knows which launcher the rank has.

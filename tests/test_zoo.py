@@ -54,7 +54,11 @@ def test_a_few(tmp_path, name, launcher):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("name", "launcher"),
-    [(name, way) for name, one in CONFIGURATIONS.items() for way in launchers(one)],
+    [
+        (name, way)
+        for name, configuration in CONFIGURATIONS.items()
+        for way in launchers(configuration)
+    ],
 )
 def test_all(tmp_path, name, launcher):
     reference = rounds.uninterrupted_run(tmp_path / "alone", CONFIGURATIONS[name], launcher)
