@@ -31,7 +31,7 @@ def test_that_stands_still(tmp_path, monkeypatch):
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
     if no_engine() is None:
-        docker("network", "create", f"test-{os.environ[sweeper.VARIABLE]}")
+        docker("network", "create", f"test-{os.environ[sweeper.RUN_VARIABLE]}")
     # The hosts of a rehearsal are in namespaces and have an environment of their own. One of the
     # two rehearsals is dead already.
     monkeypatch.setenv("REHEARSAL_PYTHON", sys.executable)
@@ -45,7 +45,7 @@ def test_that_stands_still(tmp_path, monkeypatch):
             time.sleep(0.1)
         if name == "dead":
             server.process.kill()
-    Path("stands").write_text(os.environ[sweeper.VARIABLE])
+    Path("stands").write_text(os.environ[sweeper.RUN_VARIABLE])
     time.sleep(1000)
 """
 
